@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
+{
+    if (!err)
+        return code;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->message, sizeof(err->message), format, args);
+    va_end(args);
+    err->code = code;
+    return code;
+}
+
+int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
+{
+    if (!err)
+        return code;
+    char rest[IBX_ERROR_MAX];
+    memcpy(rest, err->message, sizeof(rest));
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(err->message, sizeof(err->message), format, args);
+    va_end(args);
+    size_t used = n < 0 ? 0 : strlen(err->message);
+    if (used + 3 < sizeof(err->message))
+        snprintf(err->message + used, sizeof(err->message) - used, ": %.*s",
+                 (int)(sizeof(err->message) - used - 3), rest);
+    if (!err->code)
+        err->code = code;
+    return err->code;
+}
+
+void ibx_text_sanitize(char *text)
+{
+    for (unsigned char *p = (unsigned char *)text; *p; p++) {
+        if (*p < 0x20 || *p > 0x7e)
+            *p = '?';
+    }
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const level_names[] = {"error", "warn", "info", "debug"};
+static _Atomic int current_level = -1;
+
+static int level_from_environment(void)
+{
+    const char *name = getenv("IBX_LOG");
+    for (int i = 0; name && i <= IBX_LOG_DEBUG; i++) {
+        if (!strcmp(name, level_names[i]))
+            return i;
+    }
+    return IBX_LOG_WARN;
+}
+
+bool ibx_log_enabled(enum ibx_log_level level)
+{
+    int now = atomic_load_explicit(&current_level, memory_order_relaxed);
+    if (now < 0) {
+        now = level_from_environment();
+        atomic_store_explicit(&current_level, now, memory_order_relaxed);
+    }
+    return (int)level <= now;
+}
+
+void ibx_log_set_level(enum ibx_log_level level)
+{
+    atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
+}
+
+void ibx_log(enum ibx_log_level level, const char *format, ...)
+{
+    if (!ibx_log_enabled(level))
+        return;
+    char line[1024];
+    int head = snprintf(line, sizeof(line), "ibx: %s: ", level_names[level]);
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);
+    va_end(args);
+    if (n < 0)
+        return;
+    size_t len = (size_t)head + (size_t)n;
+    if (len > sizeof(line) - 2)
+        len = sizeof(line) - 2;
+    line[len++] = '\n';
+    /* A log line that cannot be written has nowhere to be reported. */
+    ssize_t ignored = write(STDERR_FILENO, line, len);
+    (void)ignored;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Log lines on standard error: "ibx: LEVEL: text". The level is read once from
+ * IBX_LOG (error, warn, info, debug; default warn). Safe from any thread; one
+ * line is one write(2).
+ */
+#ifndef IBX_COMMON_LOG_H
+#define IBX_COMMON_LOG_H
+
+#include <stdbool.h>
+
+enum ibx_log_level { IBX_LOG_ERROR, IBX_LOG_WARN, IBX_LOG_INFO, IBX_LOG_DEBUG };
+
+void ibx_log(enum ibx_log_level level, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+bool ibx_log_enabled(enum ibx_log_level level);
+
+/* Overrides the environment, for tools with --verbose and for tests. */
+void ibx_log_set_level(enum ibx_log_level level);
+
+#endif

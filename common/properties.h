@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The grammar of gvirtus.properties, as classic GVirtuS itself reads it:
+ *
+ *   '#' ends a line anywhere, also inside a value
+ *   an entry is split at its first ':'; white space round key and value is dropped
+ *   keys are looked up in lower case, so an entry counts only when its key is written so
+ *   of several entries with one key the first wins
+ *   a list (`plugins`) is split at ',' and its items are not trimmed
+ *
+ * A line that has no ':' is an error there and here. So is, here only, what no
+ * text file holds: a NUL byte, or a size beyond the limits below.
+ */
+#ifndef IBX_COMMON_PROPERTIES_H
+#define IBX_COMMON_PROPERTIES_H
+
+#include "common/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define IBX_PROPERTIES_BYTES_MAX   (256 * 1024)
+#define IBX_PROPERTIES_ENTRIES_MAX 1024
+
+struct ibx_property {
+    const char *key;
+    const char *value; /* "" when nothing follows the colon */
+    unsigned line;     /* from 1 */
+};
+
+struct ibx_properties {
+    char *text;                 /* what the entries point into */
+    struct ibx_property *items; /* in the order of the file, each key once */
+    size_t count;
+};
+
+/* Parses `length` bytes, which need not end with a newline or a NUL; `name` is the file's, for
+ * messages. -EINVAL, -ENOMEM; `properties` is set on success only and ended by fini. */
+int ibx_properties_parse(const char *name, const char *text, size_t length,
+                         struct ibx_properties *properties, struct ibx_error *err);
+/* The same of a file, which must be a regular one (or /dev/null): also -ENOENT and other errors of
+ * open(2) and read(2). */
+int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err);
+void ibx_properties_fini(struct ibx_properties *properties);
+
+/* The entry with this key, or NULL. */
+const struct ibx_property *ibx_properties_find(const struct ibx_properties *properties,
+                                               const char *key);
+
+/* Walks a list value: puts the next item that is not empty, `*length` bytes without a NUL, into
+ * `*item` and moves `*rest` (at first the value) on. False when there is no more. */
+bool ibx_properties_item(const char **rest, const char **item, size_t *length);
+
+#endif
