@@ -1,0 +1,593 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A connection's life after the door: events, sleeping, the end. */
+#include "transport/conn.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define POLLS_PER_DOOR_LOOK 4096u /* an idle one counts for IDLE_POLL of them */
+#define IDLE_POLL           8u
+#define POLLS_PER_WAKE_LOOK 4096u
+#define YIELD_NS            1000u
+#define DRAIN_MS            5000u
+
+struct ibx_conn *ibx_conn_new(int fd, enum ibx_role role, const struct ibx_options *options)
+{
+    struct ibx_conn *conn = calloc(1, sizeof(*conn));
+    if (!conn) {
+        close(fd);
+        return NULL;
+    }
+    conn->role = role;
+    conn->options = *options;
+    conn->door.fd = fd;
+    conn->epoll_fd = -1;
+    conn->wake_fd = -1;
+    ibx_peer_name(fd, conn->path.peer, sizeof(conn->path.peer));
+    return conn;
+}
+
+/* ------------------------------------------------------------------- upcalls */
+
+static void up_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
+{
+    ibx_chunk_done(link->conn, chunk, status);
+}
+
+static void up_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
+{
+    struct ibx_event event = {
+        .type = IBX_EVENT_MESSAGE, .data = data, .length = length, .slot = slot};
+    if (ibx_events_push(link->conn, &event))
+        ibx_conn_lost(link->conn, -ENOMEM, "no memory for a received message");
+}
+
+static void up_send_done(struct ibx_link *link, uint64_t cookie, int status)
+{
+    struct ibx_event event = {.type = IBX_EVENT_SEND, .cookie = cookie, .status = status};
+    if (ibx_events_push(link->conn, &event))
+        ibx_conn_lost(link->conn, -ENOMEM, "no memory for a completion");
+}
+
+static void up_lost(struct ibx_link *link, int status, const char *reason)
+{
+    ibx_conn_lost(link->conn, status, reason);
+}
+
+const struct ibx_upcalls ibx_conn_upcalls = {
+    .chunk_done = up_chunk_done,
+    .message = up_message,
+    .send_done = up_send_done,
+    .lost = up_lost,
+};
+
+/* ----------------------------------------------------------- what links offer */
+
+const struct ibx_provider *ibx_link_inner(const struct ibx_link *link)
+{
+    return link->conn->inner;
+}
+
+const struct ibx_options *ibx_link_options(const struct ibx_link *link)
+{
+    return &link->conn->options;
+}
+
+enum ibx_role ibx_link_role(const struct ibx_link *link)
+{
+    return link->conn->role;
+}
+
+int ibx_link_door(const struct ibx_link *link)
+{
+    return link->conn->door.fd;
+}
+
+void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES])
+{
+    struct ibx_piece pieces[2] = {{"proof ", 6}, {label, strlen(label)}};
+    ibx_hmac(link->conn->door.session_key, pieces, 2, proof);
+}
+
+int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns)
+{
+    return ibx_door_wait(link->conn, fd, events, deadline_ns);
+}
+
+int ibx_link_watch(struct ibx_link *link, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    return epoll_ctl(link->conn->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+void ibx_link_unwatch(struct ibx_link *link, int fd)
+{
+    epoll_ctl(link->conn->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* --------------------------------------------------------------- coming alive */
+
+static void keep_alive(int fd, unsigned timeout_ms)
+{
+    int one = 1, idle = (int)(timeout_ms / 2000 + 1), interval = idle / 3 + 1, count = 3;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+}
+
+int ibx_conn_live(struct ibx_conn *conn, struct ibx_error *err)
+{
+    conn->provider->query(conn->endpoint, &conn->caps, conn->path.description,
+                          sizeof(conn->path.description));
+    snprintf(conn->path.provider, sizeof(conn->path.provider), "%s", conn->inner->name);
+    if (ibx_chunks_init(conn))
+        return ibx_error_set(err, -ENOMEM, "no memory for %u chunks in flight", conn->caps.depth);
+    keep_alive(conn->door.fd, conn->options.timeout_ms);
+    if (!conn->inner->takes_door && ibx_link_watch(&conn->link, conn->door.fd))
+        return ibx_error_set(err, -errno, "cannot watch the door: %s", strerror(errno));
+    conn->state = CONN_LIVE;
+    ibx_log(IBX_LOG_INFO, "connected to %s by %s", conn->path.peer, conn->path.description);
+    return 0;
+}
+
+static int make_sleepable(struct ibx_conn *conn, struct ibx_error *err)
+{
+    conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    conn->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (conn->epoll_fd < 0 || conn->wake_fd < 0 || ibx_link_watch(&conn->link, conn->wake_fd))
+        return ibx_error_set(err, -errno, "no event descriptors: %s", strerror(errno));
+    return 0;
+}
+
+/* Makes the descriptors, runs the door's dialogue. */
+static int come_alive(struct ibx_conn *conn, int (*door)(struct ibx_conn *, struct ibx_error *),
+                      struct ibx_error *err)
+{
+    conn->link = (struct ibx_link){.up = &ibx_conn_upcalls, .conn = conn, .owner = conn};
+    conn->owner = getpid();
+    int rc = make_sleepable(conn, err);
+    if (!rc)
+        rc = door(conn, err);
+    if (rc)
+        conn->state = CONN_ENDED;
+    return rc;
+}
+
+int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
+{
+    if (conn->role != IBX_ROLE_SERVER || conn->state != CONN_KNOCKED)
+        return ibx_error_set(err, -EINVAL, "only a freshly accepted connection is established");
+    return come_alive(conn, ibx_door_server, err);
+}
+
+int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_conn **out,
+                struct ibx_error *err)
+{
+    struct ibx_uri uri;
+    struct ibx_key key;
+    struct ibx_options all = *options;
+    int rc = ibx_uri_parse(text, &uri, err);
+    if (!rc)
+        rc = ibx_uri_options(&uri, &all, err);
+    if (!rc)
+        rc = ibx_key_load(all.key_file, &key, err);
+    int fd = -1;
+    if (!rc)
+        rc = ibx_door_connect(&uri, all.timeout_ms, &fd, err);
+    if (rc)
+        return rc;
+    struct ibx_conn *conn = ibx_conn_new(fd, IBX_ROLE_CLIENT, &all);
+    if (!conn)
+        return ibx_error_set(err, -ENOMEM, "no memory for a connection");
+    conn->key = key;
+    ibx_uri_print(&uri, conn->uri, sizeof(conn->uri));
+    explicit_bzero(&key, sizeof(key));
+    rc = come_alive(conn, ibx_door_client, err);
+    if (rc) {
+        ibx_close(conn);
+        return rc;
+    }
+    *out = conn;
+    return 0;
+}
+
+const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn)
+{
+    return &conn->caps;
+}
+
+const struct ibx_path *ibx_conn_path(const struct ibx_conn *conn)
+{
+    return &conn->path;
+}
+
+const char *ibx_conn_reason(const struct ibx_conn *conn)
+{
+    return conn->lost_reason;
+}
+
+/* ------------------------------------------------------------------- the end */
+
+/* May be called from inside a provider's progress: only takes note. drain() acts. */
+void ibx_conn_lost(struct ibx_conn *conn, int status, const char *reason)
+{
+    if (conn->state != CONN_LIVE || conn->lost_status)
+        return;
+    conn->lost_status = status ? status : -ECONNRESET;
+    snprintf(conn->lost_reason, sizeof(conn->lost_reason), "%s", reason);
+}
+
+static void look_at_door(struct ibx_conn *conn)
+{
+    conn->polls = 0;
+    if (conn->state != CONN_LIVE || conn->inner->takes_door)
+        return;
+    char byte;
+    ssize_t n = recv(conn->door.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n == 0)
+        ibx_conn_lost(conn, -ECONNRESET, "the peer closed the connection");
+    else if (n > 0)
+        ibx_conn_lost(conn, -EPROTO, "the peer spoke at the door after establishment");
+    else
+        ibx_conn_lost(conn, -errno,
+                      errno == ETIMEDOUT ? "the link to the peer is dead" : strerror(errno));
+}
+
+/* Moves a lost connection towards its end. */
+static void drain(struct ibx_conn *conn)
+{
+    if (conn->state == CONN_LIVE) {
+        conn->state = CONN_DRAINING;
+        if (!conn->inner->takes_door)
+            ibx_link_unwatch(&conn->link, conn->door.fd);
+        ibx_chunks_flush(conn, conn->lost_status);
+        conn->provider->abort(conn->endpoint);
+    }
+    if (conn->state == CONN_DRAINING && !conn->in_flight) {
+        struct ibx_event event = {.type = IBX_EVENT_CLOSED, .status = conn->lost_status};
+        if (!ibx_events_push(conn, &event))
+            conn->state = CONN_ENDED;
+    }
+}
+
+static int step(struct ibx_conn *conn)
+{
+    int made = 0;
+    unsigned before = conn->events.count;
+    bool lost = conn->lost_status;
+    if (conn->state == CONN_LIVE || conn->state == CONN_DRAINING)
+        made = conn->provider->progress(conn->endpoint);
+    conn->fed |= made > 0;
+    if (!conn->lost_status && (conn->urgent.head || conn->bulk.head))
+        ibx_chunks_dispatch(conn);
+    /* Also while there is much to do: on shared memory a dead peer's regions still work. */
+    conn->polls += made ? 1 : IDLE_POLL;
+    if (conn->polls >= POLLS_PER_DOOR_LOOK)
+        look_at_door(conn);
+    /* What the peer sent before it closed the door is taken first: the end has to wait for a round
+     * that knew of it and brought nothing. */
+    if (lost && conn->events.count == before && conn->state != CONN_ENDED)
+        drain(conn);
+    return made;
+}
+
+int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
+{
+    if (!conn->events.count) {
+        if (conn->state == CONN_ENDED || conn->state == CONN_KNOCKED)
+            return -ENOTCONN;
+        step(conn);
+    }
+    int n = 0;
+    while (n < max && ibx_events_pop(conn, &events[n]))
+        n++;
+    return n;
+}
+
+int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+             unsigned flags)
+{
+    if (conn->state != CONN_LIVE || conn->lost_status)
+        return -ENOTCONN;
+    size_t length = 0;
+    for (int i = 0; i < iovcnt; i++) {
+        if (iov[i].iov_len > conn->caps.message_max - length)
+            return -EMSGSIZE;
+        length += iov[i].iov_len;
+    }
+    int rc = conn->provider->send(conn->endpoint, iov, iovcnt, length, cookie, flags);
+    conn->starved = rc == -EAGAIN;
+    conn->fed = false;
+    if (rc && rc != -EAGAIN) {
+        ibx_conn_lost(conn, rc, strerror(-rc));
+        return -ENOTCONN;
+    }
+    return rc;
+}
+
+void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
+{
+    if (conn->endpoint)
+        conn->provider->release(conn->endpoint, event->slot);
+}
+
+void ibx_abort(struct ibx_conn *conn)
+{
+    ibx_conn_lost(conn, -ECONNABORTED, "closed by this side");
+}
+
+/* What ends a connection everywhere: work in flight, regions, the provider's endpoint. */
+static void end_endpoint(struct ibx_conn *conn)
+{
+    if (conn->state == CONN_LIVE) {
+        ibx_conn_lost(conn, -ECONNABORTED, "closed by this side");
+        drain(conn);
+    }
+    uint64_t deadline = ibx_deadline_in_ms(DRAIN_MS);
+    while (conn->in_flight && ibx_now_ns() < deadline)
+        step(conn);
+    while (conn->regions)
+        ibx_mr_deregister(conn->regions);
+    if (conn->endpoint)
+        conn->provider->close(conn->endpoint);
+}
+
+void ibx_close(struct ibx_conn *conn)
+{
+    if (!conn)
+        return;
+    /* In a forked child all of that is still the parent's, and shared with it: a child that runs
+     * its exit handlers must not end the parent's connection. It lets go of the door alone. */
+    if (!conn->owner || conn->owner == getpid())
+        end_endpoint(conn);
+    ibx_chunks_fini(conn);
+    if (conn->door.fd >= 0)
+        close(conn->door.fd);
+    if (conn->epoll_fd >= 0)
+        close(conn->epoll_fd);
+    if (conn->wake_fd >= 0)
+        close(conn->wake_fd);
+    explicit_bzero(&conn->key, sizeof(conn->key));
+    explicit_bzero(&conn->door, sizeof(conn->door));
+    free(conn);
+}
+
+/* ------------------------------------------------------------------- sleeping */
+
+int ibx_fd(const struct ibx_conn *conn)
+{
+    return conn->epoll_fd;
+}
+
+int ibx_arm(struct ibx_conn *conn)
+{
+    if (conn->events.count || conn->lost_status || conn->state != CONN_LIVE)
+        return 1;
+    look_at_door(conn);
+    return conn->lost_status || conn->provider->arm(conn->endpoint);
+}
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Credit is no event, but a sender that was refused for want of it waits for nothing else. */
+static bool worth_polling(const struct ibx_conn *conn)
+{
+    return conn->events.count || conn->state == CONN_ENDED || (conn->starved && conn->fed);
+}
+
+static bool woken(struct ibx_conn *conn)
+{
+    uint64_t count;
+    return read(conn->wake_fd, &count, sizeof(count)) == sizeof(count);
+}
+
+/* Busy polling, or one look if `once`: 1 when there is something to take, 0 when the time is over,
+ * -EINTR for ibx_wake(). Work for the peer makes no event but begins the time anew, as more of it
+ * follows; neither the deadline nor a wake waits for such a peer. */
+static int spin(struct ibx_conn *conn, bool once, uint64_t deadline)
+{
+    unsigned spin_us = conn->options.spin_us;
+    uint64_t end = 0, yield_at = 0;
+    for (unsigned i = 1;; i++) {
+        bool moved = step(conn) > 0;
+        if (worth_polling(conn))
+            return 1;
+        if (moved) {
+            once = !spin_us;
+            end = 0;
+        }
+        if (once)
+            return 0;
+        uint64_t now = ibx_now_ns();
+        if (!end)
+            end = now + spin_us * IBX_NS_PER_US;
+        if (now >= end || now >= deadline)
+            return 0;
+        /* On a busy core the peer, or whoever feeds it, may be waiting for this very core. A poll
+         * of some providers is a system call, so time counts here and not the number of polls. */
+        if (now >= yield_at) {
+            sched_yield();
+            yield_at = now + YIELD_NS;
+        }
+        if (i % POLLS_PER_WAKE_LOOK == 0 && woken(conn))
+            return -EINTR;
+        cpu_relax();
+    }
+}
+
+/* Sleeps once. Returns -EINTR for ibx_wake(), otherwise 0. */
+static int sleep_once(struct ibx_conn *conn, int timeout_ms)
+{
+    struct epoll_event ready[8];
+    int n = epoll_wait(conn->epoll_fd, ready, 8, timeout_ms);
+    int rc = 0;
+    for (int i = 0; i < n; i++) {
+        if (ready[i].data.fd == conn->wake_fd && woken(conn))
+            rc = -EINTR;
+        if (ready[i].data.fd == conn->door.fd)
+            look_at_door(conn);
+    }
+    return rc;
+}
+
+int ibx_wait(struct ibx_conn *conn, int timeout_ms)
+{
+    uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : ibx_deadline_in_ms((uint64_t)timeout_ms);
+    int ready = worth_polling(conn) ? 1 : spin(conn, !conn->options.spin_us, deadline);
+    while (!ready) {
+        int left = timeout_ms < 0 ? -1 : ibx_ms_until(deadline);
+        bool armed = !ibx_arm(conn);
+        /* An endpoint that has credit to give does not sleep either. */
+        bool credit = !armed && conn->starved;
+        if (sleep_once(conn, armed ? left : 0) == -EINTR)
+            return -EINTR;
+        ready = spin(conn, true, deadline);
+        if (!ready && credit)
+            ready = 1;
+        if (!ready && !left)
+            return 0;
+    }
+    if (ready < 0)
+        return ready;
+    conn->starved = false; /* told: the next wait is for events, unless a send fails again */
+    return 1;
+}
+
+void ibx_wake(struct ibx_conn *conn)
+{
+    uint64_t one = 1;
+    int before = errno; /* of what a signal handler has interrupted */
+    ssize_t ignored = write(conn->wake_fd, &one, sizeof(one));
+    (void)ignored;
+    errno = before;
+}
+
+/* --------------------------------------------------------------------- memory */
+
+static int register_span(struct ibx_conn *conn, const struct ibx_span *span, bool allocate,
+                         unsigned access, struct ibx_mr **out, struct ibx_error *err)
+{
+    if (conn->state != CONN_LIVE)
+        return ibx_error_set(err, -ENOTCONN, "the connection is closed");
+    struct ibx_mr *mr = calloc(1, sizeof(*mr));
+    if (!mr)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    mr->conn = conn;
+    mr->span = *span;
+    mr->access = access;
+    mr->allocated = allocate;
+    int rc = conn->provider->mr_register(conn->endpoint, mr, err);
+    if (rc) {
+        free(mr);
+        return rc;
+    }
+    mr->next = conn->regions;
+    if (mr->next)
+        mr->next->prev = mr;
+    conn->regions = mr;
+    *out = mr;
+    return 0;
+}
+
+int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
+                    struct ibx_mr **mr, struct ibx_error *err)
+{
+    if (!span->address || !span->length)
+        return ibx_error_set(err, -EINVAL, "a region of %zu bytes at %p cannot be registered",
+                             span->length, span->address);
+    if (span->kind != IBX_MEMORY_HOST && !(conn->caps.dmabuf && span->dmabuf_fd >= 0))
+        return ibx_error_set(err, -EOPNOTSUPP, "%s cannot register GPU memory on this path",
+                             conn->path.provider);
+    return register_span(conn, span, false, access, mr, err);
+}
+
+int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
+                    struct ibx_error *err)
+{
+    if (!length)
+        return ibx_error_set(err, -EINVAL, "a region of 0 bytes cannot be allocated");
+    struct ibx_span span = ibx_span_host(NULL, length);
+    return register_span(conn, &span, true, access, mr, err);
+}
+
+void *ibx_mr_address(const struct ibx_mr *mr)
+{
+    return mr->span.address;
+}
+
+size_t ibx_mr_length(const struct ibx_mr *mr)
+{
+    return mr->span.length;
+}
+
+void ibx_mr_deregister(struct ibx_mr *mr)
+{
+    if (!mr)
+        return;
+    struct ibx_conn *conn = mr->conn;
+    conn->provider->mr_deregister(conn->endpoint, mr);
+    if (mr->prev)
+        mr->prev->next = mr->next;
+    else
+        conn->regions = mr->next;
+    if (mr->next)
+        mr->next->prev = mr->prev;
+    free(mr);
+}
+
+int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote)
+{
+    if (offset > mr->span.length || length > mr->span.length - offset)
+        return -ERANGE;
+    if (!(mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)))
+        return -EACCES;
+    *remote =
+        (struct ibx_remote){.address = (uintptr_t)mr->span.address + offset, .length = length};
+    memcpy(remote->keys, mr->keys, sizeof(remote->keys));
+    return 0;
+}
+
+void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote)
+{
+    ibx_put_u64(writer, remote->address);
+    ibx_put_u64(writer, remote->length);
+    for (int i = 0; i < IBX_RAILS_MAX; i++)
+        ibx_put_u64(writer, remote->keys[i]);
+}
+
+void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
+{
+    remote->address = ibx_get_u64(reader);
+    remote->length = ibx_get_u64(reader);
+    for (int i = 0; i < IBX_RAILS_MAX; i++)
+        remote->keys[i] = ibx_get_u64(reader);
+}
+
+const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote)
+{
+    if (conn->state != CONN_LIVE || !conn->provider->remote_pointer)
+        return NULL;
+    return conn->provider->remote_pointer(conn->endpoint, remote);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What a provider implements. Its users include transport.h instead.
+ *
+ * The core (conn.c) owns the connection: it cuts READs and WRITEs into chunks,
+ * keeps the number in flight bounded, counts completions and turns them into
+ * events. The door (door.c) authenticates and agrees. A provider moves one chunk
+ * or one message at a time and reports what became of it, from inside
+ * `progress` only.
+ *
+ * Life of a provider's endpoint, the same on both sides:
+ *
+ *   open -> server: offer -> client: join -> both: finish -> [work] -> abort -> close
+ *
+ *   offer   the server writes what a client needs to reach it (a port, an address)
+ *   join    the client reads that and answers likewise (may be empty); the server gets
+ *           the answer as the second argument of finish
+ *   finish  both sides at once complete the connection, before `deadline`
+ *
+ * Any of them may fail with a sentence; the client then tries the next
+ * provider on the same door, so a failed attempt must leave nothing behind
+ * after close. All blocking waits go through ibx_link_wait().
+ */
+#ifndef IBX_TRANSPORT_PROVIDER_H
+#define IBX_TRANSPORT_PROVIDER_H
+
+#include "transport/transport.h"
+
+enum ibx_role { IBX_ROLE_SERVER, IBX_ROLE_CLIENT };
+
+#define IBX_PROOF_BYTES 32
+
+enum ibx_rdma_kind { IBX_RDMA_READ, IBX_RDMA_WRITE };
+
+/* One work request. Lives in the core until reported done. */
+struct ibx_chunk {
+    enum ibx_rdma_kind kind;
+    unsigned lane; /* 0: urgent and messages; 1..caps.lanes: bulk */
+    void *local;
+    struct ibx_mr *mr;
+    uint64_t remote_address;
+    const uint64_t *remote_keys; /* IBX_RAILS_MAX of them */
+    size_t length;               /* 1..caps.chunk bytes */
+
+    uint64_t cookie[2];     /* the provider's, free to use until the report */
+    struct ibx_chunk *next; /* likewise, for its queues */
+    struct ibx_chunk *prev;
+
+    struct ibx_op *op; /* the core's */
+};
+
+struct ibx_mr {
+    struct ibx_conn *conn;
+    struct ibx_span span;
+    unsigned access;
+    bool allocated;               /* by the provider, in mr_register with a NULL address */
+    uint64_t keys[IBX_RAILS_MAX]; /* set by mr_register, sent to peers by ibx_mr_remote() */
+    void *provider_data;
+    struct ibx_mr *next, *prev; /* the core's list */
+};
+
+struct ibx_link;
+
+/* How a provider reports; faulty.c puts its own in between. */
+struct ibx_upcalls {
+    /* A chunk accepted by `rdma` is over: status 0 or negative errno. Exactly once each. */
+    void (*chunk_done)(struct ibx_link *link, struct ibx_chunk *chunk, int status);
+    /* A message arrived; `data` stays valid until `release` is called with `slot`. */
+    void (*message)(struct ibx_link *link, const void *data, size_t length, uint64_t slot);
+    /* A send with IBX_SIGNALED is over. */
+    void (*send_done)(struct ibx_link *link, uint64_t cookie, int status);
+    /* The connection is over, with a reason in one sentence. May be repeated, the first counts. */
+    void (*lost)(struct ibx_link *link, int status, const char *reason);
+};
+
+/* The core's side of a connection as a provider sees it. */
+struct ibx_link {
+    const struct ibx_upcalls *up;
+    struct ibx_conn *conn;
+    void *owner; /* of the upcalls: the connection, or faulty.c's wrapper */
+};
+
+/* faulty.c: the provider it is to wrap. */
+const struct ibx_provider *ibx_link_inner(const struct ibx_link *link);
+/* With the values of `slots` and `message` that both ends agreed on (the smaller ones). */
+const struct ibx_options *ibx_link_options(const struct ibx_link *link);
+enum ibx_role ibx_link_role(const struct ibx_link *link);
+/* The door's connected stream socket, for addresses (getsockname, getpeername) and, for a provider
+ * with `takes_door`, for its own use once finish has returned on both sides. */
+int ibx_link_door(const struct ibx_link *link);
+/* 32 bytes that only the two authenticated ends of this connection can compute, different for each
+ * label: HMAC-SHA-256(session key, label). Put it wherever a second channel (a further socket, an
+ * rdma_cm request) has to prove that it belongs here; compare with CRYPTO_memcmp. */
+void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES]);
+/* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT after the
+ * deadline; -ECANCELED when the peer gave this attempt up or died, which the door shows. */
+int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns);
+/* Adds an fd to what ibx_fd() wakes up on (level-triggered POLLIN), from finish on. The provider
+ * removes it before closing it. */
+int ibx_link_watch(struct ibx_link *link, int fd);
+void ibx_link_unwatch(struct ibx_link *link, int fd);
+
+struct ibx_provider {
+    const char *name;
+    bool takes_door; /* the core stops watching the door after finish: the provider notices EOF */
+
+    /* Can this host use it? A description such as "mlx5_0 port 1 (200 Gb/s)", or the reason. */
+    int (*probe)(const struct ibx_options *options, char *description, size_t size,
+                 struct ibx_error *err);
+
+    int (*open)(struct ibx_link *link, void **endpoint, struct ibx_error *err);
+    int (*offer)(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
+    int (*join)(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
+                struct ibx_error *err);
+    /* `answer` is NULL on the client. */
+    int (*finish)(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
+                  struct ibx_error *err);
+    /* After finish: fills caps (all fields) and a description for ibx_path. */
+    void (*query)(void *endpoint, struct ibx_caps *caps, char *description, size_t size);
+
+    /* Fills mr->keys and mr->provider_data. With mr->allocated it first allocates span.length
+     * zeroed bytes and sets span.address. */
+    int (*mr_register)(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
+    void (*mr_deregister)(void *endpoint, struct ibx_mr *mr);
+    /* Optional. */
+    const void *(*remote_pointer)(void *endpoint, const struct ibx_remote *remote);
+
+    /* Takes a chunk: 0, or -EAGAIN when no more fits now (asked again after progress), or another
+     * negative errno, which ends the connection. No upcall from inside. */
+    int (*rdma)(void *endpoint, struct ibx_chunk *chunk);
+    /* Copies a message out of iov and sends it: 0, -EAGAIN without credit. No upcall from inside.
+     */
+    int (*send)(void *endpoint, const struct iovec *iov, int iovcnt, size_t length, uint64_t cookie,
+                unsigned flags);
+    void (*release)(void *endpoint, uint64_t slot);
+    /* Moves things along and makes the upcalls; returns how many, counting what it moved for the
+     * peer without one; 0 when idle. Never blocks. */
+    int (*progress)(void *endpoint);
+    /* 0: sleeping on the watched fds is safe now; 1: call progress again first. */
+    int (*arm)(void *endpoint);
+
+    /* Stops: from now on `rdma` and `send` are not called. Chunks in flight are reported with
+     * -ECONNRESET from here or from later progress, as soon as the fabric no longer touches their
+     * memory. */
+    void (*abort)(void *endpoint);
+    /* Frees everything; every region has been deregistered. After any stage of the life above. */
+    void (*close)(void *endpoint);
+};
+
+/* Checks that all the mandatory calls are there; used when the table is built, and by tests. */
+int ibx_provider_check(const struct ibx_provider *provider, struct ibx_error *err);
+const struct ibx_provider *ibx_provider_find(const char *name);
+
+extern const struct ibx_provider ibx_provider_shm;
+extern const struct ibx_provider ibx_provider_verbs;
+extern const struct ibx_provider ibx_provider_ofi;
+extern const struct ibx_provider ibx_provider_tcp;
+
+/* faulty.c: an endpoint of `inner` with link->options->faults in between. */
+extern const struct ibx_provider ibx_provider_faulty;
+
+#endif

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory regions, one registration a rail. */
+#include "transport/verbs.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+struct region {
+    bool writable; /* a READ may land in it */
+    unsigned count;
+    struct ibv_mr *mr[IBX_RAILS_MAX];
+};
+
+int ibx_verbs_mr_error(int code, const void *address, size_t length, const char *device,
+                       struct ibx_error *err)
+{
+    struct rlimit locked;
+    if (code == ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &locked) && locked.rlim_cur != RLIM_INFINITY)
+        return ibx_error_set(err, -ENOMEM,
+                             "%s cannot register %zu bytes: this process may lock %llu bytes of "
+                             "memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited, "
+                             "LimitMEMLOCK=infinity, or memlock in /etc/security/limits.conf",
+                             device, length, (unsigned long long)locked.rlim_cur);
+    if (code == EFAULT)
+        return ibx_error_set(err, -EFAULT,
+                             "%s cannot register %zu bytes at %p: they are not all mapped, or not "
+                             "writable",
+                             device, length, address);
+    return ibx_error_set(err, -code, "%s cannot register %zu bytes at %p: %s", device, length,
+                         address, strerror(code));
+}
+
+static struct ibv_mr *register_dmabuf(struct ibv_pd *pd, const struct ibx_span *span,
+                                      unsigned access)
+{
+#ifdef IBX_WITH_DMABUF_MR
+    return ibv_reg_dmabuf_mr(pd, span->dmabuf_offset, span->length, (uintptr_t)span->address,
+                             span->dmabuf_fd, (int)access);
+#else
+    (void)pd;
+    (void)span;
+    (void)access;
+    errno = EOPNOTSUPP;
+    return NULL;
+#endif
+}
+
+static struct ibv_mr *register_one(struct ibv_pd *pd, const struct ibx_span *span, unsigned access)
+{
+    if (span->dmabuf_fd >= 0)
+        return register_dmabuf(pd, span, access);
+    return ibv_reg_mr(pd, span->address, span->length, access);
+}
+
+static unsigned rights(unsigned access, bool writable)
+{
+    return (writable ? IBV_ACCESS_LOCAL_WRITE : 0u) |
+           (access & IBX_ACCESS_REMOTE_READ ? IBV_ACCESS_REMOTE_READ : 0u) |
+           (access & IBX_ACCESS_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u);
+}
+
+/* Memory that nobody may write can still be the source of a WRITE, or be READ by the peer. */
+static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr,
+                                    struct region *region)
+{
+    struct ibv_mr *made = register_one(pd, &mr->span, rights(mr->access, region->writable));
+    if (!made && region->writable && (errno == EFAULT || errno == EACCES) &&
+        !(mr->access & IBX_ACCESS_REMOTE_WRITE)) {
+        made = register_one(pd, &mr->span, rights(mr->access, false));
+        region->writable = !made;
+    }
+    return made;
+}
+
+static void region_free(struct region *region)
+{
+    for (unsigned i = 0; i < region->count; i++)
+        ibv_dereg_mr(region->mr[i]);
+    free(region);
+}
+
+static int allocate(struct ibx_mr *mr, struct ibx_error *err)
+{
+    void *address =
+        mmap(NULL, mr->span.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region of %zu bytes", mr->span.length);
+    /* Fewer translation entries for the device; a refusal costs only that. */
+    madvise(address, mr->span.length, MADV_HUGEPAGE);
+    mr->span.address = address;
+    return 0;
+}
+
+static int register_all(struct verbs *v, struct ibx_mr *mr, struct region *region,
+                        struct ibx_error *err)
+{
+    while (region->count < v->rail_count) {
+        struct verbs_rail *rail = &v->rails[region->count];
+        struct ibv_mr *made = register_rail(rail->pd, mr, region);
+        if (!made)
+            return ibx_verbs_mr_error(errno, mr->span.address, mr->span.length,
+                                      ibv_get_device_name(rail->context->device), err);
+        region->mr[region->count++] = made;
+    }
+    return 0;
+}
+
+int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
+{
+    struct verbs *v = endpoint;
+    struct region *region = calloc(1, sizeof(*region));
+    if (!region)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    region->writable = true;
+    int rc = mr->allocated ? allocate(mr, err) : 0;
+    if (rc) {
+        free(region);
+        return rc;
+    }
+    rc = register_all(v, mr, region, err);
+    if (rc) {
+        region_free(region);
+        if (mr->allocated)
+            munmap(mr->span.address, mr->span.length);
+        return rc;
+    }
+    bool remote = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
+    for (unsigned i = 0; i < region->count && remote; i++)
+        mr->keys[i] = region->mr[i]->rkey;
+    mr->provider_data = region;
+    return 0;
+}
+
+void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr)
+{
+    (void)endpoint;
+    region_free(mr->provider_data);
+    mr->provider_data = NULL;
+    if (mr->allocated)
+        munmap(mr->span.address, mr->span.length);
+}
+
+int ibx_verbs_mr_lkey(const struct ibx_mr *mr, unsigned rail, bool writes, uint32_t *lkey)
+{
+    const struct region *region = mr->provider_data;
+    if (writes && !region->writable)
+        return -EACCES;
+    *lkey = region->mr[rail]->lkey;
+    return 0;
+}
+
+/* Asking for a dma-buf that is none: only a driver that knows of dma-bufs looks at the descriptor.
+ */
+bool ibx_verbs_mr_dmabuf(const struct verbs *v)
+{
+    struct ibx_span nothing = {.address = NULL, .length = 4096, .dmabuf_fd = -1};
+    for (unsigned i = 0; i < v->rail_count; i++) {
+        struct ibv_mr *mr = register_dmabuf(v->rails[i].pd, &nothing, IBV_ACCESS_LOCAL_WRITE);
+        if (mr)
+            ibv_dereg_mr(mr);
+        else if (errno != EBADF)
+            return false;
+    }
+    return true;
+}
