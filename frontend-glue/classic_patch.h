@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Replaces a function of the running program by another one: the back end of
+ * classic GVirtuS calls its own Communicator::Get directly, where no preloaded
+ * symbol can step in. x86-64 and aarch64.
+ */
+#ifndef IBX_FRONTEND_GLUE_CLASSIC_PATCH_H
+#define IBX_FRONTEND_GLUE_CLASSIC_PATCH_H
+
+#include "common/error.h"
+
+#include <stddef.h>
+
+#define IBX_CLASSIC_JUMP_MAX 16
+
+/* A function with a jump written over its first bytes. */
+struct ibx_classic_patch {
+    void *function; /* NULL: none */
+    unsigned char original[IBX_CLASSIC_JUMP_MAX];
+    unsigned char jump[IBX_CLASSIC_JUMP_MAX];
+};
+
+/* The function `symbol` that the executable itself exports, and its length in bytes; NULL when it
+ * exports none. */
+void *ibx_classic_executable_symbol(const char *symbol, size_t *length);
+
+/* Writes a jump to `target` over `function`, which is `length` bytes long. -ENOTSUP when it is too
+ * short or the processor unknown, or an error of mprotect(2); nothing is changed then. While it
+ * writes no other thread may be inside the function's first bytes. */
+int ibx_classic_patch_apply(struct ibx_classic_patch *patch, void *function, size_t length,
+                            const void *target, struct ibx_error *err);
+
+/* Takes the jump away (0) or puts it back (1), under the same condition. */
+int ibx_classic_patch_switch(const struct ibx_classic_patch *patch, int on, struct ibx_error *err);
+
+#endif

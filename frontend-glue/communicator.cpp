@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// libgvirtus-communicators-rdma.so: translates between GVirtuS's C++ interface
+// (generations G2 to G5) and session.h, and does nothing else.
+//
+// The classes below repeat GVirtuS's binary interface: the order of virtual
+// functions and the places of an endpoint's fields (libstdc++'s cxx11 ABI). No
+// header and no symbol of GVirtuS is needed, so one binary serves every
+// generation. An endpoint is told apart by its suite(), never by dynamic_cast,
+// which would need GVirtuS's type information.
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <pthread.h>
+#include <string>
+#include <unistd.h>
+
+extern "C" {
+#include "common/log.h"
+#include "frontend-glue/config.h"
+#include "frontend-glue/session.h"
+}
+
+namespace gvirtus::communicators
+{
+
+class Endpoint
+{
+  public:
+    virtual Endpoint &suite(const std::string &suite) = 0;
+    virtual const std::string &suite() const = 0;
+    virtual Endpoint &protocol(const std::string &protocol) = 0;
+    virtual const std::string &protocol() const = 0;
+    virtual const std::string to_string() const = 0;
+
+  protected:
+    ~Endpoint() = default;
+
+    std::string suite_field;
+    std::string protocol_field;
+};
+
+// Endpoint_Tcp and Endpoint_Rdma alike.
+class AddressEndpoint : public Endpoint
+{
+  public:
+    std::string address_field;
+    std::uint16_t port_field;
+};
+
+static_assert(sizeof(Endpoint) == 72, "an endpoint's layout is GVirtuS's");
+static_assert(sizeof(AddressEndpoint) == 112, "an endpoint's layout is GVirtuS's");
+
+class Communicator
+{
+  public:
+    virtual ~Communicator() = default;
+    virtual void Serve() = 0;
+    virtual const Communicator *Accept() const = 0;
+    virtual void Connect() = 0;
+    virtual std::size_t Read(char *buffer, std::size_t size) = 0;
+    virtual std::size_t Write(const char *buffer, std::size_t size) = 0;
+    virtual void Sync() = 0;
+    virtual void Close() = 0;
+    virtual std::string to_string() = 0;
+    virtual void run() = 0;
+};
+
+} // namespace gvirtus::communicators
+
+namespace
+{
+
+using gvirtus::communicators::AddressEndpoint;
+using gvirtus::communicators::Communicator;
+using gvirtus::communicators::Endpoint;
+
+// For Connect and create_communicator only. G3 catches std::string, G5 std::exception: this is
+// both.
+class Failure : public std::string, public std::exception
+{
+  public:
+    explicit Failure(const char *text) : std::string(std::string("ibx: ") + text) {}
+    const char *what() const noexcept override { return c_str(); }
+};
+
+class RdmaCommunicator final : public Communicator
+{
+  public:
+    RdmaCommunicator(ibx_session *of, bool serves) : session(of), server(serves) {}
+    RdmaCommunicator(const RdmaCommunicator &) = delete;
+    RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
+    ~RdmaCommunicator() override { ibx_session_destroy(session); }
+
+    // In the back end's forked child, where an exception would end in abort(3): the sentence and
+    // an exit status serve its operator better.
+    void Serve() override
+    {
+        ibx_error err{};
+        if (ibx_session_serve(session, &err)) {
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            _exit(EXIT_FAILURE);
+        }
+    }
+
+    const Communicator *Accept() const override
+    {
+        ibx_error err{};
+        ibx_session *peer = nullptr;
+        if (ibx_session_accept(session, &peer, &err)) {
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            _exit(EXIT_FAILURE);
+        }
+        return new RdmaCommunicator(peer, true);
+    }
+
+    void Connect() override
+    {
+        ibx_error err{};
+        if (ibx_session_connect(session, &err))
+            throw Failure(err.message);
+    }
+
+    std::size_t Read(char *buffer, std::size_t size) override
+    {
+        if (!size)
+            return 0;
+        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
+            in_frame = true;
+            return size;
+        }
+        return server ? server_ended() : client_ended(buffer, size);
+    }
+
+    // A failure shows in the next Read.
+    std::size_t Write(const char *buffer, std::size_t size) override
+    {
+        ibx_session_write(session, buffer, size);
+        return size;
+    }
+
+    void Sync() override
+    {
+        ibx_session_sync(session);
+        in_frame = false;
+    }
+
+    void Close() override { ibx_session_close(session); }
+
+    // The back end reads a routine's name byte by byte for this answer; others end its child.
+    std::string to_string() override { return "tcpcommunicator"; }
+
+    void run() override {}
+
+  private:
+    // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
+    // GVirtuS ignores the 0, runs the routine on what its buffer happens to hold and can take every
+    // other client down with it; so the thread, which serves only this client, ends here.
+    std::size_t server_ended()
+    {
+        if (in_frame) {
+            ibx_session_close(session);
+            pthread_exit(nullptr);
+        }
+        return 0;
+    }
+
+    // GVirtuS swallows an exception from here and a short read alike, and would hand the previous
+    // call's success to the application. So a dead connection answers every call itself: exit code
+    // 999 (cudaErrorUnknown), no time, no output. In the middle of a reply that is no longer
+    // possible, and an application with half of its data must not go on.
+    std::size_t client_ended(char *buffer, std::size_t size)
+    {
+        const char *reason = ibx_session_reason(session);
+        const std::int32_t unknown_error = 999;
+        if (!told)
+            ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
+                    *reason ? reason : "it ended the connection");
+        told = true;
+        if (in_frame && !answering) {
+            ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, "
+                                   "since GVirtuS cannot tell it");
+            std::abort();
+        }
+        answering = true;
+        std::memset(buffer, 0, size);
+        if (size == sizeof(unknown_error))
+            std::memcpy(buffer, &unknown_error, sizeof(unknown_error));
+        return size;
+    }
+
+    ibx_session *session;
+    bool server;
+    bool in_frame = false;  // bytes have been read since the last Sync
+    bool told = false;      // the client's log line
+    bool answering = false; // the client's connection is dead and its calls are answered here
+};
+
+} // namespace
+
+// GVirtuS declares a C++ type behind a C name; clang has an opinion on that.
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wreturn-type-c-linkage"
+#endif
+
+// Called by GVirtuS in the parent of what serves later, and on the client inside a static
+// initialiser: reads the configuration and touches nothing else.
+extern "C" __attribute__((visibility("default"))) std::shared_ptr<Communicator>
+create_communicator(std::shared_ptr<Endpoint> endpoint)
+{
+    std::string address;
+    std::uint16_t port = 0;
+    if (endpoint && (endpoint->suite() == "tcp/ip" || endpoint->suite() == "infiniband-rdma")) {
+        auto *with_address = static_cast<AddressEndpoint *>(endpoint.get());
+        address = with_address->address_field;
+        port = with_address->port_field;
+    }
+    ibx_error err{};
+    ibx_session *session = nullptr;
+    auto config = std::make_unique<ibx_glue_config>();
+    if (ibx_glue_config_load(address.c_str(), port, config.get(), &err) ||
+        ibx_session_create(config->uri, &config->options, &session, &err)) {
+        ibx_log(IBX_LOG_ERROR, "%s", err.message);
+        throw Failure(err.message);
+    }
+    // "server" only decides how failures of this object are told; the listening one has none to
+    // tell.
+    return std::make_shared<RdmaCommunicator>(session, false);
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/config.h"
+
+#include "common/log.h"
+#include "common/properties.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#define PREFIX       "rdma."
+#define PREFIX_CHARS (sizeof(PREFIX) - 1)
+#define SLOTS_MIN    4u
+#define MESSAGE_MIN  1024u
+
+/* What rdma.memory has to know of the other keys. */
+struct memory_bound {
+    const struct ibx_property *memory;
+    bool slots_given, message_given;
+};
+
+/* ------------------------------------------------------------ finding the file */
+
+enum place { PLACE_TAKEN, PLACE_EMPTY, PLACE_BAD };
+
+/* Puts "DIR/TAIL" into config->file if there is such a file. */
+static enum place try_file(struct ibx_glue_config *config, const char *dir, size_t dir_length,
+                           const char *tail, struct ibx_error *err)
+{
+    int n = snprintf(config->file, sizeof(config->file), "%.*s%s", (int)dir_length, dir, tail);
+    if (n < 0 || (size_t)n >= sizeof(config->file)) {
+        ibx_error_set(err, -ENAMETOOLONG, "the path %.64s... of gvirtus.properties is too long",
+                      dir);
+        return PLACE_BAD;
+    }
+    if (!access(config->file, F_OK))
+        return PLACE_TAKEN;
+    if (errno == ENOENT || errno == ENOTDIR) {
+        config->file[0] = '\0';
+        return PLACE_EMPTY;
+    }
+    ibx_error_set(err, -errno, "cannot look at %s: %s", config->file, strerror(errno));
+    return PLACE_BAD;
+}
+
+static const char *environment(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+/* The named file, which has to exist. */
+static int take_named(struct ibx_glue_config *config, const char *variable, const char *file,
+                      struct ibx_error *err)
+{
+    enum place place = try_file(config, file, strlen(file), "", err);
+    if (place == PLACE_EMPTY)
+        return ibx_error_set(err, -ENOENT,
+                             "%s names %s, and there is no such file: correct it or "
+                             "unset it",
+                             variable, file);
+    return place == PLACE_TAKEN ? 0 : -EINVAL;
+}
+
+/* `own_file`: what classic GVirtuS reads, or NULL; `beside`: properties.json, or NULL. */
+static int find_file(struct ibx_glue_config *config, const char *own_file, const char *beside,
+                     struct ibx_error *err)
+{
+    const char *named = environment("GVIRTUS_RDMA_PROPERTIES");
+    if (named)
+        return take_named(config, "GVIRTUS_RDMA_PROPERTIES", named, err);
+    enum place place = PLACE_EMPTY;
+    if (own_file)
+        place = try_file(config, own_file, strlen(own_file), "", err);
+    if (place == PLACE_EMPTY && beside) {
+        const char *slash = strrchr(beside, '/');
+        size_t dir_length = slash ? (size_t)(slash - beside) + 1 : 0;
+        place = try_file(config, beside, dir_length, "gvirtus.properties", err);
+    }
+    const char *home = environment("GVIRTUS_HOME");
+    if (place == PLACE_EMPTY && home)
+        place = try_file(config, home, strlen(home), "/etc/gvirtus.properties", err);
+    if (place == PLACE_EMPTY)
+        place = try_file(config, "", 0, "/etc/gvirtus/gvirtus.properties", err);
+    return place == PLACE_BAD ? -EINVAL : 0;
+}
+
+/* -------------------------------------------------------------------- the keys */
+
+static int set_log(const char *value, struct ibx_error *err)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    for (int i = 0; i <= IBX_LOG_DEBUG; i++) {
+        if (strcmp(value, names[i]))
+            continue;
+        if (!environment("IBX_LOG"))
+            ibx_log_set_level((enum ibx_log_level)i);
+        return 0;
+    }
+    return ibx_error_set(err, -EINVAL,
+                         "log: \"%.64s\" is not accepted: give error, warn, info or debug", value);
+}
+
+/* A relative path counts from the properties file, since applications run anywhere. */
+static int set_path(struct ibx_glue_config *config, const char *key, const char *value,
+                    struct ibx_error *err)
+{
+    const char *slash = strrchr(config->file, '/');
+    if (!*value || *value == '/' || !slash)
+        return ibx_options_set(&config->options, key, value, err);
+    char path[2 * PATH_MAX];
+    snprintf(path, sizeof(path), "%.*s/%s", (int)(slash - config->file), config->file, value);
+    return ibx_options_set(&config->options, key, path, err);
+}
+
+/* To our callers -ENOENT means a missing file; an option that does not exist is bad input. */
+static int unknown_is_bad(int rc, struct ibx_error *err)
+{
+    if (rc != -ENOENT)
+        return rc;
+    if (err)
+        err->code = -EINVAL;
+    return -EINVAL;
+}
+
+/* One entry whose key is "rdma.KEY". */
+static int apply_key(struct ibx_glue_config *config, const char *key, const char *value,
+                     struct ibx_error *err)
+{
+    if (!strcmp(key, "log"))
+        return set_log(value, err);
+    if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
+        return set_path(config, key, value, err);
+    int rc = ibx_options_set(&config->options, key, value, err);
+    if (rc == -ENOENT && err) {
+        size_t n = strlen(err->message);
+        snprintf(err->message + n, sizeof(err->message) - n, ", memory, log");
+    }
+    return unknown_is_bad(rc, err);
+}
+
+/* Lowers slots, then message, until 2 x slots x message <= limit; not those given by the user. */
+static int bound_memory(struct ibx_options *options, const struct memory_bound *bound,
+                        struct ibx_error *err)
+{
+    size_t limit;
+    int rc = ibx_size_parse(bound->memory->value, &limit, err);
+    if (rc)
+        return rc;
+    size_t half = limit / 2; /* a connection has buffers for both directions */
+    if (options->slots * options->message > half && !bound->slots_given) {
+        size_t fit = half / options->message;
+        options->slots = fit < SLOTS_MIN ? SLOTS_MIN : (unsigned)fit;
+    }
+    if (options->slots * options->message > half && !bound->message_given) {
+        size_t fit = half / options->slots;
+        options->message = fit < MESSAGE_MIN ? MESSAGE_MIN : fit & ~(size_t)63;
+    }
+    if (options->slots * options->message <= half)
+        return 0;
+    return ibx_error_set(
+        err, -EINVAL,
+        "memory: \"%.64s\" is less than 2 x %u slots x messages of %zu bytes: give "
+        "%zu or more, or lower rdma.slots and rdma.message",
+        bound->memory->value, options->slots, options->message,
+        2 * options->slots * options->message);
+}
+
+/* Says where, before the sentence that says what. */
+static int blame(const struct ibx_glue_config *config, const struct ibx_property *entry, int rc,
+                 struct ibx_error *err)
+{
+    char key[80];
+    snprintf(key, sizeof(key), "%.79s", entry->key);
+    ibx_text_sanitize(key);
+    ibx_error_prefix(err, rc, "%s line %u (%s)", config->file, entry->line, key);
+    return rc;
+}
+
+static int apply_entries(struct ibx_glue_config *config, const struct ibx_properties *properties,
+                         struct ibx_error *err)
+{
+    struct memory_bound bound = {0};
+    for (size_t i = 0; i < properties->count; i++) {
+        const struct ibx_property *entry = &properties->items[i];
+        if (strncasecmp(entry->key, PREFIX, PREFIX_CHARS))
+            continue;
+        const char *key = entry->key + PREFIX_CHARS;
+        int rc = 0;
+        if (strncmp(entry->key, PREFIX, PREFIX_CHARS))
+            rc = ibx_error_set(err, -EINVAL, "keys are written in lower case: rdma.%.64s", key);
+        else if (!strcmp(key, "memory"))
+            bound.memory = entry;
+        else
+            rc = apply_key(config, key, entry->value, err);
+        if (rc)
+            return blame(config, entry, rc, err);
+        bound.slots_given |= !strcmp(key, "slots");
+        bound.message_given |= !strcmp(key, "message");
+    }
+    int rc = bound.memory ? bound_memory(&config->options, &bound, err) : 0;
+    return rc ? blame(config, bound.memory, rc, err) : 0;
+}
+
+/* --------------------------------------------------------------------- the URI */
+
+/* Takes a URI that has been checked in every part, its query too. */
+static int set_uri(struct ibx_glue_config *config, const char *text, struct ibx_error *err)
+{
+    struct ibx_uri uri;
+    int rc = ibx_uri_parse(text, &uri, err);
+    if (rc)
+        return rc;
+    if (!uri.path[0] && !uri.port)
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.64s\" has port 0: give the port that the back end "
+                             "listens on, such as 9999",
+                             text);
+    struct ibx_options scratch = config->options;
+    rc = ibx_uri_options(&uri, &scratch, err);
+    if (rc)
+        return unknown_is_bad(rc, err);
+    snprintf(config->uri, sizeof(config->uri), "%s", text);
+    return 0;
+}
+
+static int set_endpoint(struct ibx_glue_config *config, const char *host, uint16_t port,
+                        struct ibx_error *err)
+{
+    if (!host || !*host || !port)
+        return ibx_error_set(
+            err, -EINVAL,
+            "the endpoint in properties.json has no usable %s (GVirtuS takes dotted "
+            "IPv4 addresses and ports from 1): correct it, or write \"communicator : "
+            "rdma://host:port\" into gvirtus.properties",
+            host && *host ? "port" : "server_address");
+    char text[IBX_GLUE_URI_MAX];
+    snprintf(text, sizeof(text), strchr(host, ':') ? "rdma://[%.500s]:%u" : "rdma://%.500s:%u",
+             host, port);
+    return set_uri(config, text, err);
+}
+
+/* ------------------------------------------------------------------- the whole */
+
+/* Fills options from the file; with `with_uri` the URI too, if the file has one. */
+static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_error *err)
+{
+    struct ibx_properties properties;
+    int rc = ibx_properties_load(config->file, &properties, err);
+    if (rc)
+        return rc;
+    rc = apply_entries(config, &properties, err);
+    const struct ibx_property *entry = ibx_properties_find(&properties, "communicator");
+    if (!rc && with_uri && entry && *entry->value) {
+        rc = set_uri(config, entry->value, err);
+        if (rc)
+            blame(config, entry, rc, err);
+        config->uri_line = entry->line;
+    }
+    ibx_properties_fini(&properties);
+    return rc;
+}
+
+int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
+                         struct ibx_glue_config *config, struct ibx_error *err)
+{
+    struct ibx_glue_config found = {.uri = ""};
+    ibx_options_init(&found.options);
+    int rc = find_file(&found, NULL, environment("GVIRTUS_CONFIG"), err);
+    if (!rc && found.file[0])
+        rc = read_file(&found, true, err);
+    if (!rc && !found.uri[0])
+        rc = set_endpoint(&found, endpoint_host, endpoint_port, err);
+    if (!rc)
+        *config = found;
+    return rc;
+}
+
+int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
+                                 struct ibx_glue_config *config, struct ibx_error *err)
+{
+    struct ibx_glue_config found = {.uri = ""};
+    ibx_options_init(&found.options);
+    int rc = find_file(&found, own_file, NULL, err);
+    if (!rc && found.file[0])
+        rc = read_file(&found, false, err);
+    if (!rc)
+        rc = set_uri(&found, communicator, err);
+    if (!rc)
+        *config = found;
+    return rc;
+}

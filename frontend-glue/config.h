@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Where a communicator's URI and options come from: gvirtus.properties.
+ *
+ * The file is the first of these that there is:
+ *
+ *   1. the one that GVIRTUS_RDMA_PROPERTIES names (which must exist)
+ *   2. G2 and later: gvirtus.properties beside the file that GVIRTUS_CONFIG names;
+ *      G1: the file that classic GVirtuS itself reads
+ *   3. $GVIRTUS_HOME/etc/gvirtus.properties
+ *   4. /etc/gvirtus/gvirtus.properties
+ *
+ * Its key `communicator` holds the URI. Keys that begin with "rdma." are ours:
+ * each option of transport.h ("rdma.chunk"), and two of the glue's own:
+ *
+ *   rdma.memory  bytes of message buffers that an idle connection may hold
+ *                (2 x slots x message): lowers slots and message as far as needed
+ *   rdma.log     error, warn, info or debug, unless IBX_LOG is set
+ *
+ * Keys of other kinds belong to GVirtuS and are left alone.
+ */
+#ifndef IBX_FRONTEND_GLUE_CONFIG_H
+#define IBX_FRONTEND_GLUE_CONFIG_H
+
+#include "transport/transport.h"
+
+#include <limits.h>
+
+#define IBX_GLUE_URI_MAX 904
+
+struct ibx_glue_config {
+    char uri[IBX_GLUE_URI_MAX];
+    struct ibx_options options;
+    char file[PATH_MAX]; /* the properties file, "" when there is none */
+    unsigned uri_line;   /* of its key `communicator`, 0 when the URI came from the caller */
+};
+
+/* For G2 and later. The endpoint is the one of properties.json; its host may be NULL or "" and its
+ * port 0, as GVirtuS leaves them when it does not understand them: then the file must say where.
+ * -EINVAL names file, line, value and what is accepted; -ENOENT only for GVIRTUS_RDMA_PROPERTIES.
+ * No file at all is fine. Reads the environment; not for concurrent use with setenv(3). */
+int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
+                         struct ibx_glue_config *config, struct ibx_error *err);
+
+/* For G1, which has read its `communicator` already. `own_file` is what it read it from, NULL when
+ * that is not known. */
+int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
+                                 struct ibx_glue_config *config, struct ibx_error *err);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A GVirtuS communicator as plain C: the byte stream that GVirtuS reads and
+ * writes, carried as messages and one-sided copies over transport.
+ *
+ * Writes are gathered and leave at sync. Short ones are copied at once; a long
+ * one (caps->rendezvous bytes and up) is only noted, and its bytes move
+ * one-sidedly: the server READs a request's body from the client's memory while
+ * the client waits for the reply; a reply's body is WRITten by the server into
+ * the memory that the client's read names, before the server's sync returns.
+ *
+ * Threads: one session, one thread at a time. Sessions accepted from one
+ * listening session are independent of it and of each other.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_H
+#define IBX_FRONTEND_GLUE_SESSION_H
+
+#include "transport/transport.h"
+
+#include <sys/types.h>
+
+struct ibx_session;
+
+/* Keeps copies of both; touches no network, thread or device. */
+int ibx_session_create(const char *uri, const struct ibx_options *options,
+                       struct ibx_session **session, struct ibx_error *err);
+/* Accepts NULL; closes first. */
+void ibx_session_destroy(struct ibx_session *session);
+
+/* Server: opens the door. */
+int ibx_session_serve(struct ibx_session *session, struct ibx_error *err);
+/* The URI a client would use, with the real port; only after ibx_session_serve(). */
+const char *ibx_session_uri(const struct ibx_session *session);
+/* Server: blocks until a client knocks. The new session is established by its first read, in
+ * whatever thread or forked child that happens; a client that fails the proof is one log line and a
+ * read of 0. */
+int ibx_session_accept(struct ibx_session *listening, struct ibx_session **session,
+                       struct ibx_error *err);
+/* Client: connects and establishes. */
+int ibx_session_connect(struct ibx_session *session, struct ibx_error *err);
+
+/* Reads exactly n bytes: n; 0 when the peer ended the stream at a boundary or in the middle; a
+ * negative errno when it broke the protocol or the connection failed (logged once). Either ends the
+ * session for good: its resources are given back before the return. */
+ssize_t ibx_session_read(struct ibx_session *session, void *buffer, size_t n);
+/* Adds n bytes to the stream: n or a negative errno. The bytes of a long write must stay unchanged
+ * until the next sync has returned (server), or until the first byte of the reply has been read or
+ * the first write after the next sync has returned (client). A client may send several requests
+ * ahead of the replies; where requests and replies are long, one (-EDEADLK on the server). */
+ssize_t ibx_session_write(struct ibx_session *session, const void *buffer, size_t n);
+/* Sends what was gathered; nothing gathered, nothing sent. On the server it returns when a long
+ * body has arrived at the client (a write after that body may have waited for it already). 0 or a
+ * negative errno. */
+int ibx_session_sync(struct ibx_session *session);
+void ibx_session_close(struct ibx_session *session);
+
+/* After establishment, otherwise NULL. */
+const struct ibx_path *ibx_session_path(const struct ibx_session *session);
+/* The sentence behind the last negative return; "" when there was none. */
+const char *ibx_session_reason(const struct ibx_session *session);
+
+#endif
