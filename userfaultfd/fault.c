@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The engine's life: moving between states, and what is asked of it meanwhile. */
+#include "userfaultfd/fault_engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* -------------------------------------------------------------------- states */
+
+/* Row: from; column: to, in the order of enum ibx_fault_state. */
+static const bool allowed[5][5] = {
+    [IBX_FAULT_HELD] = {false, true, true, true, false},
+    [IBX_FAULT_SERVING] = {false, false, true, true, false},
+    [IBX_FAULT_COMPLETE] = {false, false, false, true, false},
+    [IBX_FAULT_DRAINING] = {false, false, false, false, true},
+    [IBX_FAULT_STOPPED] = {false, true, true, false, false},
+};
+
+enum ibx_fault_state ibx_fault_now(const struct ibx_fault *e)
+{
+    return (enum ibx_fault_state)atomic_load_explicit(&e->state, memory_order_acquire);
+}
+
+enum ibx_fault_state ibx_fault_state(const struct ibx_fault *engine)
+{
+    return ibx_fault_now(engine);
+}
+
+const char *ibx_fault_state_name(enum ibx_fault_state state)
+{
+    static const char *const names[] = {"held", "serving", "complete", "draining", "stopped"};
+    return (unsigned)state < 5 ? names[state] : "unknown";
+}
+
+static void signal_fd(int fd)
+{
+    uint64_t one = 1;
+    ssize_t n = write(fd, &one, sizeof one);
+    (void)n; /* EAGAIN: it is readable already */
+}
+
+void ibx_fault_wake_workers(struct ibx_fault *e)
+{
+    for (unsigned i = 0; i < e->worker_count; i++)
+        signal_fd(e->workers[i].wake_fd);
+}
+
+/* The one place that moves; under the lock. */
+static bool move(struct ibx_fault *e, enum ibx_fault_state to)
+{
+    if (!allowed[ibx_fault_now(e)][to])
+        return false;
+    atomic_store_explicit(&e->state, to, memory_order_release);
+    if (to == IBX_FAULT_COMPLETE || to == IBX_FAULT_STOPPED)
+        signal_fd(e->event_fd);
+    for (unsigned i = 0; to == IBX_FAULT_DRAINING && i < e->worker_count; i++)
+        e->workers[i].drained = false;
+    ibx_fault_wake_workers(e);
+    return true;
+}
+
+static void stop(struct ibx_fault *e, int code, const char *text)
+{
+    pthread_mutex_lock(&e->lock);
+    if (move(e, IBX_FAULT_DRAINING))
+        ibx_error_set(&e->reason, code, "%s", text);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void ibx_fault_fail(struct ibx_fault *e, int code, const char *format, ...)
+{
+    char text[IBX_ERROR_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    stop(e, code, text);
+}
+
+void ibx_fault_stop(struct ibx_fault *engine, int code, const char *reason)
+{
+    stop(engine, code, reason);
+}
+
+void ibx_fault_drained(struct fault_worker *w)
+{
+    struct ibx_fault *e = w->engine;
+    bool all = true;
+    pthread_mutex_lock(&e->lock);
+    w->drained = true;
+    for (unsigned i = 0; i < e->worker_count; i++)
+        all &= e->workers[i].drained;
+    if (all)
+        move(e, IBX_FAULT_STOPPED);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static bool everything_present(const struct ibx_fault *e)
+{
+    return atomic_load(&e->present) == e->total;
+}
+
+void ibx_fault_check_complete(struct ibx_fault *e)
+{
+    if (ibx_fault_now(e) != IBX_FAULT_SERVING || !everything_present(e))
+        return;
+    pthread_mutex_lock(&e->lock);
+    if (ibx_fault_now(e) == IBX_FAULT_SERVING)
+        move(e, IBX_FAULT_COMPLETE);
+    pthread_mutex_unlock(&e->lock);
+}
+
+int ibx_fault_serve(struct ibx_fault *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    int rc = -EBUSY;
+    if (ibx_fault_now(engine) == IBX_FAULT_HELD &&
+        move(engine, everything_present(engine) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING))
+        rc = 0;
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+void ibx_fault_serve_again(struct ibx_fault *e)
+{
+    count(&e->changes, 1); /* the faults that wait are to be looked at again */
+    move(e, everything_present(e) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING);
+}
+
+int ibx_fault_reason(struct ibx_fault *engine, struct ibx_error *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    enum ibx_fault_state state = ibx_fault_now(engine);
+    bool stopped = state == IBX_FAULT_DRAINING || state == IBX_FAULT_STOPPED;
+    int rc = stopped ? engine->reason.code : -EINPROGRESS;
+    if (stopped && err)
+        *err = engine->reason;
+    pthread_mutex_unlock(&engine->lock);
+    return stopped ? rc
+                   : ibx_error_set(err, rc, "the fault engine is %s", ibx_fault_state_name(state));
+}
+
+int ibx_fault_event_fd(const struct ibx_fault *engine)
+{
+    return engine->event_fd;
+}
+
+/* -------------------------------------------------------------------- pages */
+
+struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page)
+{
+    for (unsigned i = 0; i < e->range_count; i++)
+        if (page - e->ranges[i].is.first_page < e->ranges[i].pages)
+            return &e->ranges[i];
+    return NULL;
+}
+
+struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address)
+{
+    for (unsigned i = 0; i < e->range_count; i++)
+        if (address - e->ranges[i].is.start < e->ranges[i].is.length)
+            return &e->ranges[i];
+    return NULL;
+}
+
+void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages)
+{
+    if (!pages)
+        return;
+    count(&e->by_cause[cause], pages);
+    atomic_fetch_add(&e->present, pages);
+}
+
+bool ibx_fault_present(const struct ibx_fault *engine, uint64_t page)
+{
+    return page < engine->map.pages && pagemap_get(&engine->map, page) == PAGE_PRESENT;
+}
+
+static void marked(struct ibx_fault *e, uint64_t pages, enum ibx_fault_cause cause)
+{
+    atomic_fetch_sub(&e->missing, pages);
+    ibx_fault_pages_done(e, cause, pages);
+}
+
+int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t pages)
+{
+    if (first > engine->map.pages || pages > engine->map.pages - first)
+        return -ERANGE;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < pages; i++)
+        n += pagemap_move(&engine->map, first + i, PAGE_MISSING, PAGE_PRESENT);
+    marked(engine, n, IBX_FAULT_BY_ZERO);
+    if (n) {
+        count(&engine->changes, 1); /* somebody may wait for one of them */
+        ibx_fault_wake_workers(engine);
+        ibx_fault_check_complete(engine);
+    }
+    return 0;
+}
+
+int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t pages,
+                      struct ibx_error *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    enum ibx_fault_state state = ibx_fault_now(engine);
+    bool may = state == IBX_FAULT_HELD || state == IBX_FAULT_STOPPED;
+    uint64_t n = 0;
+    for (uint64_t i = 0; may && i < pages && i < engine->map.pages; i++)
+        if (present[i / 8] >> i % 8 & 1)
+            n += pagemap_move(&engine->map, i, PAGE_MISSING, PAGE_PRESENT);
+    marked(engine, n, IBX_FAULT_BY_REBUILD);
+    if (may) /* all of them fault again, or go on */
+        atomic_store_explicit(&engine->waiting, 0, memory_order_release);
+    pthread_mutex_unlock(&engine->lock);
+    if (!may)
+        return ibx_error_set(err, -EBUSY, "the page map cannot be rebuilt while the engine is %s",
+                             ibx_fault_state_name(state));
+    for (unsigned i = 0; i < engine->range_count; i++) {
+        const struct ibx_fault_range *r = &engine->ranges[i].is;
+        int rc = ibx_fault_wake(engine, r->start, r->length);
+        if (rc)
+            return ibx_error_set(err, rc, "waking the faults at 0x%llx: %s",
+                                 (unsigned long long)r->start, strerror(-rc));
+    }
+    return 0;
+}
+
+void ibx_fault_set_bandwidth(struct ibx_fault *engine, uint64_t bytes_per_second)
+{
+    pthread_mutex_lock(&engine->lock);
+    atomic_store(&engine->cap, bytes_per_second);
+    engine->next_ns = 0;
+    pthread_mutex_unlock(&engine->lock);
+    ibx_fault_wake_workers(engine);
+}
+
+void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *stats)
+{
+    const struct ibx_fault *e = engine;
+    *stats = (struct ibx_fault_stats){
+        .pages = e->total,
+        .present = atomic_load(&e->present),
+        .bytes = atomic_load(&e->bytes),
+        .faults = atomic_load(&e->faults),
+        .waiting = atomic_load(&e->waiting),
+        .zero_faults = atomic_load(&e->zero_faults),
+        .requests = atomic_load(&e->requests),
+        .retries = atomic_load(&e->retries),
+        .source_stalls = atomic_load(&e->source_stalls),
+        .kernel_stalls = atomic_load(&e->kernel_stalls),
+        .cap_stalls = atomic_load(&e->cap_stalls),
+        .existed = atomic_load(&e->existed),
+        .removes = atomic_load(&e->removes),
+        .forks = atomic_load(&e->forks),
+        .latency_count = atomic_load(&e->latency.count),
+        .latency_p50 = histogram_quantile(&e->latency, 500),
+        .latency_p99 = histogram_quantile(&e->latency, 990),
+        .latency_max = atomic_load(&e->latency.max),
+        .latency_sum = atomic_load(&e->latency.sum),
+    };
+    for (unsigned i = 0; i < IBX_FAULT_CAUSES; i++)
+        stats->by_cause[i] = atomic_load(&e->by_cause[i]);
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Inside the engine. Threads: each worker runs ibx_fault_worker_main() and owns its source and its
+ * slots. Locks, in the order in which they are taken:
+ *
+ *   placing  only with events. Shared: bytes are being placed. Exclusive: the descriptor is being
+ *            read. From the moment that a REMOVE event is read its caller may go on and drop the
+ *            pages, so nothing may be placed between the reading and the marking.
+ *   lock     state, reason, the waiting faults, the bandwidth clock.
+ *
+ * Faults that wait are in one list until their page is there; what is to be done about each follows
+ * from its page's state alone. So nothing is lost when a source fails: its pages are missing again.
+ */
+#ifndef IBX_USERFAULTFD_FAULT_ENGINE_H
+#define IBX_USERFAULTFD_FAULT_ENGINE_H
+
+#include "userfaultfd/fault.h"
+#include "userfaultfd/histogram.h"
+#include "userfaultfd/pagemap.h"
+
+#include <pthread.h>
+
+#define SMALL_PAGE     4096u
+#define HUGE_PAGE      (2u * 1024 * 1024)
+#define URGENT_SLOTS   16u /* faulted pages in flight, a worker */
+#define NEAR_SLOTS     2u  /* kept for surroundings, beside `depth` for the background */
+#define WINDOWS        64u /* surroundings still to be asked for, a worker */
+#define EVENTS_AT_ONCE 32u
+
+struct waiter {
+    uint64_t page;
+    uint64_t since_ns;
+};
+
+enum slot_state { SLOT_FREE, SLOT_FLYING, SLOT_ARRIVED };
+
+/* A run of claimed pages on its way. */
+struct slot {
+    enum slot_state state;
+    enum ibx_fault_cause cause;
+    struct fault_range *range;
+    uint64_t page;
+    uint32_t count;      /* pages claimed */
+    uint32_t good;       /* of them, arrived */
+    uint32_t placed;     /* of them, no longer this slot's */
+    uint32_t generation; /* in the cookie, so that a stale one is seen */
+    bool zero;
+    uint64_t faults; /* of the engine when it was asked for */
+    uint8_t *memory; /* in the buffer; NULL when all is in place */
+    uint8_t *bytes;  /* where they arrive */
+};
+
+struct fault_range {
+    struct ibx_fault_range is;
+    uint64_t pages;
+    unsigned index;
+};
+
+struct fault_worker {
+    struct ibx_fault *engine;
+    struct ibx_fault_source source; /* changed by resume, under the lock, in STOPPED */
+    pthread_t thread;
+    bool started;
+    _Atomic bool drained;
+    void *own_buffer;
+    int wake_fd;
+    struct slot *slots; /* URGENT_SLOTS, then the others */
+    unsigned slot_count, flying, bulk, arrived;
+    uint64_t windows[WINDOWS]; /* a ring of faulted pages */
+    unsigned window_head, window_count;
+    uint64_t scanned; /* the value of engine->changes at the last look at the list */
+    bool rescan;      /* not finished, or nothing will say when the source has room: look again */
+    bool source_full; /* until the next arrival */
+    uint64_t seen_faults;  /* the policy's */
+    uint32_t chunk;        /* bytes, now */
+    unsigned depth;        /* requests, now */
+    uint64_t capped_until; /* ns; 0: not held back */
+    uint64_t last_busy_ns;
+};
+
+struct ibx_fault {
+    int uffd, event_fd;
+    bool events, no_background;
+    unsigned spin_us, depth;
+    uint32_t surroundings, chunk_min, chunk_max, page_max, slot_bytes;
+    size_t buffer_bytes;
+    struct fault_range *ranges;
+    unsigned range_count;
+    struct fault_worker *workers;
+    unsigned worker_count;
+    struct pagemap map;
+    uint64_t total;
+    pthread_rwlock_t placing;
+    pthread_mutex_t lock;
+    _Atomic int state; /* enum ibx_fault_state; written under the lock */
+    _Atomic bool ending;
+    struct ibx_error reason;
+    struct waiter *waiters;
+    size_t waiter_room;
+    _Atomic size_t waiting;
+    _Atomic uint64_t changes; /* of the list, or of a page that one waits for */
+    _Atomic uint64_t missing, present, cursor, cap;
+    uint64_t next_ns; /* the bandwidth clock */
+    void *zeros;      /* one page of them, of the largest size */
+    int *children;    /* descriptors of forked processes */
+    unsigned child_count;
+    _Atomic uint64_t by_cause[IBX_FAULT_CAUSES];
+    _Atomic uint64_t bytes, faults, zero_faults, requests, retries, source_stalls, kernel_stalls,
+        cap_stalls, existed, removes, forks;
+    struct histogram latency;
+};
+
+static inline void count(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* fault.c */
+enum ibx_fault_state ibx_fault_now(const struct ibx_fault *e);
+/* Begins to drain; the first reason stays. */
+void ibx_fault_fail(struct ibx_fault *e, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void ibx_fault_check_complete(struct ibx_fault *e);
+/* Nothing of this worker is in flight any more. */
+void ibx_fault_drained(struct fault_worker *w);
+/* Out of STOPPED; under the lock. */
+void ibx_fault_serve_again(struct ibx_fault *e);
+void ibx_fault_wake_workers(struct ibx_fault *e);
+struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
+struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);
+/* Pages that were not present are now; they were missing, or claimed, or void. */
+void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages);
+
+/* fault_events.c */
+/* Reads what the kernel has to say; true when there was something. */
+bool ibx_fault_events_read(struct ibx_fault *e);
+/* A fault begins to wait. */
+void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns);
+/* The faults on these pages wait no more. */
+void ibx_fault_waiters_end(struct ibx_fault *e, uint64_t page, uint64_t pages);
+
+/* fault_place.c */
+/* Places up to `limit` further pages of an arrived slot; -ECANCELED when the engine stops. */
+int ibx_fault_place(struct ibx_fault *e, struct slot *slot, uint32_t limit);
+/* Places one arrived page of a slot before its turn. */
+int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t page);
+/* Answers a fault on a page that is present: with a zero page if there is none, else by waking. */
+int ibx_fault_answer(struct ibx_fault *e, uint64_t page);
+int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length);
+
+/* fault_policy.c */
+bool ibx_fault_policy_faults(struct fault_worker *w);
+bool ibx_fault_policy_surroundings(struct fault_worker *w);
+bool ibx_fault_policy_background(struct fault_worker *w);
+/* Gives the claims of a slot back that were not placed, and frees it. */
+void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot);
+
+/* fault_worker.c */
+void *ibx_fault_worker_main(void *worker);
+
+#endif

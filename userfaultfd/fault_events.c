@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What the kernel says: faults, and what the owner of the memory did to it. */
+#include "userfaultfd/fault_engine.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns)
+{
+    pthread_mutex_lock(&e->lock);
+    size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
+    bool room = n < e->waiter_room;
+    if (!room) {
+        struct waiter *more = realloc(e->waiters, 2 * e->waiter_room * sizeof *more);
+        if (more) {
+            e->waiters = more;
+            e->waiter_room *= 2;
+            room = true;
+        }
+    }
+    if (room) {
+        e->waiters[n] = (struct waiter){page, since_ns};
+        atomic_store_explicit(&e->waiting, n + 1, memory_order_release);
+        count(&e->changes, 1);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (!room) { /* let it fault again rather than forget it */
+        struct fault_range *r = ibx_fault_range_of_page(e, page);
+        ibx_fault_wake(e, r->is.start + (page - r->is.first_page) * r->is.page_size,
+                       r->is.page_size);
+    }
+}
+
+void ibx_fault_waiters_end(struct ibx_fault *e, uint64_t page, uint64_t pages)
+{
+    if (!atomic_load_explicit(&e->waiting, memory_order_acquire))
+        return;
+    uint64_t now = ibx_now_ns();
+    pthread_mutex_lock(&e->lock);
+    size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
+    for (size_t i = 0; i < n;) {
+        if (e->waiters[i].page - page >= pages) {
+            i++;
+            continue;
+        }
+        histogram_add(&e->latency, now - e->waiters[i].since_ns);
+        e->waiters[i] = e->waiters[--n];
+    }
+    atomic_store_explicit(&e->waiting, n, memory_order_release);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
+{
+    struct fault_range *r = ibx_fault_range_of_address(e, address);
+    if (!r) {
+        ibx_fault_fail(e, -EFAULT,
+                       "a fault at 0x%llx, outside of all ranges; register only what is given to "
+                       "the engine",
+                       (unsigned long long)address);
+        return;
+    }
+    count(&e->faults, 1);
+    ibx_fault_waiter_add(e, r->is.first_page + (address - r->is.start) / r->is.page_size, now);
+}
+
+/* These pages have no contents any more: what is in flight is void, the rest is not fetched. */
+static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
+{
+    uint64_t dropped = 0;
+    for (; page < end; page++) {
+        while (true) {
+            enum page_state state = pagemap_get(&e->map, page);
+            if (state == PAGE_MISSING && pagemap_move(&e->map, page, state, PAGE_PRESENT)) {
+                dropped++;
+                break;
+            }
+            if (state == PAGE_PRESENT || state == PAGE_VOID ||
+                (state == PAGE_CLAIMED && pagemap_move(&e->map, page, state, PAGE_VOID)))
+                break;
+        }
+    }
+    atomic_fetch_sub(&e->missing, dropped);
+    ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, dropped);
+    count(&e->changes, 1);
+}
+
+static void range_dropped(struct ibx_fault *e, uint64_t start, uint64_t end)
+{
+    count(&e->removes, 1);
+    for (unsigned i = 0; i < e->range_count; i++) {
+        const struct ibx_fault_range *r = &e->ranges[i].is;
+        uint64_t from = start > r->start ? start : r->start;
+        uint64_t to = end < r->start + r->length ? end : r->start + r->length;
+        if (from < to) /* a huge page is dropped as a whole or not at all */
+            pages_dropped(e, r->first_page + (from - r->start + r->page_size - 1) / r->page_size,
+                          r->first_page + (to - r->start) / r->page_size);
+    }
+}
+
+static void range_moved(struct ibx_fault *e, uint64_t from, uint64_t to, uint64_t length)
+{
+    for (unsigned i = 0; i < e->range_count; i++) {
+        struct ibx_fault_range *r = &e->ranges[i].is;
+        if (from >= r->start + r->length || r->start >= from + length)
+            continue;
+        if (from == r->start && length == r->length) {
+            r->start = to;
+            continue;
+        }
+        ibx_fault_fail(e, -EOPNOTSUPP,
+                       "0x%llx bytes at 0x%llx were moved (mremap), a part of the range at 0x%llx: "
+                       "only whole ranges can be followed",
+                       (unsigned long long)length, (unsigned long long)from,
+                       (unsigned long long)r->start);
+    }
+}
+
+/* The child is held, not served: closing its descriptor would let it run on zero pages. */
+static void child_came(struct ibx_fault *e, int fd)
+{
+    count(&e->forks, 1);
+    ibx_log(IBX_LOG_WARN, "the process whose memory is filled has forked: the child is not served");
+    pthread_mutex_lock(&e->lock);
+    int *more = realloc(e->children, (e->child_count + 1) * sizeof *more);
+    if (more) {
+        e->children = more;
+        more[e->child_count++] = fd;
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (!more)
+        ibx_log(IBX_LOG_ERROR, "out of memory: descriptor %d of a child is left open", fd);
+}
+
+static void message_heed(struct ibx_fault *e, const struct uffd_msg *m, uint64_t now)
+{
+    switch (m->event) {
+    case UFFD_EVENT_PAGEFAULT:
+        fault_came(e, m->arg.pagefault.address, now);
+        break;
+    case UFFD_EVENT_REMOVE:
+    case UFFD_EVENT_UNMAP:
+        range_dropped(e, m->arg.remove.start, m->arg.remove.end);
+        break;
+    case UFFD_EVENT_REMAP:
+        range_moved(e, m->arg.remap.from, m->arg.remap.to, m->arg.remap.len);
+        break;
+    case UFFD_EVENT_FORK:
+        child_came(e, (int)m->arg.fork.ufd);
+        break;
+    default:
+        ibx_fault_fail(e, -EPROTO, "userfaultfd event 0x%x is unknown", m->event);
+    }
+}
+
+bool ibx_fault_events_read(struct ibx_fault *e)
+{
+    struct uffd_msg messages[EVENTS_AT_ONCE];
+    if (e->events) {
+        struct pollfd look = {.fd = e->uffd, .events = POLLIN};
+        if (poll(&look, 1, 0) <= 0) /* spares those who place the exclusive lock */
+            return false;
+        pthread_rwlock_wrlock(&e->placing);
+    }
+    ssize_t n = read(e->uffd, messages, sizeof messages);
+    int code = errno;
+    uint64_t now = ibx_now_ns();
+    for (ssize_t i = 0; i < n / (ssize_t)sizeof *messages; i++)
+        message_heed(e, &messages[i], now);
+    if (e->events)
+        pthread_rwlock_unlock(&e->placing);
+    if (n < 0 && code != EAGAIN && code != EINTR)
+        ibx_fault_fail(e, -code, "reading the userfaultfd: %s", strerror(code));
+    if (n > 0)
+        ibx_fault_check_complete(e);
+    return n > 0;
+}

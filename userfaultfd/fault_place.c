@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Pages into place: UFFDIO_COPY, ZEROPAGE, CONTINUE, WAKE, and what the kernel answers. */
+#include "userfaultfd/fault_engine.h"
+
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+static uint64_t address_of(const struct fault_range *r, uint64_t page)
+{
+    return r->is.start + (page - r->is.first_page) * r->is.page_size;
+}
+
+static void placing_begin(struct ibx_fault *e)
+{
+    if (e->events)
+        pthread_rwlock_rdlock(&e->placing);
+}
+
+static void placing_end(struct ibx_fault *e)
+{
+    if (e->events)
+        pthread_rwlock_unlock(&e->placing);
+}
+
+/* The memory changes (an event waits to be read): read it, and let its cause run. False when the
+ * engine stops. Called without `placing`. */
+static bool after_event(struct ibx_fault *e)
+{
+    count(&e->kernel_stalls, 1);
+    if (!ibx_fault_events_read(e))
+        sched_yield();
+    enum ibx_fault_state state = ibx_fault_now(e);
+    return !atomic_load(&e->ending) && (state == IBX_FAULT_SERVING || state == IBX_FAULT_COMPLETE);
+}
+
+static int failed(struct ibx_fault *e, const char *what, const struct fault_range *r, uint64_t page,
+                  int code)
+{
+    const char *remedy = "";
+    if (code == ENOMEM || code == ENOSPC)
+        remedy = "; the memory or the tmpfs (/dev/shm) of the process is full: make room";
+    else if (code == ESRCH)
+        remedy = "; the process is gone";
+    else if (code == ENOENT)
+        remedy = "; the range is not mapped or not registered any more";
+    else if (code == EFAULT)
+        remedy = "; the page is not in the shared memory, or cannot be had";
+    ibx_fault_fail(e, -code, "%s of page %llu at 0x%llx: %s%s", what, (unsigned long long)page,
+                   (unsigned long long)address_of(r, page), strerror(code), remedy);
+    return -code;
+}
+
+int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length)
+{
+    struct uffdio_range where = {address, length};
+    return ioctl(e->uffd, UFFDIO_WAKE, &where) ? -errno : 0;
+}
+
+/* Bytes put in place (>0) and waking those who wait, or a negative errno. */
+static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t page,
+                    uint64_t length, const uint8_t *bytes)
+{
+    uint64_t at = address_of(r, page);
+    int rc;
+    int64_t done;
+    if (r->is.alias) {
+        struct uffdio_continue work = {.range = {at, length}};
+        rc = ioctl(e->uffd, UFFDIO_CONTINUE, &work) ? -errno : 0;
+        done = work.mapped;
+    } else {
+        struct uffdio_copy work = {.dst = at, .src = (uintptr_t)bytes, .len = length};
+        rc = ioctl(e->uffd, UFFDIO_COPY, &work) ? -errno : 0;
+        done = work.copy;
+    }
+    return rc && done <= 0 ? rc : done;
+}
+
+static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum page_state from)
+{
+    uint64_t page = slot->page + slot->placed;
+    for (uint32_t i = 0; i < pages; i++)
+        pagemap_move(&e->map, page + i, from, PAGE_PRESENT);
+    slot->placed += pages;
+    if (from == PAGE_VOID || slot->zero) {
+        /* Whoever waits for one is answered as for any page that is present. */
+        ibx_fault_pages_done(e, from == PAGE_VOID ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO, pages);
+        count(&e->changes, 1);
+        return;
+    }
+    ibx_fault_pages_done(e, slot->cause, pages);
+    count(&e->bytes, (uint64_t)pages * slot->range->is.page_size);
+    ibx_fault_waiters_end(e, page, pages);
+}
+
+/* One step under `placing`: 0, -EAGAIN, or an error of the kernel. */
+static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
+{
+    struct fault_range *r = slot->range;
+    uint64_t page = slot->page + slot->placed, size = r->is.page_size;
+    enum page_state state = pagemap_get(&e->map, page);
+    uint32_t n = 1;
+    while (n < limit && pagemap_get(&e->map, page + n) == state)
+        n++;
+    if (state == PAGE_PRESENT) { /* it was awaited, and placed before its turn */
+        slot->placed += n;
+        return 0;
+    }
+    if (state == PAGE_VOID || slot->zero) {
+        done(e, slot, n, state);
+        return 0;
+    }
+    int64_t bytes = fill(e, r, page, n * size, slot->bytes + slot->placed * size);
+    if (bytes > 0) {
+        done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
+        return 0;
+    }
+    if (bytes == -EEXIST) { /* somebody was there before us: his page is the right one */
+        count(&e->existed, 1);
+        ibx_fault_wake(e, address_of(r, page), size);
+        done(e, slot, 1, state);
+        return 0;
+    }
+    return bytes ? (int)bytes : -EAGAIN;
+}
+
+int ibx_fault_place(struct ibx_fault *e, struct slot *slot, uint32_t limit)
+{
+    uint32_t end = slot->good - slot->placed < limit ? slot->good : slot->placed + limit;
+    while (slot->placed < end) {
+        placing_begin(e);
+        int rc = step(e, slot, end - slot->placed);
+        placing_end(e);
+        if (rc == -EAGAIN && !after_event(e))
+            return -ECANCELED;
+        if (rc && rc != -EAGAIN)
+            return failed(e, slot->range->is.alias ? "UFFDIO_CONTINUE" : "UFFDIO_COPY", slot->range,
+                          slot->page + slot->placed, -rc);
+    }
+    return 0;
+}
+
+int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t page)
+{
+    struct slot one = *slot;
+    one.placed = (uint32_t)(page - slot->page);
+    return ibx_fault_place(e, &one, 1);
+}
+
+/* 0: a zero page was placed. In minor mode the page may be in the cache, not mapped: then it is. */
+static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
+{
+    uint64_t size = r->is.page_size;
+    if (r->is.alias) {
+        int64_t bytes = fill(e, r, page, size, NULL);
+        if (bytes > 0)
+            return -EEXIST;
+        if (bytes != -EFAULT) /* there is no page */
+            return bytes ? (int)bytes : -EAGAIN;
+    }
+    if (size > SMALL_PAGE) { /* there is no ZEROPAGE for huge ones */
+        struct uffdio_copy copy = {
+            .dst = address_of(r, page), .src = (uintptr_t)e->zeros, .len = size};
+        return ioctl(e->uffd, UFFDIO_COPY, &copy) ? -errno : 0;
+    }
+    struct uffdio_zeropage work = {.range = {address_of(r, page), size}};
+    return ioctl(e->uffd, UFFDIO_ZEROPAGE, &work) ? -errno : 0;
+}
+
+int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
+{
+    struct fault_range *r = ibx_fault_range_of_page(e, page);
+    while (true) {
+        placing_begin(e);
+        int rc = answer(e, r, page);
+        if (rc == -EEXIST || rc == -ENOENT) /* late: the page came, or its range went */
+            ibx_fault_wake(e, address_of(r, page), r->is.page_size);
+        placing_end(e);
+        if (rc == 0)
+            count(&e->zero_faults, 1);
+        if (rc == 0 || rc == -EEXIST || rc == -ENOENT)
+            return 0;
+        if (rc != -EAGAIN)
+            return failed(e, "UFFDIO_ZEROPAGE", r, page, -rc);
+        if (!after_event(e))
+            return -ECANCELED;
+    }
+}

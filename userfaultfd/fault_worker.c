@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The thread that owns a page source: events, faults, arrivals, background; then it spins or
+ * sleeps. */
+#include "userfaultfd/fault_engine.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define PIECE_BYTES    (256u * 1024) /* placed between two looks at the faults */
+#define ARRIVALS       16
+#define AWAITED        16u
+#define POLL_MS_NO_FD  1
+#define POLL_MS_ALWAYS 1000
+
+/* The window opens, if no fault came since this was asked for: first more requests, then larger
+ * ones. */
+static void window_open(struct fault_worker *w, const struct slot *slot)
+{
+    struct ibx_fault *e = w->engine;
+    if (atomic_load_explicit(&e->faults, memory_order_relaxed) != slot->faults)
+        return;
+    if (w->depth < e->depth)
+        w->depth = w->depth * 2 < e->depth ? w->depth * 2 : e->depth;
+    else if (w->chunk < e->chunk_max)
+        w->chunk = w->chunk * 2 < e->chunk_max ? w->chunk * 2 : e->chunk_max;
+}
+
+static void arrival_heed(struct fault_worker *w, const struct ibx_fault_arrival *a)
+{
+    struct ibx_fault *e = w->engine;
+    uint64_t index = a->cookie & UINT32_MAX;
+    struct slot *slot = index < w->slot_count ? &w->slots[index] : NULL;
+    if (!slot || slot->state != SLOT_FLYING || slot->generation != a->cookie >> 32) {
+        ibx_fault_fail(e, -EPROTO, "the page source reports cookie 0x%llx, which was not asked for",
+                       (unsigned long long)a->cookie);
+        return;
+    }
+    w->flying--;
+    w->source_full = false;
+    if (a->status && a->status != -EAGAIN && a->status != -ECANCELED)
+        ibx_fault_fail(e, a->status, "the page source failed at page %llu (%u pages): %s",
+                       (unsigned long long)slot->page, slot->count, strerror(-a->status));
+    uint64_t pages = a->length / slot->range->is.page_size;
+    slot->good = a->status ? 0 : pages < slot->count ? (uint32_t)pages : slot->count;
+    slot->zero = a->zero;
+    if (a->zero && !a->status)
+        slot->good = slot->count;
+    if (!a->status && !slot->good)
+        ibx_fault_fail(e, -EIO,
+                       "the page source answered page %llu with %zu bytes, less than a page",
+                       (unsigned long long)slot->page, a->length);
+    if (slot->good < slot->count)
+        count(&e->retries, 1);
+    if (!slot->good) {
+        ibx_fault_slot_release(w, slot);
+        return;
+    }
+    slot->state = SLOT_ARRIVED;
+    w->arrived++;
+}
+
+static bool arrivals_take(struct fault_worker *w)
+{
+    struct ibx_fault_arrival arrivals[ARRIVALS];
+    int n = w->source.ops->poll(w->source.source, arrivals, ARRIVALS);
+    for (int i = 0; i < n && i < ARRIVALS; i++)
+        arrival_heed(w, &arrivals[i]);
+    if (n >= 0)
+        return n > 0;
+    ibx_fault_fail(w->engine, n, "the page source has ended: %s", strerror(-n));
+    for (unsigned i = 0; i < w->slot_count; i++)
+        if (w->slots[i].state == SLOT_FLYING)
+            ibx_fault_slot_release(w, &w->slots[i]);
+    w->flying = 0;
+    return true;
+}
+
+static void slot_finish(struct fault_worker *w, struct slot *slot)
+{
+    if (slot->cause == IBX_FAULT_BY_BACKGROUND && slot->placed == slot->count)
+        window_open(w, slot);
+    w->arrived--;
+    ibx_fault_slot_release(w, slot);
+    ibx_fault_check_complete(w->engine);
+}
+
+static struct slot *slot_of(struct fault_worker *w, uint64_t page)
+{
+    for (unsigned i = URGENT_SLOTS; i < w->slot_count; i++) {
+        struct slot *slot = &w->slots[i];
+        if (slot->state == SLOT_ARRIVED && page - slot->page < slot->good &&
+            page - slot->page >= slot->placed)
+            return slot;
+    }
+    return NULL;
+}
+
+/* Pages that came with others and that somebody waits for. */
+static void awaited_place(struct fault_worker *w)
+{
+    struct ibx_fault *e = w->engine;
+    uint64_t pages[AWAITED];
+    unsigned n = 0;
+    if (!w->arrived || !atomic_load_explicit(&e->waiting, memory_order_acquire))
+        return;
+    pthread_mutex_lock(&e->lock);
+    size_t waiting = atomic_load_explicit(&e->waiting, memory_order_relaxed);
+    for (size_t i = 0; i < waiting && n < AWAITED; i++)
+        if (pagemap_get(&e->map, e->waiters[i].page) == PAGE_CLAIMED &&
+            slot_of(w, e->waiters[i].page))
+            pages[n++] = e->waiters[i].page;
+    pthread_mutex_unlock(&e->lock);
+    for (unsigned i = 0; i < n; i++)
+        if (ibx_fault_place_one(e, slot_of(w, pages[i]), pages[i]))
+            return; /* the engine stops, the slot keeps the page */
+}
+
+/* All pages that somebody waits for, and one piece of the others. */
+static bool arrivals_place(struct fault_worker *w)
+{
+    bool piece_done = false, busy = w->arrived > 0;
+    awaited_place(w);
+    for (unsigned i = 0; i < w->slot_count && w->arrived; i++) {
+        struct slot *slot = &w->slots[i];
+        if (slot->state != SLOT_ARRIVED || (i >= URGENT_SLOTS && piece_done))
+            continue;
+        uint32_t limit = PIECE_BYTES / slot->range->is.page_size;
+        piece_done = i >= URGENT_SLOTS;
+        int rc = ibx_fault_place(w->engine, slot, limit ? limit : 1);
+        if (rc || slot->placed == slot->good)
+            slot_finish(w, slot);
+    }
+    return busy;
+}
+
+/* Until nothing is in flight any more; then this worker is drained. */
+static bool drain(struct fault_worker *w, bool *asked)
+{
+    for (unsigned i = 0; i < w->slot_count; i++) {
+        struct slot *slot = &w->slots[i];
+        if (slot->state == SLOT_ARRIVED) {
+            w->arrived--;
+            ibx_fault_slot_release(w, slot);
+        } else if (slot->state == SLOT_FLYING && !*asked && w->source.ops->cancel) {
+            w->source.ops->cancel(w->source.source, (uint64_t)slot->generation << 32 | (uint64_t)i);
+        }
+    }
+    *asked = true;
+    bool busy = w->flying && arrivals_take(w);
+    if (w->flying || w->arrived)
+        return busy;
+    w->window_count = 0;
+    w->source_full = false;
+    *asked = false;
+    ibx_fault_drained(w);
+    return true;
+}
+
+/* -------------------------------------------------------------------- sleeping */
+
+static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
+{
+    if (source && source_fd < 0)
+        return POLL_MS_NO_FD;
+    if (w->rescan)
+        return POLL_MS_NO_FD;
+    if (w->capped_until) {
+        int ms = ibx_ms_until(w->capped_until);
+        return ms < POLL_MS_ALWAYS ? ms : POLL_MS_ALWAYS;
+    }
+    return POLL_MS_ALWAYS;
+}
+
+static void rest(struct fault_worker *w, bool source)
+{
+    struct ibx_fault *e = w->engine;
+    if (e->spin_us == UINT_MAX || ibx_now_ns() - w->last_busy_ns < e->spin_us * IBX_NS_PER_US)
+        return;
+    int source_fd = -1;
+    if (source) {
+        if (w->source.ops->arm && w->source.ops->arm(w->source.source) > 0)
+            return;
+        source_fd = w->source.ops->fd ? w->source.ops->fd(w->source.source) : -1;
+    }
+    struct pollfd fds[] = {{.fd = w->wake_fd, .events = POLLIN},
+                           {.fd = e->uffd, .events = POLLIN},
+                           {.fd = source_fd, .events = POLLIN}};
+    if (poll(fds, 3, sleep_ms(w, source, source_fd)) <= 0)
+        return;
+    uint64_t woken;
+    if (fds[0].revents && read(w->wake_fd, &woken, sizeof woken) < 0 && errno != EAGAIN)
+        ibx_fault_fail(e, -errno, "eventfd: %s", strerror(errno));
+    if (fds[1].revents & (POLLERR | POLLNVAL))
+        ibx_fault_fail(e, -EBADF, "the userfaultfd is not usable: was it enabled (UFFDIO_API)?");
+}
+
+void *ibx_fault_worker_main(void *worker)
+{
+    struct fault_worker *w = worker;
+    struct ibx_fault *e = w->engine;
+    bool asked = false;
+    pthread_setname_np(pthread_self(), "ibx-fault");
+    while (true) {
+        bool ending = atomic_load(&e->ending);
+        bool busy = !ending && ibx_fault_events_read(e);
+        enum ibx_fault_state state = ibx_fault_now(e);
+        bool serving = state == IBX_FAULT_SERVING && !ending;
+        if (!ending && (serving || state == IBX_FAULT_COMPLETE))
+            busy |= ibx_fault_policy_faults(w);
+        if (serving) {
+            busy |= arrivals_take(w);
+            busy |= arrivals_place(w);
+            busy |= ibx_fault_policy_surroundings(w);
+            busy |= ibx_fault_policy_background(w);
+        }
+        if (ending && !w->flying && !w->arrived)
+            return NULL;
+        if (ending || (state == IBX_FAULT_DRAINING && !w->drained))
+            busy |= drain(w, &asked);
+        if (busy)
+            w->last_busy_ns = ibx_now_ns();
+        else
+            rest(w, serving || w->flying);
+    }
+}

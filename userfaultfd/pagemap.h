@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Two bits a page, moved by compare-and-swap: whoever moves a page from missing to claimed is the
+ * only one to fetch it. Two who fetched one page in place would corrupt memory, since the later one
+ * would write over what the owner of the memory has written meanwhile.
+ *
+ *     missing -> claimed -> present
+ *        ^---------'  |
+ *                     +-> void -> present     discarded while in flight: what arrives is dropped
+ */
+#ifndef IBX_USERFAULTFD_PAGEMAP_H
+#define IBX_USERFAULTFD_PAGEMAP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum page_state { PAGE_MISSING = 0, PAGE_CLAIMED = 1, PAGE_PRESENT = 2, PAGE_VOID = 3 };
+
+#define PAGES_A_WORD 32u
+
+struct pagemap {
+    _Atomic uint64_t *words;
+    uint64_t pages;
+};
+
+static inline unsigned pagemap_shift(uint64_t page)
+{
+    return (unsigned)(page % PAGES_A_WORD) * 2;
+}
+
+static inline enum page_state pagemap_get(const struct pagemap *map, uint64_t page)
+{
+    uint64_t word = atomic_load_explicit(&map->words[page / PAGES_A_WORD], memory_order_acquire);
+    return (enum page_state)(word >> pagemap_shift(page) & 3);
+}
+
+/* Moves a page from one state to another; false when it is not in the first. */
+static inline bool pagemap_move(struct pagemap *map, uint64_t page, enum page_state from,
+                                enum page_state to)
+{
+    _Atomic uint64_t *word = &map->words[page / PAGES_A_WORD];
+    unsigned shift = pagemap_shift(page);
+    uint64_t old = atomic_load_explicit(word, memory_order_relaxed);
+    do {
+        if ((old >> shift & 3) != from)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(
+        word, &old, (old & ~(3ull << shift)) | (uint64_t)to << shift, memory_order_acq_rel,
+        memory_order_relaxed));
+    return true;
+}
+
+/* The first missing page of [from, to), or `to`. */
+static inline uint64_t pagemap_find_missing(const struct pagemap *map, uint64_t from, uint64_t to)
+{
+    const uint64_t low = 0x5555555555555555ull;
+    while (from < to) {
+        uint64_t word =
+            atomic_load_explicit(&map->words[from / PAGES_A_WORD], memory_order_relaxed);
+        uint64_t missing = ~(word | word >> 1) & low & ~0ull << pagemap_shift(from);
+        if (missing) {
+            uint64_t page = from / PAGES_A_WORD * PAGES_A_WORD;
+            page += (unsigned)__builtin_ctzll(missing) / 2;
+            return page < to ? page : to;
+        }
+        from = (from / PAGES_A_WORD + 1) * PAGES_A_WORD;
+    }
+    return to;
+}
+
+#endif
