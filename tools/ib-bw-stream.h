@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What GVirtuS calls a communicator: ours, or stock's. In C and C++, since
+ * stock's is made of C++'s streams.
+ */
+#ifndef IBX_TOOLS_IB_BW_STREAM_H
+#define IBX_TOOLS_IB_BW_STREAM_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "common/error.h" /* plain C */
+
+struct bw_stream;
+
+struct bw_stream_ops {
+    /* Exactly n bytes: n; 0 when the stream ended; a negative errno. */
+    ssize_t (*read)(struct bw_stream *stream, void *buffer, size_t n);
+    ssize_t (*write)(struct bw_stream *stream, const void *buffer, size_t n);
+    int (*sync)(struct bw_stream *stream);
+    const char *(*reason)(struct bw_stream *stream); /* for its end; never NULL */
+    const char *(*peer)(struct bw_stream *stream);   /* for messages */
+    void (*destroy)(struct bw_stream *stream);
+};
+
+struct bw_stream {
+    const struct bw_stream_ops *ops;
+};
+
+/* Takes a connected stream socket over, also when it fails (-ENOMEM, -EMFILE). */
+int bw_stream_of_stock(int fd, struct bw_stream **stream, struct ibx_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* ibx-gvirtus show: what is selected, as a GVirtuS process would find it, and whether it works. */
+#include "tools/ibx-gvirtus.h"
+
+#include "common/log.h"
+#include "frontend-glue/config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void row(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void row(const char *name, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    printf("%-13s ", name);
+    vprintf(format, args);
+    putchar('\n');
+    va_end(args);
+}
+
+/* Puts this process where a GVirtuS process with these arguments would be. */
+static int imitate(const struct gvirtus_args *args, struct ibx_error *err)
+{
+    int bad = 0;
+    if (args->home)
+        bad |= setenv("GVIRTUS_HOME", args->home, 1);
+    if (args->config)
+        bad |= setenv("GVIRTUS_CONFIG", args->config, 1);
+    else if (args->home_given)
+        bad |= unsetenv("GVIRTUS_CONFIG");
+    if (args->properties)
+        bad |= setenv("GVIRTUS_RDMA_PROPERTIES", args->properties, 1);
+    return bad ? ibx_error_set(err, -ENOMEM, "no memory for the environment") : 0;
+}
+
+/* What GVirtuS will load. -ENODEV when it is not us. */
+static int show_selected(const struct gvirtus_place *place, struct gvirtus_endpoint *endpoint,
+                         struct ibx_error *err)
+{
+    char library[PATH_MAX], slot[64];
+    int rc = gvirtus_endpoint_read(place->config, endpoint, err);
+    if (!rc)
+        rc = gvirtus_library_path(place->home, endpoint->protocol, library, err);
+    if (rc)
+        return rc;
+    bool slot_of_ours = !strcmp(endpoint->protocol, "oldtcp") || !strcmp(endpoint->protocol, "ib");
+    bool ours = gvirtus_journal_owns(place->state, library, slot);
+    row("home", "%s", place->home);
+    row("selected", "protocol %s of suite %s in %s", endpoint->protocol, endpoint->suite,
+        place->config);
+    row("library", "%s (%s)", library,
+        ours                    ? "as installed by ibx-gvirtus"
+        : access(library, F_OK) ? "missing"
+                                : "not installed by ibx-gvirtus");
+    row("endpoint", "%s port %u", endpoint->address[0] ? endpoint->address : "without an address",
+        endpoint->port);
+    if (!slot_of_ours)
+        return ibx_error_set(err, -ENODEV,
+                             "GVirtuS's own communicator \"%s\" is selected in %s: "
+                             "run ibx-gvirtus install",
+                             endpoint->protocol, place->config);
+    if (access(library, F_OK))
+        return ibx_error_set(err, -ENOENT,
+                             "%s is selected, but there is no %s: run ibx-gvirtus "
+                             "install",
+                             endpoint->protocol, library);
+    return 0;
+}
+
+static void show_config(const struct ibx_glue_config *config)
+{
+    row("properties", "%s", config->file[0] ? config->file : "none found, defaults apply");
+    if (config->uri_line)
+        row("communicator", "%s (line %u of it)", config->uri, config->uri_line);
+    else
+        row("communicator", "%s (from the endpoint)", config->uri);
+    struct ibx_options defaults;
+    ibx_options_init(&defaults);
+    const char *key;
+    for (unsigned i = 0; (key = ibx_options_key(i)); i++) {
+        char value[256], usual[256];
+        ibx_options_get(&config->options, key, value, sizeof(value));
+        ibx_options_get(&defaults, key, usual, sizeof(usual));
+        row(i ? "" : "options", "rdma.%s : %s%s", key, value,
+            strcmp(value, usual) ? ""
+            : *value             ? " (default)"
+                                 : "(default)");
+    }
+}
+
+/* Knocks at the back end as a front end would. */
+static int show_connection(const struct ibx_glue_config *config, struct ibx_error *err)
+{
+    struct ibx_conn *conn;
+    int rc = ibx_connect(config->uri, &config->options, &conn, err);
+    if (rc)
+        return ibx_error_prefix(err, rc, "the back end at %s is not reachable", config->uri);
+    const struct ibx_path *path = ibx_conn_path(conn);
+    row("connection", "%s, to %s", path->description, path->peer);
+    for (unsigned i = 0; i < path->refused_count; i++)
+        row(i ? "" : "refused", "%s: %s", path->refused[i].provider, path->refused[i].reason);
+    ibx_close(conn);
+    return 0;
+}
+
+int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
+{
+    struct gvirtus_endpoint endpoint = {.port = 0};
+    struct gvirtus_place *place = calloc(1, sizeof(*place));
+    struct ibx_glue_config *config = calloc(1, sizeof(*config));
+    int rc = place && config ? imitate(args, err) : ibx_error_set(err, -ENOMEM, "no memory");
+    /* A classic GVirtuS has no home: its gvirtus.properties alone says all. */
+    if (!rc && (args->home || !args->properties)) {
+        rc = gvirtus_place_find(args, place, err);
+        if (!rc)
+            rc = show_selected(place, &endpoint, err);
+    }
+    if (!rc)
+        rc = ibx_glue_config_load(endpoint.address, endpoint.port, config, err);
+    if (!rc) {
+        show_config(config);
+        rc = show_connection(config, err);
+    }
+    free(place);
+    free(config);
+    return rc;
+}
