@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Messages: whole, in order, bounded by credits, given back in any order. */
+#include "tests/contract/harness.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define SEED_OUT 11u
+#define SEED_IN  22u
+
+static struct pair *open_with_sequences(enum side side, enum mode mode)
+{
+    struct pair *pair = pair_open(side);
+    pair->end.seed_out = SEED_OUT;
+    pair->end.seed_in = SEED_IN;
+    pair_ask(pair, (struct order){.verb = ORDER_MODE, .value = (uint64_t)mode, .seed = SEED_OUT});
+    return pair;
+}
+
+static void let_the_peer_send(struct pair *pair, uint64_t count)
+{
+    pair_ask(pair, (struct order){.verb = ORDER_SEND, .value = count, .seed = SEED_IN});
+}
+
+/* The peer has taken all that was sent; it checks each message itself. */
+static void await_arrival(struct pair *pair)
+{
+    uint64_t deadline = await_until();
+    for (;;) {
+        int64_t received = pair_ask(pair, (struct order){.verb = ORDER_COUNT}).value;
+        if ((uint64_t)received == pair->end.sent)
+            return;
+        if (ibx_now_ns() > deadline)
+            FAIL("%lld of %llu messages arrived", (long long)received,
+                 (unsigned long long)pair->end.sent);
+        end_poll(&pair->end);
+    }
+}
+
+static void test_ordering_out(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    end_send_many(&pair->end, contract_size(10000, 2000));
+    await_arrival(pair);
+    pair_close(pair);
+}
+
+static void test_ordering_in(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    uint64_t count = contract_size(10000, 2000);
+    let_the_peer_send(pair, count);
+    AWAIT(&pair->end, pair->end.received == count);
+    pair_close(pair);
+}
+
+/* Both send without waiting for each other: neither may starve the other of credits. */
+static void test_ordering_both_ways_at_once(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    uint64_t count = contract_size(8000, 2000);
+    let_the_peer_send(pair, count);
+    end_send_many(&pair->end, count);
+    AWAIT(&pair->end, pair->end.received == count);
+    await_arrival(pair);
+    pair_close(pair);
+}
+
+static void message_counted(struct end *end, const struct ibx_event *event)
+{
+    end->received++;
+    ibx_message_release(end->conn, event);
+}
+
+static void test_ping_pong(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_ECHO);
+    pair->end.seed_in = SEED_OUT; /* its own messages come back */
+    for (uint64_t i = 1; i <= contract_size(3000, 500); i++) {
+        end_send_many(&pair->end, 1);
+        AWAIT(&pair->end, pair->end.received == i);
+    }
+    pair_close(pair);
+}
+
+/* A peer that does not poll stops the sender by -EAGAIN; nothing is lost by it. */
+static void test_flood_without_polling(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    for (int round = 0; round < 5; round++) {
+        int rc;
+        uint64_t before = pair->end.sent;
+        pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 0});
+        while (!(rc = end_send_next(&pair->end, 0))) {
+            if (pair->end.sent - before > 100000)
+                FAIL("a peer that does not poll took %llu messages",
+                     (unsigned long long)(pair->end.sent - before));
+        }
+        CHECK(rc == -EAGAIN);
+        CHECK(round || pair->end.sent > before); /* later some credit may still be on its way */
+        for (int i = 0; i < 1000; i++) {
+            end_poll(&pair->end);
+            rc = end_send_next(&pair->end, 0);
+            CHECK(rc == 0 || rc == -EAGAIN);
+        }
+        CHECK(end_send_next(&pair->end, 0) == -EAGAIN);
+        pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 1});
+        end_send_many(&pair->end, 100);
+        await_arrival(pair);
+    }
+    pair_close(pair);
+}
+
+/* Messages held by the peer, given back in random order, keep their bytes until then. */
+static void test_held_by_the_peer(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_HOLD);
+    end_send_many(&pair->end, contract_size(4000, 1000));
+    await_arrival(pair);
+    pair_close(pair);
+}
+
+static void test_held_by_this_side(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    uint64_t count = contract_size(4000, 1000);
+    pair->end.message = message_held;
+    let_the_peer_send(pair, count);
+    AWAIT(&pair->end, pair->end.received == count);
+    end_release_held(&pair->end);
+    pair_close(pair);
+}
+
+/* A receiver that keeps everything stops its sender after the agreed slots, not for ever. */
+static void message_kept(struct end *end, const struct ibx_event *event)
+{
+    struct ibx_event *kept = end->owner;
+    kept[end->received++] = *event;
+}
+
+static void test_credits_bound_a_held_flood(void **state)
+{
+    struct ibx_event kept[1024];
+    struct pair_options with = {.set = "slots=8"};
+    struct pair *pair = pair_open_with(SIDE_OF(state), &with);
+    pair->end.message = message_kept;
+    pair->end.owner = kept;
+    let_the_peer_send(pair, 1000);
+    AWAIT(&pair->end, pair->end.received >= 8);
+    uint64_t before = pair->end.received;
+    for (int i = 0; i < 2000; i++) {
+        end_poll(&pair->end);
+        CHECK(pair->end.received < 1000);
+    }
+    pair->end.message = message_counted;
+    for (uint64_t i = 0, n = pair->end.received; i < n; i++)
+        ibx_message_release(pair->end.conn, &kept[(i * 7 + 3) % n % n]);
+    CHECK(before <= pair->end.received);
+    AWAIT(&pair->end, pair->end.received == 1000);
+    pair_close(pair);
+}
+
+static void test_sizes_and_signals(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    static char bytes[1 << 20];
+    size_t max = pair->end.caps->message_max;
+    struct iovec long_one = {bytes, max + 1};
+    struct iovec wraps[2] = {{bytes, max}, {bytes, SIZE_MAX - max + 1}};
+    CHECK(ibx_send(pair->end.conn, &long_one, 1, 0, 0) == -EMSGSIZE);
+    CHECK(ibx_send(pair->end.conn, wraps, 2, 0, 0) == -EMSGSIZE);
+    for (unsigned i = 0; i < 500; i++)
+        end_send(&pair->end, i % 3 ? IBX_SIGNALED : 0);
+    AWAIT(&pair->end, pair->end.signals == pair->end.signaled);
+    await_arrival(pair);
+    pair_close(pair);
+}
+
+static void test_no_pieces_is_an_empty_message(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_ECHO);
+    pair->end.message = message_counted;
+    CHECK(ibx_send(pair->end.conn, NULL, 0, 0, 0) == 0);
+    AWAIT(&pair->end, pair->end.received == 1);
+    pair_close(pair);
+}
+
+static const struct CMUnitTest tests[] = {
+    TEST_BOTH(test_ordering_out),
+    TEST_BOTH(test_ordering_in),
+    TEST_BOTH(test_ordering_both_ways_at_once),
+    TEST_BOTH(test_ping_pong),
+    TEST_BOTH(test_flood_without_polling),
+    TEST_BOTH(test_held_by_the_peer),
+    TEST_BOTH(test_held_by_this_side),
+    TEST_BOTH(test_credits_bound_a_held_flood),
+    TEST_BOTH(test_sizes_and_signals),
+    TEST_BOTH(test_no_pieces_is_an_empty_message),
+};
+GROUP(group_messages, "messages", tests);

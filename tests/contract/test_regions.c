@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What may be reached and what may not: bounds, access, keys, deregistration, allocation. */
+#include "tests/contract/harness.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define LENGTH      (256 * 1024u)
+#define SEED_SECRET 31u
+#define SEED_LOCAL  32u
+#define SEED_AFTER  33u
+#define R           IBX_ACCESS_REMOTE_READ
+#define W           IBX_ACCESS_REMOTE_WRITE
+
+/* A pair, the peer's region 0 and this side's region of the same length. */
+struct scene {
+    struct pair *pair;
+    struct end *end;
+    struct ibx_remote remote;
+    uint8_t *bytes;
+    struct ibx_mr *mr;
+};
+
+static struct scene scene_open(enum side side, unsigned access)
+{
+    struct scene scene = {.pair = pair_open(side)};
+    scene.end = &scene.pair->end;
+    scene.remote = pair_expose(scene.pair, 0, LENGTH, access, SEED_SECRET);
+    scene.bytes = pages_map(LENGTH);
+    pattern_fill(scene.bytes, LENGTH, SEED_LOCAL, 0);
+    scene.mr = end_register(scene.end, scene.bytes, LENGTH, IBX_ACCESS_LOCAL);
+    return scene;
+}
+
+static void scene_close(struct scene *scene)
+{
+    ibx_mr_deregister(scene->mr);
+    pages_unmap(scene->bytes, LENGTH);
+    pair_close(scene->pair);
+}
+
+static int64_t peers_mismatch(struct pair *pair, size_t offset, size_t length, uint64_t seed)
+{
+    struct order order = {
+        .verb = ORDER_CHECK, .offset = offset, .length = length, .seed = seed, .position = offset};
+    return pair_ask(pair, order).value;
+}
+
+static void check_peers(struct pair *pair, size_t offset, size_t length, uint64_t seed)
+{
+    int64_t at = peers_mismatch(pair, offset, length, seed);
+    if (at >= 0)
+        FAIL("the peer's byte %zu of [%zu, %zu) is wrong", offset + (size_t)at, offset,
+             offset + length);
+}
+
+/* ---------------------------------------------------- what is refused at the post */
+
+static void test_out_of_range_posts(void **state)
+{
+    struct scene scene = scene_open(SIDE_OF(state), R | W);
+    const struct {
+        size_t local;
+        uint64_t offset;
+        size_t length;
+    } wrong[] = {
+        {0, 0, LENGTH + 1},
+        {0, 1, LENGTH},
+        {0, LENGTH, 1},
+        {0, LENGTH + 1, 0},
+        {0, UINT64_MAX, 1},
+        {0, UINT64_MAX - 10, 20},
+        {1, 0, LENGTH},
+        {LENGTH, 0, 1},
+        {LENGTH - 1, 0, 2},
+        {0, 8, SIZE_MAX},
+        {8, 8, SIZE_MAX - 7},
+        {0, 0, SIZE_MAX},
+        {(size_t)0 - 4096, 0, 4096},
+        {(size_t)0 - 1, 0, 2},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        void *local = (void *)((uintptr_t)scene.bytes + wrong[i].local);
+        int rc = end_try_read(scene.end, scene.mr, local, &scene.remote, wrong[i].offset,
+                              wrong[i].length, 0);
+        int also = end_try_write(scene.end, scene.mr, local, &scene.remote, wrong[i].offset,
+                                 wrong[i].length, IBX_URGENT);
+        if (rc != -ERANGE || also != -ERANGE)
+            FAIL("case %zu: READ returned %d and WRITE %d", i, rc, also);
+    }
+    /* The connection is none the worse for it. */
+    end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, LENGTH, 0);
+    end_read(scene.end, scene.mr, scene.bytes + LENGTH, &scene.remote, LENGTH, 0, 0);
+    AWAIT(scene.end, scene.end->completed == 2);
+    CHECK(scene.end->failed == 0);
+    CHECK(pattern_check(scene.bytes, LENGTH, SEED_SECRET, 0) < 0);
+    scene_close(&scene);
+}
+
+static void test_naming_a_piece(void **state)
+{
+    struct scene scene = scene_open(SIDE_OF(state), R | W);
+    struct ibx_remote piece, copy;
+    uint8_t wire[IBX_REMOTE_BYTES];
+    uint8_t *pages = pages_map(8192);
+    struct ibx_mr *mr = end_register(scene.end, pages, 8192, R);
+    CHECK(ibx_mr_remote(mr, 0, 8193, &piece) == -ERANGE);
+    CHECK(ibx_mr_remote(mr, 8193, 0, &piece) == -ERANGE);
+    CHECK(ibx_mr_remote(mr, 1, SIZE_MAX, &piece) == -ERANGE);
+    CHECK(ibx_mr_remote(mr, 8192, 0, &piece) == 0);
+    CHECK(ibx_mr_remote(mr, 100, 8000, &piece) == 0 && piece.length == 8000);
+    struct ibx_writer writer = ibx_writer_of(wire, sizeof(wire));
+    ibx_remote_put(&writer, &piece);
+    CHECK(!writer.failed && writer.length == sizeof(wire));
+    struct ibx_reader reader = ibx_reader_of(wire, sizeof(wire));
+    ibx_remote_get(&reader, &copy);
+    CHECK(!reader.failed && !memcmp(&copy, &piece, sizeof(copy)));
+    ibx_mr_deregister(mr);
+    ibx_mr_deregister(NULL);
+    pages_unmap(pages, 8192);
+    CHECK(ibx_mr_remote(scene.mr, 0, 1, &piece) == -EACCES);
+    /* A post may not leave the piece that was named, though the region goes on. */
+    scene.remote.length = 1000;
+    CHECK(end_try_read(scene.end, scene.mr, scene.bytes, &scene.remote, 1, 1000, 0) == -ERANGE);
+    end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 1, 999, 0);
+    AWAIT(scene.end, scene.end->completed == 1);
+    CHECK(pattern_check(scene.bytes, 999, SEED_SECRET, 1) < 0);
+    scene_close(&scene);
+}
+
+/* -------------------------------------------------- what the peer's side must refuse */
+
+/* Posts something that must not work: it completes with an error, perhaps with the connection. */
+static void must_fail(struct scene *scene, bool write, uint64_t offset, size_t length,
+                      const char *what)
+{
+    unsigned post =
+        write ? end_write(scene->end, scene->mr, scene->bytes, &scene->remote, offset, length, 0)
+              : end_read(scene->end, scene->mr, scene->bytes, &scene->remote, offset, length, 0);
+    AWAIT(scene->end, scene->end->posts[post].times);
+    if (!scene->end->posts[post].status)
+        FAIL("%s: %s succeeded", what, write ? "a WRITE" : "a READ");
+    pair_ask(scene->pair, (struct order){.verb = ORDER_PING});
+}
+
+/* Every byte here is one of two: what it was, or byte [position + i] of the peer's pattern, where
+ * only [0, LENGTH) of that may come. */
+static void check_either(const uint8_t *bytes, int64_t position, const char *what)
+{
+    for (size_t i = 0; i < LENGTH; i++) {
+        int64_t there = position + (int64_t)i;
+        bool kept = pattern_check(bytes + i, 1, SEED_LOCAL, i) < 0;
+        if (!kept && (there < 0 || there >= LENGTH ||
+                      pattern_check(bytes + i, 1, SEED_SECRET, (uint64_t)there) >= 0))
+            FAIL("%s: byte %zu came from where it may not", what, i);
+    }
+}
+
+static void must_fail_alone(enum side side, unsigned access, bool write, const char *what)
+{
+    struct scene scene = scene_open(side, access);
+    must_fail(&scene, write, 0, LENGTH, what);
+    CHECK(pattern_check(scene.bytes, LENGTH, SEED_LOCAL, 0) < 0);
+    check_peers(scene.pair, 0, LENGTH, SEED_SECRET);
+    scene_close(&scene);
+}
+
+static void test_access_is_checked(void **state)
+{
+    must_fail_alone(SIDE_OF(state), W, false, "no remote READ access");
+    must_fail_alone(SIDE_OF(state), R, true, "no remote WRITE access");
+}
+
+/* One bit is enough. Bits beyond those that a provider uses may be anything. */
+static void try_wrong_key(enum side side, unsigned bit)
+{
+    struct scene scene = scene_open(side, R | W);
+    for (int rail = 0; rail < IBX_RAILS_MAX; rail++) {
+        uint64_t *key = &scene.remote.keys[rail];
+        if (bit < 64)
+            *key ^= (uint64_t)1 << bit;
+        else
+            *key = bit == 64 ? pattern_mix(*key) : UINT64_MAX;
+    }
+    must_fail(&scene, bit % 2, 0, 8192, "a wrong key");
+    CHECK(pattern_check(scene.bytes, LENGTH, SEED_LOCAL, 0) < 0);
+    check_peers(scene.pair, 0, LENGTH, SEED_SECRET);
+    scene_close(&scene);
+}
+
+static void test_wrong_keys(void **state)
+{
+    static const unsigned bits[] = {0, 3, 8, 13, 21, 24, 31, 64, 65};
+    struct scene scene = scene_open(SIDE_OF(state), R | W);
+    bool wide = scene.remote.keys[0] >> 32;
+    scene_close(&scene);
+    for (size_t i = 0; i < sizeof(bits) / sizeof(bits[0]); i++)
+        try_wrong_key(SIDE_OF(state), bits[i]);
+    for (unsigned bit = 33; wide && bit < 64; bit += 10)
+        try_wrong_key(SIDE_OF(state), bit);
+}
+
+/* The peer's memory goes on beyond its region on both sides, with bytes that are nobody's business.
+ * Chunks of a failing post that lie inside the region may be moved or not. */
+static void test_beyond_the_region(void **state)
+{
+    static const struct {
+        int64_t shift; /* of the address, a lie about where the region begins */
+        uint64_t offset;
+        size_t length;
+        bool all_outside;
+    } lies[] = {
+        {0, 1, LENGTH, false},             /* one byte behind it */
+        {-1, 0, LENGTH, false},            /* one byte before it */
+        {LENGTH, 0, 4096, true},           /* behind it */
+        {-4096, 0, 4096, true},            /* before it */
+        {LENGTH - 100, 0, 4096, false},    /* across its end */
+        {(int64_t)1 << 40, 0, 4096, true}, /* far away */
+    };
+    for (size_t i = 0; i < 2 * sizeof(lies) / sizeof(lies[0]); i++) {
+        bool write = i % 2;
+        struct scene scene = scene_open(SIDE_OF(state), R | W);
+        scene.remote.address += (uint64_t)lies[i / 2].shift;
+        scene.remote.length = LENGTH + 1;
+        must_fail(&scene, write, lies[i / 2].offset, lies[i / 2].length, "beyond the region");
+        if (!write)
+            check_either(scene.bytes, lies[i / 2].shift + (int64_t)lies[i / 2].offset,
+                         "a READ beyond the region");
+        /* The peer checks what surrounds the region each time that it is asked. */
+        int64_t at = peers_mismatch(scene.pair, 0, LENGTH, SEED_SECRET);
+        CHECK(at < 0 || (write && !lies[i / 2].all_outside));
+        scene_close(&scene);
+    }
+}
+
+/* ------------------------------------------------------------------ deregistration */
+
+static void test_deregistered_regions(void **state)
+{
+    for (int write = 0; write < 2; write++) {
+        struct scene scene = scene_open(SIDE_OF(state), R | W);
+        end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, LENGTH, 0);
+        AWAIT(scene.end, scene.end->completed == 1);
+        CHECK(pattern_check(scene.bytes, LENGTH, SEED_SECRET, 0) < 0);
+        pattern_fill(scene.bytes, LENGTH, SEED_LOCAL, 0);
+        pair_ask(scene.pair, (struct order){.verb = ORDER_DROP, .seed = SEED_AFTER});
+        must_fail(&scene, write, 0, LENGTH, "a deregistered region");
+        CHECK(pattern_check(scene.bytes, LENGTH, SEED_LOCAL, 0) < 0);
+        check_peers(scene.pair, 0, LENGTH, SEED_AFTER);
+        scene_close(&scene);
+    }
+}
+
+/* The peer deregisters and remaps in the middle of everything: no crash there, no byte of the new
+ * mapping comes here, none of ours goes there. */
+static void drop_under_load(enum side side, bool write)
+{
+    struct scene scene = scene_open(side, R | W);
+    struct order drop = {.verb = ORDER_DROP, .seed = SEED_AFTER};
+    uint64_t deadline = await_until();
+    pair_tell(scene.pair, &drop);
+    while (!scene.end->failed && !scene.end->closed) {
+        if (scene.end->posted - scene.end->completed < 16) {
+            int rc =
+                write ? end_try_write(scene.end, scene.mr, scene.bytes, &scene.remote, 0, LENGTH, 0)
+                      : end_try_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, LENGTH, 0);
+            CHECK(rc == 0 || rc == -ENOTCONN);
+        }
+        end_poll(scene.end);
+        if (ibx_now_ns() > deadline)
+            FAIL("the deregistered region is still there");
+    }
+    AWAIT(scene.end, scene.end->closed || scene.end->completed == scene.end->posted);
+    end_check_books(scene.end);
+    CHECK(pair_hear(scene.pair).rc == 0);
+    if (write)
+        check_peers(scene.pair, 0, LENGTH, SEED_AFTER);
+    else
+        check_either(scene.bytes, 0, "a READ after deregistration");
+    scene_close(&scene);
+}
+
+static void test_deregistration_under_reads(void **state)
+{
+    drop_under_load(SIDE_OF(state), false);
+}
+
+static void test_deregistration_under_writes(void **state)
+{
+    drop_under_load(SIDE_OF(state), true);
+}
+
+/* Local memory may go as soon as the work on it is over, or the connection is closed. */
+static void test_local_memory_freed_at_once(void **state)
+{
+    struct scene scene = scene_open(SIDE_OF(state), R | W);
+    for (size_t i = 0; i < contract_size(200, 50); i++) {
+        uint8_t *pages = pages_map(LENGTH);
+        struct ibx_mr *mr = end_register(scene.end, pages, LENGTH, IBX_ACCESS_LOCAL);
+        end_read(scene.end, mr, pages, &scene.remote, 0, LENGTH, 0);
+        AWAIT(scene.end, scene.end->completed == scene.end->posted);
+        CHECK(pattern_check(pages, 4096, SEED_SECRET, 0) < 0);
+        ibx_mr_deregister(mr);
+        pages_unmap(pages, LENGTH);
+    }
+    for (int i = 0; i < 32; i++)
+        end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, LENGTH, 0);
+    ibx_close(scene.end->conn); /* deregisters too */
+    scene.end->conn = NULL;
+    pages_unmap(scene.bytes, LENGTH);
+    pair_close(scene.pair);
+}
+
+static void test_closed_in_the_middle_of_a_read(void **state)
+{
+    struct scene scene = scene_open(SIDE_OF(state), R | W);
+    for (int i = 0; i < 64; i++)
+        end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, LENGTH, 0);
+    AWAIT(scene.end, scene.end->completed >= 3);
+    ibx_close(scene.end->conn);
+    scene.end->conn = NULL;
+    /* What the peer still sends goes nowhere. */
+    pattern_fill(scene.bytes, LENGTH, SEED_LOCAL, 0);
+    uint64_t deadline = await_until();
+    while (!pair_ask(scene.pair, (struct order){.verb = ORDER_STATUS}).value)
+        CHECK(ibx_now_ns() < deadline);
+    CHECK(pattern_check(scene.bytes, LENGTH, SEED_LOCAL, 0) < 0);
+    pages_unmap(scene.bytes, LENGTH);
+    pair_close(scene.pair);
+}
+
+/* ---------------------------------------------------------------------- allocation */
+
+static void test_allocated_memory(void **state)
+{
+    struct pair *pair = pair_open(SIDE_OF(state));
+    struct end *end = &pair->end;
+    struct ibx_error err = {0};
+    struct ibx_mr *mr = NULL;
+    size_t length = 3 * 4096 * 100 + 17;
+    CHECK(ibx_mr_allocate(end->conn, 0, R, &mr, &err) == -EINVAL && !mr && err.message[0]);
+    struct order expose = {.verb = ORDER_EXPOSE,
+                           .length = length,
+                           .access = R | W,
+                           .seed = SEED_SECRET,
+                           .allocate = true};
+    struct ibx_remote remote = pair_ask(pair, expose).remote;
+    CHECK_OK(ibx_mr_allocate(end->conn, length, IBX_ACCESS_LOCAL, &mr, &err), err);
+    uint8_t *bytes = ibx_mr_address(mr);
+    CHECK(ibx_mr_length(mr) == length);
+    CHECK((uintptr_t)bytes % 4096 == 0);
+    for (size_t i = 0; i < length; i++)
+        CHECK(bytes[i] == 0);
+
+    end_read(end, mr, bytes, &remote, 0, length, 0);
+    AWAIT(end, end->completed == 1);
+    CHECK(end->failed == 0 && pattern_check(bytes, length, SEED_SECRET, 0) < 0);
+    /* A READ and a WRITE of all but the margins leave these alone. */
+    pattern_fill(bytes, length, SEED_LOCAL, 0);
+    end_read(end, mr, bytes + 5, &remote, 5, length - 12, 0);
+    AWAIT(end, end->completed == 2);
+    CHECK(pattern_check(bytes, 5, SEED_LOCAL, 0) < 0);
+    CHECK(pattern_check(bytes + 5, length - 12, SEED_SECRET, 5) < 0);
+    CHECK(pattern_check(bytes + length - 7, 7, SEED_LOCAL, length - 7) < 0);
+    pattern_fill(bytes, length, SEED_LOCAL, 0);
+    end_write(end, mr, bytes + 5, &remote, 5, length - 12, 0);
+    AWAIT(end, end->completed == 3 && end->failed == 0);
+    check_peers(pair, 0, 5, SEED_SECRET);
+    check_peers(pair, 5, length - 12, SEED_LOCAL);
+    check_peers(pair, length - 7, 7, SEED_SECRET);
+
+    /* Where both ends map the same memory, the peer's can be looked at in place. */
+    const uint8_t *direct = ibx_remote_pointer(end->conn, &remote);
+    if (direct)
+        CHECK(pattern_check(direct + 5, length - 12, SEED_LOCAL, 5) < 0);
+    struct ibx_remote lie = remote;
+    lie.length = UINT64_MAX - 4096;
+    CHECK(!ibx_remote_pointer(end->conn, &lie));
+    lie = remote;
+    lie.address += (uint64_t)1 << 40;
+    CHECK(!ibx_remote_pointer(end->conn, &lie));
+    ibx_mr_deregister(mr);
+    pair_close(pair);
+}
+
+static void test_allocate_again_and_again(void **state)
+{
+    struct pair *pair = pair_open(SIDE_OF(state));
+    struct ibx_error err = {0};
+    struct ibx_mr *regions[16] = {0};
+    for (size_t i = 0; i < contract_size(400, 100); i++) {
+        pair->end.random = pattern_mix(pair->end.random);
+        size_t which = pair->end.random % 16, length = 1 + pair->end.random / 16 % 300000;
+        ibx_mr_deregister(regions[which]);
+        regions[which] = NULL;
+        CHECK_OK(ibx_mr_allocate(pair->end.conn, length, R | W, &regions[which], &err), err);
+        uint8_t *bytes = ibx_mr_address(regions[which]);
+        CHECK(bytes[0] == 0 && bytes[length - 1] == 0 && bytes[length / 2] == 0);
+        memset(bytes, 0xa5, length);
+    }
+    for (size_t i = 0; i < 8; i++)
+        ibx_mr_deregister(regions[i]); /* the rest goes with the connection */
+    pair_close(pair);
+}
+
+static void test_registration_is_refused_in_words(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_open(SIDE_SERVER);
+    struct ibx_error err = {0};
+    struct ibx_mr *mr = NULL;
+    uint8_t byte;
+    struct ibx_span nothing = ibx_span_host(&byte, 0), nowhere = ibx_span_host(NULL, 10);
+    CHECK(ibx_mr_register(pair->end.conn, &nothing, R, &mr, &err) == -EINVAL && err.message[0]);
+    CHECK(ibx_mr_register(pair->end.conn, &nowhere, R, &mr, &err) == -EINVAL && !mr);
+    pair_close(pair);
+}
+
+static const struct CMUnitTest tests[] = {
+    TEST_BOTH(test_out_of_range_posts),
+    TEST_BOTH(test_naming_a_piece),
+    TEST_BOTH(test_access_is_checked),
+    TEST_BOTH(test_wrong_keys),
+    TEST_BOTH(test_beyond_the_region),
+    TEST_BOTH(test_deregistered_regions),
+    TEST_BOTH(test_deregistration_under_reads),
+    TEST_BOTH(test_deregistration_under_writes),
+    TEST_BOTH(test_local_memory_freed_at_once),
+    TEST_BOTH(test_closed_in_the_middle_of_a_read),
+    TEST_BOTH(test_allocated_memory),
+    TEST_BOTH(test_allocate_again_and_again),
+    TEST(test_registration_is_refused_in_words),
+};
+GROUP(group_regions, "regions", tests);

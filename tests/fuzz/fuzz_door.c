@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A door that hears anything, on either side, ends in an error with a sentence or in a connection
+ * that closes in order, and keeps nothing.
+ *
+ *   first byte   bit 0: this side is the client; bit 1: it has a key; bit 2: "shm" does not stand
+ *   the rest     what the peer says, as on the wire
+ *
+ * Random numbers, hashes and MACs are all zeros here, so that inputs get beyond the proofs. The
+ * wire of the fabric inside the process that offers may name has the number 1.
+ */
+#include "tests/unit/memory_provider.h"
+
+#include "common/log.h"
+#include "transport/conn.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+static bool with_key;
+static struct ibx_options options;
+static int next_door; /* what ibx_connect() gets */
+
+/* ------------------------------------------------------- in place of auth.c, listen.c */
+
+int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
+{
+    (void)path;
+    (void)err;
+    *key = (struct ibx_key){.present = with_key};
+    return 0;
+}
+
+void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
+{
+    (void)pieces;
+    (void)count;
+    memset(out, 0, IBX_HASH_BYTES);
+}
+
+void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
+              uint8_t out[IBX_HASH_BYTES])
+{
+    (void)key;
+    ibx_hash(pieces, count, out);
+}
+
+bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES])
+{
+    return !memcmp(a, b, IBX_HASH_BYTES);
+}
+
+int ibx_random(void *out, size_t length, struct ibx_error *err)
+{
+    (void)err;
+    memset(out, 0, length);
+    return 0;
+}
+
+void ibx_peer_name(int fd, char *out, size_t size)
+{
+    (void)fd;
+    snprintf(out, size, "the fuzzer");
+}
+
+int ibx_door_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd, struct ibx_error *err)
+{
+    (void)uri;
+    (void)timeout_ms;
+    (void)err;
+    *fd = next_door;
+    return 0;
+}
+
+/* -------------------------------------------------------------------------- the test */
+
+static void require(bool good)
+{
+    if (!good)
+        abort();
+}
+
+/* The peer has hung up already: the end comes by itself. */
+static void live_and_die(struct ibx_conn *conn)
+{
+    struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+    require(ibx_conn_path(conn)->provider[0]);
+    while (event.type != IBX_EVENT_CLOSED) {
+        require(ibx_wait(conn, 10000) == 1);
+        require(ibx_poll(conn, &event, 1) == 1);
+    }
+    require(ibx_conn_reason(conn)[0]);
+}
+
+static void run(bool client, int door)
+{
+    struct ibx_error err = {0};
+    struct ibx_conn *conn = NULL;
+    int rc;
+    if (client) {
+        next_door = door;
+        rc = ibx_connect("rdma://fuzzer:1", &options, &conn, &err);
+        require((rc == 0) == (conn != NULL));
+    } else {
+        conn = ibx_conn_new(door, IBX_ROLE_SERVER, &options);
+        require(conn);
+        conn->key.present = with_key;
+        rc = ibx_establish(conn, &err);
+    }
+    if (rc)
+        require(rc < 0 && err.code < 0 && err.message[0] && !strchr(err.message, '\n'));
+    else
+        live_and_die(conn);
+    ibx_close(conn);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    ibx_log_set_level(IBX_LOG_ERROR);
+    ibx_options_init(&options);
+    options.timeout_ms = 5000;
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    int ends[2];
+    if (!size || size > 1 << 16) /* what a socket takes without a reader */
+        return 0;
+    memory_control_reset();
+    with_key = data[0] & 2;
+    if (data[0] & 4)
+        memory_control.fail_finish = -ENODEV;
+    require(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends));
+    require(send(ends[1], data + 1, size - 1, MSG_NOSIGNAL) == (ssize_t)size - 1);
+    shutdown(ends[1], SHUT_WR);
+    memory_wire_make(1);
+    run(data[0] & 1, ends[0]);
+    memory_wire_drop(1);
+    close(ends[1]);
+    require(!memory_live_endpoints() && !memory_live_regions());
+    return 0;
+}

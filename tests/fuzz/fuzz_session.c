@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A session whose peer sends anything: what it says it read is what was sent, each message is given
+ * back once, no copy reaches outside of registered memory, and it comes to an end.
+ *
+ * A connection of this file's own takes the place of transport's. Input:
+ *
+ *   flags        bit 0: this side is the client; 1: nothing can be registered; 2: every third send
+ *                finds no credit; 3: copies fail; 4: registrations come from a cache
+ *   n, n steps   what this side does: 0 to 99 reads and 100 to 199 writes that many times 8 bytes
+ *                (the last three 20000), 200 and up syncs
+ *   messages     of the peer, each after its length in two bytes
+ */
+#include "frontend-glue/session_internal.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOTS   4u
+#define MESSAGE 1024u
+#define LONGEST 20000u
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+static void require(bool good)
+{
+    if (!good)
+        abort();
+}
+
+/* ---------------------------------------------------------- in place of the transport */
+
+struct ibx_conn {
+    struct ibx_reader messages; /* of the peer, still to come */
+    uint8_t flags;
+    unsigned sends;
+    unsigned unreleased;
+    void *held[SLOTS];
+    unsigned completions; /* of copies, not yet polled */
+    bool read;            /* what they were */
+    unsigned regions;
+    bool closed;
+};
+
+static struct ibx_conn fake;
+static struct ibx_caps caps = {
+    .message_max = MESSAGE, .chunk = 4096, .depth = 4, .rendezvous = 2000};
+static const struct ibx_path path = {.provider = "fake", .peer = "the fuzzer"};
+
+int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
+                struct ibx_error *err)
+{
+    (void)uri;
+    (void)options;
+    (void)err;
+    *conn = &fake;
+    return 0;
+}
+
+int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
+{
+    (void)conn;
+    (void)err;
+    return 0;
+}
+
+int ibx_listen(const char *uri, const struct ibx_options *options, struct ibx_listener **listener,
+               struct ibx_error *err)
+{
+    (void)uri;
+    (void)options;
+    (void)listener;
+    return ibx_error_set(err, -ENOSYS, "not here");
+}
+
+int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx_error *err)
+{
+    (void)listener;
+    (void)conn;
+    return ibx_error_set(err, -ENOSYS, "not here");
+}
+
+int ibx_listener_fd(const struct ibx_listener *listener)
+{
+    (void)listener;
+    return -1;
+}
+
+const char *ibx_listener_uri(const struct ibx_listener *listener)
+{
+    (void)listener;
+    return "";
+}
+
+void ibx_listener_close(struct ibx_listener *listener)
+{
+    require(!listener);
+}
+
+const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return &caps;
+}
+
+const struct ibx_path *ibx_conn_path(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return &path;
+}
+
+const char *ibx_conn_reason(const struct ibx_conn *conn)
+{
+    return conn->closed ? "the input is over" : "";
+}
+
+/* A region is where its memory is, and nothing else. */
+struct ibx_mr {
+    struct ibx_span span;
+    bool allocated;
+};
+
+static int region_make(struct ibx_conn *conn, const struct ibx_span *span, struct ibx_mr **mr)
+{
+    *mr = malloc(sizeof(**mr));
+    require(*mr);
+    **mr = (struct ibx_mr){.span = *span, .allocated = !span->address};
+    if (!span->address)
+        (*mr)->span.address = calloc(1, span->length);
+    conn->regions++;
+    return 0;
+}
+
+int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
+                    struct ibx_mr **mr, struct ibx_error *err)
+{
+    (void)access;
+    if (conn->flags & 2)
+        return ibx_error_set(err, -ENOMEM, "told to fail");
+    require(span->address && span->length);
+    return region_make(conn, span, mr);
+}
+
+int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
+                    struct ibx_error *err)
+{
+    struct ibx_span span = ibx_span_host(NULL, length);
+    (void)access;
+    (void)err;
+    return region_make(conn, &span, mr);
+}
+
+void *ibx_mr_address(const struct ibx_mr *mr)
+{
+    return mr->span.address;
+}
+
+size_t ibx_mr_length(const struct ibx_mr *mr)
+{
+    return mr->span.length;
+}
+
+void ibx_mr_deregister(struct ibx_mr *mr)
+{
+    if (!mr)
+        return;
+    if (mr->allocated)
+        free(mr->span.address);
+    free(mr);
+    fake.regions--;
+}
+
+int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote)
+{
+    require(offset <= mr->span.length && length <= mr->span.length - offset);
+    *remote = (struct ibx_remote){(uintptr_t)mr->span.address + offset, length, {7}};
+    return 0;
+}
+
+void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote)
+{
+    ibx_put_u64(writer, remote->address);
+    ibx_put_u64(writer, remote->length);
+    for (int i = 0; i < IBX_RAILS_MAX; i++)
+        ibx_put_u64(writer, remote->keys[i]);
+}
+
+void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
+{
+    remote->address = ibx_get_u64(reader);
+    remote->length = ibx_get_u64(reader);
+    for (int i = 0; i < IBX_RAILS_MAX; i++)
+        remote->keys[i] = ibx_get_u64(reader);
+}
+
+static int copy(struct ibx_conn *conn, bool read, struct ibx_mr *mr, void *local,
+                const struct ibx_remote *remote, uint64_t offset, size_t length)
+{
+    uint8_t *start = mr->span.address, *at = local;
+    if (offset > remote->length || length > remote->length - offset ||
+        remote->address + offset + length < remote->address)
+        return -ERANGE;
+    require(length && at >= start && at + length <= start + mr->span.length);
+    if (read)
+        memset(at, 0x5a, length);
+    require(!conn->completions || conn->read == read);
+    conn->read = read;
+    conn->completions++;
+    return 0;
+}
+
+int ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local, const struct ibx_remote *remote,
+             uint64_t offset, size_t length, uint64_t cookie, unsigned flags)
+{
+    (void)cookie;
+    (void)flags;
+    return copy(conn, true, mr, local, remote, offset, length);
+}
+
+int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+              const struct ibx_remote *remote, uint64_t offset, size_t length, uint64_t cookie,
+              unsigned flags)
+{
+    (void)cookie;
+    (void)flags;
+    return copy(conn, false, mr, (void *)(uintptr_t)local, remote, offset, length);
+}
+
+int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+             unsigned flags)
+{
+    uint8_t sent[MESSAGE];
+    size_t length = 0;
+    (void)cookie;
+    (void)flags;
+    if (conn->closed)
+        return -ENOTCONN;
+    if (conn->flags & 4 && ++conn->sends % 3 == 0)
+        return -EAGAIN;
+    for (int i = 0; i < iovcnt; i++) {
+        require(iov[i].iov_len <= MESSAGE - length);
+        if (iov[i].iov_len)
+            memcpy(sent + length, iov[i].iov_base, iov[i].iov_len);
+        length += iov[i].iov_len;
+    }
+    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_FLUSHED);
+    return 0;
+}
+
+/* Each message in memory of exactly its size, freed when it is released. */
+static bool next_message(struct ibx_conn *conn, struct ibx_event *event)
+{
+    size_t length = ibx_get_u16(&conn->messages);
+    const uint8_t *bytes = ibx_get_bytes(&conn->messages, length);
+    if (!bytes || length > MESSAGE || conn->unreleased == SLOTS)
+        return false;
+    unsigned slot = 0;
+    while (conn->held[slot])
+        slot++;
+    void *copied = malloc(length ? length : 1);
+    memcpy(copied, bytes, length);
+    conn->held[slot] = copied;
+    conn->unreleased++;
+    *event = (struct ibx_event){
+        .type = IBX_EVENT_MESSAGE, .data = copied, .length = length, .slot = slot};
+    return true;
+}
+
+int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
+{
+    require(max > 0 && !conn->closed);
+    if (conn->completions) {
+        conn->completions--;
+        events[0] = (struct ibx_event){.type = conn->read ? IBX_EVENT_READ : IBX_EVENT_WRITE,
+                                       .status = conn->flags & 8 ? -EIO : 0};
+        return 1;
+    }
+    if (next_message(conn, &events[0]))
+        return 1;
+    events[0] = (struct ibx_event){.type = IBX_EVENT_CLOSED, .status = -ECONNRESET};
+    conn->closed = true;
+    return 1;
+}
+
+void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
+{
+    require(event->slot < SLOTS && conn->held[event->slot] == event->data);
+    free(conn->held[event->slot]);
+    conn->held[event->slot] = NULL;
+    conn->unreleased--;
+}
+
+int ibx_wait(struct ibx_conn *conn, int timeout_ms)
+{
+    (void)conn;
+    (void)timeout_ms;
+    return 1;
+}
+
+void ibx_abort(struct ibx_conn *conn)
+{
+    conn->messages = ibx_reader_of(NULL, 0);
+    conn->flags |= 8;
+}
+
+void ibx_close(struct ibx_conn *conn)
+{
+    for (unsigned i = 0; conn && i < SLOTS; i++)
+        free(conn->held[i]);
+    require(fake.regions == 0);
+}
+
+/* Everything taken from the cache is put back before its end, and once. */
+struct ibx_regcache {
+    unsigned out;
+};
+
+int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
+                        struct ibx_regcache **cache, struct ibx_error *err)
+{
+    static struct ibx_regcache only;
+    (void)conn;
+    (void)bytes;
+    (void)entries;
+    (void)err;
+    only.out = 0;
+    *cache = &only;
+    return 0;
+}
+
+void ibx_regcache_destroy(struct ibx_regcache *cache)
+{
+    require(!cache || !cache->out);
+}
+
+int ibx_regcache_get(struct ibx_regcache *cache, void *address, size_t length, unsigned access,
+                     struct ibx_mr **mr, struct ibx_error *err)
+{
+    struct ibx_span span = ibx_span_host(address, length);
+    int rc = ibx_mr_register(&fake, &span, access, mr, err);
+    cache->out += !rc;
+    return rc;
+}
+
+void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
+{
+    require(cache->out);
+    cache->out--;
+    ibx_mr_deregister(mr);
+}
+
+/* -------------------------------------------------------------------------- the test */
+
+static uint8_t outgoing[LONGEST], incoming[LONGEST];
+
+static size_t step_length(uint8_t step)
+{
+    return step % 100 > 96 ? LONGEST : step % 100 * 8u;
+}
+
+/* False when the session has come to its end. */
+static bool run_step(struct ibx_session *s, uint8_t step)
+{
+    size_t n = step_length(step);
+    ssize_t rc;
+    if (step < 100)
+        rc = ibx_session_read(s, incoming, n);
+    else if (step < 200)
+        rc = ibx_session_write(s, outgoing, n);
+    else
+        return ibx_session_sync(s) == 0;
+    require(rc <= 0 || rc == (ssize_t)n);
+    require(rc >= 0 || s->state == SESSION_DEAD);
+    require(rc >= 0 || ibx_session_reason(s)[0]);
+    return s->state == SESSION_LIVE;
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    ibx_log_set_level(IBX_LOG_ERROR);
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ibx_options options = {.slots = SLOTS, .message = MESSAGE};
+    struct ibx_session *s;
+    struct ibx_reader input = ibx_reader_of(data, size);
+    uint8_t flags = ibx_get_u8(&input), count = ibx_get_u8(&input);
+    const uint8_t *steps = ibx_get_bytes(&input, count);
+    if (!steps)
+        return 0;
+    fake = (struct ibx_conn){
+        .messages = ibx_reader_of(data + input.position, size - input.position), .flags = flags};
+    caps.register_free = !(flags & 16);
+    require(!ibx_session_create("rdma://fuzzer:1", &options, &s, NULL));
+    if (flags & 1) {
+        require(!ibx_session_connect(s, NULL));
+    } else { /* as ibx_session_accept() leaves it */
+        s->server = true;
+        s->conn = &fake;
+        s->state = SESSION_KNOCKED;
+        require(ibx_session_read(s, incoming, 0) == 0 && s->state == SESSION_LIVE);
+    }
+    for (unsigned i = 0; i < count && run_step(s, steps[i]); i++)
+        ;
+    ibx_session_destroy(s);
+    require(fake.regions == 0);
+    return 0;
+}

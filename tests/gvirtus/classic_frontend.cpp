@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+// The toy's front-end library: connects from a static initialiser, as a CUDA program's start makes
+// classic GVirtuS do.
+#include "classic_toy.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace
+{
+
+struct Frontend {
+    Communicator *communicator = nullptr;
+
+    Frontend()
+    {
+        try {
+            const char *file = std::getenv("CONFIG_FILE");
+            communicator = Communicator::Get(toy_communicator(file ? file : "/nonexistent"));
+            communicator->Connect();
+        } catch (const char *text) {
+            std::printf("exception %s\n", text);
+            std::fflush(stdout);
+            _Exit(1);
+        }
+    }
+} frontend;
+
+} // namespace
+
+// Like classic GVirtuS it looks at nothing that Read returns, and keeps the last exit code.
+extern "C" int toy_call(const char *routine, const char *in, std::size_t in_length, char *out,
+                        std::size_t *out_length)
+{
+    static std::int32_t code = -1;
+    Communicator *c = frontend.communicator;
+    c->Write(routine, std::strlen(routine) + 1);
+    c->Write(reinterpret_cast<char *>(&in_length), sizeof(in_length));
+    c->Write(in, in_length);
+    c->Sync();
+    c->Sync();
+    c->Read(reinterpret_cast<char *>(&code), sizeof(code));
+    c->Read(reinterpret_cast<char *>(out_length), sizeof(*out_length));
+    if (*out_length > 0)
+        c->Read(out, *out_length);
+    return code;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Preloaded into ibx-gvirtus by its tests. The CRASH_AT-th call that changes the file system or
+ * makes a change durable is where CRASH_MODE "kill" ends the process and "fail" returns EIO; the
+ * file CRASH_MARK tells that it came so far. With CRASH_MODE "nolink" there are no hard links.
+ */
+#undef _FILE_OFFSET_BITS /* open and open64 shall be two functions here */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SHOWN __attribute__((visibility("default")))
+
+static bool mode_is(const char *mode)
+{
+    const char *set = getenv("CRASH_MODE");
+    return set && !strcmp(set, mode);
+}
+
+/* True when this call has to fail. */
+static bool strike(void)
+{
+    static int calls;
+    const char *at = getenv("CRASH_AT");
+    if (!at || ++calls != atoi(at))
+        return false;
+    const char *mark = getenv("CRASH_MARK");
+    if (mark)
+        close((int)syscall(SYS_openat, AT_FDCWD, mark, O_WRONLY | O_CREAT, 0600));
+    if (mode_is("kill"))
+        raise(SIGKILL);
+    errno = EIO;
+    return true;
+}
+
+static void *next(const char *name)
+{
+    return dlsym(RTLD_NEXT, name);
+}
+
+static int open_next(const char *name, const char *path, int flags, mode_t mode)
+{
+    if ((flags & O_CREAT) && strike())
+        return -1;
+    return ((int (*)(const char *, int, ...))next(name))(path, flags, mode);
+}
+
+#define OPEN(name)                                                                                 \
+    SHOWN int name(const char *path, int flags, ...);                                              \
+    int name(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        va_list args;                                                                              \
+        va_start(args, flags);                                                                     \
+        mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;                                  \
+        va_end(args);                                                                              \
+        return open_next(#name, path, flags, mode);                                                \
+    }
+OPEN(open)
+OPEN(open64)
+
+#define CHANGE(name, parameters, arguments)                                                        \
+    SHOWN int name parameters;                                                                     \
+    int name parameters                                                                            \
+    {                                                                                              \
+        return strike() ? -1 : ((int(*) parameters)next(#name))arguments;                          \
+    }
+CHANGE(fsync, (int fd), (fd))
+CHANGE(fchmod, (int fd, mode_t mode), (fd, mode))
+CHANGE(unlink, (const char *path), (path))
+CHANGE(rename, (const char *from, const char *to), (from, to))
+CHANGE(renameat2, (int a, const char *from, int b, const char *to, unsigned flags),
+       (a, from, b, to, flags))
+
+SHOWN int link(const char *from, const char *to);
+int link(const char *from, const char *to)
+{
+    if (mode_is("nolink")) {
+        errno = EPERM;
+        return -1;
+    }
+    return strike() ? -1 : ((int (*)(const char *, const char *))next("link"))(from, to);
+}

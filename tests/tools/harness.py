@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What the tests of command-line tools share: a line "ok NAME", "FAILED NAME" or "skip NAME" a test,
+processes that are gone when a test is, and waiting for conditions instead of sleeping."""
+import os
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+import traceback
+
+LIMIT = 60 * float(os.environ.get("MESON_TEST_TIMEOUT_MULTIPLIER", "1"))  # seconds for any one wait
+
+
+class Skip(Exception):
+    """This host cannot run the test; says why."""
+
+
+def until(condition, what):
+    """Waits for a condition and returns its value. For things nobody announces."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        select.select([], [], [], 0.005)
+    raise AssertionError(f"waited {LIMIT:.0f} s for {what}")
+
+
+def alive(pid):
+    """Whether a process runs; one that is dead but not reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid):
+    """Of its main thread."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(one) for one in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+class Scene:
+    """One test's folder and processes."""
+
+    def __init__(self, program):
+        self.program = os.path.abspath(program)
+        self.folder = tempfile.TemporaryDirectory(prefix="ib-bw-test-")
+        self.started = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.started:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it may have left behind
+            except ProcessLookupError:
+                pass
+            process.communicate()
+        self.folder.cleanup()
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def start(self, *args, **options):
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        process = subprocess.Popen([self.program, *args], stdin=subprocess.DEVNULL, text=True,
+                                   cwd=self.folder.name, start_new_session=True, **options)
+        self.started.append(process)
+        return process
+
+    def run(self, *args, **options):
+        """Exit status, standard output, standard error."""
+        process = self.start(*args, **options)
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+    def serve(self, *args, uri="rdma://127.0.0.1:0"):
+        """A server that is ready, and its URI."""
+        process = self.start("serve", *args, uri)
+        line = process.stdout.readline()
+        found = re.search(r"serving \w+ at (\S+)", line)
+        assert found, line or process.communicate(timeout=LIMIT)
+        return process, found.group(1)
+
+
+def equal(got, wanted):
+    assert got == wanted, f"{got!r} is not {wanted!r}"
+
+
+def one_sentence(text):
+    """What a person gets to see of an error: one line, not empty, from ib-bw."""
+    lines = text.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("ib-bw: ") and len(lines[0]) > 15, text
+
+
+TESTS = []
+
+
+def test(function):
+    """Marks a test; they run in the order of the file."""
+    TESTS.append(function)
+    return function
+
+
+def run_all(program, wanted):
+    """Exit status for the whole, or for the tests named."""
+    failed = 0
+    for one in TESTS:
+        if wanted and one.__name__ not in wanted:
+            continue
+        name = one.__name__.replace("_", " ")
+        try:
+            with Scene(program) as scene:
+                one(scene)
+            print(f"ok {name}", flush=True)
+        except Skip as why:
+            print(f"skip {name}: {why}", flush=True)
+        except Exception:  # pylint: disable=broad-except
+            traceback.print_exc()
+            print(f"FAILED {name}", flush=True)
+            failed += 1
+    return 1 if failed else 0

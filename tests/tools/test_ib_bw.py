@@ -1,0 +1,608 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ib_bw.py IB-BW: the tool as its users see it: arguments, output, exit status, signals."""
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+
+from harness import LIMIT, Skip, alive, children, equal, one_sentence, run_all, test, until
+
+QUICK = ("--sizes", "4,64K,1M", "--count", "4", "--rounds", "2")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def key_file(scene, name, secret, mode=0o600):
+    path = scene.path(name)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(secret)
+    os.chmod(path, mode)
+    return path
+
+
+def measured(scene, *args):
+    """The JSON of a run that has to succeed."""
+    code, out, err = scene.run(*args, "--json", "-")
+    equal((code, err), (0, ""))
+    return json.loads(out)
+
+
+# ------------------------------------------------------------------------- arguments
+
+
+@test
+def help_and_version_are_no_errors(scene):
+    for args in (("--help",), ("self", "--help"), ("run", "-h")):
+        code, out, err = scene.run(*args)
+        equal((code, err), (0, ""))
+        assert out.startswith("usage: ib-bw serve") and "key_file" in out, out
+    code, out, err = scene.run("--version")
+    assert code == 0 and re.fullmatch(r"ib-bw \d+\.\d+\.\d+\n", out), out
+
+
+@test
+def wrong_usage_exits_2_with_the_usage(scene):
+    for args in ((), ("measure",), ("run",), ("serve",), ("self", "tcp://127.0.0.1:1"), ("--sizes", "4"),
+                 ("run", "a", "b"), ("self", "--nonsense"), ("self", "--sizes"), ("serve", "--json", "x", "y"),
+                 ("self", "--max-bytes", "1G"), ("run", "--iperf", "tcp://127.0.0.1:1"),
+                 ("run", "--raw", "--stock", "127.0.0.1:1", "tcp://127.0.0.1:1"),
+                 ("self", "--raw", "--plot", "x.svg")):
+        code, out, err = scene.run(*args)
+        equal((args, code, out), (args, 2, ""))
+        assert "usage: ib-bw serve [options] URI" in err, err
+
+
+@test
+def bad_values_exit_1_with_one_sentence(scene):
+    for option, value in (("--sizes", "0"), ("--sizes", "4,x"), ("--sizes", "4,,8"), ("--sizes", ""),
+                          ("--sizes", "4,4"), ("--sizes", "-1"), ("--sizes", "99999G"),
+                          ("--sizes", ",".join(str(n) for n in range(1, 70))),
+                          ("--time", "0"), ("--time", "-1"), ("--time", "soon"), ("--time", "nan"),
+                          ("--count", "0"), ("--count", "1x"), ("--rounds", "0"), ("--depth", "1000"),
+                          ("--set", "chunk"), ("--set", "chunk=7"), ("--set", "nonsense=1"),
+                          ("--plot", "picture.jpg"), ("--paths", "shm,carrier"), ("--paths", "")):
+        code, out, err = scene.run("self", option, value)
+        equal((option, value, code, out), (option, value, 1, ""))
+        one_sentence(err)
+        assert option in err, err
+    for uri in ("127.0.0.1:1", "http://127.0.0.1:1", "tcp://127.0.0.1", "tcp://127.0.0.1:99999"):
+        code, out, err = scene.run("run", uri)
+        equal((uri, code, out), (uri, 1, ""))
+        one_sentence(err)
+
+
+# ---------------------------------------------------------------------------- servers
+
+
+@test
+def nobody_there_is_one_sentence(scene):
+    port = free_port()
+    code, out, err = scene.run("run", f"tcp://127.0.0.1:{port}")
+    equal((code, out), (1, ""))
+    one_sentence(err)
+    assert str(port) in err, err
+    _, uri = scene.serve()
+    code, out, err = scene.run("run", "--stock", f"127.0.0.1:{port}", uri)
+    equal((code, out), (1, ""))
+    one_sentence(err)
+    assert str(port) in err, err
+
+
+@test
+def a_wrong_key_is_one_sentence_and_the_server_goes_on(scene):
+    good, bad = key_file(scene, "good", "alpha alpha alpha alpha"), key_file(scene, "bad", "beta beta beta beta beta")
+    _, uri = scene.serve("--key-file", good)
+    for args in (("--key-file", bad), ()):
+        code, out, err = scene.run("run", *args, *QUICK, uri)
+        equal((code, out), (1, ""))
+        one_sentence(err)
+        assert "key" in err, err
+    results = measured(scene, "run", "--set", f"key_file={good}", *QUICK, uri)["results"]
+    equal(len(results), 6)
+
+
+@test
+def raw_on_one_end_only_is_named(scene):
+    for served, asked in (([], ["--raw"]), (["--raw"], [])):
+        _, uri = scene.serve(*served)
+        code, _, err = scene.run("run", *asked, *QUICK, uri)
+        equal(code, 1)
+        one_sentence(err)
+        assert "--raw to both ends or to neither" in err, err
+
+
+@test
+def without_a_key_a_server_says_whom_it_serves(scene):
+    key = key_file(scene, "key", "alpha alpha alpha alpha")
+    for args, local in (((), True), (("--key-file", key), False), (("--set", "insecure=yes"), False)):
+        line = scene.start("serve", *args, "tcp://127.0.0.1:0").stdout.readline()
+        equal((args, "this host only" in line), (args, local))
+
+
+@test
+def an_open_key_file_is_refused(scene):
+    key = key_file(scene, "key", "alpha alpha alpha alpha", 0o644)
+    code, _, err = scene.run("serve", "--key-file", key, "tcp://127.0.0.1:0")
+    equal(code, 1)
+    one_sentence(err)
+    assert "key" in err, err
+
+
+@test
+def a_server_serves_many_at_once(scene):
+    server, uri = scene.serve()
+    clients = [scene.start("run", *QUICK, "--json", "-", uri) for _ in range(6)]
+    for client in clients:
+        out, err = client.communicate(timeout=LIMIT)
+        equal((client.returncode, err), (0, ""))
+        equal(len(json.loads(out)["results"]), 6)
+    equal(server.poll(), None)
+
+
+@test
+def further_clients_are_turned_away(scene):
+    port = free_port()
+    server, uri = scene.serve("--max-clients", "1", "--stock", str(port))
+    with socket.create_connection(("127.0.0.1", port)) as first:
+        first.sendall(request("ibBwChecksum"))
+        equal(len(receive(first, 28)), 28)  # so it is served
+        code, _, err = scene.run("run", *QUICK, uri)
+        equal(code, 1)
+        one_sentence(err)
+    until(lambda: scene.run("run", *QUICK, uri)[0] == 0, "the place to be free again")
+    equal(server.poll(), None)
+
+
+@test
+def signals_end_a_server_and_leave_nothing(scene):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        door = scene.path("door")
+        server, uri = scene.serve(uri=f"rdma://{door}")
+        assert os.path.exists(door)
+        with socket.socket(socket.AF_UNIX) as idle:
+            idle.connect(door)  # a client that says nothing holds nothing up
+            measured(scene, "run", *QUICK, uri)
+            server.send_signal(number)
+            equal(server.wait(LIMIT), 0)
+        assert not os.path.exists(door)
+
+
+@test
+def a_payload_too_long_for_the_server_is_one_sentence(scene):
+    _, uri = scene.serve("--max-bytes", "64K")
+    code, out, err = scene.run("run", "--sizes", "64K,64001,65537", "--count", "1", "--json", "-", uri)
+    equal(code, 1)
+    one_sentence(err)
+    assert "--max-bytes" in err, err
+    equal({one["bytes"] for one in json.loads(out)["results"]}, {65536, 64001})
+
+
+# -------------------------------------------------------------------- hostile clients
+
+
+def request(name, body=b"", length=None):
+    """A request as GVirtuS's front end sends it."""
+    return name.encode() + b"\0" + struct.pack("<Q", len(body) if length is None else length) + body
+
+
+def h2d(payload, token, n=None, count=None, kind=1):
+    n = len(payload) if n is None else n
+    return struct.pack("<QQ", token, n) + payload + struct.pack("<QI", n if count is None else count, kind)
+
+
+def d2h(n, one=1):
+    return struct.pack("<QBQQI", one, 0, 7, n, 2)
+
+
+def receive(connection, n):
+    data = b""
+    while len(data) < n:
+        more = connection.recv(n - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def stock_call(connection, bytes_):
+    """Exit code and reply of one call."""
+    connection.sendall(bytes_)
+    code, _, length = struct.unpack("<IdQ", receive(connection, 20))
+    return code, receive(connection, length)
+
+
+@test
+def hostile_requests_end_their_connection_and_no_other(scene):
+    port = free_port()
+    server, _ = scene.serve("--stock", str(port), "--max-bytes", "1M")
+    bystander = socket.create_connection(("127.0.0.1", port))
+    bystander.settimeout(LIMIT)
+    token = bytes(range(8))
+    good = h2d(token + b"middle" + token, int.from_bytes(token, "little"))
+    equal(stock_call(bystander, request("cudaMemcpy", good)), (0, b""))
+    for bad in (b"n" * 40,  # a name that does not end
+                request("cudaMalloc"), request("\x1b[31m"), request("ibBwChecksum", b"more"),
+                request("ibBwPrepare"), request("ibBwPrepare", bytes(17)),
+                request("cudaMemcpy", length=2 << 20), request("cudaMemcpy", length=2**64 - 1),
+                request("cudaMemcpy"), request("cudaMemcpy", b"abc"), request("cudaMemcpy", bytes(64)),
+                request("cudaMemcpy", h2d(b"12345678", 1, n=2**64 - 1)),
+                request("cudaMemcpy", h2d(b"12345678", 1, n=9)), request("cudaMemcpy", h2d(b"", 1)),
+                request("cudaMemcpy", h2d(b"12345678", 1, count=9)),
+                request("cudaMemcpy", h2d(b"12345678", 1, kind=3)),
+                request("cudaMemcpy", d2h(8)), request("cudaMemcpy", d2h(0)), request("cudaMemcpy", d2h(8, 2)),
+                request("cudaMemcpy", d2h(2**64 - 1)), request("cudaMemcpy", struct.pack("<I", 2))):
+        with socket.create_connection(("127.0.0.1", port)) as enemy:
+            enemy.settimeout(LIMIT)
+            enemy.sendall(bad)
+            try:
+                equal((bad[:60], enemy.recv(1)), (bad[:60], b""))
+            except ConnectionResetError:
+                pass
+        equal(stock_call(bystander, request("cudaMemcpy", good)), (0, b""))
+    bystander.close()
+    server.terminate()
+    _, err = server.communicate(timeout=LIMIT)
+    assert err.count("connection closed") == 21 and "\x1b" not in err, err
+
+
+@test
+def a_prepared_length_beyond_the_bound_is_refused(scene):
+    port = free_port()
+    scene.serve("--stock", str(port), "--max-bytes", "1M")
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(LIMIT)
+        for n in ((1 << 20) + 1, 2**64 - 1):
+            equal(stock_call(client, request("ibBwPrepare", struct.pack("<QQ", n, 1))), (2, b""))
+        equal(stock_call(client, request("ibBwPrepare", struct.pack("<QQ", 1 << 20, 1))), (0, b""))
+        code, reply = stock_call(client, request("cudaMemcpy", d2h(1 << 20)))
+        equal((code, len(reply)), (0, (1 << 20) + 8))
+
+
+@test
+def a_marked_payload_is_told_from_another(scene):
+    port = free_port()
+    scene.serve("--stock", str(port))
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(LIMIT)
+        for payload, token, code in ((b"ABCD", 0x44434241, 0), (b"ABCD", 0x45434241, 1),
+                                     (b"12345678xx12345678", 0x3837363534333231, 0),
+                                     (b"12345678xx12345679", 0x3837363534333231, 1)):
+            equal(stock_call(client, request("cudaMemcpy", h2d(payload, token))), (code, b""))
+
+
+class Spoiler:
+    """Passes one connection on to a server and flips a bit in the middle of each long piece."""
+
+    def __init__(self, port, to_server):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.to_server, self.server_port = to_server, port
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        client, _ = self.listener.accept()
+        server = socket.create_connection(("127.0.0.1", self.server_port))
+        threading.Thread(target=self.pump, args=(client, server, self.to_server), daemon=True).start()
+        self.pump(server, client, not self.to_server)
+
+    @staticmethod
+    def pump(source, sink, spoil):
+        try:
+            while data := bytearray(source.recv(1 << 20)):
+                if spoil and len(data) > 20000:
+                    data[len(data) // 2] ^= 4
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+@test
+def damage_in_the_middle_of_a_payload_is_noticed(scene):
+    port = free_port()
+    _, uri = scene.serve("--stock", str(port))
+    for to_server, op in ((True, "h2d"), (False, "d2h")):
+        spoiler = Spoiler(port, to_server)
+        code, out, err = scene.run("run", "--stock", f"127.0.0.1:{spoiler.port}", "--sizes", "1M", "--count", "2",
+                                   "--json", "-", uri)
+        equal(code, 1)
+        one_sentence(err)
+        assert "damaged" in err, err
+        parsed = json.loads(out)
+        assert f"stopped at {op} 1 MiB" in parsed["refused"][-1]["reason"], parsed["refused"]
+        equal([one["op"] for one in parsed["results"] if one["path"] != "stock"], ["h2d", "d2h"])
+
+
+# ----------------------------------------------------------------------------- output
+
+
+def check_results(results, ops):
+    for one in results:
+        equal(set(one), {"path", "op", "bytes", "n", "median_us", "p99_us", "gbps", "ratio_to_stock"})
+        assert one["path"] in ("shm", "verbs", "ofi", "tcp", "stock") and one["op"] in ops, one
+        assert isinstance(one["bytes"], int) and isinstance(one["n"], int) and one["n"] > 0, one
+        assert 0 < one["median_us"] <= one["p99_us"] and one["gbps"] > 0, one
+
+
+@test
+def self_writes_the_documented_json(scene):
+    file = scene.path("results.json")
+    with open(file, "w", encoding="ascii") as old:
+        old.write("old")
+    code, out, err = scene.run("self", *QUICK, "--json", file)
+    equal((code, err), (0, ""))
+    assert "H2D: cudaMemcpy to the device" in out, out
+    equal(os.listdir(scene.folder.name), ["results.json"])
+    with open(file, encoding="utf-8") as written:
+        parsed = json.load(written)
+    equal(set(parsed), {"version", "format", "host", "processors", "complete", "results", "chosen", "refused", "yardstick"})
+    equal((parsed["format"], parsed["complete"], parsed["host"]), (1, True, socket.gethostname()))
+    check_results(parsed["results"], ("h2d", "d2h"))
+    cells = {(one["path"], one["op"], one["bytes"]): one for one in parsed["results"]}
+    for path in ("stock", "shm", "tcp"):
+        for op in ("h2d", "d2h"):
+            for n in (4, 65536, 1 << 20):
+                one, stock = cells[path, op, n], cells["stock", op, n]
+                equal(one["n"], 4)
+                assert abs(one["gbps"] - n / one["median_us"] / 1e3) < 1e-4 * one["gbps"], one
+                assert abs(one["ratio_to_stock"] - stock["median_us"] / one["median_us"]) < 1e-3, one
+    assert parsed["processors"] is None or len(set(parsed["processors"])) == 2, parsed["processors"]
+    equal(parsed["chosen"]["provider"], "shm")
+    sizes = parsed["chosen"]["crossover"]
+    equal(set(sizes), {"one_sided_bytes", "message_bytes", "chunk_bytes"})
+    assert all(isinstance(n, int) and n > 0 for n in sizes.values()), sizes
+    equal({one["path"] for one in parsed["refused"]} | {one["path"] for one in parsed["results"]},
+          {"shm", "verbs", "ofi", "tcp", "stock"})
+    assert all(len(one["reason"]) > 10 for one in parsed["refused"]), parsed["refused"]
+    assert parsed["yardstick"]["memcpy_gbps"] > 0 and parsed["yardstick"]["iperf3_before_gbps"] is None
+
+
+@test
+def each_end_has_a_processor(scene):
+    if len(os.sched_getaffinity(0)) < 2:
+        raise Skip("there is one processor only")
+    args = ("self", "--paths", "stock", "--sizes", "4", "--time", "300")
+    client = Terminal(scene, *args)
+    client.wait_for(r"round 1 of")
+    ends = [os.sched_getaffinity(pid) for pid in (client.process.pid, *children(client.process.pid))]
+    equal(([len(cpus) for cpus in ends], len(set.union(*ends))), ([1, 1], 2))
+    client = Terminal(scene, *args, "--no-pin")
+    client.wait_for(r"round 1 of")
+    equal(os.sched_getaffinity(client.process.pid), os.sched_getaffinity(0))
+    equal(measured(scene, "self", *QUICK, "--paths", "stock", "--no-pin")["processors"], None)
+
+
+@test
+def run_names_the_path_it_took(scene):
+    _, uri = scene.serve()
+    parsed = measured(scene, "run", "--sizes", "12K,3", "--count", "1", uri)
+    equal({(one["path"], one["bytes"]) for one in parsed["results"]}, {("shm", 12288), ("shm", 3)})
+    equal({one["ratio_to_stock"] for one in parsed["results"]}, {None})
+    parsed = measured(scene, "run", "--set", "provider=tcp", "--sizes", "3", "--count", "1", uri)
+    equal({one["path"] for one in parsed["results"]}, {"tcp"})
+    equal(parsed["chosen"]["provider"], "tcp")
+
+
+@test
+def counts_are_kept_over_rounds(scene):
+    for count, rounds in ((1, 5), (7, 3), (3, 1)):
+        parsed = measured(scene, "self", "--paths", "stock", "--sizes", "4", "--count", str(count), "--rounds",
+                          str(rounds))
+        equal([one["n"] for one in parsed["results"]], [count, count])
+
+
+@test
+def columns_line_up(scene):
+    code, out, err = scene.run("self", *QUICK, "--paths", "shm,tcp,stock")
+    equal((code, err), (0, ""))
+    blocks = re.findall(r"^(?:H2D|D2H): .*\n((?:.+\n)+)", out, re.M)
+    equal(len(blocks), 2)
+    for block in blocks:
+        rows = block.splitlines()
+        equal(rows[0].split(), ["bytes", "stock", "shm", "tcp"])
+        equal([row[:9].strip() for row in rows[1:]], ["4 B", "64 KiB", "1 MiB"])
+        equal({len(row) for row in rows}, {len(rows[0])})
+        assert all(len(re.findall(r"x\d+\.\d\d", row)) == 2 for row in rows[1:]), block
+    assert "shm against stock, h2d, 1 to 64 MiB: x" in out and "chosen here: shm" in out, out
+    code, out, err = scene.run("self", *QUICK, "--paths", "shm,stock", "--long")
+    equal((code, err), (0, ""))
+    lines = re.findall(r"^ *(?:4 B|64 KiB|1 MiB) +(?:shm|stock) .*$", out, re.M)
+    equal((len(lines), len({len(line) for line in lines})), (12, 1))
+
+
+@test
+def raw_measures_the_transport(scene):
+    args = ("--sizes", "1,4K,1M", "--count", "20", "--rounds", "2")
+    parsed = measured(scene, "self", "--raw", "--paths", "shm,tcp", *args)
+    check_results(parsed["results"], ("read", "write", "ping"))
+    for path in ("shm", "tcp"):
+        sizes = {op: [one["bytes"] for one in parsed["results"] if one["op"] == op and one["path"] == path]
+                 for op in ("read", "write", "ping")}
+        equal(sizes, {"read": [1, 4096, 1 << 20], "write": [1, 4096, 1 << 20], "ping": [1, 4096]})
+    equal({one["n"] for one in parsed["results"]}, {20})
+    longest = parsed["chosen"]["crossover"]["message_bytes"]
+    parsed = measured(scene, "self", "--raw", "--paths", "shm", "--count", "1", "--sizes", f"{longest - 1},{longest}")
+    equal([one["bytes"] for one in parsed["results"] if one["op"] == "ping"], [longest - 1])
+    _, uri = scene.serve("--raw", "--max-bytes", "1M")
+    parsed = measured(scene, "run", "--raw", "--depth", "1", *args, uri)
+    equal(len(parsed["results"]), 8)
+    code, _, err = scene.run("run", "--raw", "--sizes", "2M", "--count", "1", uri)
+    equal(code, 1)
+    one_sentence(err)
+    assert "--max-bytes" in err, err
+
+
+@test
+def plots_are_pictures(scene):
+    if not shutil.which("gnuplot"):
+        raise Skip("gnuplot is not installed")
+    for name, start in (("a.svg", b"<?xml"), ("it's $(b) \"c\".png", b"\x89PNG")):
+        code, _, err = scene.run("self", *QUICK, "--paths", "shm,stock", "--plot", name)
+        equal((code, err), (0, ""))
+        equal(os.listdir(scene.folder.name), [name])
+        with open(scene.path(name), "rb") as picture:
+            content = picture.read()
+        assert content.startswith(start) and len(content) > 2000, content[:100]
+        os.unlink(scene.path(name))
+
+
+@test
+def missing_helpers_are_told(scene):
+    empty = {**os.environ, "PATH": scene.folder.name}
+    code, out, err = scene.run("self", *QUICK, "--plot", "a.svg", env=empty)
+    equal((code, out), (1, ""))
+    one_sentence(err)
+    assert "gnuplot" in err, err
+    code, out, err = scene.run("self", *QUICK, "--paths", "stock", "--iperf", env=empty)
+    equal(code, 0)
+    one_sentence(err)
+    assert "iperf3 is not installed" in err and "stock" in out, (out, err)
+
+
+@test
+def iperf_is_a_yardstick(scene):
+    if not shutil.which("iperf3"):
+        raise Skip("iperf3 is not installed")
+    parsed = measured(scene, "self", *QUICK, "--paths", "stock", "--iperf")
+    assert parsed["yardstick"]["iperf3_before_gbps"] > 0 and parsed["yardstick"]["iperf3_after_gbps"] > 0
+
+
+@test
+def a_file_that_cannot_be_written_is_one_sentence(scene):
+    for file in ("missing/results.json", "/proc/results.json"):
+        code, out, err = scene.run("self", *QUICK, "--paths", "stock", "--json", file)
+        equal(code, 1)
+        one_sentence(err)
+        assert "H2D" in out and file in err, (out, err)
+
+
+@test
+def refused_paths_do_not_stop_the_others(scene):
+    if measured(scene, "self", *QUICK, "--paths", "verbs,stock")["refused"] == []:
+        raise Skip("this host has an RDMA device")
+    code, out, err = scene.run("self", *QUICK, "--paths", "verbs")
+    equal((code, out), (1, ""))
+    one_sentence(err)
+    assert "verbs" in err, err
+
+
+# ---------------------------------------------------------------------------- signals
+
+
+class Terminal:
+    """A process whose standard error is a terminal, as one sees the progress of a measurement."""
+
+    def __init__(self, scene, *args):
+        self.master, slave = pty.openpty()
+        self.process = scene.start(*args, stderr=slave)
+        os.close(slave)
+        self.seen = ""
+        self.lines = []
+
+    def read(self):
+        try:
+            more = os.read(self.master, 4096)
+        except OSError:
+            more = b""
+        self.seen += more.decode()
+        return more
+
+    def wait_for(self, pattern):
+        while not re.search(pattern, self.seen):
+            assert self.read(), f"no {pattern!r} in {self.seen!r}"
+
+    def finish(self):
+        """Standard output; `lines` is what stays on the terminal."""
+        out, _ = self.process.communicate(timeout=LIMIT)
+        while self.read():
+            pass
+        os.close(self.master)
+        self.lines = [line.rsplit("\r\033[K", 1)[-1] for line in self.seen.split("\r\n")]
+        return out
+
+
+@test
+def ctrl_c_prints_what_there_is(scene):
+    file = scene.path("results.json")
+    client = Terminal(scene, "self", "--paths", "shm,stock", "--sizes", "4,64K", "--rounds", "2", "--time", "2",
+                      "--json", file)
+    client.wait_for(r"h2d 64 KiB, round 1 of 2: shm")
+    server = children(client.process.pid)
+    equal(len(server), 1)
+    os.kill(server[0], signal.SIGINT)  # a terminal sends it to both; the server leaves it to the other
+    client.wait_for(r"h2d 64 KiB, round 2 of 2: shm")
+    client.process.send_signal(signal.SIGINT)
+    out = client.finish()
+    equal((client.process.returncode, client.lines), (130, [""]))
+    assert re.search(r"^ +4 B +\S+ us", out, re.M) and "D2H" in out, out
+    assert not alive(server[0])
+    with open(file, encoding="utf-8") as written:
+        parsed = json.load(written)
+    equal(parsed["complete"], False)
+    cells = {(one["op"], one["bytes"]) for one in parsed["results"]}
+    assert ("h2d", 4) in cells and ("d2h", 4) not in cells, cells
+
+
+@test
+def ctrl_c_ends_a_call_that_never_returns(scene):
+    port = free_port()
+    server, uri = scene.serve("--stock", str(port))
+    client = Terminal(scene, "run", "--stock", f"127.0.0.1:{port}", "--sizes", "4", "--time", "300", "--rounds", "1000",
+                      uri)
+    client.wait_for(r"round 2 of")
+    server.send_signal(signal.SIGSTOP)
+    try:
+        client.process.send_signal(signal.SIGINT)
+        client.process.send_signal(signal.SIGINT)
+        out = client.finish()
+    finally:
+        server.send_signal(signal.SIGCONT)
+    equal(client.process.returncode, 130)
+    assert re.search(r"^ +4 B +\S+ us", out, re.M), out
+
+
+@test
+def a_killed_self_takes_its_server_along(scene):
+    client = Terminal(scene, "self", "--paths", "stock", "--sizes", "4", "--time", "3600")
+    client.wait_for(r"round 1 of")
+    server = children(client.process.pid)
+    equal(len(server), 1)
+    client.process.kill()
+    client.finish()
+    until(lambda: not alive(server[0]), "the server's end")
+
+
+def end_of_a_server(scene, kill, *args):
+    """Both paths are given up, and what was measured is printed."""
+    client = Terminal(scene, *args, "--sizes", "4", "--time", "300", "--rounds", "1000")
+    client.wait_for(r"round 2 of")
+    kill(client.process)
+    out = client.finish()
+    equal((client.process.returncode, client.lines.pop()), (1, ""))
+    one_sentence("\n".join(client.lines))
+    equal(len(re.findall(r"^refused: (?:shm|stock): stopped at h2d 4 B: ", out, re.M)), 2)
+    assert re.search(r"^ +4 B +\S+ us", out, re.M), out
+
+
+@test
+def a_server_that_dies_is_one_sentence(scene):
+    port = free_port()
+    server, uri = scene.serve("--stock", str(port))
+    end_of_a_server(scene, lambda _: server.kill(), "run", "--stock", f"127.0.0.1:{port}", uri)
+    end_of_a_server(scene, lambda client: os.kill(children(client.pid)[0], signal.SIGKILL), "self", "--paths",
+                    "shm,stock")
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The door's dialogue once more, written from docs/protocol.md and not from transport/door.c, so
+ * that tests can speak it byte by byte, rightly and wrongly.
+ */
+#ifndef IBX_TESTS_UNIT_RAW_DOOR_H
+#define IBX_TESTS_UNIT_RAW_DOOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RAW_HASH  32
+#define RAW_MAC   16
+#define RAW_FRAME 8192
+
+enum raw_type { HELLO = 1, CHALLENGE, PROOF, TRY, OFFER, ANSWER, RESULT, REFUSE };
+
+struct raw {
+    int fd;
+    bool client;
+    bool authenticated;    /* frames carry MACs */
+    uint8_t key[RAW_HASH]; /* SHA-256 of the key file, zeros without one */
+    uint8_t transcript[RAW_HASH], session[RAW_HASH];
+    uint8_t client_nonce[32], server_nonce[32];
+    uint64_t sent, received;
+};
+
+struct raw_frame {
+    uint8_t bytes[RAW_FRAME]; /* as on the wire */
+    size_t length;
+    uint8_t type;
+    const uint8_t *payload;
+    size_t payload_length;
+};
+
+/* A client connected to 127.0.0.1, from that address or another of this host. */
+struct raw raw_connect(uint16_t port, const char *from);
+/* A listening socket on a free port of 127.0.0.1; raw_accept() waits for one client. */
+int raw_listen(uint16_t *port);
+struct raw raw_accept(int listening);
+void raw_close(struct raw *raw);
+
+/* Makes a frame, MAC and all, and counts it as sent; raw_send() then sends as many of its bytes as
+ * the test likes. */
+void raw_frame_make(struct raw *raw, struct raw_frame *frame, uint8_t type, const void *payload,
+                    size_t length);
+void raw_send(struct raw *raw, const void *bytes, size_t length);
+void raw_say(struct raw *raw, uint8_t type, const void *payload, size_t length);
+/* The next frame, its MAC checked. False at the end of the stream. */
+bool raw_hear(struct raw *raw, struct raw_frame *frame);
+/* True once the other side has closed, having said nothing more. */
+bool raw_hears_end(struct raw *raw);
+
+/* Payloads; each returns its length. */
+size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key);
+void raw_host_mark(const struct raw *raw, uint8_t mark[RAW_HASH]);
+/* After CHALLENGE, before PROOF: both proofs, and the session key in raw->session. */
+void raw_derive(struct raw *raw, uint8_t client[RAW_HASH], uint8_t server[RAW_HASH]);
+size_t raw_string(uint8_t *out, const char *text);
+size_t raw_result(uint8_t *out, int32_t code, const char *reason);
+
+#endif

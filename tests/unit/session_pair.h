@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Two ends of one session, for two threads of a test, and what they write to each other. */
+#ifndef IBX_TESTS_UNIT_SESSION_PAIR_H
+#define IBX_TESTS_UNIT_SESSION_PAIR_H
+
+#include "frontend-glue/session_internal.h"
+
+#include <pthread.h>
+
+struct session_pair {
+    struct ibx_session *listening, *server, *client;
+    size_t rendezvous, message; /* of the established connection */
+    int (*serve)(struct session_pair *pair, void *argument);
+    void *argument;
+    int served;
+    pthread_t thread;
+};
+
+/* What pairs use, before the first: the name of a provider, the address where the server listens
+ * (NULL: 127.0.0.1; otherwise one of this host's that a client has to reach over the wire), and one
+ * more option of both sides (or NULL). */
+void session_pair_use(const char *provider, const char *host, const char *key, const char *value);
+/* With these faults in every pair opened from now on, on the server's or the client's side. */
+extern struct ibx_faults *session_faults_server, *session_faults_client;
+
+/* Both ends established; aborts the test when that fails. */
+void session_pair_open(struct session_pair *pair);
+/* A server session whose client is a bare connection, to speak messages by hand: pair->client is
+ * NULL then. And the other way round. */
+struct ibx_conn *session_pair_open_bare_client(struct session_pair *pair);
+struct ibx_conn *session_pair_open_bare_server(struct session_pair *pair);
+/* Runs the server's part in a thread; join returns what it returned. */
+void session_pair_start(struct session_pair *pair, int (*serve)(struct session_pair *, void *),
+                        void *argument);
+int session_pair_join(struct session_pair *pair);
+void session_pair_close(struct session_pair *pair);
+
+/* The same numbers from the same seed on both sides. */
+struct random {
+    uint64_t state;
+};
+uint64_t random_next(struct random *r);
+/* 0 to below-1 */
+size_t random_below(struct random *r, size_t below);
+
+/* Bytes that tell which stream and where in it they belong. */
+void pattern_fill(uint8_t *bytes, size_t length, uint64_t seed);
+/* The place of the first wrong byte, or `length`. */
+size_t pattern_check(const uint8_t *bytes, size_t length, uint64_t seed);
+
+#endif

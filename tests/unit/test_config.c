@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/config.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* A directory of one test:  DIR/named  DIR/conf/gvirtus.properties  DIR/home/etc/gvirtus.properties
+ */
+static char dir[64];
+static struct ibx_glue_config config;
+static struct ibx_error error;
+
+static const char *in_dir(const char *name)
+{
+    static char paths[4][128];
+    static unsigned next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof(paths[0]), "%s/%s", dir, name);
+    return path;
+}
+
+static void write_file(const char *name, const char *text)
+{
+    FILE *out = fopen(in_dir(name), "w");
+    assert_non_null(out);
+    assert_true(fputs(text, out) >= 0);
+    assert_int_equal(fclose(out), 0);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/ibx-config-XXXXXX");
+    if (!mkdtemp(dir) || mkdir(in_dir("conf"), 0700) || mkdir(in_dir("home"), 0700) ||
+        mkdir(in_dir("home/etc"), 0700))
+        return -1;
+    memset(&config, 0, sizeof(config));
+    memset(&error, 0, sizeof(error));
+    unsetenv("GVIRTUS_CONFIG");
+    unsetenv("GVIRTUS_RDMA_PROPERTIES");
+    unsetenv("IBX_LOG");
+    return setenv("GVIRTUS_HOME", in_dir("home"), 1);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"named",    "conf/gvirtus.properties",
+                                        "conf",     "home/etc/gvirtus.properties",
+                                        "home/etc", "home"};
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+        remove(in_dir(files[i]));
+    return rmdir(dir);
+}
+
+static int load(void)
+{
+    return ibx_glue_config_load("10.0.0.7", 9999, &config, &error);
+}
+
+static void expect_said(const char *text)
+{
+    if (!strstr(error.message, text))
+        fail_msg("\"%s\" does not say \"%s\"", error.message, text);
+}
+
+/* Loads a file that must be refused with all of the texts. */
+static void expect_refused(const char *file, const char *first, const char *second)
+{
+    write_file("home/etc/gvirtus.properties", file);
+    memset(&config, 0, sizeof(config));
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(load(), -EINVAL);
+    assert_int_equal(error.code, -EINVAL);
+    assert_int_equal(config.options.slots, 0); /* outputs are set only on success */
+    expect_said(in_dir("home/etc/gvirtus.properties"));
+    expect_said(first);
+    expect_said(second);
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    if (!access("/etc/gvirtus/gvirtus.properties", F_OK))
+        skip();
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.uri, "rdma://10.0.0.7:9999");
+    assert_string_equal(config.file, "");
+    assert_int_equal(config.uri_line, 0);
+    struct ibx_options defaults;
+    ibx_options_init(&defaults);
+    assert_memory_equal(&config.options, &defaults, sizeof(defaults));
+
+    assert_int_equal(ibx_glue_config_load("::1", 1, &config, &error), 0);
+    assert_string_equal(config.uri, "rdma://[::1]:1");
+}
+
+static void test_search_order(void **state)
+{
+    (void)state;
+    write_file("home/etc/gvirtus.properties", "communicator : rdma://home:1\n");
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.uri, "rdma://home:1");
+
+    /* A properties.json without a neighbour leaves the home's file in charge. */
+    setenv("GVIRTUS_CONFIG", in_dir("conf/properties.json"), 1);
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.uri, "rdma://home:1");
+
+    write_file("conf/gvirtus.properties", "#\ncommunicator : rdma://beside:2\n");
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.uri, "rdma://beside:2");
+    assert_string_equal(config.file, in_dir("conf/gvirtus.properties"));
+    assert_int_equal(config.uri_line, 2);
+
+    setenv("GVIRTUS_RDMA_PROPERTIES", in_dir("named"), 1);
+    assert_int_equal(load(), -ENOENT);
+    expect_said("GVIRTUS_RDMA_PROPERTIES");
+    expect_said(in_dir("named"));
+    write_file("named", "communicator : rdma://named:3\n");
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.uri, "rdma://named:3");
+}
+
+static void test_classic_order(void **state)
+{
+    (void)state;
+    write_file("home/etc/gvirtus.properties", "rdma.slots : 5\n");
+    assert_int_equal(ibx_glue_config_load_classic("rdma://a:1", NULL, &config, &error), 0);
+    assert_int_equal(config.options.slots, 5);
+    assert_string_equal(config.uri, "rdma://a:1");
+
+    /* Its own communicator has been read by classic GVirtuS, and COMMUNICATOR may override it. */
+    write_file("conf/gvirtus.properties", "communicator : afunix://x:1\nrdma.slots : 6\n");
+    setenv("GVIRTUS_CONFIG", in_dir("conf/properties.json"), 1);
+    assert_int_equal(ibx_glue_config_load_classic("rdma://a:1", in_dir("conf/gvirtus.properties"),
+                                                  &config, &error),
+                     0);
+    assert_int_equal(config.options.slots, 6);
+    assert_string_equal(config.uri, "rdma://a:1");
+    assert_int_equal(config.uri_line, 0);
+    assert_int_equal(ibx_glue_config_load_classic("rdma://a", NULL, &config, &error), -EINVAL);
+    expect_said("has no port");
+}
+
+static void test_uris(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"rdma://gpu-1.cluster:9999", "verbs://[fe80::1%eth0]:1",
+                                       "ofi://h:65535", "shm:///tmp/door",
+                                       "tcp://1.2.3.4:5?lanes=2"};
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        char text[128];
+        snprintf(text, sizeof(text), "communicator: %s\n", good[i]);
+        write_file("home/etc/gvirtus.properties", text);
+        assert_int_equal(load(), 0);
+        assert_string_equal(config.uri, good[i]);
+    }
+    /* The file's URI makes up for an endpoint that GVirtuS did not understand. */
+    assert_int_equal(ibx_glue_config_load("", 0, &config, &error), 0);
+    write_file("home/etc/gvirtus.properties", "communicator :\n");
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.uri, "rdma://10.0.0.7:9999");
+    assert_int_equal(ibx_glue_config_load(NULL, 1, &config, &error), -EINVAL);
+    expect_said("server_address");
+    assert_int_equal(ibx_glue_config_load("1.2.3.4", 0, &config, &error), -EINVAL);
+    expect_said("usable port");
+
+    expect_refused("\ncommunicator : afunix:///tmp/x:0660\n", "line 2 (communicator)",
+                   "use rdma, shm, verbs, ofi or tcp");
+    expect_refused("communicator : rdma://host:0\n", "line 1", "port 0");
+    expect_refused("communicator : rdma://host:1?chnk=1\n", "\"chnk\"", "there are provider");
+    expect_refused("communicator : rdma://host:1?slots=one\n", "\"one\"", "4 to 1024");
+}
+
+static void test_options(void **state)
+{
+    (void)state;
+    write_file(
+        "home/etc/gvirtus.properties",
+        "rdma.provider : shm,tcp\nrdma.chunk : 1M\nrdma.spin_us : 7\nrdma.insecure : yes\n"
+        "rdma.key_file : /k\nrdma.gid_index : -1\nplugins : cudart\nrdmaish : 1\nfoo : bar\n");
+    assert_int_equal(load(), 0);
+    assert_string_equal(config.options.provider, "shm,tcp");
+    assert_int_equal(config.options.chunk, 1 << 20);
+    assert_int_equal(config.options.spin_us, 7);
+    assert_true(config.options.insecure);
+    assert_string_equal(config.options.key_file, "/k");
+
+    write_file("home/etc/gvirtus.properties", "rdma.key_file : ../k\nrdma.shm_dir : \n");
+    assert_int_equal(load(), 0);
+    char expected[128];
+    snprintf(expected, sizeof(expected), "%s/home/etc/../k", dir);
+    assert_string_equal(config.options.key_file, expected);
+    assert_string_equal(config.options.shm_dir, "");
+}
+
+static void test_bad_keys(void **state)
+{
+    (void)state;
+    expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)", "timeout_ms, memory, log");
+    expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
+    expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
+    expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
+    expect_refused("RDMA.Chunk : 1M\n", "line 1 (RDMA.Chunk)", "lower case");
+    expect_refused("rdma.log : loud\n", "\"loud\"", "error, warn, info or debug");
+    expect_refused("rdma.spin_us\n", "line 1: \"rdma.spin_us\"", "key : value");
+    char text[600];
+    snprintf(text, sizeof(text), "rdma.key_file : %0500d\n", 0);
+    expect_refused(text, "line 1 (rdma.key_file)", "longer than");
+}
+
+static void expect_bound(const char *file, unsigned slots, size_t message)
+{
+    write_file("home/etc/gvirtus.properties", file);
+    assert_int_equal(load(), 0);
+    assert_int_equal(config.options.slots, slots);
+    assert_int_equal(config.options.message, message);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    expect_bound("rdma.memory : 1M\n", 16, 16384); /* large enough: nothing changes */
+    expect_bound("rdma.memory : 512K\n", 16, 16384);
+    expect_bound("rdma.memory : 256K\n", 8, 16384);
+    expect_bound("rdma.memory : 100000\n", 4, 12480);
+    expect_bound("rdma.memory : 256K\nrdma.slots : 16\n", 16, 8192);
+    expect_bound("rdma.message : 32K\nrdma.memory : 256K\n", 4, 32768);
+    expect_refused("rdma.memory : 8000\n", "line 1 (rdma.memory): memory: \"8000\"",
+                   "8192 or more");
+    expect_refused("rdma.message : 64K\nrdma.memory : 256K\n", "line 2", "give 524288 or more");
+    expect_refused("rdma.memory : lots\n", "\"lots\"", "64K, 1M");
+}
+
+static void test_log(void **state)
+{
+    (void)state;
+    ibx_log_set_level(IBX_LOG_WARN);
+    write_file("home/etc/gvirtus.properties", "rdma.log : info\n");
+    setenv("IBX_LOG", "warn", 1);
+    assert_int_equal(load(), 0);
+    assert_false(ibx_log_enabled(IBX_LOG_INFO));
+    unsetenv("IBX_LOG");
+    assert_int_equal(load(), 0);
+    assert_true(ibx_log_enabled(IBX_LOG_INFO));
+    assert_false(ibx_log_enabled(IBX_LOG_DEBUG));
+    ibx_log_set_level(IBX_LOG_WARN);
+}
+
+static void test_unreadable(void **state)
+{
+    (void)state;
+    assert_int_equal(mkdir(in_dir("home/etc/gvirtus.properties"), 0700), 0);
+    assert_int_equal(load(), -EINVAL);
+    expect_said("is not a regular file");
+    char *deep = calloc(1, 2 * PATH_MAX);
+    assert_non_null(deep);
+    memset(deep, 'x', 2 * PATH_MAX - 1);
+    setenv("GVIRTUS_RDMA_PROPERTIES", deep, 1);
+    free(deep);
+    assert_int_equal(load(), -EINVAL);
+    expect_said("too long");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_defaults), TEST(test_search_order), TEST(test_classic_order),
+        TEST(test_uris),     TEST(test_options),      TEST(test_bad_keys),
+        TEST(test_memory),   TEST(test_log),          TEST(test_unreadable),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The faulty decorator between a scripted core and a scripted endpoint: each
+ * fault does what struct ibx_faults says, and nothing else.
+ */
+#include "transport/provider.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define SEEN_MAX 256
+
+/* ------------------------------------------------------ the endpoint below */
+
+/* Completes nothing by itself: tests say what it reports, and see what reached it. */
+static struct {
+    struct ibx_link *link;
+    struct ibx_chunk *chunks[SEEN_MAX];
+    int chunk_count;
+    char sent[SEEN_MAX][32];
+    size_t sent_length[SEEN_MAX];
+    int sent_count;
+    int answer; /* of rdma and send */
+    int moved;  /* of progress, without a report */
+    uint64_t released[SEEN_MAX];
+    int released_count;
+    void (*script)(void); /* reports from inside progress */
+    bool aborted, closed;
+} inner;
+
+static int inner_open(struct ibx_link *link, void **endpoint, struct ibx_error *err)
+{
+    if (inner.answer)
+        return ibx_error_set(err, inner.answer, "no such fabric");
+    inner.link = link;
+    *endpoint = &inner;
+    return 0;
+}
+
+static int inner_rdma(void *endpoint, struct ibx_chunk *chunk)
+{
+    assert_ptr_equal(endpoint, &inner);
+    if (!inner.answer)
+        inner.chunks[inner.chunk_count++] = chunk;
+    return inner.answer;
+}
+
+static int inner_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                      uint64_t cookie, unsigned flags)
+{
+    (void)endpoint, (void)cookie, (void)flags;
+    if (inner.answer)
+        return inner.answer;
+    size_t at = 0;
+    for (int i = 0; i < iovcnt; i++) {
+        memcpy(inner.sent[inner.sent_count] + at, iov[i].iov_base, iov[i].iov_len);
+        at += iov[i].iov_len;
+    }
+    assert_int_equal(at, length);
+    inner.sent_length[inner.sent_count++] = at;
+    return 0;
+}
+
+static void inner_release(void *endpoint, uint64_t slot)
+{
+    (void)endpoint;
+    inner.released[inner.released_count++] = slot;
+}
+
+static int inner_progress(void *endpoint)
+{
+    (void)endpoint;
+    if (inner.script)
+        inner.script();
+    inner.script = NULL;
+    return inner.moved;
+}
+
+static int inner_arm(void *endpoint)
+{
+    (void)endpoint;
+    return 0;
+}
+
+static void inner_abort(void *endpoint)
+{
+    (void)endpoint;
+    inner.aborted = true;
+    for (int i = 0; i < inner.chunk_count; i++)
+        inner.link->up->chunk_done(inner.link, inner.chunks[i], -ECONNRESET);
+    inner.chunk_count = 0;
+}
+
+static void inner_close(void *endpoint)
+{
+    (void)endpoint;
+    inner.closed = true;
+}
+
+static const struct ibx_provider inner_provider = {
+    .name = "inner",
+    .open = inner_open,
+    .rdma = inner_rdma,
+    .send = inner_send,
+    .release = inner_release,
+    .progress = inner_progress,
+    .arm = inner_arm,
+    .abort = inner_abort,
+    .close = inner_close,
+};
+
+/* ---------------------------------------------------------- the core above */
+
+static struct ibx_faults faults;
+static struct ibx_options options;
+
+const struct ibx_provider *ibx_link_inner(const struct ibx_link *link)
+{
+    (void)link;
+    return &inner_provider;
+}
+
+const struct ibx_options *ibx_link_options(const struct ibx_link *link)
+{
+    (void)link;
+    return &options;
+}
+
+enum report_kind { REPORT_CHUNK, REPORT_MESSAGE, REPORT_SEND, REPORT_LOST };
+
+static struct {
+    struct {
+        enum report_kind kind;
+        struct ibx_chunk *chunk;
+        int status;
+        char data[32];
+        size_t length;
+        uint64_t token;
+    } reports[SEEN_MAX];
+    int count;
+    bool abort_when_lost;
+} core;
+
+static void *endpoint;
+static struct ibx_link core_link;
+
+static void core_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
+{
+    assert_ptr_equal(link, &core_link);
+    core.reports[core.count].kind = REPORT_CHUNK;
+    core.reports[core.count].chunk = chunk;
+    core.reports[core.count++].status = status;
+}
+
+static void core_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
+{
+    assert_ptr_equal(link, &core_link);
+    assert_true(length < sizeof(core.reports[0].data));
+    core.reports[core.count].kind = REPORT_MESSAGE;
+    memcpy(core.reports[core.count].data, data, length);
+    core.reports[core.count].length = length;
+    core.reports[core.count++].token = slot;
+}
+
+static void core_send_done(struct ibx_link *link, uint64_t cookie, int status)
+{
+    assert_ptr_equal(link, &core_link);
+    core.reports[core.count].kind = REPORT_SEND;
+    core.reports[core.count].token = cookie;
+    core.reports[core.count++].status = status;
+}
+
+static void core_lost(struct ibx_link *link, int status, const char *reason)
+{
+    assert_ptr_equal(link, &core_link);
+    assert_true(strlen(reason) > 0);
+    core.reports[core.count].kind = REPORT_LOST;
+    core.reports[core.count++].status = status;
+    if (core.abort_when_lost)
+        ibx_provider_faulty.abort(endpoint);
+}
+
+static const struct ibx_upcalls core_upcalls = {core_chunk_done, core_message, core_send_done,
+                                                core_lost};
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&inner, 0, sizeof(inner));
+    memset(&core, 0, sizeof(core));
+    memset(&faults, 0, sizeof(faults));
+    options.faults = &faults;
+    core_link = (struct ibx_link){.up = &core_upcalls};
+    return ibx_provider_faulty.open(&core_link, &endpoint, NULL);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ibx_provider_faulty.close(endpoint);
+    return inner.closed ? 0 : -1;
+}
+
+/* ------------------------------------------------------------------ helpers */
+
+static struct ibx_mr host_region = {.span = {.kind = IBX_MEMORY_HOST}};
+static struct ibx_mr gpu_region = {.span = {.kind = IBX_MEMORY_CUDA}};
+
+static struct ibx_chunk chunk_of(enum ibx_rdma_kind kind, void *local, size_t length)
+{
+    return (struct ibx_chunk){.kind = kind, .mr = &host_region, .local = local, .length = length};
+}
+
+static int post(struct ibx_chunk *chunk)
+{
+    return ibx_provider_faulty.rdma(endpoint, chunk);
+}
+
+static int progress(void)
+{
+    return ibx_provider_faulty.progress(endpoint);
+}
+
+static int send_text(const char *text, unsigned flags)
+{
+    size_t half = strlen(text) / 2;
+    struct iovec iov[2] = {{(void *)(uintptr_t)text, half},
+                           {(void *)(uintptr_t)(text + half), strlen(text) - half}};
+    return ibx_provider_faulty.send(endpoint, iov, 2, strlen(text), 77, flags);
+}
+
+static void complete_all(void)
+{
+    for (int i = 0; i < inner.chunk_count; i++)
+        inner.link->up->chunk_done(inner.link, inner.chunks[i], 0);
+    inner.chunk_count = 0;
+}
+
+static void two_messages(void)
+{
+    inner.link->up->message(inner.link, "first", 5, 101);
+    inner.link->up->message(inner.link, "second", 6, 102);
+}
+
+static void complete_then_message_then_loss(void)
+{
+    complete_all();
+    inner.link->up->send_done(inner.link, 5, 0);
+    inner.link->up->message(inner.link, "last words", 10, 9);
+    inner.link->up->lost(inner.link, -ECONNRESET, "the peer went away");
+    inner.link->up->lost(inner.link, -EPIPE, "and again");
+}
+
+static int bits_that_differ(const char *a, const char *b, size_t length)
+{
+    int bits = 0;
+    for (size_t i = 0; i < length; i++)
+        bits += __builtin_popcount((unsigned char)(a[i] ^ b[i]));
+    return bits;
+}
+
+/* -------------------------------------------------------------------- tests */
+
+static void test_without_faults_everything_passes(void **state)
+{
+    (void)state;
+    char bytes[8] = "abcdefg";
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_READ, bytes, 8);
+    assert_int_equal(post(&chunk), 0);
+    assert_int_equal(send_text("hello", 0), 0);
+    inner.script = complete_then_message_then_loss;
+    assert_int_equal(progress(), 4);
+    assert_int_equal(core.count, 4);
+    assert_int_equal(core.reports[0].kind, REPORT_CHUNK);
+    assert_int_equal(core.reports[0].status, 0);
+    assert_string_equal(bytes, "abcdefg");
+    assert_int_equal(core.reports[1].kind, REPORT_SEND);
+    assert_int_equal(core.reports[1].token, 5);
+    assert_string_equal(core.reports[2].data, "last words");
+    assert_int_equal(core.reports[3].kind, REPORT_LOST);
+    assert_int_equal(core.reports[3].status, -ECONNRESET);
+    assert_int_equal(inner.sent_length[0], 5);
+    assert_memory_equal(inner.sent[0], "hello", 5);
+    assert_int_equal(faults.seen, 3);
+    ibx_provider_faulty.release(endpoint, 9);
+    assert_int_equal(inner.released[0], 9);
+}
+
+static void test_refused_work_counts_nothing(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, NULL, 8);
+    faults = (struct ibx_faults){.fail_in = 2, .drop_in = 2, .corrupt_in = 1, .disconnect_in = 9};
+    inner.answer = -EAGAIN;
+    assert_int_equal(post(&chunk), -EAGAIN);
+    assert_int_equal(send_text("hello", 0), -EAGAIN);
+    assert_int_equal(faults.fail_in, 2);
+    assert_int_equal(faults.drop_in, 2);
+    assert_int_equal(faults.corrupt_in, 1);
+    assert_int_equal(faults.disconnect_in, 9);
+    assert_int_equal(faults.seen, 0);
+}
+
+static void test_delay_holds_reports_in_order(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, NULL, 8);
+    faults.delay_polls = 3;
+    assert_int_equal(post(&chunk), 0);
+    inner.script = complete_then_message_then_loss;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(progress(), 0);
+        assert_int_equal(ibx_provider_faulty.arm(endpoint), 1);
+    }
+    assert_int_equal(progress(), 4);
+    assert_int_equal(core.reports[0].kind, REPORT_CHUNK);
+    assert_int_equal(core.reports[1].kind, REPORT_SEND);
+    assert_int_equal(core.reports[2].kind, REPORT_MESSAGE);
+    assert_int_equal(core.reports[3].kind, REPORT_LOST);
+    assert_int_equal(ibx_provider_faulty.arm(endpoint), 0);
+}
+
+static void test_delay_ends_at_once_when_switched_off(void **state)
+{
+    (void)state;
+    faults.delay_polls = 1000000;
+    inner.script = two_messages;
+    assert_int_equal(progress(), 0);
+    assert_int_equal(progress(), 0);
+    faults.delay_polls = 0;
+    assert_int_equal(progress(), 2);
+    assert_string_equal(core.reports[0].data, "first");
+    assert_string_equal(core.reports[1].data, "second");
+}
+
+static void test_delay_keeps_many_reports(void **state)
+{
+    (void)state;
+    faults.delay_polls = 1000;
+    for (int i = 0; i < 100; i++) {
+        inner.script = two_messages;
+        assert_int_equal(progress(), 0);
+    }
+    faults.delay_polls = 0;
+    assert_int_equal(progress(), 200);
+    for (int i = 0; i < 200; i++)
+        assert_string_equal(core.reports[i].data, i % 2 ? "second" : "first");
+    assert_int_equal(faults.seen, 200);
+}
+
+static void test_abort_gives_held_messages_back(void **state)
+{
+    (void)state;
+    faults.delay_polls = 1000;
+    inner.script = two_messages;
+    assert_int_equal(progress(), 0);
+    ibx_provider_faulty.abort(endpoint);
+    assert_int_equal(core.count, 0);
+    assert_int_equal(inner.released_count, 2);
+}
+
+static void test_fail_strikes_the_nth_chunk(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunks[3];
+    faults.fail_in = 2;
+    for (int i = 0; i < 3; i++) {
+        chunks[i] = chunk_of(IBX_RDMA_WRITE, NULL, 8);
+        assert_int_equal(post(&chunks[i]), 0);
+    }
+    assert_int_equal(core.count, 0); /* no report from inside a post */
+    assert_int_equal(inner.chunk_count, 2);
+    assert_int_equal(ibx_provider_faulty.arm(endpoint), 1);
+    inner.script = complete_all;
+    assert_int_equal(progress(), 3);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(core.reports[i].status, core.reports[i].chunk == &chunks[1] ? -EIO : 0);
+    assert_int_equal(faults.fail_in, 0);
+}
+
+static void test_corrupt_flips_one_bit_of_a_read(void **state)
+{
+    (void)state;
+    char bytes[3][8] = {"abcdefg", "abcdefg", "abcdefg"};
+    struct ibx_chunk write = chunk_of(IBX_RDMA_WRITE, bytes[2], 8);
+    struct ibx_chunk reads[2] = {chunk_of(IBX_RDMA_READ, bytes[0], 8),
+                                 chunk_of(IBX_RDMA_READ, bytes[1], 8)};
+    faults.corrupt_in = 2;
+    assert_int_equal(post(&write), 0);
+    assert_int_equal(post(&reads[0]), 0);
+    assert_int_equal(post(&reads[1]), 0);
+    inner.script = complete_all;
+    assert_int_equal(progress(), 3);
+    assert_string_equal(bytes[0], "abcdefg");
+    assert_int_equal(bits_that_differ(bytes[1], "abcdefg", 8), 1);
+    assert_string_equal(bytes[2], "abcdefg");
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(core.reports[i].status, 0);
+}
+
+static void test_corrupt_leaves_gpu_memory_alone(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_READ, (void *)8, 8);
+    chunk.mr = &gpu_region;
+    faults.corrupt_in = 1;
+    assert_int_equal(post(&chunk), 0);
+    inner.script = complete_all;
+    assert_int_equal(progress(), 1);
+    assert_int_equal(faults.corrupt_in, 1);
+}
+
+static void test_corrupt_flips_one_bit_of_a_received_message(void **state)
+{
+    (void)state;
+    faults.corrupt_in = 2;
+    inner.script = two_messages;
+    assert_int_equal(progress(), 2);
+    assert_string_equal(core.reports[0].data, "first");
+    assert_int_equal(bits_that_differ(core.reports[1].data, "second", 6), 1);
+    assert_int_equal(core.reports[1].length, 6);
+    /* Given back in another order; the copy of the second goes with it. */
+    ibx_provider_faulty.release(endpoint, 102);
+    ibx_provider_faulty.release(endpoint, 101);
+    assert_int_equal(inner.released_count, 2);
+}
+
+static void test_corrupt_flips_one_bit_of_a_sent_message(void **state)
+{
+    (void)state;
+    faults.corrupt_in = 2;
+    assert_int_equal(send_text("hello", 0), 0);
+    assert_int_equal(send_text("hello", 0), 0);
+    assert_memory_equal(inner.sent[0], "hello", 5);
+    assert_int_equal(inner.sent_length[1], 5);
+    assert_int_equal(bits_that_differ(inner.sent[1], "hello", 5), 1);
+}
+
+static void test_drop_swallows_a_sent_message(void **state)
+{
+    (void)state;
+    faults.drop_in = 2;
+    assert_int_equal(send_text("one", 0), 0);
+    assert_int_equal(send_text("two", IBX_SIGNALED), 0);
+    assert_int_equal(send_text("three", 0), 0);
+    assert_int_equal(inner.sent_count, 2);
+    assert_memory_equal(inner.sent[1], "three", 5);
+    assert_int_equal(progress(), 1); /* its sender notices nothing */
+    assert_int_equal(core.reports[0].kind, REPORT_SEND);
+    assert_int_equal(core.reports[0].status, 0);
+    assert_int_equal(core.reports[0].token, 77);
+}
+
+static void test_drop_swallows_a_received_message(void **state)
+{
+    (void)state;
+    faults.drop_in = 1;
+    inner.script = two_messages;
+    progress();
+    assert_int_equal(core.count, 1);
+    assert_string_equal(core.reports[0].data, "second");
+    assert_int_equal(inner.released_count, 1); /* the credit is not lost with it */
+    assert_int_equal(inner.released[0], 101);
+}
+
+static void test_disconnect_strikes_the_nth_post(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunks[3];
+    core.abort_when_lost = true;
+    faults.disconnect_in = 2;
+    for (int i = 0; i < 3; i++) {
+        chunks[i] = chunk_of(IBX_RDMA_READ, NULL, 8);
+        assert_int_equal(post(&chunks[i]), 0);
+    }
+    assert_int_equal(send_text("too late", IBX_SIGNALED), 0);
+    assert_int_equal(core.count, 0);
+    assert_int_equal(inner.chunk_count, 1); /* nothing passes after the break */
+    assert_int_equal(inner.sent_count, 0);
+    assert_int_equal(ibx_provider_faulty.arm(endpoint), 1);
+    progress();
+    assert_true(inner.aborted);
+    assert_int_equal(core.count, 5);
+    assert_int_equal(core.reports[0].kind, REPORT_LOST);
+    for (int i = 1; i < 5; i++)
+        assert_int_equal(core.reports[i].status, -ECONNRESET);
+}
+
+static void test_disconnect_strikes_a_message(void **state)
+{
+    (void)state;
+    core.abort_when_lost = true;
+    faults.disconnect_in = 2;
+    assert_int_equal(send_text("one", 0), 0);
+    inner.script = two_messages;
+    progress(); /* the first one strikes: neither is delivered */
+    assert_int_equal(core.count, 0);
+    progress();
+    assert_int_equal(core.count, 1);
+    assert_int_equal(core.reports[0].kind, REPORT_LOST);
+    assert_int_equal(inner.released_count, 2);
+}
+
+static void test_abort_reports_what_was_held(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunks[2] = {chunk_of(IBX_RDMA_READ, NULL, 8),
+                                  chunk_of(IBX_RDMA_WRITE, NULL, 8)};
+    faults.delay_polls = 100;
+    assert_int_equal(post(&chunks[0]), 0);
+    inner.script = complete_all;
+    assert_int_equal(progress(), 0);
+    assert_int_equal(post(&chunks[1]), 0);
+    ibx_provider_faulty.abort(endpoint);
+    assert_int_equal(core.count, 2);
+    assert_ptr_equal(core.reports[0].chunk, &chunks[0]);
+    assert_int_equal(core.reports[0].status, 0);
+    assert_ptr_equal(core.reports[1].chunk, &chunks[1]);
+    assert_int_equal(core.reports[1].status, -ECONNRESET);
+}
+
+static void test_open_passes_a_refusal_on(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    void *other = NULL;
+    inner.answer = -ENODEV;
+    assert_int_equal(ibx_provider_faulty.open(&core_link, &other, &err), -ENODEV);
+    assert_null(other);
+    assert_string_equal(err.message, "no such fabric");
+}
+
+/* Work for the peer and credit are no reports, but the core wants to know of them. */
+static void test_progress_passes_movement_on(void **state)
+{
+    (void)state;
+    assert_int_equal(progress(), 0);
+    inner.moved = 1;
+    assert_int_equal(progress(), 1);
+}
+
+static void test_probe_wants_faults(void **state)
+{
+    (void)state;
+    char description[64];
+    struct ibx_error err = {0};
+    struct ibx_options none = {0};
+    assert_int_equal(ibx_provider_faulty.probe(&none, description, sizeof(description), &err),
+                     -EINVAL);
+    assert_true(err.message[0]);
+    assert_int_equal(ibx_provider_faulty.probe(&options, description, sizeof(description), &err),
+                     0);
+}
+
+#define WITH_ENDPOINT(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_ENDPOINT(test_without_faults_everything_passes),
+        WITH_ENDPOINT(test_refused_work_counts_nothing),
+        WITH_ENDPOINT(test_delay_holds_reports_in_order),
+        WITH_ENDPOINT(test_delay_ends_at_once_when_switched_off),
+        WITH_ENDPOINT(test_delay_keeps_many_reports),
+        WITH_ENDPOINT(test_abort_gives_held_messages_back),
+        WITH_ENDPOINT(test_fail_strikes_the_nth_chunk),
+        WITH_ENDPOINT(test_corrupt_flips_one_bit_of_a_read),
+        WITH_ENDPOINT(test_corrupt_leaves_gpu_memory_alone),
+        WITH_ENDPOINT(test_corrupt_flips_one_bit_of_a_received_message),
+        WITH_ENDPOINT(test_corrupt_flips_one_bit_of_a_sent_message),
+        WITH_ENDPOINT(test_drop_swallows_a_sent_message),
+        WITH_ENDPOINT(test_drop_swallows_a_received_message),
+        WITH_ENDPOINT(test_disconnect_strikes_the_nth_post),
+        WITH_ENDPOINT(test_disconnect_strikes_a_message),
+        WITH_ENDPOINT(test_abort_reports_what_was_held),
+        WITH_ENDPOINT(test_open_passes_a_refusal_on),
+        WITH_ENDPOINT(test_progress_passes_movement_on),
+        WITH_ENDPOINT(test_probe_wants_faults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
+#include "migrate/qmp.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GREETING                                                                                   \
+    "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}, "             \
+    "\"package\": \"\"}, \"capabilities\": [\"oob\"]}}\r\n"
+#define READY(id) "{\"return\": {}, \"id\": " #id "}\r\n"
+#define GENEROUS  20000 /* ms: for what is to come */
+#define SHORT     30    /* ms: for what is never to come */
+
+/* What the peer does in turn: waits for a line that holds `expect` (NULL: does not wait), then
+ * sends `answer` `times` times (0 means once). A step without both ends the script: hang up. */
+struct step {
+    const char *expect, *answer;
+    unsigned times;
+};
+
+struct peer {
+    const struct step *steps;
+    int fd;
+    int received_fd;
+    bool deaf;
+    char wrong[256];
+    pthread_t thread;
+};
+
+static struct ibx_error error;
+static bool deaf; /* the next peer neither reads nor hangs up when its script is over */
+
+/* One line, a byte at a time: commands are short. Keeps a descriptor that comes along. */
+static size_t read_line(struct peer *p, char *line, size_t size)
+{
+    size_t n = 0;
+    while (n + 1 < size) {
+        struct iovec io = {line + n, 1};
+        char control[CMSG_SPACE(sizeof(int))];
+        struct msghdr m = {.msg_iov = &io,
+                           .msg_iovlen = 1,
+                           .msg_control = control,
+                           .msg_controllen = sizeof(control)};
+        if (recvmsg(p->fd, &m, MSG_CMSG_CLOEXEC) != 1)
+            break;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        if (c && c->cmsg_type == SCM_RIGHTS)
+            memcpy(&p->received_fd, CMSG_DATA(c), sizeof(int));
+        if (line[n] == '\n')
+            break;
+        n++;
+    }
+    line[n] = '\0';
+    return n;
+}
+
+static void *peer_run(void *arg)
+{
+    struct peer *p = arg;
+    for (const struct step *s = p->steps; s->expect || s->answer; s++) {
+        char line[4096];
+        if (s->expect && (!read_line(p, line, sizeof(line)) || !strstr(line, s->expect))) {
+            snprintf(p->wrong, sizeof(p->wrong), "expected %.60s, got %.120s", s->expect, line);
+            break;
+        }
+        for (unsigned i = 0; s->answer && i < (s->times ? s->times : 1); i++)
+            if (send(p->fd, s->answer, strlen(s->answer), MSG_NOSIGNAL) < 0)
+                break;
+    }
+    if (p->deaf)
+        return NULL;
+    shutdown(p->fd, SHUT_WR);
+    char rest[4096];
+    while (read(p->fd, rest, sizeof(rest)) > 0)
+        ;
+    return NULL;
+}
+
+static int attach(struct peer *p, const struct step *steps, struct ibx_qmp **qmp, uint64_t ms)
+{
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    memset(&error, 0, sizeof(error));
+    *p = (struct peer){.steps = steps, .fd = pair[1], .received_fd = -1, .deaf = deaf};
+    assert_int_equal(pthread_create(&p->thread, NULL, peer_run, p), 0);
+    return ibx_qmp_attach(pair[0], ibx_deadline_in_ms(ms), qmp, &error);
+}
+
+static void attached(struct peer *p, const struct step *steps, struct ibx_qmp **qmp)
+{
+    if (attach(p, steps, qmp, GENEROUS))
+        fail_msg("%s", error.message);
+}
+
+static void done(struct peer *p, struct ibx_qmp *qmp)
+{
+    ibx_qmp_close(qmp);
+    pthread_join(p->thread, NULL);
+    close(p->fd);
+    if (p->wrong[0])
+        fail_msg("%s", p->wrong);
+}
+
+static int run(struct ibx_qmp *qmp, const char *command, json_t **result, uint64_t ms)
+{
+    memset(&error, 0, sizeof(error));
+    return ibx_qmp_execute(qmp, command, NULL, result, ibx_deadline_in_ms(ms), &error);
+}
+
+static void says(int rc, int code, const char *words)
+{
+    if (rc != code || error.code != code || !strstr(error.message, words))
+        fail_msg("%d (wanted %d) \"%s\" does not say \"%s\"", rc, code, error.message, words);
+}
+
+/* ------------------------------------------------------------ commands */
+
+static void test_returns_what_qemu_returns(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"{\"execute\":\"qmp_capabilities\",\"id\":1}", READY(1), 0},
+        {"{\"execute\":\"qom-get\",\"arguments\":{\"path\":\"/machine\"},\"id\":2}",
+         "{\"return\": \"q35\", \"id\": 2}\n", 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    assert_int_equal(ibx_qmp_version(qmp).micro, 22);
+    assert_true(ibx_qmp_at_least(qmp, 7, 2));
+    assert_false(ibx_qmp_at_least(qmp, 7, 3));
+    assert_false(ibx_qmp_at_least(qmp, 8, 1));
+    assert_int_equal(ibx_qmp_pid(qmp), getpid());
+    json_t *result = NULL;
+    assert_int_equal(ibx_qmp_execute(qmp, "qom-get", json_pack("{s:s}", "path", "/machine"),
+                                     &result, ibx_deadline_in_ms(GENEROUS), &error),
+                     0);
+    assert_string_equal(json_string_value(result), "q35");
+    json_decref(result);
+    done(&p, qmp);
+}
+
+static void test_passes_refusals_on(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"cont",
+         "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no \\u001b[1mway\"}}\n",
+         0},
+        {"fly", "{\"id\": 3, \"error\": {\"class\": \"CommandNotFound\", \"desc\": \"gone\"}}\n",
+         0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    json_t *result = (json_t *)&p; /* untouched on failure */
+    says(run(qmp, "cont", &result, GENEROUS), -EREMOTEIO, "QEMU refused cont: no ?[1mway");
+    assert_ptr_equal(result, &p);
+    says(run(qmp, "fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
+    done(&p, qmp);
+}
+
+static void test_late_answers_are_dropped(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"slow", NULL, 0},
+        {"quick", "{\"return\": 2, \"id\": 2}\n{\"return\": 3, \"id\": 3}\n", 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    says(run(qmp, "slow", NULL, SHORT), -ETIMEDOUT, "did not answer slow in time");
+    json_t *result = NULL;
+    assert_int_equal(run(qmp, "quick", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 3);
+    json_decref(result);
+    done(&p, qmp);
+}
+
+static void test_calls_in_two_halves(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"first", NULL, 0},
+        {"second", "{\"return\": 20, \"id\": 3}\n{\"return\": 10, \"id\": 2}\n", 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    uint64_t first, second, soon = ibx_deadline_in_ms(GENEROUS);
+    json_t *result = NULL;
+    assert_int_equal(ibx_qmp_start(qmp, "first", NULL, &first, soon, &error), 0);
+    assert_int_equal(ibx_qmp_finish(qmp, first, NULL, 0, NULL), -ETIMEDOUT);
+    assert_int_equal(ibx_qmp_start(qmp, "second", NULL, &second, soon, &error), 0);
+    assert_int_equal(ibx_qmp_finish(qmp, first, &result, soon, &error), 0);
+    assert_int_equal(json_integer_value(result), 10);
+    json_decref(result);
+    assert_int_equal(ibx_qmp_finish(qmp, second, &result, soon, &error), 0);
+    assert_int_equal(json_integer_value(result), 20);
+    json_decref(result);
+    assert_int_equal(ibx_qmp_finish(qmp, first, NULL, soon, &error), -EINVAL);
+    done(&p, qmp);
+}
+
+/* Calls that were given up make room again when their answers come. */
+static void test_forgotten_calls_make_room(void **state)
+{
+    (void)state;
+    enum { CALLS = IBX_QMP_CALLS_MAX + 6 };
+    static struct step steps[CALLS + 3] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}};
+    static char answers[CALLS][64];
+    for (unsigned i = 0; i < CALLS; i++) {
+        snprintf(answers[i], sizeof(answers[i]), "{\"return\": {}, \"id\": %u}\n", i + 2);
+        steps[i + 2] = (struct step){"lost", answers[i], 0};
+    }
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    uint64_t id, deadline = ibx_deadline_in_ms(GENEROUS);
+    for (unsigned i = 0; i < CALLS; i++) {
+        /* Full until the next answer has come. */
+        while (ibx_qmp_start(qmp, "lost", NULL, &id, deadline, &error) == -EBUSY &&
+               ibx_now_ns() < deadline)
+            assert_int_equal(ibx_qmp_pump(qmp, &error), 0);
+        assert_int_equal(id, i + 2);
+        ibx_qmp_forget(qmp, id);
+    }
+    done(&p, qmp);
+}
+
+static void test_passes_a_descriptor(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"door\"},\"id\":2}", READY(2), 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_int_equal(ibx_qmp_getfd(qmp, "door", fd, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    struct stat ours, theirs;
+    assert_int_equal(fstat(fd, &ours), 0);
+    assert_int_equal(fstat(p.received_fd, &theirs), 0);
+    assert_true(ours.st_rdev == theirs.st_rdev);
+    close(fd);
+    close(p.received_fd);
+    done(&p, qmp);
+}
+
+/* ------------------------------------------------------------ events */
+
+#define MIGRATION(s) "{\"event\": \"MIGRATION\", \"data\": {\"status\": \"" s "\"}}\n"
+
+static void test_waits_for_events(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"go", MIGRATION("setup") "{\"event\": \"STOP\"}\n" READY(2) MIGRATION("active"), 0},
+        {"more", MIGRATION("completed") READY(3), 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    assert_int_equal(run(qmp, "go", NULL, GENEROUS), 0);
+    uint64_t soon = ibx_deadline_in_ms(GENEROUS);
+    assert_int_equal(ibx_qmp_event_wait(qmp, "MIGRATION", "active", NULL, soon, &error), 0);
+    assert_int_equal(ibx_qmp_event_wait(qmp, "STOP", NULL, NULL, soon, &error), 0);
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_event_wait(qmp, "MIGRATION", "completed", NULL, ibx_deadline_in_ms(SHORT), &error),
+         -ETIMEDOUT, "did not report MIGRATION completed");
+    json_t *event = ibx_qmp_event_next(qmp); /* the one before it is still there */
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(event, "data"), "status")), "setup");
+    json_decref(event);
+    assert_null(ibx_qmp_event_next(qmp));
+    assert_int_equal(run(qmp, "more", NULL, GENEROUS), 0);
+    ibx_qmp_events_clear(qmp);
+    assert_null(ibx_qmp_event_next(qmp));
+    done(&p, qmp);
+}
+
+static void test_keeps_the_newest_events(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3 * IBX_QMP_EVENTS_MAX},
+        {NULL, "{\"event\": \"STOP\"}\n" READY(2), 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    assert_int_equal(run(qmp, "flood", NULL, GENEROUS), 0);
+    unsigned count = 0;
+    json_t *event, *last = NULL;
+    for (; (event = ibx_qmp_event_next(qmp)); count++) {
+        json_decref(last);
+        last = event;
+    }
+    assert_int_equal(count, IBX_QMP_EVENTS_MAX);
+    assert_string_equal(json_string_value(json_object_get(last, "event")), "STOP");
+    json_decref(last);
+    done(&p, qmp);
+}
+
+/* ------------------------------------------------------------ bad peers */
+
+static void refuses(const struct step *steps, int code, const char *words)
+{
+    struct peer p;
+    struct ibx_qmp *qmp = NULL;
+    says(attach(&p, steps, &qmp, GENEROUS), code, words);
+    assert_null(qmp);
+    done(&p, NULL);
+}
+
+static void test_bad_greetings(void **state)
+{
+    (void)state;
+    refuses((const struct step[]){{NULL, "SSH-2.0-OpenSSH\r\n", 0}, {0}}, -EPROTO, "not a JSON");
+    refuses((const struct step[]){{NULL, "{\"hello\": 1}\n", 0}, {0}}, -EPROTO, "no QEMU version");
+    refuses((const struct step[]){{NULL, "[1]\n", 0}, {0}}, -EPROTO, "not a JSON object");
+    refuses((const struct step[]){{0}}, -ECONNRESET, "closed its QMP socket");
+    refuses((const struct step[]){{NULL, GREETING, 0}, {"qmp_capabilities", READY(9), 0}, {0}},
+            -EPROTO, "not asked");
+    refuses((const struct step[]){{NULL, GREETING, 0}, {0}}, -ECONNRESET, "closed its QMP socket");
+}
+
+static void test_silent_monitor(void **state)
+{
+    (void)state;
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    struct ibx_qmp *qmp;
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_attach(pair[0], ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
+         "one client at a time");
+    close(pair[1]);
+}
+
+static void test_endless_line(void **state)
+{
+    (void)state;
+    char *much = malloc(65537);
+    memset(much, '[', 65536);
+    much[65536] = '\0';
+    refuses((const struct step[]){{NULL, GREETING, 0}, {NULL, much, 200}, {0}}, -EMSGSIZE,
+            "longer than 8 MiB");
+    free(much);
+}
+
+static void test_death_is_remembered(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        {NULL, GREETING, 0},
+        {"qmp_capabilities", READY(1), 0},
+        {"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0},
+        {0},
+    };
+    struct peer p;
+    struct ibx_qmp *qmp;
+    attached(&p, steps, &qmp);
+    assert_int_equal(run(qmp, "quit", NULL, GENEROUS), 0);
+    uint64_t soon = ibx_deadline_in_ms(GENEROUS);
+    assert_int_equal(ibx_qmp_event_wait(qmp, "SHUTDOWN", NULL, NULL, soon, &error), 0);
+    says(ibx_qmp_event_wait(qmp, "RESUME", NULL, NULL, soon, &error), -ECONNRESET, "closed");
+    says(run(qmp, "query-status", NULL, GENEROUS), -ECONNRESET, "closed");
+    says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "closed");
+    done(&p, qmp);
+}
+
+/* The commands fill the socket, and the one that no longer fits says so in time. */
+static void test_peer_that_does_not_read(void **state)
+{
+    (void)state;
+    const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
+    struct peer p;
+    struct ibx_qmp *qmp;
+    deaf = true;
+    attached(&p, steps, &qmp);
+    deaf = false;
+    char *much = calloc(1, 100001);
+    memset(much, 'x', 100000);
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < IBX_QMP_CALLS_MAX; i++) {
+        uint64_t id;
+        rc = ibx_qmp_start(qmp, "cont", json_pack("{s:s}", "why", much), &id,
+                           ibx_deadline_in_ms(SHORT), &error);
+    }
+    free(much);
+    says(rc, -ETIMEDOUT, "QEMU stopped reading its QMP socket");
+    says(run(qmp, "cont", NULL, GENEROUS), -ETIMEDOUT, "QEMU stopped reading its QMP socket");
+    done(&p, qmp);
+}
+
+static void test_bad_paths(void **state)
+{
+    (void)state;
+    struct ibx_qmp *qmp;
+    char path[200];
+    memset(path, 'x', sizeof(path) - 1);
+    path[sizeof(path) - 1] = '\0';
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ENAMETOOLONG, "107");
+    says(ibx_qmp_connect("/nowhere/at/all", ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT,
+         "unix:/nowhere/at/all,server=on,wait=off");
+}
+
+/* A listener whose backlog is full must not hold the caller. */
+static void test_full_backlog(void **state)
+{
+    (void)state;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof(at.sun_path), "/tmp/ibx-test-qmp.%d", getpid());
+    int door = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(door, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(door, 0), 0);
+    int filler[8];
+    size_t n = 0;
+    for (bool full = false; !full && n < 8; n++) {
+        filler[n] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        full = connect(filler[n], (struct sockaddr *)&at, sizeof(at)) && errno == EAGAIN;
+    }
+    struct ibx_qmp *qmp;
+    memset(&error, 0, sizeof(error));
+    says(ibx_qmp_connect(at.sun_path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
+         "a -qmp socket of its own");
+    while (n)
+        close(filler[--n]);
+    close(door);
+    unlink(at.sun_path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_returns_what_qemu_returns),
+        cmocka_unit_test(test_passes_refusals_on),
+        cmocka_unit_test(test_late_answers_are_dropped),
+        cmocka_unit_test(test_calls_in_two_halves),
+        cmocka_unit_test(test_forgotten_calls_make_room),
+        cmocka_unit_test(test_passes_a_descriptor),
+        cmocka_unit_test(test_waits_for_events),
+        cmocka_unit_test(test_keeps_the_newest_events),
+        cmocka_unit_test(test_bad_greetings),
+        cmocka_unit_test(test_silent_monitor),
+        cmocka_unit_test(test_endless_line),
+        cmocka_unit_test(test_death_is_remembered),
+        cmocka_unit_test(test_peer_that_does_not_read),
+        cmocka_unit_test(test_bad_paths),
+        cmocka_unit_test(test_full_backlog),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,668 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What only the verbs provider promises, over the two soft-RoCE devices of the
+ * guest (README.md): the contract tests ask for the rest. Runs as root there.
+ */
+#include "common/clock.h"
+#include "transport/transport.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_MS 60000u
+#define BYTES       (4u << 20)
+
+static char address_a[32];
+
+/* ------------------------------------------------------------------- sessions */
+
+struct outcome {
+    int rc;
+    struct ibx_error err;
+    char description[192];
+};
+
+/* A server here and a client in a process of its own. */
+struct session {
+    struct ibx_listener *listener;
+    struct ibx_conn *conn; /* NULL when it did not come about */
+    pid_t child;
+    struct outcome server, client;
+};
+
+/* "key=value key=value" */
+static void set_options(struct ibx_options *options, const char *settings)
+{
+    char text[256], *rest = text;
+    struct ibx_error err;
+    ibx_options_init(options);
+    options->insecure = true;
+    snprintf(text, sizeof(text), "%s", settings);
+    for (char *item; (item = strsep(&rest, " "));) {
+        char *value = strchr(item, '=');
+        if (!value)
+            continue;
+        *value = '\0';
+        if (ibx_options_set(options, item, value + 1, &err))
+            fail_msg("%s", err.message);
+    }
+}
+
+static void note_outcome(struct outcome *outcome, int rc, const struct ibx_conn *conn)
+{
+    outcome->rc = rc;
+    if (!rc)
+        memcpy(outcome->description, ibx_conn_path(conn)->description,
+               sizeof(outcome->description));
+}
+
+/* The client's life: sends every message back, when it has credit, until the server has gone. */
+static void echo(struct ibx_conn *conn)
+{
+    struct ibx_event waiting[64], event;
+    unsigned first = 0, count = 0;
+    for (;;) {
+        int n = ibx_poll(conn, &event, 1);
+        if (n < 0)
+            return;
+        if (n > 0 && event.type == IBX_EVENT_MESSAGE)
+            waiting[(first + count++) % 64] = event;
+        while (count) {
+            struct ibx_event *next = &waiting[first % 64];
+            struct iovec iov = {(void *)(uintptr_t)next->data, next->length};
+            if (ibx_send(conn, &iov, 1, 0, 0))
+                break;
+            ibx_message_release(conn, next);
+            first++;
+            count--;
+        }
+        if (!n)
+            ibx_wait(conn, -1);
+    }
+}
+
+static void expose(struct ibx_conn *conn)
+{
+    struct ibx_mr *mr;
+    struct ibx_error err;
+    struct ibx_remote remote;
+    uint8_t bytes[IBX_REMOTE_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    if (ibx_mr_allocate(conn, BYTES, IBX_ACCESS_REMOTE_READ, &mr, &err))
+        _exit(1);
+    for (size_t i = 0; i < BYTES; i++)
+        ((uint8_t *)ibx_mr_address(mr))[i] = (uint8_t)(i * 31 >> 8);
+    ibx_mr_remote(mr, 0, BYTES, &remote);
+    ibx_remote_put(&w, &remote);
+    struct iovec iov = {bytes, w.length};
+    ibx_send(conn, &iov, 1, 0, 0);
+}
+
+static void client_run(const char *uri, const char *settings, void (*prepare)(void), int report)
+{
+    struct ibx_options options;
+    struct ibx_conn *conn = NULL;
+    struct outcome outcome = {0};
+    alarm(3 * PATIENCE_MS / 1000);
+    set_options(&options, settings);
+    if (prepare)
+        prepare();
+    int rc = ibx_connect(uri, &options, &conn, &outcome.err);
+    note_outcome(&outcome, rc, conn);
+    if (write(report, &outcome, sizeof(outcome)) != (ssize_t)sizeof(outcome))
+        _exit(1);
+    if (!outcome.rc) {
+        expose(conn);
+        echo(conn);
+        ibx_close(conn);
+    }
+    _exit(0);
+}
+
+static struct ibx_conn *take(struct ibx_listener *listener)
+{
+    struct ibx_conn *conn = NULL;
+    struct ibx_error err;
+    struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    while (poll(&wait, 1, ibx_ms_until(deadline)) > 0) {
+        if (ibx_accept(listener, &conn, &err) == 0)
+            return conn;
+    }
+    fail_msg("nobody came");
+    return NULL;
+}
+
+/* `through`: where the client is to go instead of the listener, or NULL. */
+static void session_start(struct session *s, const char *listen_at, const char *server_settings,
+                          const char *client_settings, void (*prepare)(void), const char *through)
+{
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    int report[2];
+    *s = (struct session){0};
+    set_options(&options, server_settings);
+    if (ibx_listen(listen_at, &options, &s->listener, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(pipe(report), 0);
+    s->child = fork();
+    if (!s->child)
+        client_run(through ? through : ibx_listener_uri(s->listener), client_settings, prepare,
+                   report[1]);
+    close(report[1]);
+    s->conn = take(s->listener);
+    int rc = ibx_establish(s->conn, &s->server.err);
+    note_outcome(&s->server, rc, s->conn);
+    if (s->server.rc) {
+        ibx_close(s->conn);
+        s->conn = NULL;
+    }
+    assert_int_equal(read(report[0], &s->client, sizeof(s->client)), sizeof(s->client));
+    close(report[0]);
+}
+
+static void session_end(struct session *s)
+{
+    int status;
+    ibx_close(s->conn);
+    ibx_listener_close(s->listener);
+    assert_int_equal(waitpid(s->child, &status, 0), s->child);
+    assert_int_equal(status, 0);
+}
+
+static const char *uri_a(void)
+{
+    static char uri[64];
+    snprintf(uri, sizeof(uri), "verbs://%s:0", address_a);
+    return uri;
+}
+
+static void open_pair(struct session *s, const char *server_settings, const char *client_settings)
+{
+    session_start(s, uri_a(), server_settings, client_settings, NULL, NULL);
+    if (s->server.rc)
+        fail_msg("server: %s", s->server.err.message);
+    if (s->client.rc)
+        fail_msg("client: %s", s->client.err.message);
+}
+
+static struct ibx_event next_event(struct ibx_conn *conn, enum ibx_event_type type)
+{
+    struct ibx_event event;
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    int n;
+    while ((n = ibx_poll(conn, &event, 1)) == 0) {
+        assert_true(ibx_now_ns() < deadline);
+        ibx_wait(conn, 100);
+    }
+    if (n < 0 || event.type != type)
+        fail_msg("event %d instead of %d: %s", event.type, type, ibx_conn_reason(conn));
+    return event;
+}
+
+static struct ibx_remote hear_remote(struct ibx_conn *conn)
+{
+    struct ibx_event event = next_event(conn, IBX_EVENT_MESSAGE);
+    struct ibx_reader r = ibx_reader_of(event.data, event.length);
+    struct ibx_remote remote;
+    ibx_remote_get(&r, &remote);
+    assert_false(r.failed);
+    ibx_message_release(conn, &event);
+    return remote;
+}
+
+/* Reads what the client exposes and looks at every byte. */
+static void check_read(struct session *s)
+{
+    struct ibx_mr *mr;
+    struct ibx_error err;
+    struct ibx_remote remote = hear_remote(s->conn);
+    assert_int_equal(ibx_mr_allocate(s->conn, BYTES, IBX_ACCESS_LOCAL, &mr, &err), 0);
+    const uint8_t *got = ibx_mr_address(mr);
+    assert_int_equal(ibx_read(s->conn, mr, ibx_mr_address(mr), &remote, 0, BYTES, 7, 0), 0);
+    assert_int_equal(next_event(s->conn, IBX_EVENT_READ).status, 0);
+    for (size_t i = 0; i < BYTES; i++) {
+        if (got[i] != (uint8_t)(i * 31 >> 8))
+            fail_msg("byte %zu is wrong", i);
+    }
+    ibx_mr_deregister(mr);
+}
+
+static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void shell(const char *format, ...)
+{
+    char command[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(command, sizeof(command), format, args);
+    va_end(args);
+    if (system(command))
+        fail_msg("failed: %s", command);
+}
+
+/* -------------------------------------------------------------------- choices */
+
+static void test_device_by_the_route(void **state)
+{
+    (void)state;
+    struct session s;
+    open_pair(&s, "", "");
+    assert_non_null(strstr(s.server.description, "rxe0 port 1 gid 1 mtu 4096"));
+    assert_non_null(strstr(s.client.description, "rxe1 port 1 gid 1 mtu 4096"));
+    check_read(&s);
+    session_end(&s);
+}
+
+static void test_two_rails(void **state)
+{
+    (void)state;
+    struct session s;
+    open_pair(&s, "rails=2 lanes=2", "rails=4 lanes=3");
+    assert_non_null(strstr(s.server.description, "rxe0"));
+    assert_non_null(strstr(s.server.description, "rxe1"));
+    assert_non_null(strstr(s.server.description, "5 queue pairs"));
+    assert_int_equal(ibx_conn_caps(s.conn)->lanes, 4);
+    check_read(&s);
+    session_end(&s);
+    open_pair(&s, "device=rxe1,rxe0 rails=2", "rails=1");
+    assert_int_equal(ibx_conn_caps(s.conn)->lanes, 4);
+    check_read(&s);
+    session_end(&s);
+}
+
+/* Doors that have no RDMA address of their own lead to any device of this host. */
+static void test_local_doors(void **state)
+{
+    (void)state;
+    struct session s;
+    session_start(&s, "verbs://127.0.0.1:0", "", "", NULL, NULL);
+    if (s.server.rc || s.client.rc)
+        fail_msg("%s, %s", s.server.err.message, s.client.err.message);
+    check_read(&s);
+    session_end(&s);
+    session_start(&s, "rdma:///tmp/test_verbs.door", "provider=verbs device=rxe1", "provider=verbs",
+                  NULL, NULL);
+    if (s.server.rc || s.client.rc)
+        fail_msg("%s, %s", s.server.err.message, s.client.err.message);
+    assert_non_null(strstr(s.server.description, "rxe1"));
+    check_read(&s);
+    session_end(&s);
+    unlink("/tmp/test_verbs.door");
+}
+
+static void test_mtu(void **state)
+{
+    (void)state;
+    struct session s;
+    open_pair(&s, "mtu=2048", "mtu=1024");
+    assert_non_null(strstr(s.server.description, "mtu 1024"));
+    assert_non_null(strstr(s.client.description, "mtu 1024"));
+    check_read(&s);
+    session_end(&s);
+}
+
+/* Both sides are told, in a sentence that names `value` and `told`. */
+static void check_refused(const char *server_settings, const char *client_settings,
+                          const char *value, const char *told)
+{
+    struct session s;
+    session_start(&s, uri_a(), server_settings, client_settings, NULL, NULL);
+    assert_int_not_equal(s.server.rc, 0);
+    assert_int_not_equal(s.client.rc, 0);
+    if (!strstr(s.client.err.message, value) || !strstr(s.client.err.message, told))
+        fail_msg("\"%s\" says neither %s nor %s", s.client.err.message, value, told);
+    session_end(&s);
+}
+
+static void test_wishes_refused(void **state)
+{
+    (void)state;
+    check_refused("", "device=nosuch", "nosuch", "no address");
+    check_refused("device=nosuch", "", "nosuch", "no address");
+    check_refused("", "gid_index=99", "GID index 99", "no address");
+    check_refused("gid_index=99", "", "GID index 99", "no address");
+    check_refused("port_num=2", "", "no address", "an RDMA device");
+    /* Link-local, and so not the one that the route gives. */
+    check_refused("", "gid_index=0", "GID index 0", "no address");
+}
+
+static void test_mtu_beyond_the_path(void **state)
+{
+    (void)state;
+    shell("ip link set veth0 mtu 1500 && ip link set veth1 mtu 1500");
+    check_refused("mtu=4096", "", "mtu 4096", "1024");
+    shell("ip link set veth0 mtu 9000 && ip link set veth1 mtu 9000");
+    struct session s;
+    open_pair(&s, "mtu=4096", "");
+    session_end(&s);
+}
+
+static void drop_locked_memory(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {0};
+    struct rlimit little = {16384, 16384};
+    syscall(SYS_capget, &head, data);
+    data[0].effective &= ~(1u << CAP_IPC_LOCK);
+    syscall(SYS_capset, &head, data);
+    setrlimit(RLIMIT_MEMLOCK, &little);
+}
+
+static void test_locked_memory(void **state)
+{
+    (void)state;
+    struct session s;
+    session_start(&s, uri_a(), "", "", drop_locked_memory, NULL);
+    assert_int_equal(s.client.rc < 0, 1);
+    assert_non_null(strstr(s.client.err.message, "RLIMIT_MEMLOCK"));
+    assert_non_null(strstr(s.client.err.message, "16384"));
+    session_end(&s);
+}
+
+/* -------------------------------------------------------------------- the wire */
+
+static void cut(void)
+{
+    shell("tc qdisc add dev veth0 root netem loss 100%% && "
+          "tc qdisc add dev veth1 root netem loss 100%%");
+}
+
+static void mend(void)
+{
+    shell("tc qdisc del dev veth0 root; tc qdisc del dev veth1 root");
+}
+
+static void *mend_later(void *unused)
+{
+    struct timespec pause = {.tv_sec = 2};
+    (void)unused;
+    nanosleep(&pause, NULL);
+    mend();
+    return NULL;
+}
+
+/* A silence shorter than timeout_ms costs time and nothing else. */
+static void test_short_silence(void **state)
+{
+    (void)state;
+    struct session s;
+    pthread_t mender;
+    open_pair(&s, "timeout_ms=30000", "timeout_ms=30000");
+    cut();
+    assert_int_equal(pthread_create(&mender, NULL, mend_later, NULL), 0);
+    check_read(&s);
+    pthread_join(mender, NULL);
+    session_end(&s);
+}
+
+static void test_long_silence(void **state)
+{
+    (void)state;
+    struct session s;
+    struct ibx_mr *mr;
+    struct ibx_error err;
+    open_pair(&s, "timeout_ms=1000", "timeout_ms=1000");
+    struct ibx_remote remote = hear_remote(s.conn);
+    assert_int_equal(ibx_mr_allocate(s.conn, BYTES, IBX_ACCESS_LOCAL, &mr, &err), 0);
+    cut();
+    assert_int_equal(ibx_read(s.conn, mr, ibx_mr_address(mr), &remote, 0, BYTES, 7, 0), 0);
+    uint64_t start = ibx_now_ns();
+    assert_int_not_equal(next_event(s.conn, IBX_EVENT_READ).status, 0);
+    next_event(s.conn, IBX_EVENT_CLOSED);
+    /* Each side alone: there is nobody to tell it. The factor is for retries and a busy guest. */
+    assert_true(ibx_now_ns() - start < 20000 * IBX_NS_PER_MS);
+    int status;
+    assert_int_equal(waitpid(s.child, &status, 0), s.child);
+    mend();
+    ibx_close(s.conn);
+    ibx_listener_close(s.listener);
+}
+
+/* ------------------------------------------------------------------- strangers */
+
+/* For other threads than cmocka's, whose assertions they may not use. */
+#define MUST(condition)                                                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            print_error("line %d: not true: %s (%s)\n", __LINE__, #condition, strerror(errno));    \
+            _exit(1);                                                                              \
+        }                                                                                          \
+    } while (0)
+
+/* The port of an rdma_cm listener on A; 0 when there is none. */
+static uint16_t rdma_listener(void)
+{
+    char line[512], pattern[64];
+    uint16_t port = 0;
+    snprintf(pattern, sizeof(pattern), "src-addr %s:", address_a);
+    FILE *list = popen("rdma resource show cm_id", "re");
+    while (list && fgets(line, sizeof(line), list)) {
+        const char *at = strstr(line, "LISTEN") ? strstr(line, pattern) : NULL;
+        if (at)
+            port = (uint16_t)atoi(at + strlen(pattern));
+    }
+    if (list)
+        pclose(list);
+    return port;
+}
+
+static struct stranger {
+    struct rdma_event_channel *channel;
+    struct rdma_cm_id *id;
+} strangers[4];
+
+static void cm_expect(struct stranger *stranger, enum rdma_cm_event_type type)
+{
+    struct rdma_cm_event *event;
+    MUST(rdma_get_cm_event(stranger->channel, &event) == 0);
+    if (event->event != type)
+        print_error("%s instead of %s\n", rdma_event_str(event->event), rdma_event_str(type));
+    MUST(event->event == type);
+    rdma_ack_cm_event(event);
+}
+
+/* Asks for a lane with a proof out of thin air. */
+static void stranger_knock(struct stranger *stranger, uint16_t port, unsigned version,
+                           unsigned lane)
+{
+    static uint32_t queue_pair = 77; /* one of its own each, or the kernel takes it for a repeat */
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
+    inet_pton(AF_INET, address_a, &to.sin_addr);
+    stranger->channel = rdma_create_event_channel();
+    MUST(stranger->channel && !rdma_create_id(stranger->channel, &stranger->id, NULL, RDMA_PS_TCP));
+    MUST(!rdma_resolve_addr(stranger->id, NULL, (struct sockaddr *)&to, 5000));
+    cm_expect(stranger, RDMA_CM_EVENT_ADDR_RESOLVED);
+    MUST(!rdma_resolve_route(stranger->id, 5000));
+    cm_expect(stranger, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    uint8_t data[36] = {(uint8_t)version, 0, (uint8_t)lane, (uint8_t)(lane >> 8), 0xaa};
+    struct rdma_conn_param param = {.private_data = data,
+                                    .private_data_len = version ? sizeof(data) : 0,
+                                    .responder_resources = 1,
+                                    .initiator_depth = 1,
+                                    .qp_num = queue_pair++};
+    MUST(!rdma_connect(stranger->id, &param));
+}
+
+static void stranger_is_rejected(struct stranger *stranger)
+{
+    cm_expect(stranger, RDMA_CM_EVENT_REJECTED);
+    rdma_destroy_id(stranger->id);
+    rdma_destroy_event_channel(stranger->channel);
+}
+
+/* Stands between the client and the door. When the server listens on its device and tells the
+ * client where, four strangers come before it. */
+struct proxy {
+    int listen_fd;
+    uint16_t server_port;
+};
+
+/* Passes bytes on; false at the end of the stream. */
+static bool pass_on(int from, int to)
+{
+    char bytes[4096];
+    ssize_t n = recv(from, bytes, sizeof(bytes), 0);
+    return n > 0 && send(to, bytes, (size_t)n, MSG_NOSIGNAL) == n;
+}
+
+static bool pass_offer(int server, int client, uint16_t port)
+{
+    stranger_knock(&strangers[0], port, 0, 0);     /* says nothing */
+    stranger_knock(&strangers[1], port, 1, 0);     /* wrong proof */
+    stranger_knock(&strangers[2], port, 1, 65535); /* no such lane */
+    stranger_knock(&strangers[3], port, 9, 1);     /* another protocol */
+    return pass_on(server, client);
+}
+
+static void *proxy_run(void *argument)
+{
+    const struct proxy *proxy = argument;
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(proxy->server_port)};
+    inet_pton(AF_INET, address_a, &to.sin_addr);
+    int client = accept(proxy->listen_fd, NULL, NULL);
+    int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    MUST(client >= 0 && connect(server, (struct sockaddr *)&to, sizeof(to)) == 0);
+    struct pollfd wait[2] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
+    bool more = true, told = false;
+    while (more && poll(wait, 2, -1) > 0) {
+        uint16_t port = wait[1].revents && !told ? rdma_listener() : 0;
+        if (port)
+            more = told = pass_offer(server, client, port);
+        else if (wait[1].revents)
+            more = pass_on(server, client);
+        if (more && wait[0].revents)
+            more = pass_on(client, server);
+    }
+    MUST(told);
+    for (int i = 0; i < 4; i++)
+        stranger_is_rejected(&strangers[i]);
+    close(client);
+    close(server);
+    return NULL;
+}
+
+static void test_strangers(void **state)
+{
+    (void)state;
+    struct sockaddr_in sin = {.sin_family = AF_INET};
+    socklen_t length = sizeof(sin);
+    char through[64], at[64];
+    struct proxy proxy = {.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+                          .server_port = 17777};
+    inet_pton(AF_INET, address_a, &sin.sin_addr);
+    assert_int_equal(bind(proxy.listen_fd, (struct sockaddr *)&sin, sizeof(sin)), 0);
+    assert_int_equal(listen(proxy.listen_fd, 1), 0);
+    getsockname(proxy.listen_fd, (struct sockaddr *)&sin, &length);
+    snprintf(at, sizeof(at), "verbs://%s:%u", address_a, proxy.server_port);
+    snprintf(through, sizeof(through), "verbs://%s:%u", address_a, ntohs(sin.sin_port));
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, proxy_run, &proxy), 0);
+    struct session s;
+    session_start(&s, at, "timeout_ms=30000", "timeout_ms=30000", NULL, through);
+    if (s.server.rc || s.client.rc)
+        fail_msg("%s, %s", s.server.err.message, s.client.err.message);
+    check_read(&s);
+    session_end(&s);
+    pthread_join(thread, NULL);
+    close(proxy.listen_fd);
+}
+
+/* -------------------------------------------------------------- receivers ready */
+
+/* How often a device had no receive for a message. (READs count here too when the kernel is short
+ * of packets.) */
+static unsigned long not_ready(void)
+{
+    static const char *const names[] = {
+        "rxe0/ports/1/hw_counters/rcvd_rnr_err", "rxe0/ports/1/hw_counters/send_rnr_err",
+        "rxe1/ports/1/hw_counters/rcvd_rnr_err", "rxe1/ports/1/hw_counters/send_rnr_err"};
+    unsigned long sum = 0;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char path[128];
+        unsigned long count = 0;
+        snprintf(path, sizeof(path), "/sys/class/infiniband/%s", names[i]);
+        FILE *file = fopen(path, "re");
+        if (!file || fscanf(file, "%lu", &count) != 1)
+            fail_msg("%s cannot be read", path);
+        fclose(file);
+        sum += count;
+    }
+    return sum;
+}
+
+/* As many messages as credits allow, in both directions at once, and echoes held back in odd
+ * numbers: there is always a receive. */
+static void test_receivers_are_always_ready(void **state)
+{
+    (void)state;
+    struct session s;
+    struct ibx_event held[3];
+    unsigned sent = 0, received = 0, holding = 0;
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    open_pair(&s, "", "");
+    hear_remote(s.conn);
+    unsigned long before = not_ready();
+    while (received < 3000) {
+        struct iovec iov = {&sent, sizeof(sent)};
+        while (sent < 3000 && ibx_send(s.conn, &iov, 1, 0, 0) == 0)
+            sent++;
+        while (received < sent && ibx_poll(s.conn, &held[holding], 1) == 1) {
+            unsigned number;
+            assert_int_equal(held[holding].type, IBX_EVENT_MESSAGE);
+            memcpy(&number, held[holding].data, sizeof(number));
+            assert_int_equal(number, received++);
+            if (++holding == sizeof(held) / sizeof(held[0])) {
+                while (holding)
+                    ibx_message_release(s.conn, &held[--holding]);
+            }
+        }
+        assert_true(ibx_now_ns() < deadline);
+    }
+    assert_int_equal(not_ready(), before);
+    session_end(&s);
+}
+
+/* An argument is a pattern of test names. */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_device_by_the_route),
+        cmocka_unit_test(test_two_rails),
+        cmocka_unit_test(test_local_doors),
+        cmocka_unit_test(test_mtu),
+        cmocka_unit_test(test_wishes_refused),
+        cmocka_unit_test(test_mtu_beyond_the_path),
+        cmocka_unit_test(test_locked_memory),
+        cmocka_unit_test(test_short_silence),
+        cmocka_unit_test(test_long_silence),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_receivers_are_always_ready),
+    };
+    const char *a = getenv("IBX_VM_ADDR_A");
+    if (!a) {
+        print_message("SKIPPED: run it by tests/vm/verbs\n");
+        return 77;
+    }
+    snprintf(address_a, sizeof(address_a), "%s", a);
+    alarm(10 * PATIENCE_MS / 1000);
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
