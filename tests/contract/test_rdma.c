@@ -307,7 +307,8 @@ static void urgent_all_at_once(struct field *field, uint8_t *page, struct ibx_mr
 
 static void test_urgent_before_bulk(void **state)
 {
-    size_t length = contract_size(128 * MIB, 16 * MIB);
+    /* Well over what a provider has in flight at once: that much is ahead of what comes later. */
+    size_t length = contract_size(128 * MIB, 64 * MIB);
     struct field field = field_open(SIDE_OF(state), length);
     uint8_t *page = pages_map(PAGES * PAGE);
     struct ibx_mr *page_mr = end_register(field.end, page, PAGES * PAGE, IBX_ACCESS_LOCAL);
