@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The core's own view of a connection: shared by conn.c, chunks.c and door.c only. */
+/* The core's own view of a connection: shared by conn.c, chunks.c, door*.c and listen.c only. */
 #ifndef IBX_TRANSPORT_CONN_H
 #define IBX_TRANSPORT_CONN_H
 
