@@ -90,11 +90,12 @@ class ClassicCommunicator
             take_over();
         if (!size)
             return 0;
-        if (session && ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
-            in_frame = true;
+        if (session && ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size))
             return size;
-        }
-        return server ? server_ended() : client_ended(buffer, size);
+        if (server)
+            return server_ended();
+        ibx_session_answer(session, buffer, size);
+        return size;
     }
 
     // A failure shows in the next Read.
@@ -109,7 +110,6 @@ class ClassicCommunicator
     {
         if (session)
             ibx_session_sync(session);
-        in_frame = false;
     }
 
     virtual void Close()
@@ -145,37 +145,12 @@ class ClassicCommunicator
     // client, a process or in older versions a thread, ends here.
     std::size_t server_ended()
     {
-        if (in_frame && getpid() != owner)
+        if (!session || !ibx_session_in_frame(session))
+            return 0;
+        if (getpid() != owner)
             _exit(EXIT_FAILURE);
-        if (in_frame) {
-            ibx_session_close(session);
-            pthread_exit(nullptr);
-        }
-        return 0;
-    }
-
-    // GVirtuS ignores a short read and would hand the previous call's success to the application.
-    // So a dead connection answers every call itself: exit code 999 (cudaErrorUnknown), no output.
-    // In the middle of a reply that is no longer possible, and an application with half of its data
-    // must not go on.
-    std::size_t client_ended(char *buffer, std::size_t size)
-    {
-        const char *reason = ibx_session_reason(session);
-        const std::int32_t unknown_error = 999;
-        if (!told)
-            ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
-                    *reason ? reason : "it ended the connection");
-        told = true;
-        if (in_frame && !answering) {
-            ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, "
-                                   "since GVirtuS cannot tell it");
-            std::abort();
-        }
-        answering = true;
-        std::memset(buffer, 0, size);
-        if (size == sizeof(unknown_error))
-            std::memcpy(buffer, &unknown_error, sizeof(unknown_error));
-        return size;
+        ibx_session_close(session);
+        pthread_exit(nullptr);
     }
 
     ibx_session *session; // null in the parent once a child has it
@@ -185,9 +160,6 @@ class ClassicCommunicator
     const ClassicCommunicator *listening = nullptr;    // of an accepted one
     mutable std::list<ClassicCommunicator *> children; // accepted, perhaps not yet taken over
     bool used = false;                                 // something was read, in this process
-    bool in_frame = false;                             // bytes have been read since the last Sync
-    bool told = false;                                 // the client's log line
-    bool answering = false; // the client's connection is dead and its calls are answered here
 };
 
 // ------------------------------------------------------------------------------ Communicator::Get

@@ -128,11 +128,12 @@ class RdmaCommunicator final : public Communicator
     {
         if (!size)
             return 0;
-        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
-            in_frame = true;
+        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size))
             return size;
-        }
-        return server ? server_ended() : client_ended(buffer, size);
+        if (server)
+            return server_ended();
+        ibx_session_answer(session, buffer, size);
+        return size;
     }
 
     // A failure shows in the next Read.
@@ -142,11 +143,7 @@ class RdmaCommunicator final : public Communicator
         return size;
     }
 
-    void Sync() override
-    {
-        ibx_session_sync(session);
-        in_frame = false;
-    }
+    void Sync() override { ibx_session_sync(session); }
 
     void Close() override { ibx_session_close(session); }
 
@@ -161,42 +158,15 @@ class RdmaCommunicator final : public Communicator
     // other client down with it; so the thread, which serves only this client, ends here.
     std::size_t server_ended()
     {
-        if (in_frame) {
+        if (ibx_session_in_frame(session)) {
             ibx_session_close(session);
             pthread_exit(nullptr);
         }
         return 0;
     }
 
-    // GVirtuS swallows an exception from here and a short read alike, and would hand the previous
-    // call's success to the application. So a dead connection answers every call itself: exit code
-    // 999 (cudaErrorUnknown), no time, no output. In the middle of a reply that is no longer
-    // possible, and an application with half of its data must not go on.
-    std::size_t client_ended(char *buffer, std::size_t size)
-    {
-        const char *reason = ibx_session_reason(session);
-        const std::int32_t unknown_error = 999;
-        if (!told)
-            ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
-                    *reason ? reason : "it ended the connection");
-        told = true;
-        if (in_frame && !answering) {
-            ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, "
-                                   "since GVirtuS cannot tell it");
-            std::abort();
-        }
-        answering = true;
-        std::memset(buffer, 0, size);
-        if (size == sizeof(unknown_error))
-            std::memcpy(buffer, &unknown_error, sizeof(unknown_error));
-        return size;
-    }
-
     ibx_session *session;
     bool server;
-    bool in_frame = false;  // bytes have been read since the last Sync
-    bool told = false;      // the client's log line
-    bool answering = false; // the client's connection is dead and its calls are answered here
 };
 
 } // namespace

@@ -324,7 +324,13 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
     }
     if (rc == -ENOTCONN)
         return 0;
+    s->in_frame = s->in_frame || (n && !rc);
     return rc ? rc : (ssize_t)n;
+}
+
+bool ibx_session_in_frame(const struct ibx_session *s)
+{
+    return s->in_frame;
 }
 
 /* --------------------------------------------------------------------- writing */
@@ -482,6 +488,7 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 
 int ibx_session_sync(struct ibx_session *s)
 {
+    s->in_frame = false;
     if (s->state != SESSION_LIVE)
         return -ENOTCONN;
     int rc = send_gathered(s);

@@ -52,6 +52,13 @@ ssize_t ibx_session_write(struct ibx_session *session, const void *buffer, size_
  * body has arrived at the client (a write after that body may have waited for it already). 0 or a
  * negative errno. */
 int ibx_session_sync(struct ibx_session *session);
+/* Whether bytes have been read since the last sync: in the middle of a request or a reply. */
+bool ibx_session_in_frame(const struct ibx_session *session);
+/* Client: fills the buffer of a read that was not successful with what a dead back end answers:
+ * exit code 999 (cudaErrorUnknown) where that is due, otherwise zeros. The first time it is logged
+ * why. In the middle of a reply that is no answer any more, and an application with half of its
+ * data must not go on: the process is ended by abort(3), after a sentence. */
+void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
 void ibx_session_close(struct ibx_session *session);
 
 /* After establishment, otherwise NULL. */

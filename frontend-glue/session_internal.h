@@ -95,6 +95,8 @@ struct ibx_session {
     struct message_queue stream, control;
     bool ended; /* CLOSED has come; what was received before is still read */
     int end_status;
+    bool in_frame;            /* bytes have been read since the last sync */
+    bool answering;           /* client: the connection is dead and its calls are answered here */
     struct ibx_event current; /* the message being read, type MESSAGE when there is one */
     bool has_current;
     struct ibx_reader reader;
