@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page connections: over each, the destination READs pages of guest RAM that the source exposes.
+ * The source's side exports, the destination's is a page source of the fault engine.
+ */
+#ifndef IBX_MIGRATE_PAGES_H
+#define IBX_MIGRATE_PAGES_H
+
+#include "migrate/page_map.h"
+#include "userfaultfd/fault.h"
+
+/* --------------------------------------------------------------------- source */
+
+/*
+ * All page connections of the source and their threads. Guest RAM is mapped here once, and exposed
+ * over every connection with remote READ only.
+ *
+ * Where registration costs nothing (tcp, shm) whole blocks are exposed at once. Elsewhere it pins
+ * memory, and pins holes as zero pages: so only those stretches (of IBX_EXPORT_STRETCH bytes) are
+ * registered that hold data, in parallel by one thread a connection, while the VM runs; what came
+ * to hold data since then follows by ibx_page_export_finish(), when the VM has stopped.
+ *
+ * A thread a connection does the registering and then keeps the connection going (tcp, shm: it is
+ * the one that serves READs); on RDMA it sleeps.
+ */
+struct ibx_page_export;
+
+#define IBX_EXPORT_STRETCH (64ull << 20)
+
+struct ibx_page_export_config {
+    const struct ibx_guest_ram *ram; /* kept by the caller until close */
+    const char *uri;                 /* of the destination */
+    const struct ibx_options *options;
+    struct ibx_move_join join; /* `link` is set for each */
+    unsigned links;
+};
+
+/* Maps the RAM, connects, JOINs, and starts the threads. */
+int ibx_page_export_open(const struct ibx_page_export_config *config,
+                         struct ibx_page_export **pages, struct ibx_error *err);
+/* Exposes the pages that hold data by `map` and are not exposed yet: asynchronously; -EAGAIN while
+ * an earlier call is under way. */
+int ibx_page_export_expose(struct ibx_page_export *pages, const struct ibx_page_map *map,
+                           struct ibx_error *err);
+/* 0: all that was asked for is exposed and told, `regions` a connection; -EAGAIN: not yet; else the
+ * first connection's failure (RLIMIT_MEMLOCK and its remedy, for instance). */
+int ibx_page_export_done(struct ibx_page_export *pages, uint32_t *regions, struct ibx_error *err);
+/* Readable when ibx_page_export_done() or _failed() has changed its answer. */
+int ibx_page_export_fd(const struct ibx_page_export *pages);
+/* Whether a connection has ended, and why: 0 while all live. */
+int ibx_page_export_failed(struct ibx_page_export *pages, struct ibx_error *err);
+/* The path of the first connection, valid until close. */
+const struct ibx_path *ibx_page_export_path(const struct ibx_page_export *pages);
+/* CPU time of the threads since the last REGION was sent, nanoseconds. */
+uint64_t ibx_page_export_cpu_ns(struct ibx_page_export *pages);
+/* Ends the threads and connections and unmaps the RAM. Accepts NULL. */
+void ibx_page_export_close(struct ibx_page_export *pages);
+
+/* --------------------------------------------------------------- destination */
+
+/*
+ * One page connection at the destination. It belongs to one thread at a time: whoever accepted it
+ * until the engine is created, then the engine's worker.
+ */
+struct ibx_page_source;
+
+/* Takes over an established connection whose first message was JOIN (decoded by the caller and
+ * released). `blocks`: as in HELLO; `first_page` of each range in the engine is that of the map,
+ * `source_offset` the sum of the sizes of the blocks before. */
+int ibx_page_source_create(struct ibx_conn *conn, const struct ibx_move_block *blocks,
+                           unsigned block_count, struct ibx_page_source **source,
+                           struct ibx_error *err);
+/* Takes in what has arrived, without blocking: how many regions there are so far, or an error. Only
+ * before the engine has it. */
+int ibx_page_source_regions(struct ibx_page_source *source, struct ibx_error *err);
+/* For poll(2) while waiting for regions: ibx_arm(), then this fd. */
+struct ibx_conn *ibx_page_source_conn(struct ibx_page_source *source);
+/* Registers the engine's buffer (`bytes` of ibx_fault_buffer_bytes(), made here) and fills in the
+ * engine's description. After that, `as` may be given to ibx_fault_create() or _resume(). */
+int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
+                        struct ibx_fault_source *as, struct ibx_error *err);
+/* In minor mode: the alias of each block, registered with this connection as the local side. */
+int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases,
+                            struct ibx_error *err);
+/* Why it ended; "" while it lives. Safe from any thread after the engine has stopped. */
+const char *ibx_page_source_reason(const struct ibx_page_source *source);
+const struct ibx_path *ibx_page_source_path(const struct ibx_page_source *source);
+/* Closes the connection. The engine must have stopped using it. Accepts NULL. */
+void ibx_page_source_destroy(struct ibx_page_source *source);
+
+#endif

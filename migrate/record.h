@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What survives a crash: one small JSON file a move and side, replaced as a whole (written beside,
+ * fsync, rename, fsync of the directory), so that it is the old or the new one, never half of each.
+ *
+ * It is written *before* what it says can become true: a record that says MAY_RUN means that the VM
+ * may run at the destination, one that says HERE that it certainly does not. So no disk is waited
+ * for while the VM stands still.
+ *
+ *   source                        destination
+ *   HERE       it is ours          NOT_YET   it cannot run here
+ *     |  before the VM stops          |  before the last byte is given
+ *   MAY_RUN    ask the other side  MAY_RUN   ask QEMU
+ *     |                               |
+ *   MOVED      it runs there       RUNNING   it runs here, pages are missing
+ *     |                               |
+ *   DONE       confirmed           DONE      all pages are here
+ *   (KEPT: aborted, it stayed;     (GIVEN_UP: aborted)
+ *    ROLLED_BACK: taken back)
+ */
+#ifndef IBX_MIGRATE_RECORD_H
+#define IBX_MIGRATE_RECORD_H
+
+#include "migrate/protocol.h"
+
+#include <limits.h>
+
+enum ibx_record_state {
+    IBX_RECORD_HERE = 1,
+    IBX_RECORD_MAY_RUN,
+    IBX_RECORD_MOVED,
+    IBX_RECORD_DONE,
+    IBX_RECORD_KEPT,
+    IBX_RECORD_ROLLED_BACK,
+    IBX_RECORD_NOT_YET,
+    IBX_RECORD_RUNNING,
+    IBX_RECORD_GIVEN_UP,
+};
+
+struct ibx_record {
+    uint8_t id[IBX_MOVE_ID_BYTES];
+    bool source;    /* role: source or destination */
+    uint64_t epoch; /* the highest seen */
+    enum ibx_record_state state;
+    char uuid[40]; /* the VM's; all zeros when QEMU was not given one */
+    char name[128];
+    char qmp[PATH_MAX];   /* QEMU's monitor */
+    pid_t pid;            /* QEMU */
+    uint64_t pid_started; /* field 22 of /proc/PID/stat: together they name one process */
+    char uri[512];        /* source: of the destination; destination: to listen at */
+    char peer[128];       /* the other host, as it calls itself */
+    char key_file[256];   /* "" none */
+    int uffd;             /* destination: the userfaultfd's number in QEMU; -1 none */
+    bool device_way;      /* it was made by /dev/userfaultfd */
+    uint64_t written_s;   /* seconds since 1970, set by ibx_record_write */
+};
+
+/* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
+ * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Made (0700) when missing. -ENAMETOOLONG when a socket
+ * in it would not fit a unix address. */
+int ibx_record_folder(const char *given, char *folder, size_t size, struct ibx_error *err);
+
+/* Writes it durably: on return it survives the host's crash. Only moves in the table of record.c
+ * are accepted (-EINVAL): DONE never goes back. `previous` 0: it is new. */
+int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
+/* All records of the folder, newest first; files that are not records are an error that names them.
+ * free() `*records`. */
+int ibx_record_list(const char *folder, struct ibx_record **records, size_t *count,
+                    struct ibx_error *err);
+/* The newest unfinished one of this role whose monitor is `qmp` (NULL: any; then it must be the
+ * only one: -ENOTUNIQ). -ENOENT. */
+int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,
+                    struct ibx_error *err);
+int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
+
+/* Whether the move is over for this side: DONE, KEPT, ROLLED_BACK, GIVEN_UP. */
+bool ibx_record_over(const struct ibx_record *record);
+const char *ibx_record_state_name(enum ibx_record_state state);
+/* What is true of the VM according to it, for an operator: one sentence. */
+void ibx_record_say(const struct ibx_record *record, char *sentence, size_t size);
+
+/* Held by the tool that works on a move, so that no two do: flock on a file beside the record,
+ * released with the process. -EBUSY names the process that holds it. */
+int ibx_record_lock(const char *folder, const struct ibx_record *record, int *fd,
+                    struct ibx_error *err);
+/* The start time of a process, as in pid_started; 0 when there is none. */
+uint64_t ibx_process_started(pid_t pid);
+/* FOLDER/ID.source or FOLDER/ID.destination with a suffix such as ".sock". */
+void ibx_record_path(const char *folder, const struct ibx_record *record, const char *suffix,
+                     char *path, size_t size);
+
+#endif
