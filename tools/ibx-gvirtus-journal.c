@@ -261,22 +261,45 @@ static int put(const struct gvirtus_change *change, const struct entry *entry,
     return rc ? rc : sync_directory_of(entry->path, err);
 }
 
-/* Moves a file out of the way if somebody changed it after us; `*kept` says whether. */
-static int keep_edited(const struct entry *entry, bool *kept, struct ibx_error *err)
+/* What became of a file, for a person. */
+struct outcome {
+    char text[96];
+};
+
+static void tell(struct outcome *outcome, const char *what, const char *kept)
 {
-    char edited[PATH_MAX];
-    *kept = false;
-    int rc = gvirtus_path(edited, err, "%s" GVIRTUS_EDITED, entry->path);
-    if (rc || !exists(entry->path) || holds(entry->path, entry->digest))
-        return rc;
-    if (renameat2(AT_FDCWD, entry->path, AT_FDCWD, edited, RENAME_NOREPLACE))
-        return failed("keep what was changed in", edited, err);
-    *kept = true;
+    snprintf(outcome->text, sizeof(outcome->text), "%s%s%s", what,
+             *kept ? "; what was changed since is in the file ending in " : "", kept);
+}
+
+/* Behind the name of what was edited: the first without a number. */
+struct ending {
+    char text[24];
+};
+
+/* Moves a file out of the way if somebody changed it after us; `kept` gets the ending of its name
+ * then, or "". What earlier removes have kept stays. */
+static int keep_edited(const struct entry *entry, struct ending *kept, struct ibx_error *err)
+{
+    *kept = (struct ending){GVIRTUS_EDITED};
+    bool edited = exists(entry->path) && !holds(entry->path, entry->digest);
+    for (unsigned next = 2; edited; next++) {
+        char path[PATH_MAX];
+        int rc = gvirtus_path(path, err, "%s%s", entry->path, kept->text);
+        if (rc)
+            return rc;
+        if (!renameat2(AT_FDCWD, entry->path, AT_FDCWD, path, RENAME_NOREPLACE))
+            return 0;
+        if (errno != EEXIST)
+            return failed("keep what was changed in", path, err);
+        snprintf(kept->text, sizeof(kept->text), GVIRTUS_EDITED ".%u", next);
+    }
+    kept->text[0] = '\0';
     return 0;
 }
 
 /* For a file that was there before. */
-static int restore(const struct entry *entry, const char *backup, const char **what,
+static int restore(const struct entry *entry, const char *backup, struct outcome *outcome,
                    struct ibx_error *err)
 {
     struct stat was, now;
@@ -285,32 +308,30 @@ static int restore(const struct entry *entry, const char *backup, const char **w
     if (!lstat(entry->path, &now) && now.st_dev == was.st_dev && now.st_ino == was.st_ino)
         /* rename(2) of one file's two names would do nothing */
         return unlink(backup) ? failed("remove", backup, err) : 0;
-    bool kept;
+    struct ending kept;
     int rc = keep_edited(entry, &kept, err);
     if (rc)
         return rc;
     if (rename(backup, entry->path))
         return failed("restore", entry->path, err);
-    *what = kept ? "restored; what was changed since is in the file ending in " GVIRTUS_EDITED
-                 : "restored";
+    tell(outcome, "restored", kept.text);
     return 0;
 }
 
 /* For a file that was not there before. */
-static int take_away(const struct entry *entry, const char **what, struct ibx_error *err)
+static int take_away(const struct entry *entry, struct outcome *outcome, struct ibx_error *err)
 {
-    bool kept;
+    struct ending kept;
     int rc = keep_edited(entry, &kept, err);
     if (rc)
         return rc;
-    if (!kept && unlink(entry->path))
+    if (!kept.text[0] && unlink(entry->path))
         return errno == ENOENT ? 0 : failed("remove", entry->path, err);
-    *what = kept ? "removed; what was changed since is in the file ending in " GVIRTUS_EDITED
-                 : "removed";
+    tell(outcome, "removed", kept.text);
     return 0;
 }
 
-static int put_back(const struct entry *entry, const char **what, struct ibx_error *err)
+static int put_back(const struct entry *entry, struct outcome *outcome, struct ibx_error *err)
 {
     char temporary[PATH_MAX], backup[PATH_MAX];
     int rc = gvirtus_path(temporary, err, "%s" TEMPORARY, entry->path);
@@ -318,9 +339,9 @@ static int put_back(const struct entry *entry, const char **what, struct ibx_err
         rc = gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
     if (!rc && unlink(temporary) && errno != ENOENT)
         rc = failed("remove", temporary, err);
-    *what = "left as it was";
+    tell(outcome, "left as it was", "");
     if (!rc)
-        rc = entry->existed ? restore(entry, backup, what, err) : take_away(entry, what, err);
+        rc = entry->existed ? restore(entry, backup, outcome, err) : take_away(entry, outcome, err);
     return rc ? rc : sync_directory_of(entry->path, err);
 }
 
@@ -330,10 +351,10 @@ static int put_all_back(const char *file, const struct state *state,
 {
     int first = 0;
     for (size_t i = state->count; i-- > 0;) {
-        const char *what = "";
-        int rc = put_back(&state->entries[i], &what, first ? NULL : err);
+        struct outcome outcome;
+        int rc = put_back(&state->entries[i], &outcome, first ? NULL : err);
         if (!rc && report)
-            report(state->entries[i].path, what);
+            report(state->entries[i].path, outcome.text);
         if (!first)
             first = rc;
     }
@@ -452,23 +473,15 @@ static int can_undo(const struct state *state, const char *file, struct ibx_erro
 {
     for (size_t i = 0; i < state->count; i++) {
         const struct entry *entry = &state->entries[i];
-        char other[PATH_MAX];
-        int rc = gvirtus_path(other, err, "%s" GVIRTUS_BACKUP, entry->path);
+        char backup[PATH_MAX];
+        int rc = gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
         if (rc)
             return rc;
-        if (entry->existed && !exists(other))
+        if (entry->existed && !exists(backup))
             return ibx_error_set(err, -ENOENT,
                                  "%s is gone, so %s cannot be restored: put it back, "
                                  "or delete %s to leave everything as it is",
-                                 other, entry->path, file);
-        rc = gvirtus_path(other, err, "%s" GVIRTUS_EDITED, entry->path);
-        if (rc)
-            return rc;
-        if (exists(entry->path) && !holds(entry->path, entry->digest) && exists(other))
-            return ibx_error_set(err, -EEXIST,
-                                 "%s was changed since, and %s is in the way of "
-                                 "keeping that: move it away",
-                                 entry->path, other);
+                                 backup, entry->path, file);
     }
     return 0;
 }

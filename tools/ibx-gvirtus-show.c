@@ -3,6 +3,7 @@
 #include "tools/ibx-gvirtus.h"
 
 #include "common/log.h"
+#include "common/properties.h"
 #include "frontend-glue/config.h"
 
 #include <errno.h>
@@ -56,8 +57,6 @@ static int show_selected(const struct gvirtus_place *place, struct gvirtus_endpo
         ours                    ? "as installed by ibx-gvirtus"
         : access(library, F_OK) ? "missing"
                                 : "not installed by ibx-gvirtus");
-    row("endpoint", "%s port %u", endpoint->address[0] ? endpoint->address : "without an address",
-        endpoint->port);
     if (!slot_of_ours)
         return ibx_error_set(err, -ENODEV,
                              "GVirtuS's own communicator \"%s\" is selected in %s: "
@@ -71,7 +70,41 @@ static int show_selected(const struct gvirtus_place *place, struct gvirtus_endpo
     return 0;
 }
 
-static void show_config(const struct ibx_glue_config *config)
+/* The communicator of gvirtus.properties wins over it, and may say another place. */
+static void show_endpoint(const struct gvirtus_endpoint *endpoint,
+                          const struct ibx_glue_config *config)
+{
+    row("endpoint", "%s port %u%s", endpoint->address[0] ? endpoint->address : "without an address",
+        endpoint->port, config->uri_line ? ", not used: the communicator below wins over it" : "");
+}
+
+static void show_key(const char *name, const char *key, const char *value, const char *usual)
+{
+    row(name, "rdma.%s : %s%s", key, value,
+        strcmp(value, usual) ? ""
+        : *value             ? " (default)"
+                             : "(default)");
+}
+
+/* The two keys that are no options of the transport, as the file has them. */
+static int show_own_keys(const struct ibx_glue_config *config, struct ibx_error *err)
+{
+    struct ibx_properties properties = {.text = NULL};
+    int rc = config->file[0] ? ibx_properties_load(config->file, &properties, err) : 0;
+    if (rc)
+        return rc;
+    const struct ibx_property *memory = ibx_properties_find(&properties, "rdma.memory");
+    const struct ibx_property *log = ibx_properties_find(&properties, "rdma.log");
+    const char *level = getenv("IBX_LOG");
+    show_key("", "memory", memory ? memory->value : "", "");
+    show_key("", "log", log ? log->value : "warn", "warn");
+    if (level && *level)
+        row("", "IBX_LOG=%s in the environment wins over rdma.log", level);
+    ibx_properties_fini(&properties);
+    return 0;
+}
+
+static int show_config(const struct ibx_glue_config *config, struct ibx_error *err)
 {
     row("properties", "%s", config->file[0] ? config->file : "none found, defaults apply");
     if (config->uri_line)
@@ -85,11 +118,9 @@ static void show_config(const struct ibx_glue_config *config)
         char value[256], usual[256];
         ibx_options_get(&config->options, key, value, sizeof(value));
         ibx_options_get(&defaults, key, usual, sizeof(usual));
-        row(i ? "" : "options", "rdma.%s : %s%s", key, value,
-            strcmp(value, usual) ? ""
-            : *value             ? " (default)"
-                                 : "(default)");
+        show_key(i ? "" : "options", key, value, usual);
     }
+    return show_own_keys(config, err);
 }
 
 /* Knocks at the back end as a front end would. */
@@ -121,10 +152,12 @@ int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
     }
     if (!rc)
         rc = ibx_glue_config_load(endpoint.address, endpoint.port, config, err);
-    if (!rc) {
-        show_config(config);
+    if (endpoint.protocol[0])
+        show_endpoint(&endpoint, config);
+    if (!rc)
+        rc = show_config(config, err);
+    if (!rc)
         rc = show_connection(config, err);
-    }
     free(place);
     free(config);
     return rc;

@@ -75,7 +75,7 @@ int gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
 /* --------------------------------------------------------------- the journal */
 
 #define GVIRTUS_BACKUP ".before-ibx" /* what was there before install */
-#define GVIRTUS_EDITED ".with-ibx"   /* what was changed since, kept by remove */
+#define GVIRTUS_EDITED ".with-ibx"   /* what was changed since, kept by remove; then .with-ibx.2 */
 
 /* One file to put in place. */
 struct gvirtus_change {
@@ -93,8 +93,8 @@ struct gvirtus_change {
 int gvirtus_journal_apply(const char *state, const char *slot, const struct gvirtus_change *changes,
                           size_t count, struct ibx_error *err);
 /* Puts back everything byte for byte and forgets the state; files that were edited since are kept
- * with GVIRTUS_EDITED. `report` is told each path and what became of it. -ENOENT when nothing is
- * installed. */
+ * with GVIRTUS_EDITED, beside those that were kept before. `report` is told each path and what
+ * became of it. -ENOENT when nothing is installed. */
 int gvirtus_journal_undo(const char *state, void (*report)(const char *path, const char *what),
                          struct ibx_error *err);
 /* Whether `path` is installed and still as it was installed; fills `slot` (64 bytes) if it is. */

@@ -443,13 +443,9 @@ static void test_edited_since(void **state)
     char *before = snapshot();
     assert_int_equal(INSTALL(), 0);
     write_file("etc/properties.json", "{\"mine\": 1}");
-    write_file("etc/properties.json.with-ibx", "older changes");
-    expect_failure(RUN("remove"), "is in the way of keeping that");
-    assert_true(exists("lib/libgvirtus-communicators-oldtcp.so")); /* nothing was begun */
-    unlink(in_home("etc/properties.json.with-ibx"));
-
     assert_int_equal(rename(in_home("etc/properties.json.before-ibx"), in_home("bin/b")), 0);
     expect_failure(RUN("remove"), "before-ibx is gone");
+    assert_true(exists("lib/libgvirtus-communicators-oldtcp.so")); /* nothing was begun */
     assert_int_equal(rename(in_home("bin/b"), in_home("etc/properties.json.before-ibx")), 0);
 
     assert_int_equal(RUN("remove"), 0);
@@ -458,6 +454,38 @@ static void test_edited_since(void **state)
     assert_string_equal(text, "{\"mine\": 1}");
     free(text);
     unlink(in_home("etc/properties.json.with-ibx"));
+    expect_unchanged(before);
+}
+
+/* What each of several installations was edited to is kept. */
+static void test_edited_again(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gvirtus.properties.with-ibx",
+                                        "gvirtus.properties.with-ibx.2",
+                                        "gvirtus.properties.with-ibx.3"};
+    char *before = snapshot();
+    for (int i = 0; i < 3; i++) {
+        char edit[32], said[128];
+        snprintf(edit, sizeof(edit), "rdma.slots : %d\n", 10 + i);
+        assert_int_equal(INSTALL(), 0);
+        write_file("etc/gvirtus.properties", edit);
+        assert_int_equal(RUN("remove"), 0);
+        snprintf(
+            said, sizeof(said),
+            "gvirtus.properties: removed; what was changed since is in the file ending in %s\n",
+            strchr(names[i], '.') + strlen(".properties"));
+        expect_said(said);
+    }
+    for (int i = 0; i < 3; i++) {
+        char name[64], edit[32];
+        snprintf(name, sizeof(name), "etc/%s", names[i]);
+        snprintf(edit, sizeof(edit), "rdma.slots : %d\n", 10 + i);
+        char *text = read_file(name);
+        assert_string_equal(text, edit);
+        free(text);
+        assert_int_equal(unlink(in_home(name)), 0);
+    }
     expect_unchanged(before);
 }
 
@@ -644,6 +672,7 @@ int main(int argc, char **argv)
         TEST(test_homes),
         TEST(test_permission),
         TEST(test_edited_since),
+        TEST(test_edited_again),
         TEST(test_bad_state),
         TEST(test_failing_install),
         TEST(test_killed_install),

@@ -164,11 +164,19 @@ static void test_unreachable(void **state)
     expect_said("rdma.slots : 9\n");
     expect_said("rdma.message : 16K (default)\n");
     expect_said("rdma.device : (default)\n");
+    expect_said("rdma.memory : (default)\n");
+    expect_said("rdma.log : warn (default)\n");
+    expect_said("IBX_LOG=error in the environment wins over rdma.log\n");
     snprintf(expected, sizeof(expected),
              "ibx-gvirtus: the back end at %s is not reachable: nobody "
              "answers at 127.0.0.1 port %s: Connection refused\n",
              uri, strrchr(uri, ':') + 1);
     expect_said(expected);
+
+    add_properties("rdma.memory : 1M\nrdma.log : info\n");
+    assert_int_equal(run("show", NULL, NULL), 1);
+    expect_said("rdma.memory : 1M\n");
+    expect_said("rdma.log : info\n");
 
     add_properties("rdma.slots2 : 9\n");
     assert_int_equal(run("show", NULL, NULL), 1);
@@ -202,6 +210,24 @@ static void test_reachable(void **state)
     write_file("etc/gvirtus.properties", "rdma.provider : tcp\n");
     assert_int_equal(run("show", NULL, NULL), 0);
     expect_said(" (from the endpoint)\n");
+    snprintf(expected, sizeof(expected), "endpoint      127.0.0.1 port %s\n",
+             strrchr(uri, ':') + 1);
+    expect_said(expected);
+}
+
+/* Who edits the communicator moves the back end; the endpoint does not follow and does not count.
+ */
+static void test_edited(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    ibx_options_init(&options);
+    install("rdma://127.0.0.1:9");
+    char text[320];
+    snprintf(text, sizeof(text), "communicator : %s\n", start_server(&options));
+    write_file("etc/gvirtus.properties", text);
+    assert_int_equal(run("show", NULL, NULL), 0);
+    expect_said("endpoint      127.0.0.1 port 9, not used: the communicator below wins over it\n");
 }
 
 static void test_wrong_key(void **state)
@@ -239,10 +265,8 @@ int main(int argc, char **argv)
     if (argc != 3 || !realpath(argv[1], tool) || !realpath(argv[2], plugin))
         return 2;
     const struct CMUnitTest tests[] = {
-        TEST(test_not_selected),
-        TEST(test_unreachable),
-        TEST(test_reachable),
-        TEST(test_wrong_key),
+        TEST(test_not_selected), TEST(test_unreachable), TEST(test_reachable),
+        TEST(test_edited),       TEST(test_wrong_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
