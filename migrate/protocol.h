@@ -21,7 +21,8 @@
  *        <---------------- PROGRESS ... COMPLETE    every page is there
  *        CONFIRM -------------------------------->  the source may go
  *
- * Either side says ABORT before the commit. After it a lost connection is made again by the source:
+ * Either side says ABORT before the commit; after it only the destination, and only when the VM is
+ * certain never to have run there. After the commit a lost connection is made again by the source:
  * HELLO resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END, and on it goes from
  * where the destination stands.
  */
@@ -71,10 +72,11 @@ enum ibx_move_purpose {
 
 /* How far the destination is with a move: the answer to RESUME and QUERY. */
 enum ibx_move_standing {
-    IBX_STANDING_NONE = 1, /* knows nothing of it, or has given it up: the VM does not run there */
+    IBX_STANDING_NONE = 1, /* knows nothing of it, which proves nothing */
     IBX_STANDING_WAITING,  /* everything but the commit is there: the VM does not run there yet */
     IBX_STANDING_RUNNING,  /* the VM runs there, or will without any further word */
     IBX_STANDING_COMPLETE, /* and has all of its pages */
+    IBX_STANDING_GIVEN_UP, /* it ended there without ever running */
 };
 
 struct ibx_move_block {
