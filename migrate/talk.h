@@ -12,6 +12,7 @@
 
 #include "migrate/move.h"
 
+#include <jansson.h>
 #include <poll.h>
 
 #define IBX_TALK_CLIENTS_MAX 8u
@@ -24,11 +25,16 @@ struct ibx_talk_ops {
     int (*set_bandwidth)(void *context, uint64_t bytes_per_second, struct ibx_error *err);
 };
 
+/* A socket that a dead tool left behind is replaced; -EADDRINUSE: a living one answers there. The
+ * ops are all needed, kept by the caller, and called from ibx_talk_serve() only, which they must
+ * not call, nor ibx_talk_close(). */
 int ibx_talk_open(const char *path, const struct ibx_talk_ops *ops, void *context,
                   struct ibx_talk **talk, struct ibx_error *err);
 /* Fills at most 1 + IBX_TALK_CLIENTS_MAX entries and returns how many. */
 unsigned ibx_talk_poll_fds(const struct ibx_talk *talk, struct pollfd *fds);
-/* Serves what is readable, after poll(2) over them. */
+/* Serves what is readable, after poll(2) over them; harmless at any other time. A client that
+ * sends rubbish, does not read its answers, or was silent for longest when one more comes than
+ * IBX_TALK_CLIENTS_MAX, is closed. */
 void ibx_talk_serve(struct ibx_talk *talk);
 /* Removes the socket. Accepts NULL. */
 void ibx_talk_close(struct ibx_talk *talk);
@@ -38,7 +44,14 @@ void ibx_talk_close(struct ibx_talk *talk);
 int ibx_talk_ask(const char *path, json_t *request, json_t **answer, uint64_t deadline_ns,
                  struct ibx_error *err);
 
-/* Stable, documented in ib-migrate(1): the same object in `status`, --json lines and summaries. */
+/* Stable, documented in ib-migrate(1): the same objects in `status`, --json lines and summaries.
+ * NULL: no memory. */
 json_t *ibx_move_status_json(const struct ibx_move_status *status);
+json_t *ibx_move_record_json(const struct ibx_record *record);
+/* What ibx_move_status_json() made of a running move, in another process: all but the record, which
+ * is left alone. -EPROTO. */
+int ibx_move_status_take(const json_t *json, struct ibx_move_status *status, struct ibx_error *err);
+/* A string for JSON, also of bytes that are no UTF-8: those are replaced. NULL: no memory. */
+json_t *ibx_json_text(const char *text);
 
 #endif
