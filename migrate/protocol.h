@@ -82,19 +82,19 @@ enum ibx_move_standing {
 struct ibx_move_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size;      /* bytes, whole pages */
-    uint64_t page_size; /* bytes, a power of two, at least 4096 */
+    uint64_t page_size; /* bytes, a power of two, at least 4096; in a CHECK also 0: private RAM */
 };
 
 struct ibx_move_hello {
-    uint8_t purpose; /* enum ibx_move_purpose */
-    uint8_t id[IBX_MOVE_ID_BYTES];
-    uint64_t epoch; /* 1, then one higher with each RESUME or recovery */
-    uint16_t links; /* page connections to come, 1..IBX_MOVE_LINKS_MAX */
+    uint8_t purpose;               /* enum ibx_move_purpose */
+    uint8_t id[IBX_MOVE_ID_BYTES]; /* all zeros only in a CHECK */
+    uint64_t epoch; /* 1, then one higher with each RESUME or recovery; CHECK and QUERY: any */
+    uint16_t links; /* page connections to come, 1..IBX_MOVE_LINKS_MAX; CHECK and QUERY: 0 too */
     struct ibx_qmp_version version;
-    char machine[64];
+    char machine[64]; /* a QUERY may leave these empty */
     char uuid[40];
     char name[128];
-    uint16_t block_count; /* at most IBX_GUEST_BLOCKS_MAX */
+    uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY: 0 too */
     struct ibx_move_block blocks[IBX_GUEST_BLOCKS_MAX];
 };
 
@@ -102,7 +102,7 @@ struct ibx_move_answer {
     bool accepted;
     uint8_t standing; /* enum ibx_move_standing, for RESUME and QUERY; else NONE */
     char host[128];   /* the destination's name for itself */
-    uint16_t count;   /* sentences: why not */
+    uint16_t count;   /* sentences: why not; 0 when, and only when, it accepts */
     char sentences[IBX_MOVE_SAY_MAX][IBX_ERROR_MAX];
 };
 
@@ -116,8 +116,8 @@ struct ibx_move_join {
  * begin and end with pages. */
 struct ibx_move_region {
     uint16_t block;
-    uint64_t offset, length; /* bytes in the block */
-    struct ibx_remote remote;
+    uint64_t offset, length;  /* bytes in the block */
+    struct ibx_remote remote; /* of this length */
 };
 
 struct ibx_move_map_end {
@@ -165,7 +165,8 @@ struct ibx_move_any {
  * -EPROTO names what is wrong; -EPROTONOSUPPORT for HELLO or JOIN of another version. */
 int ibx_move_decode(const void *data, size_t length, struct ibx_move_any *message,
                     struct ibx_error *err);
-/* Encodes into `out`; returns the length, or -EMSGSIZE. STATE and MAP: the u8 type and `bytes`. */
+/* Encodes into `out`; returns the length, -EMSGSIZE, or -EINVAL for what the other side would not
+ * decode. STATE and MAP: the u8 type and `bytes`, of which there must be one. */
 ssize_t ibx_move_encode(const struct ibx_move_any *message, void *out, size_t size);
 const char *ibx_move_message_name(enum ibx_move_message type);
 const char *ibx_move_standing_name(enum ibx_move_standing standing);

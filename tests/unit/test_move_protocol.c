@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Messages of a move: golden bytes, every way to be cut, changed or out of range, and the VM in a
+ * HELLO. */
+#include "migrate/protocol.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ID                                                                                         \
+    {                                                                                              \
+        0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e,  \
+            0x1f                                                                                   \
+    }
+#define HASH                                                                                       \
+    {                                                                                              \
+        0xa0, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8, 0xa9, 0xaa, 0xab, 0xac, 0xad, 0xae,  \
+            0xaf, 0xb0, 0xb1, 0xb2, 0xb3, 0xb4, 0xb5, 0xb6, 0xb7, 0xb8, 0xb9, 0xba, 0xbb, 0xbc,    \
+            0xbd, 0xbe, 0xbf                                                                       \
+    }
+#define PROGRESS                                                                                   \
+    {                                                                                              \
+        .pages = 300000, .present = 1000, .bytes = 4096000, .faults = 17, .fault_p50_ns = 90000,   \
+        .fault_p99_ns = 250000, .fault_max_ns = 1000000                                            \
+    }
+
+static const struct sample {
+    const char *name;
+    struct ibx_move_any message;
+    const char *golden; /* hexadecimal */
+} samples[] = {
+    {"HELLO",
+     {.type = IBX_MOVE_HELLO,
+      .is.hello = {.purpose = IBX_PURPOSE_MOVE,
+                   .id = ID,
+                   .epoch = 1,
+                   .links = 2,
+                   .version = {7, 2, 22},
+                   .machine = "pc-q35-7.2",
+                   .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+                   .name = "vm",
+                   .block_count = 2,
+                   .blocks = {{"ram0", 1u << 30, 4096}, {"huge", 64u << 20, 2u << 20}}}},
+     "016962786d010001101112131415161718191a1b1c1d1e1f01000000000000000200070000000200"
+     "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
+     "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
+     "0000000004006875676500000004000000000000200000000000"},
+    {"ANSWER",
+     {.type = IBX_MOVE_ANSWER,
+      .is.answer = {.standing = IBX_STANDING_WAITING,
+                    .host = "node-b",
+                    .count = 2,
+                    .sentences = {"it is full", "it is old"}}},
+     "02000206006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
+    {"JOIN",
+     {.type = IBX_MOVE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
+     "036962786d0100101112131415161718191a1b1c1d1e1f03000000000000000100"},
+    {"REGION",
+     {.type = IBX_MOVE_REGION,
+      .is.region =
+          {.block = 1,
+           .offset = 2u << 20,
+           .length = 4u << 20,
+           .remote = {.address = 0x7f0000200000, .length = 4u << 20, .keys = {0x11, 0x22}}}},
+     "0401000000200000000000000040000000000000002000007f000000004000000000001100000000"
+     "000000220000000000000000000000000000000000000000000000"},
+    {"READY", {.type = IBX_MOVE_READY}, "05"},
+    {"STATE", {.type = IBX_MOVE_STATE, .is.state = {(const uint8_t *)"QEVM", 4}}, "065145564d"},
+    {"MAP",
+     {.type = IBX_MOVE_MAP, .is.map = {(const uint8_t *)"\0\0\0\0\0\0\0\0\1", 9}},
+     "07000000000000000001"},
+    {"MAP_END",
+     {.type = IBX_MOVE_MAP_END,
+      .is.map_end = {.pages = 300000, .data_pages = 200000, .regions = 12, .hash = HASH}},
+     "08e093040000000000400d0300000000000c000000a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2"
+     "b3b4b5b6b7b8b9babbbcbdbebf"},
+    {"STATE_END", {.type = IBX_MOVE_STATE_END, .is.state_bytes = 987654}, "0906120f0000000000"},
+    {"LOADED", {.type = IBX_MOVE_LOADED}, "0a"},
+    {"COMMIT", {.type = IBX_MOVE_COMMIT, .is.epoch = 1}, "0b0100000000000000"},
+    {"RUNNING", {.type = IBX_MOVE_RUNNING}, "0c"},
+    {"PROGRESS",
+     {.type = IBX_MOVE_PROGRESS, .is.progress = PROGRESS},
+     "0de093040000000000e80300000000000000803e00000000001100000000000000905f0100000000"
+     "0090d003000000000040420f0000000000"},
+    {"COMPLETE",
+     {.type = IBX_MOVE_COMPLETE,
+      .is.complete = {.pages = 300000,
+                      .zero_pages = 100000,
+                      .fetched_pages = 199990,
+                      .discarded_pages = 10,
+                      .hash = HASH,
+                      .progress = PROGRESS}},
+     "0ee093040000000000a086010000000000360d0300000000000a00000000000000a0a1a2a3a4a5a6"
+     "a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebfe093040000000000e8030000000000"
+     "0000803e00000000001100000000000000905f01000000000090d003000000000040420f00000000"
+     "00"},
+    {"CONFIRM", {.type = IBX_MOVE_CONFIRM, .is.epoch = 2}, "0f0200000000000000"},
+    {"ABORT",
+     {.type = IBX_MOVE_ABORT, .is.sentence = "the operator said so"},
+     "101400746865206f70657261746f72207361696420736f"},
+};
+#define SAMPLES (sizeof(samples) / sizeof(samples[0]))
+
+static struct ibx_move_any message; /* what a test changes and decodes into */
+static struct ibx_error error;
+
+static size_t golden_bytes(const struct sample *sample, uint8_t *out)
+{
+    size_t length = strlen(sample->golden) / 2;
+    for (size_t i = 0; i < length; i++) {
+        const char digits[] = {sample->golden[2 * i], sample->golden[2 * i + 1], '\0'};
+        out[i] = (uint8_t)strtoul(digits, NULL, 16);
+    }
+    return length;
+}
+
+/* Decodes a copy of exactly `length` bytes, so that a sanitizer sees every byte read past them. */
+static int decode(const uint8_t *bytes, size_t length, struct ibx_move_any *into)
+{
+    uint8_t *copy = malloc(length ? length : 1);
+    assert_non_null(copy);
+    memcpy(copy, bytes, length);
+    memset(&error, 0, sizeof(error));
+    int rc = ibx_move_decode(copy, length, into, &error);
+    if (!rc && (into->type == IBX_MOVE_STATE || into->type == IBX_MOVE_MAP))
+        into->is.state.bytes = bytes + (into->is.state.bytes - copy);
+    free(copy);
+    if (rc) {
+        assert_int_equal(error.code, rc);
+        assert_true(error.message[0] && !strchr(error.message, '\n'));
+    }
+    return rc;
+}
+
+static void encodes_golden_bytes(void **state)
+{
+    (void)state;
+    uint8_t expected[512], out[512];
+    assert_int_equal(SAMPLES, IBX_MOVE_ABORT);
+    for (size_t i = 0; i < SAMPLES; i++) {
+        size_t length = golden_bytes(&samples[i], expected);
+        ssize_t n = ibx_move_encode(&samples[i].message, out, sizeof(out));
+        assert_int_equal(n, length);
+        assert_memory_equal(out, expected, length);
+        assert_int_equal(ibx_move_encode(&samples[i].message, out, length - 1), -EMSGSIZE);
+        assert_string_equal(ibx_move_message_name(samples[i].message.type), samples[i].name);
+    }
+}
+
+static void decodes_golden_bytes(void **state)
+{
+    (void)state;
+    uint8_t bytes[512], again[512];
+    for (size_t i = 0; i < SAMPLES; i++) {
+        const struct ibx_move_any *expected = &samples[i].message;
+        size_t length = golden_bytes(&samples[i], bytes);
+        memset(&message, 0xee, sizeof(message));
+        assert_int_equal(decode(bytes, length, &message), 0);
+        assert_int_equal(message.type, expected->type);
+        if (message.type == IBX_MOVE_STATE || message.type == IBX_MOVE_MAP) {
+            assert_int_equal(message.is.state.length, expected->is.state.length);
+            assert_memory_equal(message.is.state.bytes, expected->is.state.bytes, length - 1);
+        } else {
+            assert_memory_equal(&message.is, &expected->is, sizeof(message.is));
+        }
+        assert_int_equal(ibx_move_encode(&message, again, sizeof(again)), length);
+        assert_memory_equal(again, bytes, length);
+    }
+}
+
+static void refuses_what_is_cut_or_too_long(void **state)
+{
+    (void)state;
+    uint8_t bytes[513] = {0};
+    for (size_t i = 0; i < SAMPLES; i++) {
+        size_t length = golden_bytes(&samples[i], bytes);
+        enum ibx_move_message type = samples[i].message.type;
+        bool free_length = type == IBX_MOVE_STATE || type == IBX_MOVE_MAP;
+        memset(&message, 0xee, sizeof(message));
+        for (size_t n = 0; n < (free_length ? 2 : length); n++)
+            assert_int_equal(decode(bytes, n, &message), -EPROTO);
+        bytes[length] = 0;
+        if (!free_length)
+            assert_int_equal(decode(bytes, length + 1, &message), -EPROTO);
+        for (size_t b = 0; b < sizeof(message); b++) /* set on success only */
+            assert_int_equal(((const uint8_t *)&message)[b], 0xee);
+    }
+}
+
+/* Whatever decodes encodes again, to the same but for bytes that are no text. */
+static void survives_mutations(void **state)
+{
+    (void)state;
+    uint8_t bytes[512], out[512], twice[512];
+    static struct ibx_move_any again;
+    unsigned accepted = 0, seed = 1;
+    for (unsigned turn = 0; turn < 40000; turn++) {
+        size_t length = golden_bytes(&samples[turn % SAMPLES], bytes);
+        for (unsigned k = turn / SAMPLES % 3 + 1; k; k--) {
+            seed = seed * 1664525 + 1013904223;
+            bytes[(seed >> 8) % length] = (uint8_t)(seed >> 24);
+        }
+        if (decode(bytes, length, &message))
+            continue;
+        accepted++;
+        assert_int_equal(ibx_move_encode(&message, out, sizeof(out)), length);
+        assert_int_equal(decode(out, length, &again), 0);
+        assert_int_equal(ibx_move_encode(&again, twice, sizeof(twice)), length);
+        assert_memory_equal(out, twice, length);
+    }
+    assert_true(accepted > 1000);
+}
+
+/* ------------------------------------------------------------ ranges */
+
+static struct ibx_move_any *fresh(enum ibx_move_message type)
+{
+    message = samples[type - 1].message;
+    return &message;
+}
+
+static void refused(void)
+{
+    uint8_t out[IBX_MOVE_MESSAGE];
+    assert_int_equal(ibx_move_encode(&message, out, sizeof(out)), -EINVAL);
+}
+
+/* Changes `length` bytes at `offset` of a golden message; the decoder says `word`. */
+static void says(enum ibx_move_message type, size_t offset, uint64_t value, size_t length, int code,
+                 const char *word)
+{
+    uint8_t bytes[512];
+    size_t whole = golden_bytes(&samples[type - 1], bytes);
+    for (size_t i = 0; i < length; i++)
+        bytes[offset + i] = (uint8_t)(value >> (8 * i));
+    if (decode(bytes, whole, &message) != code)
+        fail_msg("%s with %llu at %zu passes", samples[type - 1].name, (unsigned long long)value,
+                 offset);
+    if (!strstr(error.message, word))
+        fail_msg("\"%s\" does not say \"%s\"", error.message, word);
+}
+
+static void refuses_strangers_and_other_versions(void **state)
+{
+    (void)state;
+    for (enum ibx_move_message type = IBX_MOVE_HELLO; type <= IBX_MOVE_JOIN; type += 2) {
+        says(type, 1, 0x12345678, 4, -EPROTO, "does not speak ib-migrate");
+        says(type, 5, 2, 2, -EPROTONOSUPPORT, "version 2");
+        says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
+    }
+    says(IBX_MOVE_READY, 0, 0, 1, -EPROTO, "type 0");
+    says(IBX_MOVE_READY, 0, 17, 1, -EPROTO, "type 17");
+    says(IBX_MOVE_READY, 0, 255, 1, -EPROTO, "type 255");
+    assert_string_equal(ibx_move_message_name((enum ibx_move_message)17), "an unknown message");
+    assert_string_equal(ibx_move_standing_name(IBX_STANDING_RUNNING), "running");
+    assert_string_equal(ibx_move_standing_name((enum ibx_move_standing)9), "unknown");
+}
+
+static void refuses_fields_out_of_range(void **state)
+{
+    (void)state;
+    const size_t uuid = 58, ram0 = 102, huge = 124; /* of their lengths */
+    says(IBX_MOVE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
+    says(IBX_MOVE_HELLO, 7, 5, 1, -EPROTO, "purpose 5");
+    says(IBX_MOVE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MOVE_HELLO, 32, 0, 2, -EPROTO, "0 page connections");
+    says(IBX_MOVE_HELLO, 32, 17, 2, -EPROTO, "17 page connections");
+    says(IBX_MOVE_HELLO, 46, 64, 2, -EPROTO, "too long"); /* machine */
+    says(IBX_MOVE_HELLO, 50, 0, 1, -EPROTO, "no text");   /* NUL within it */
+    says(IBX_MOVE_HELLO, uuid + 2, 'g', 1, -EPROTO, "not a UUID");
+    says(IBX_MOVE_HELLO, uuid + 10, '0', 1, -EPROTO, "not a UUID");
+    says(IBX_MOVE_HELLO, ram0 - 2, 65, 2, -EPROTO, "65 blocks");
+    says(IBX_MOVE_HELLO, ram0 - 2, 0, 2, -EPROTO, "0 blocks");
+    says(IBX_MOVE_HELLO, ram0 - 2, 1, 2, -EPROTO, "follow its end");
+    says(IBX_MOVE_HELLO, ram0 + 6, 0, 8, -EPROTO, "ram0");
+    says(IBX_MOVE_HELLO, ram0 + 6, 4097, 8, -EPROTO, "not whole pages");
+    says(IBX_MOVE_HELLO, ram0 + 14, 2048, 8, -EPROTO, "pages of 2048");
+    says(IBX_MOVE_HELLO, ram0 + 14, 12288, 8, -EPROTO, "pages of 12288");
+    says(IBX_MOVE_HELLO, ram0 + 14, 0, 8, -EPROTO, "pages of 0");
+    says(IBX_MOVE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "2^60");
+    says(IBX_MOVE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");
+    says(IBX_MOVE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "2^60");
+    says(IBX_MOVE_ANSWER, 1, 2, 1, -EPROTO, "");
+    says(IBX_MOVE_ANSWER, 1, 1, 1, -EPROTO, "why not");
+    says(IBX_MOVE_ANSWER, 2, 0, 1, -EPROTO, "standing 0");
+    says(IBX_MOVE_ANSWER, 2, 5, 1, -EPROTO, "standing 5");
+    says(IBX_MOVE_ANSWER, 11, 17, 2, -EPROTO, "17 sentences");
+    says(IBX_MOVE_JOIN, 23, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MOVE_JOIN, 31, 16, 2, -EPROTO, "connection 16");
+    says(IBX_MOVE_REGION, 1, 64, 2, -EPROTO, "block 64");
+    says(IBX_MOVE_REGION, 3, 1, 8, -EPROTO, "whole pages");
+    says(IBX_MOVE_REGION, 3, 1ull << 60, 8, -EPROTO, "whole pages");
+    says(IBX_MOVE_REGION, 11, 0, 8, -EPROTO, "whole pages");
+    says(IBX_MOVE_REGION, 11, 1ull << 60, 8, -EPROTO, "whole pages");
+    says(IBX_MOVE_REGION, 27, 4096, 8, -EPROTO, "shall hold");
+    says(IBX_MOVE_REGION, 19, 0ull - 4096, 8, -EPROTO, "shall hold");
+    says(IBX_MOVE_MAP_END, 1, 0, 8, -EPROTO, "of 0 pages");
+    says(IBX_MOVE_MAP_END, 1, (1ull << 40) + 1, 8, -EPROTO, "pages");
+    says(IBX_MOVE_MAP_END, 9, 300001, 8, -EPROTO, "300001 of 300000");
+    says(IBX_MOVE_STATE_END, 1, 0, 8, -EPROTO, "0 bytes");
+    says(IBX_MOVE_STATE_END, 1, 1ull << 60, 8, -EPROTO, "bytes");
+    says(IBX_MOVE_COMMIT, 1, 0, 8, -EPROTO, "COMMIT");
+    says(IBX_MOVE_CONFIRM, 1, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MOVE_PROGRESS, 9, 300001, 8, -EPROTO, "300001");
+    for (size_t at = 17; at < 57; at += 8)
+        says(IBX_MOVE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "figure");
+    says(IBX_MOVE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");
+    says(IBX_MOVE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "of 300000 pages");
+    says(IBX_MOVE_COMPLETE, 65, 300001, 8, -EPROTO, "do not make");
+}
+
+static void encoder_keeps_to_the_same(void **state)
+{
+    (void)state;
+    fresh(IBX_MOVE_HELLO)->is.hello.block_count = 65;
+    refused();
+    memset(fresh(IBX_MOVE_HELLO)->is.hello.id, 0, IBX_MOVE_ID_BYTES);
+    refused();
+    strcpy(fresh(IBX_MOVE_HELLO)->is.hello.blocks[1].id, "ram0");
+    refused();
+    fresh(IBX_MOVE_HELLO)->is.hello.blocks[1].id[0] = '\0';
+    refused();
+    fresh(IBX_MOVE_ANSWER)->is.answer.count = 0;
+    refused();
+    fresh(IBX_MOVE_ANSWER)->is.answer.sentences[1][0] = '\0';
+    refused();
+    fresh(IBX_MOVE_STATE)->is.state.length = 0;
+    refused();
+    fresh(IBX_MOVE_ABORT)->is.sentence[0] = '\0';
+    refused();
+    fresh(IBX_MOVE_READY)->type = (enum ibx_move_message)40;
+    refused();
+}
+
+/* ------------------------------------------------------------ text */
+
+static void text_is_fit_for_a_terminal(void **state)
+{
+    (void)state;
+    uint8_t bytes[64] = {IBX_MOVE_ABORT, 5, 0, 'a', 0x1b, 'c', 0xff, '\n'};
+    assert_int_equal(decode(bytes, 8, &message), 0);
+    assert_string_equal(message.is.sentence, "a?c??");
+    bytes[4] = 0;
+    assert_int_equal(decode(bytes, 8, &message), -EPROTO);
+}
+
+/* Ids that differ only in what is not shown are the same. */
+static void ids_stay_unique(void **state)
+{
+    (void)state;
+    uint8_t bytes[512];
+    strcpy(fresh(IBX_MOVE_HELLO)->is.hello.blocks[0].id, "ram\1");
+    strcpy(message.is.hello.blocks[1].id, "ram\2");
+    ssize_t n = ibx_move_encode(&message, bytes, sizeof(bytes));
+    assert_true(n > 0);
+    assert_int_equal(decode(bytes, (size_t)n, &message), -EPROTO);
+    assert_non_null(strstr(error.message, "ram? is there twice"));
+}
+
+/* ------------------------------------------------------------ HELLO and the VM */
+
+static int passes(void)
+{
+    uint8_t bytes[IBX_MOVE_MESSAGE];
+    static struct ibx_move_any again;
+    ssize_t n = ibx_move_encode(&message, bytes, sizeof(bytes));
+    return n < 0 ? (int)n : decode(bytes, (size_t)n, &again);
+}
+
+static void purposes_need_different_things(void **state)
+{
+    (void)state;
+    struct ibx_move_hello *hello = &fresh(IBX_MOVE_HELLO)->is.hello;
+    hello->blocks[0].page_size = 0; /* private RAM */
+    hello->blocks[0].size += 1;
+    hello->epoch = 0;
+    memset(hello->id, 0, sizeof(hello->id));
+    hello->purpose = IBX_PURPOSE_CHECK;
+    assert_int_equal(passes(), 0);
+    hello->purpose = IBX_PURPOSE_QUERY;
+    assert_int_equal(passes(), -EINVAL);
+    memset(hello->id, 7, sizeof(hello->id));
+    hello->machine[0] = hello->uuid[0] = '\0';
+    hello->links = hello->block_count = 0;
+    assert_int_equal(passes(), 0);
+    hello->purpose = IBX_PURPOSE_RESUME;
+    assert_int_equal(passes(), -EINVAL);
+    hello->purpose = IBX_PURPOSE_CHECK;
+    assert_int_equal(passes(), -EINVAL);
+}
+
+/* The largest of both long messages fits. */
+static void the_longest_fit(void **state)
+{
+    (void)state;
+    struct ibx_move_hello *hello = &fresh(IBX_MOVE_HELLO)->is.hello;
+    hello->block_count = IBX_GUEST_BLOCKS_MAX;
+    for (unsigned i = 0; i < IBX_GUEST_BLOCKS_MAX; i++) {
+        memset(hello->blocks[i].id, 'a' + (int)i / 8, IBX_GUEST_ID_MAX - 1);
+        hello->blocks[i].id[i % 8] = '0';
+        hello->blocks[i].size = hello->blocks[i].page_size = 1u << 30;
+    }
+    assert_int_equal(passes(), 0);
+    struct ibx_move_answer *answer = &fresh(IBX_MOVE_ANSWER)->is.answer;
+    answer->count = IBX_MOVE_SAY_MAX;
+    for (unsigned i = 0; i < IBX_MOVE_SAY_MAX; i++)
+        memset(answer->sentences[i], 's', IBX_ERROR_MAX - 1);
+    assert_int_equal(passes(), 0);
+    uint8_t out[IBX_MOVE_MESSAGE + 1] = {0};
+    fresh(IBX_MOVE_STATE)->is.state.length = IBX_MOVE_MESSAGE - 1;
+    message.is.state.bytes = out + 1;
+    static uint8_t room[IBX_MOVE_MESSAGE + 1];
+    assert_int_equal(ibx_move_encode(&message, room, sizeof(room)), IBX_MOVE_MESSAGE);
+    assert_int_equal(decode(room, IBX_MOVE_MESSAGE, &message), 0);
+    assert_int_equal(decode(room, IBX_MOVE_MESSAGE + 1, &message), -EPROTO);
+    message.is.state.bytes = out + 1;
+    message.is.state.length = IBX_MOVE_MESSAGE;
+    assert_int_equal(ibx_move_encode(&message, room, sizeof(room)), -EMSGSIZE);
+}
+
+static void a_vm_goes_there_and_back(void **state)
+{
+    (void)state;
+    struct ibx_guest_block blocks[2] = {
+        {.id = "ram0", .size = 1u << 30, .page_size = 4096, .shared = true, .fd = -1},
+        {.id = "ram1", .size = 2u << 20, .page_size = 2u << 20, .shared = true, .fd = -1}};
+    struct ibx_guest_ram ram = {.version = {7, 2, 22},
+                                .machine = "pc-i440fx-7.2",
+                                .uuid = "00000000-0000-0000-0000-000000000000",
+                                .name = "guest",
+                                .blocks = blocks,
+                                .count = 2};
+    struct ibx_guest_ram back;
+    memset(&fresh(IBX_MOVE_HELLO)->is.hello.blocks, 0xff, sizeof(message.is.hello.blocks));
+    ibx_move_hello_describe(&message.is.hello, &ram);
+    assert_int_equal(passes(), 0);
+    assert_int_equal(ibx_move_hello_ram(&message.is.hello, &back), 0);
+    assert_string_equal(back.machine, ram.machine);
+    assert_string_equal(back.uuid, ram.uuid);
+    assert_string_equal(back.name, ram.name);
+    assert_int_equal(back.version.micro, 22);
+    assert_int_equal(back.count, 2);
+    assert_int_equal(back.bytes, (1u << 30) + (2u << 20));
+    for (unsigned i = 0; i < 2; i++) {
+        assert_string_equal(back.blocks[i].id, blocks[i].id);
+        assert_int_equal(back.blocks[i].size, blocks[i].size);
+        assert_int_equal(back.blocks[i].page_size, blocks[i].page_size);
+        assert_int_equal(back.blocks[i].fd, -1);
+    }
+    ibx_guest_ram_fini(&back);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(encodes_golden_bytes),
+        cmocka_unit_test(decodes_golden_bytes),
+        cmocka_unit_test(refuses_what_is_cut_or_too_long),
+        cmocka_unit_test(survives_mutations),
+        cmocka_unit_test(refuses_strangers_and_other_versions),
+        cmocka_unit_test(refuses_fields_out_of_range),
+        cmocka_unit_test(encoder_keeps_to_the_same),
+        cmocka_unit_test(text_is_fit_for_a_terminal),
+        cmocka_unit_test(ids_stay_unique),
+        cmocka_unit_test(purposes_need_different_things),
+        cmocka_unit_test(the_longest_fit),
+        cmocka_unit_test(a_vm_goes_there_and_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
