@@ -18,10 +18,12 @@
  * Where registration costs nothing (tcp, shm) whole blocks are exposed at once. Elsewhere it pins
  * memory, and pins holes as zero pages: so only those stretches (of IBX_EXPORT_STRETCH bytes) are
  * registered that hold data, in parallel by one thread a connection, while the VM runs; what came
- * to hold data since then follows by ibx_page_export_finish(), when the VM has stopped.
+ * to hold data since then follows by another ibx_page_export_expose(), when the VM has stopped.
  *
  * A thread a connection does the registering and then keeps the connection going (tcp, shm: it is
- * the one that serves READs); on RDMA it sleeps.
+ * the one that serves READs); on RDMA it sleeps. All calls are for one thread.
+ *
+ * A READ of a hole would allocate a page of the source's file: the destination asks for none.
  */
 struct ibx_page_export;
 
@@ -45,9 +47,11 @@ int ibx_page_export_expose(struct ibx_page_export *pages, const struct ibx_page_
 /* 0: all that was asked for is exposed and told, `regions` a connection; -EAGAIN: not yet; else the
  * first connection's failure (RLIMIT_MEMLOCK and its remedy, for instance). */
 int ibx_page_export_done(struct ibx_page_export *pages, uint32_t *regions, struct ibx_error *err);
-/* Readable when ibx_page_export_done() or _failed() has changed its answer. */
+/* Readable when ibx_page_export_done() or _failed() has changed its answer; both, and _expose(),
+ * make it unreadable, before they look. */
 int ibx_page_export_fd(const struct ibx_page_export *pages);
-/* Whether a connection has ended, and why: 0 while all live. */
+/* Whether a connection has ended, and why: 0 while all live. Also when the destination closed it,
+ * as it does when it has every page. */
 int ibx_page_export_failed(struct ibx_page_export *pages, struct ibx_error *err);
 /* The path of the first connection, valid until close. */
 const struct ibx_path *ibx_page_export_path(const struct ibx_page_export *pages);
@@ -64,24 +68,31 @@ void ibx_page_export_close(struct ibx_page_export *pages);
  */
 struct ibx_page_source;
 
-/* Takes over an established connection whose first message was JOIN (decoded by the caller and
- * released). `blocks`: as in HELLO; `first_page` of each range in the engine is that of the map,
- * `source_offset` the sum of the sizes of the blocks before. */
+/* Takes over (if it succeeds) an established connection whose first message was JOIN (decoded by
+ * the caller and released). `blocks`: as in HELLO; `first_page` of each range in the engine is that
+ * of the map, `source_offset` the sum of the sizes of the blocks before. */
 int ibx_page_source_create(struct ibx_conn *conn, const struct ibx_move_block *blocks,
                            unsigned block_count, struct ibx_page_source **source,
                            struct ibx_error *err);
-/* Takes in what has arrived, without blocking: how many regions there are so far, or an error. Only
- * before the engine has it. */
+/* Takes in what has arrived, without blocking: how many regions there are so far, or an error: the
+ * connection has ended, or is of no more use since the source said what it may not (-EPROTO). Only
+ * before the engine has it (-EBUSY). */
 int ibx_page_source_regions(struct ibx_page_source *source, struct ibx_error *err);
 /* For poll(2) while waiting for regions: ibx_arm(), then this fd. */
 struct ibx_conn *ibx_page_source_conn(struct ibx_page_source *source);
-/* Registers the engine's buffer (`bytes` of ibx_fault_buffer_bytes(), made here) and fills in the
- * engine's description. After that, `as` may be given to ibx_fault_create() or _resume(). */
+/* When all regions are there: registers the engine's buffer (`buffer_bytes` of
+ * ibx_fault_buffer_bytes(), made here) and fills in the engine's description. After that, `as` may
+ * be given to ibx_fault_create() or _resume(). -EPROTO: regions overlap. */
 int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
                         struct ibx_fault_source *as, struct ibx_error *err);
-/* In minor mode: the alias of each block, registered with this connection as the local side. */
+/* In minor mode: the alias of each block (or NULL), registered with this connection as the local
+ * side. Before the engine uses it. Kept mapped until destroy. */
 int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases,
                             struct ibx_error *err);
+/* Armed: whether every page that holds data is in a region. To be asked before the commit, as a
+ * page that is not would be missing for ever. -EPROTO names the first that is not. */
+int ibx_page_source_covers(const struct ibx_page_source *source, const struct ibx_page_map *map,
+                           struct ibx_error *err);
 /* Why it ended; "" while it lives. Safe from any thread after the engine has stopped. */
 const char *ibx_page_source_reason(const struct ibx_page_source *source);
 const struct ibx_path *ibx_page_source_path(const struct ibx_page_source *source);
