@@ -23,7 +23,7 @@ struct ibx_page_map {
     } blocks[IBX_GUEST_BLOCKS_MAX];
 };
 
-/* All pages zero. -ENOMEM, -E2BIG (more than 2^40 pages). Ended by fini. */
+/* All pages zero. -ENOMEM, -E2BIG (more than 2^40 pages), -EINVAL. Ended by fini. */
 int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_move_block *blocks, unsigned count,
                       struct ibx_error *err);
 void ibx_page_map_fini(struct ibx_page_map *map);
@@ -38,17 +38,18 @@ static inline bool ibx_page_map_data(const struct ibx_page_map *map, uint64_t pa
  * *from behind them and returns the bytes; 0 after the last page. A segment is all zero, all data,
  * runs, or bits, whichever is shortest. */
 size_t ibx_page_map_give(const struct ibx_page_map *map, uint64_t *from, uint8_t *out, size_t size);
-/* Takes in one such piece; they come in order, from page 0. -EPROTO with the reason. */
+/* Takes in one such piece; they come in order, from page 0. -EPROTO with the reason: then the map
+ * is of no use until restart. It is whole when `next` has come to `pages`. */
 int ibx_page_map_take(struct ibx_page_map *map, const uint8_t *bytes, size_t length,
                       struct ibx_error *err);
-/* Starts taking anew, for a map that is sent again. */
+/* All pages zero again: starts taking anew, for a map that is sent again. */
 void ibx_page_map_restart(struct ibx_page_map *map);
 
 /* SHA-256 over the blocks' pages and page sizes and all bits, in a defined order. */
 void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MOVE_HASH_BYTES]);
 
-/* Calls `each` for every run of equal pages, in order; stops at, and returns, its first non-zero
- * answer. */
+/* Calls `each` for every run of equal pages of one block, in order; stops at, and returns, its
+ * first non-zero answer. */
 int ibx_page_map_runs(const struct ibx_page_map *map,
                       int (*each)(void *context, uint64_t first, uint64_t count, bool data),
                       void *context);
