@@ -6,19 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const phase_names[] = {
-    [IBX_PHASE_WAITING] = "waiting",     [IBX_PHASE_PREPARING] = "preparing",
-    [IBX_PHASE_SWITCHING] = "switching", [IBX_PHASE_FILLING] = "filling",
-    [IBX_PHASE_BROKEN] = "broken",       [IBX_PHASE_DONE] = "done",
-    [IBX_PHASE_FAILED] = "failed",
-};
-#define PHASES (sizeof(phase_names) / sizeof(phase_names[0]))
-
-const char *ibx_move_phase_name(enum ibx_move_phase phase)
-{
-    return (unsigned)phase < PHASES ? phase_names[phase] : "?";
-}
-
 json_t *ibx_json_text(const char *text)
 {
     json_t *value = json_string(text);
@@ -129,8 +116,8 @@ json_t *ibx_move_status_json(const struct ibx_move_status *status)
 
 static int phase_of(const char *name, enum ibx_move_phase *phase)
 {
-    for (unsigned i = 0; name && i < PHASES; i++) {
-        if (!strcmp(phase_names[i], name)) {
+    for (unsigned i = IBX_PHASE_WAITING; name && i <= IBX_PHASE_FAILED; i++) {
+        if (!strcmp(ibx_move_phase_name((enum ibx_move_phase)i), name)) {
             *phase = (enum ibx_move_phase)i;
             return 0;
         }

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What ib-migrate says of a move: the bar fits, says what matters most, and never more than a line.
+ */
+#include "tools/ib-migrate.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct ibx_move_status filling(void)
+{
+    return (struct ibx_move_status){.phase = IBX_PHASE_FILLING,
+                                    .path = "verbs mlx5_0 port 1",
+                                    .ram_bytes = 4096ull * 1000,
+                                    .pages = 1000,
+                                    .present = 250,
+                                    .bytes = 1024000,
+                                    .bytes_per_second = 4096 * 10,
+                                    .faults = 12,
+                                    .faults_per_second = 34,
+                                    .fault_p50_ns = 45600,
+                                    .fault_p99_ns = 1234567};
+}
+
+static void says(const char *text, const char *words)
+{
+    if (!strstr(text, words))
+        fail_msg("\"%s\" does not say \"%s\"", text, words);
+}
+
+static void is(const char *text, const char *whole)
+{
+    assert_string_equal(text, whole);
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    char text[32];
+    const struct {
+        uint64_t bytes;
+        const char *text;
+    } cases[] = {{0, "0 B"},
+                 {1023, "1023 B"},
+                 {1024, "1.0 KiB"},
+                 {1536, "1.5 KiB"},
+                 {102400, "100 KiB"},
+                 {64ull << 20, "64.0 MiB"},
+                 {3ull << 40, "3.0 TiB"},
+                 {UINT64_MAX, "16777216 TiB"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        migrate_bytes(cases[i].bytes, text, sizeof(text));
+        is(text, cases[i].text);
+    }
+}
+
+static void test_duration(void **state)
+{
+    (void)state;
+    char text[32];
+    const struct {
+        uint64_t ns;
+        const char *text;
+    } cases[] = {{0, "0 ns"},
+                 {7, "7 ns"},
+                 {999, "999 ns"},
+                 {1000, "1.00 us"},
+                 {45600, "45.6 us"},
+                 {123456, "123 us"},
+                 {12345678, "12.3 ms"},
+                 {4310000000, "4.31 s"},
+                 {3600000000000, "3600 s"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        migrate_duration(cases[i].ns, text, sizeof(text));
+        is(text, cases[i].text);
+    }
+}
+
+static void test_vm(void **state)
+{
+    (void)state;
+    struct ibx_record record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
+    char text[128];
+    migrate_vm(&record, text, sizeof(text));
+    is(text, "VM at /run/q");
+    snprintf(record.uuid, sizeof(record.uuid), "10000000-0000-0000-0000-000000000000");
+    migrate_vm(&record, text, sizeof(text));
+    is(text, "10000000-0000-0000-0000-000000000000");
+    snprintf(record.name, sizeof(record.name), "web\033[2J");
+    migrate_vm(&record, text, sizeof(text));
+    is(text, "web?[2J");
+}
+
+static void test_wide_bar(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = filling();
+    char text[256];
+    migrate_bar(&status, 200, text, sizeof(text));
+    is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
+             "p50 45.6 us p99 1.23 ms  1:15 left");
+}
+
+/* At every width it fits, and what matters most goes last. */
+static void test_narrow_bars(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = filling();
+    char text[256];
+    for (unsigned width = 1; width < 130; width++) {
+        migrate_bar(&status, width, text, sizeof(text));
+        assert_in_range(strlen(text), 1, width);
+    }
+    migrate_bar(&status, 80, text, sizeof(text));
+    is(text, "filling  750 pages left  40.0 KiB/s  34 faults/s  1:15 left");
+    migrate_bar(&status, 40, text, sizeof(text));
+    is(text, "filling  750 pages left  1:15 left");
+    migrate_bar(&status, 25, text, sizeof(text));
+    is(text, "filling  750 pages left");
+    migrate_bar(&status, 10, text, sizeof(text));
+    is(text, "filling");
+    migrate_bar(&status, 4, text, sizeof(text));
+    is(text, "fill");
+}
+
+static void test_bar_without_figures(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = filling();
+    char text[256];
+    status.faults = 0;
+    status.bytes_per_second = 0;
+    migrate_bar(&status, 200, text, sizeof(text));
+    assert_null(strstr(text, "p50"));
+    assert_null(strstr(text, "1:15"));
+    status.present = 2000; /* what a peer says need not be sane */
+    migrate_bar(&status, 200, text, sizeof(text));
+    says(text, "[####################] 200%  0 pages left");
+    status.pages = 0;
+    migrate_bar(&status, 200, text, sizeof(text));
+    says(text, "filling");
+}
+
+static void test_bar_of_other_phases(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = {.phase = IBX_PHASE_BROKEN,
+                                     .sentence = "the link is down\n\033[31m",
+                                     .began_ns = 1,
+                                     .now_ns = 67000000001};
+    char text[256];
+    migrate_bar(&status, 200, text, sizeof(text));
+    is(text, "1:07  broken: the link is down??[31m; connecting again");
+    migrate_bar(&status, 20, text, sizeof(text));
+    is(text, "1:07  broken: the li");
+}
+
+static void test_phase_lines(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = filling();
+    char text[1024];
+    snprintf(status.record.uri, sizeof(status.record.uri), "tcp://0.0.0.0:18600");
+    migrate_phase_line(&status, text, sizeof(text));
+    is(text, "filling: the VM runs at the destination, 750 pages are to come over verbs mlx5_0 "
+             "port 1");
+    status.phase = IBX_PHASE_WAITING;
+    migrate_phase_line(&status, text, sizeof(text));
+    is(text, "waiting for a source at tcp://0.0.0.0:18600");
+    status.source = true;
+    migrate_phase_line(&status, text, sizeof(text));
+    says(text, "waiting for the destination at tcp://0.0.0.0:18600");
+    const char *const words[] = {"waiting", "preparing", "switching", "filling",
+                                 "broken",  "done",      "failed"};
+    for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
+        status.phase = (enum ibx_move_phase)phase;
+        migrate_phase_line(&status, text, sizeof(text));
+        assert_ptr_equal(strstr(text, words[phase]), text);
+    }
+}
+
+static char *summary_of(const struct ibx_move_status *status)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    migrate_summary(out, status);
+    fclose(out);
+    return text;
+}
+
+static void test_summary(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = filling();
+    status.zero_pages = 100;
+    status.downtime_ns = 12345678;
+    status.map_ns = 2000000;
+    status.commit_ns = 1300000;
+    status.total_ns = 4310000000;
+    status.register_ns = 210000000;
+    status.fault_max_ns = 4100000;
+    status.fault_sum_ns = 120000000;
+    status.source_cpu_ns = 3000000;
+    status.state_bytes = 640 << 10;
+    status.reconnects = 2;
+    char *text = summary_of(&status);
+    says(text, "downtime           12.3 ms (map 2.00 ms, resume 1.30 ms)\n");
+    says(text, "total time         4.31 s, of it 210 ms exposing memory before the stop\n");
+    says(text, "faults             12, p50 45.6 us, p99 1.23 ms, max 4.10 ms, together 120 ms\n");
+    says(text, "zero pages         100 of 1000 (10%), never on the wire\n");
+    says(text, "bytes on the wire  1000 KiB of pages over verbs mlx5_0 port 1\n");
+    says(text, "device state       640 KiB\n");
+    says(text, "source CPU         3.00 ms\n");
+    says(text, "reconnections      2\n");
+    free(text);
+}
+
+/* What is not known is not made up. */
+static void test_summary_of_little(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = {.began_ns = 5, .now_ns = 1005};
+    char *text = summary_of(&status);
+    is(text, "  total time         1.00 us\n  faults             0\n");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_duration),
+        cmocka_unit_test(test_vm),
+        cmocka_unit_test(test_wide_bar),
+        cmocka_unit_test(test_narrow_bars),
+        cmocka_unit_test(test_bar_without_figures),
+        cmocka_unit_test(test_bar_of_other_phases),
+        cmocka_unit_test(test_phase_lines),
+        cmocka_unit_test(test_summary),
+        cmocka_unit_test(test_summary_of_little),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,622 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The socket of a running move, both ends in this process, and the status that it carries. */
+#include "migrate/talk.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GENEROUS 60000 /* ms: for what is to come */
+#define SHORT    30    /* ms: for what is never to come */
+#define NOBODY   65534
+
+static char folder[64], path[96];
+static struct ibx_error error;
+
+/* ------------------------------------------------------------ the move */
+
+/* The move's end in a thread of its own, served as a move serves it. */
+struct scene {
+    struct ibx_talk *talk;
+    struct ibx_move_status status;
+    int stop; /* eventfd */
+    pthread_t thread;
+    atomic_uint canceled;
+    atomic_ullong bandwidth;
+    unsigned most_fds;
+};
+
+static void tell_status(void *context, struct ibx_move_status *status)
+{
+    *status = ((struct scene *)context)->status;
+}
+
+static int cancel(void *context, struct ibx_error *err)
+{
+    if (atomic_fetch_add(&((struct scene *)context)->canceled, 1))
+        return ibx_error_set(err, -EALREADY, "it is being canceled");
+    return 0;
+}
+
+static int set_bandwidth(void *context, uint64_t bytes, struct ibx_error *err)
+{
+    if (bytes == 7)
+        return ibx_error_set(err, -EINVAL, "7 is too few");
+    atomic_store(&((struct scene *)context)->bandwidth, bytes);
+    return 0;
+}
+
+static const struct ibx_talk_ops ops = {tell_status, cancel, set_bandwidth};
+
+static void *serve(void *arg)
+{
+    struct scene *scene = arg;
+    struct pollfd fds[2 + IBX_TALK_CLIENTS_MAX];
+    for (;;) {
+        fds[0] = (struct pollfd){.fd = scene->stop, .events = POLLIN};
+        unsigned count = ibx_talk_poll_fds(scene->talk, fds + 1);
+        scene->most_fds = count > scene->most_fds ? count : scene->most_fds;
+        poll(fds, 1 + count, GENEROUS);
+        if (fds[0].revents)
+            return NULL;
+        ibx_talk_serve(scene->talk);
+    }
+}
+
+static void open_scene(struct scene *scene)
+{
+    *scene = (struct scene){.status = {.phase = IBX_PHASE_FILLING,
+                                       .record = {.source = true,
+                                                  .state = IBX_RECORD_MOVED,
+                                                  .epoch = 3,
+                                                  .name = "web-1",
+                                                  .qmp = "/run/web.qmp",
+                                                  .pid = 42},
+                                       .source = true,
+                                       .path = "tcp 10.0.0.1",
+                                       .sentence = "",
+                                       .began_ns = 1000,
+                                       .now_ns = 5000,
+                                       .pages = 100,
+                                       .present = 40,
+                                       .zero_pages = 10,
+                                       .bytes = 4096,
+                                       .max_bandwidth = 0,
+                                       .downtime_ns = 12345678,
+                                       .reconnects = 2}};
+    if (ibx_talk_open(path, &ops, scene, &scene->talk, &error))
+        fail_msg("%s", error.message);
+    scene->stop = eventfd(0, EFD_CLOEXEC);
+    assert_int_equal(pthread_create(&scene->thread, NULL, serve, scene), 0);
+}
+
+static void close_scene(struct scene *scene)
+{
+    uint64_t one = 1;
+    assert_int_equal(write(scene->stop, &one, sizeof(one)), sizeof(one));
+    pthread_join(scene->thread, NULL);
+    close(scene->stop);
+    ibx_talk_close(scene->talk);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+/* ------------------------------------------------------------ the other end */
+
+static int ask(json_t *request, json_t **answer)
+{
+    memset(&error, 0, sizeof(error));
+    return ibx_talk_ask(path, request, answer, ibx_deadline_in_ms(GENEROUS), &error);
+}
+
+static int ask_command(const char *command)
+{
+    json_t *answer = NULL;
+    int rc = ask(json_pack("{s:s}", "command", command), &answer);
+    json_decref(answer);
+    return rc;
+}
+
+static int raw(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    while (connect(fd, (struct sockaddr *)&address, sizeof(address)))
+        assert_int_equal(errno, EINTR);
+    struct timeval limit = {GENEROUS / 1000, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    return fd;
+}
+
+static void say(int fd, const char *text)
+{
+    assert_int_equal(send(fd, text, strlen(text), MSG_NOSIGNAL), (ssize_t)strlen(text));
+}
+
+/* The next line, without its newline; "" at the end. */
+static const char *hear(int fd)
+{
+    static char line[16384];
+    size_t n = 0;
+    while (n + 1 < sizeof(line) && recv(fd, line + n, 1, 0) == 1 && line[n] != '\n')
+        n++;
+    line[n] = '\0';
+    return line;
+}
+
+static void hear_words(int fd, const char *words)
+{
+    const char *line = hear(fd);
+    if (!strstr(line, words))
+        fail_msg("\"%s\" does not say \"%s\"", line, words);
+}
+
+/* ------------------------------------------------------------ requests */
+
+static void test_status(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    json_t *answer = NULL;
+    assert_int_equal(ask(json_pack("{s:s}", "command", "status"), &answer), 0);
+    struct ibx_move_status taken = {.record = {.epoch = 9}};
+    assert_int_equal(ibx_move_status_take(json_object_get(answer, "status"), &taken, &error), 0);
+    assert_true(taken.source && taken.phase == IBX_PHASE_FILLING);
+    assert_string_equal(taken.path, "tcp 10.0.0.1");
+    assert_int_equal(taken.now_ns - taken.began_ns, 4000);
+    assert_int_equal(taken.present, 40);
+    assert_int_equal(taken.downtime_ns, 12345678);
+    assert_int_equal(taken.reconnects, 2);
+    assert_int_equal(taken.record.epoch, 9); /* left alone */
+    json_decref(answer);
+    close_scene(&scene);
+}
+
+static void test_cancel_and_set(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    assert_int_equal(ask_command("cancel"), 0);
+    assert_int_equal(atomic_load(&scene.canceled), 1);
+    assert_int_equal(ask_command("cancel"), -EREMOTEIO);
+    assert_string_equal(error.message, "it is being canceled");
+    json_t *answer = NULL;
+    assert_int_equal(ask(json_pack("{s:s,s:i}", "command", "set", "max-bandwidth", 4096), &answer),
+                     0);
+    assert_true(json_is_true(json_object_get(answer, "ok")));
+    json_decref(answer);
+    assert_int_equal(atomic_load(&scene.bandwidth), 4096);
+    assert_int_equal(ask(json_pack("{s:s,s:i}", "command", "set", "max-bandwidth", 7), &answer),
+                     -EREMOTEIO);
+    assert_string_equal(error.message, "7 is too few");
+    assert_int_equal(atomic_load(&scene.bandwidth), 4096);
+    close_scene(&scene);
+}
+
+static void test_several_requests_one_connection(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    int fd = raw();
+    say(fd, "{\"command\": \"set\", \"max-bandwidth\": 0}\n{\"comm");
+    hear_words(fd, "\"ok\":true");
+    say(fd, "and\": \"cancel\"}\r\n");
+    hear_words(fd, "\"ok\":true");
+    say(fd, "{\"command\": \"status\"}\n");
+    hear_words(fd, "\"phase\":\"filling\"");
+    close(fd);
+    close_scene(&scene);
+}
+
+/* ------------------------------------------------------------ hostile clients */
+
+static void test_hostile_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *words;
+    } bad[] = {
+        {"\n", "not a JSON object"},
+        {"[]\n", "not a JSON object"},
+        {"{\n", "not a JSON object"},
+        {"{\"command\": 1}\n", "there is no command"},
+        {"{}\n", "there is no command"},
+        {"{\"command\": \"reboot\"}\n", "\\\"reboot\\\""},
+        {"{\"command\": \"\\u001b[31m\"}\n", "?[31m"},
+        {"{\"command\": \"status\", \"command\": \"cancel\"}\n", "not a JSON object"},
+        {"{\"command\": \"set\"}\n", "max-bandwidth"},
+        {"{\"command\": \"set\", \"max-bandwidth\": -1}\n", "from 0 on"},
+        {"{\"command\": \"set\", \"max-bandwidth\": \"1M\"}\n", "from 0 on"},
+        {"{\"command\": \"set\", \"max-bandwidth\": 1.5}\n", "from 0 on"},
+        {"{\"command\": \"set\", \"max-bandwidth\": 18446744073709551616}\n", "not a JSON object"},
+        {"\xff\xfe\n", "not a JSON object"},
+    };
+    struct scene scene;
+    open_scene(&scene);
+    int fd = raw();
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        say(fd, bad[i].line);
+        hear_words(fd, bad[i].words);
+    }
+    assert_int_equal(send(fd, "\0{}\n", 4, MSG_NOSIGNAL), 4);
+    hear_words(fd, "not a JSON object");
+    close(fd);
+    assert_int_equal(atomic_load(&scene.canceled), 0);
+    assert_int_equal(ask_command("status"), 0);
+    close_scene(&scene);
+}
+
+static void test_too_long_line(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    int fd = raw();
+    char much[4096];
+    memset(much, '[', sizeof(much));
+    assert_int_equal(send(fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
+    hear_words(fd, "longer than 4096 bytes");
+    assert_string_equal(hear(fd), ""); /* and closed */
+    close(fd);
+    /* The longest that is allowed is answered. */
+    fd = raw();
+    much[sizeof(much) - 1] = '\n';
+    assert_int_equal(send(fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
+    hear_words(fd, "not a JSON object");
+    close(fd);
+    assert_int_equal(ask_command("status"), 0);
+    close_scene(&scene);
+}
+
+/* Asks for ever and reads nothing: it is closed when its buffer is full, nobody else notices. */
+static void test_client_that_never_reads(void **state)
+{
+    (void)state;
+    static const char request[] = "{\"command\": \"status\"}\n";
+    struct scene scene;
+    open_scene(&scene);
+    int fd = raw();
+    uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
+    while (send(fd, request, strlen(request), MSG_NOSIGNAL) > 0 && ibx_now_ns() < deadline)
+        ;
+    assert_true(errno == EPIPE || errno == ECONNRESET);
+    assert_int_equal(ask_command("status"), 0);
+    close(fd);
+    close_scene(&scene);
+}
+
+static void test_many_clients(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    int fds[3 * IBX_TALK_CLIENTS_MAX];
+    for (unsigned i = 0; i < 3 * IBX_TALK_CLIENTS_MAX; i++) {
+        fds[i] = raw();
+        say(fds[i], "{\"command\": \"status\"}\n");
+        hear_words(fds[i], "filling");
+        assert_int_equal(ask_command("status"), 0); /* there is always room for one more */
+    }
+    assert_string_equal(hear(fds[0]), ""); /* that of who was silent for longest */
+    const unsigned last = 3 * IBX_TALK_CLIENTS_MAX - 1;
+    say(fds[last], "{\"command\": \"status\"}\n");
+    hear_words(fds[last], "filling");
+    for (unsigned i = 0; i < 3 * IBX_TALK_CLIENTS_MAX; i++)
+        close(fds[i]);
+    close_scene(&scene);
+    assert_in_range(scene.most_fds, 2, 1 + IBX_TALK_CLIENTS_MAX);
+}
+
+static void test_half_a_line_and_gone(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    for (unsigned i = 0; i < 2 * IBX_TALK_CLIENTS_MAX; i++) {
+        int fd = raw();
+        say(fd, "{\"command\": \"can");
+        close(fd);
+    }
+    assert_int_equal(ask_command("status"), 0);
+    assert_int_equal(atomic_load(&scene.canceled), 0);
+    close_scene(&scene);
+}
+
+/* The socket's mode keeps others out already; with that gone, the user's number does. */
+static void test_other_users_are_not_served(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    struct scene scene;
+    open_scene(&scene);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(chmod(path, 0666), 0);
+    assert_int_equal(chmod(folder, 0755), 0);
+    pid_t child = fork();
+    if (!child) {
+        if (setgid(NOBODY) || setuid(NOBODY))
+            _exit(3);
+        int fd = raw();
+        send(fd, "{\"command\": \"cancel\"}\n", 22, MSG_NOSIGNAL); /* or it is closed already */
+        char byte;
+        _exit(recv(fd, &byte, 1, 0) > 0 ? 1 : 0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(atomic_load(&scene.canceled), 0);
+    assert_int_equal(ask_command("cancel"), 0);
+    close_scene(&scene);
+}
+
+/* ------------------------------------------------------------ the file */
+
+static void test_stale_socket_is_replaced(void **state)
+{
+    (void)state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    int dead = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(dead, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(dead, 1), 0);
+    close(dead);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(ask_command("status"), -ECONNREFUSED);
+    assert_non_null(strstr(error.message, "no ib-migrate is at work"));
+    struct scene scene;
+    open_scene(&scene);
+    assert_int_equal(ask_command("status"), 0);
+    close_scene(&scene);
+    assert_int_equal(ask_command("status"), -ENOENT);
+}
+
+static void test_live_socket_is_refused(void **state)
+{
+    (void)state;
+    struct scene scene;
+    open_scene(&scene);
+    struct ibx_talk *second = NULL;
+    assert_int_equal(ibx_talk_open(path, &ops, NULL, &second, &error), -EADDRINUSE);
+    assert_null(second);
+    assert_non_null(strstr(error.message, "another ib-migrate"));
+    assert_int_equal(ask_command("status"), 0);
+    close_scene(&scene);
+}
+
+static void test_other_files_are_left_alone(void **state)
+{
+    (void)state;
+    struct ibx_talk *talk = NULL;
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(ibx_talk_open(path, &ops, NULL, &talk, &error), -EEXIST);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(unlink(path), 0);
+    /* Nor is a socket removed that has come into the place of ours. */
+    struct ibx_talk *other = NULL;
+    assert_int_equal(ibx_talk_open(path, &ops, NULL, &talk, &error), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ibx_talk_open(path, &ops, NULL, &other, &error), 0);
+    ibx_talk_close(talk);
+    assert_int_equal(access(path, F_OK), 0);
+    ibx_talk_close(other);
+    assert_int_equal(access(path, F_OK), -1);
+    ibx_talk_close(NULL);
+}
+
+static void test_path_too_long(void **state)
+{
+    (void)state;
+    char longest[200];
+    memset(longest, 'x', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    struct ibx_talk *talk = NULL;
+    assert_int_equal(ibx_talk_open(longest, &ops, NULL, &talk, &error), -ENAMETOOLONG);
+    json_t *answer = NULL;
+    assert_int_equal(ibx_talk_ask(longest, json_object(), &answer, 0, &error), -ENAMETOOLONG);
+}
+
+/* ------------------------------------------------------------ a bad tool at the other end */
+
+struct answer_of {
+    int listener;
+    const char *text; /* NULL: hangs up */
+    size_t times;
+    pthread_t thread;
+};
+
+static void *answer_run(void *arg)
+{
+    struct answer_of *a = arg;
+    int fd = accept(a->listener, NULL, NULL);
+    char request[256];
+    if (recv(fd, request, sizeof(request), 0) > 0 && a->text) {
+        for (size_t i = 0; i < a->times; i++) {
+            if (send(fd, a->text, strlen(a->text), MSG_NOSIGNAL) < 0)
+                break;
+        }
+    }
+    shutdown(fd, SHUT_WR);
+    while (recv(fd, request, sizeof(request), 0) > 0)
+        ;
+    close(fd);
+    return NULL;
+}
+
+static void answered(const char *text, size_t times, int code, const char *words)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    struct answer_of a = {.text = text, .times = times};
+    a.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(a.listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(a.listener, 1), 0);
+    assert_int_equal(pthread_create(&a.thread, NULL, answer_run, &a), 0);
+    assert_int_equal(ask_command("status"), code);
+    if (!strstr(error.message, words))
+        fail_msg("\"%s\" does not say \"%s\"", error.message, words);
+    pthread_join(a.thread, NULL);
+    close(a.listener);
+    unlink(path);
+}
+
+static void test_bad_answers(void **state)
+{
+    (void)state;
+    answered(NULL, 0, -ECONNRESET, "went away");
+    answered("{\"ok\"", 1, -ECONNRESET, "went away");
+    answered("[1]\n", 1, -EPROTO, "JSON object");
+    answered("{\"ok\": tru\n", 1, -EPROTO, "JSON object");
+    answered("0123456789abcdef", 8192, -EPROTO, "without end");
+    answered("{\"error\": \"\\u001b[2Jno\"}\n", 1, -EREMOTEIO, "?[2Jno");
+}
+
+static void test_silent_tool(void **state)
+{
+    (void)state;
+    struct ibx_talk *talk = NULL; /* never served: a tool that is stopped */
+    assert_int_equal(ibx_talk_open(path, &ops, NULL, &talk, &error), 0);
+    json_t *answer = NULL;
+    for (unsigned i = 0; i < 40; i++) /* beyond its queue, too */
+        assert_int_equal(
+            ibx_talk_ask(path, json_object(), &answer, ibx_deadline_in_ms(i ? 0 : SHORT), &error),
+            -ETIMEDOUT);
+    assert_non_null(strstr(error.message, "is it stopped?"));
+    ibx_talk_close(talk);
+}
+
+/* ------------------------------------------------------------ status as JSON */
+
+static void test_status_json(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = {.phase = IBX_PHASE_BROKEN,
+                                     .record = {.id = {0xab, 1}, .state = IBX_RECORD_RUNNING},
+                                     .sentence = "caf\xe9 \"is\" closed",
+                                     .bytes = UINT64_MAX,
+                                     .began_ns = 10,
+                                     .now_ns = 5};
+    snprintf(status.record.name, sizeof(status.record.name), "%s",
+             "b\xc3\xbc"
+             "cher");
+    json_t *json = ibx_move_status_json(&status);
+    assert_string_equal(json_string_value(json_object_get(json, "role")), "destination");
+    assert_string_equal(json_string_value(json_object_get(json, "phase")), "broken");
+    assert_string_equal(json_string_value(json_object_get(json, "sentence")), "caf? \"is\" closed");
+    assert_int_equal(json_integer_value(json_object_get(json, "wire_bytes")), INT64_MAX);
+    assert_int_equal(json_integer_value(json_object_get(json, "elapsed_ns")), 0);
+    assert_true(json_is_null(json_object_get(json, "downtime_ns")));
+    assert_true(json_is_null(json_object_get(json, "max_bandwidth")));
+    json_t *record = json_object_get(json, "record");
+    assert_string_equal(json_string_value(json_object_get(record, "id")),
+                        "ab010000000000000000000000000000");
+    assert_string_equal(json_string_value(json_object_get(record, "name")), "b\xc3\xbc"
+                                                                            "cher");
+    assert_true(json_is_false(json_object_get(record, "over")));
+    json_decref(json);
+    status.record.state = 0; /* not on record yet */
+    json = ibx_move_status_json(&status);
+    assert_true(json_is_null(json_object_get(json, "record")));
+    json_decref(json);
+}
+
+static void test_status_json_is_checked(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"role", "1"},         {"phase", "\"asleep\""},      {"phase", "null"},   {"path", "null"},
+        {"sentence", "[]"},    {"elapsed_ns", "-1"},         {"faults", "\"1\""}, {"faults", "1.0"},
+        {"downtime_ns", "-1"}, {"reconnects", "5000000000"},
+    };
+    struct ibx_move_status status = {.phase = IBX_PHASE_DONE}, taken;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        json_t *json = ibx_move_status_json(&status);
+        assert_int_equal(ibx_move_status_take(json, &taken, &error), 0);
+        assert_int_equal(
+            json_object_set_new(json, bad[i][0], json_loads(bad[i][1], JSON_DECODE_ANY, NULL)), 0);
+        memset(&taken, 0, sizeof(taken));
+        assert_int_equal(ibx_move_status_take(json, &taken, &error), -EPROTO);
+        assert_non_null(strstr(error.message, bad[i][0]));
+        assert_int_equal(json_object_del(json, bad[i][0]), 0);
+        assert_int_equal(ibx_move_status_take(json, &taken, &error), -EPROTO);
+        json_decref(json);
+    }
+    assert_int_equal(ibx_move_status_take(NULL, &taken, &error), -EPROTO);
+}
+
+static void test_phase_names(void **state)
+{
+    (void)state;
+    assert_string_equal(ibx_move_phase_name(IBX_PHASE_WAITING), "waiting");
+    assert_string_equal(ibx_move_phase_name(IBX_PHASE_FAILED), "failed");
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    snprintf(folder, sizeof(folder), "/tmp/ibx-talk-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof(path), "%s/move.sock", folder);
+    memset(&error, 0, sizeof(error));
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    unlink(path);
+    return rmdir(folder);
+}
+
+#define with_folder(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        with_folder(test_status),
+        with_folder(test_cancel_and_set),
+        with_folder(test_several_requests_one_connection),
+        with_folder(test_hostile_lines),
+        with_folder(test_too_long_line),
+        with_folder(test_client_that_never_reads),
+        with_folder(test_many_clients),
+        with_folder(test_half_a_line_and_gone),
+        with_folder(test_other_users_are_not_served),
+        with_folder(test_stale_socket_is_replaced),
+        with_folder(test_live_socket_is_refused),
+        with_folder(test_other_files_are_left_alone),
+        with_folder(test_path_too_long),
+        with_folder(test_bad_answers),
+        with_folder(test_silent_tool),
+        cmocka_unit_test(test_status_json),
+        cmocka_unit_test(test_status_json_is_checked),
+        cmocka_unit_test(test_phase_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

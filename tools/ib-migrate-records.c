@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* status, cancel and set: what is on record, and the sockets of those moves that run. */
+#include "tools/ib-migrate.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ASK_MS   3000 /* for an answer: a tool looks at its socket all the time */
+#define BAR_ROOM 110u
+
+struct records {
+    struct ibx_record *all;
+    size_t count;
+};
+
+/* Those of --qmp, if given. */
+static int list(const struct migrate_args *args, struct records *records, struct ibx_error *err)
+{
+    int rc = ibx_record_list(args->folder, &records->all, &records->count, err);
+    size_t kept = 0;
+    for (size_t i = 0; !rc && i < records->count; i++) {
+        if (!args->qmp[0] || !strcmp(args->qmp, records->all[i].qmp))
+            records->all[kept++] = records->all[i];
+    }
+    records->count = kept;
+    return rc;
+}
+
+static int ask(const struct migrate_args *args, const struct ibx_record *record, json_t *request,
+               json_t **answer, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    ibx_record_path(args->folder, record, ".sock", path, sizeof(path));
+    return ibx_talk_ask(path, request, answer, ibx_deadline_in_ms(ASK_MS), err);
+}
+
+/* The status of the tool at work on it (a reference), or NULL. */
+static json_t *live_status(const struct migrate_args *args, const struct ibx_record *record,
+                           struct ibx_error *err)
+{
+    json_t *answer = NULL, *status = NULL;
+    if (!ask(args, record, json_pack("{s:s}", "command", "status"), &answer, err))
+        status = json_incref(json_object_get(answer, "status"));
+    json_decref(answer);
+    return status;
+}
+
+/* ------------------------------------------------------------ status */
+
+/* Why nobody answered, where that is more than that nobody is there. */
+static const char *trouble(const struct ibx_error *err)
+{
+    return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
+}
+
+static void print_record(const struct ibx_record *record, json_t *live, const struct ibx_error *err)
+{
+    char said[IBX_ERROR_MAX];
+    ibx_record_say(record, said, sizeof(said));
+    migrate_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_move_record_json(record),
+                                 "sentence", ibx_json_text(said), "trouble",
+                                 trouble(err) ? ibx_json_text(trouble(err)) : json_null(), "status",
+                                 live ? json_incref(live) : json_null()));
+}
+
+static void say_record(const struct ibx_record *record, const json_t *live, struct ibx_error *err)
+{
+    char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[256];
+    struct ibx_move_status status = {.record = *record};
+    ibx_record_say(record, said, sizeof(said));
+    ibx_text_sanitize(said);
+    migrate_vm(record, vm, sizeof(vm));
+    printf("%s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
+           ibx_record_state_name(record->state), record->qmp, said);
+    if (live && !ibx_move_status_take(live, &status, err)) {
+        migrate_bar(&status, BAR_ROOM, bar, sizeof(bar));
+        printf("  %s\n", bar);
+    } else if (trouble(err)) {
+        printf("  %s\n", err->message);
+    } else if (!ibx_record_over(record)) {
+        printf("  no ib-migrate is at work on it\n");
+    }
+}
+
+int migrate_status(const struct migrate_args *args)
+{
+    struct records records = {0};
+    struct ibx_error err = {0};
+    if (list(args, &records, &err)) {
+        migrate_complain(err.message);
+        return MIGRATE_FAILED;
+    }
+    for (size_t i = 0; i < records.count; i++) {
+        struct ibx_error why = {0};
+        json_t *live =
+            ibx_record_over(&records.all[i]) ? NULL : live_status(args, &records.all[i], &why);
+        if (args->json)
+            print_record(&records.all[i], live, &why);
+        else
+            say_record(&records.all[i], live, &why);
+        json_decref(live);
+    }
+    if (!records.count && !args->json)
+        printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
+               args->qmp, args->folder);
+    free(records.all);
+    if (fflush(stdout) || ferror(stdout)) {
+        migrate_complain("the status could not be written");
+        return MIGRATE_FAILED;
+    }
+    return MIGRATE_DONE;
+}
+
+/* ------------------------------------------------------------ cancel, set */
+
+/* The one move that a tool is at work on. */
+static int find_live(const struct migrate_args *args, struct ibx_record *found,
+                     struct ibx_error *err)
+{
+    struct records records = {0};
+    struct ibx_error why = {0};
+    unsigned living = 0;
+    int rc = list(args, &records, err);
+    for (size_t i = 0; !rc && i < records.count; i++) {
+        struct ibx_error silent = {0};
+        const struct ibx_record *record = &records.all[i];
+        json_t *live = ibx_record_over(record) ? NULL : live_status(args, record, &silent);
+        if (live && !living++)
+            *found = *record;
+        if (!live && trouble(&silent))
+            why = silent;
+        json_decref(live);
+    }
+    free(records.all);
+    if (rc || living == 1)
+        return rc;
+    if (living)
+        return ibx_error_set(err, -ENOTUNIQ, "%u moves run here: name one by --qmp", living);
+    if (why.code)
+        return ibx_error_set(err, why.code, "%s", why.message);
+    return ibx_error_set(err, -ENOENT,
+                         "no ib-migrate is at work on a move%s%s: \"ib-migrate status\" shows what "
+                         "is on record in %s",
+                         args->qmp[0] ? " of the QEMU at " : "", args->qmp, args->folder);
+}
+
+static int tell_live(const struct migrate_args *args, json_t *request)
+{
+    struct ibx_record record;
+    struct ibx_error err = {0};
+    json_t *answer = NULL;
+    int rc = find_live(args, &record, &err);
+    if (rc)
+        json_decref(request);
+    else
+        rc = ask(args, &record, request, &answer, &err);
+    json_decref(answer);
+    if (rc)
+        migrate_complain(err.message);
+    return rc ? MIGRATE_FAILED : MIGRATE_DONE;
+}
+
+int migrate_cancel(const struct migrate_args *args)
+{
+    return tell_live(args, json_pack("{s:s}", "command", "cancel"));
+}
+
+int migrate_set(const struct migrate_args *args)
+{
+    return tell_live(args, json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
+                                     (json_int_t)args->max_bandwidth));
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* ib-migrate: moves a running QEMU VM by post-copy. Shared by ib-migrate*.c only. */
+#ifndef IBX_TOOLS_IB_MIGRATE_H
+#define IBX_TOOLS_IB_MIGRATE_H
+
+#include "migrate/talk.h"
+
+#include <stdio.h>
+
+enum migrate_command {
+    MIGRATE_RECEIVE,
+    MIGRATE_SEND,
+    MIGRATE_STATUS,
+    MIGRATE_CANCEL,
+    MIGRATE_SET,
+    MIGRATE_RECOVER,
+    MIGRATE_ROLLBACK,
+    MIGRATE_CHECK,
+    MIGRATE_COMMANDS
+};
+
+/* Exit statuses, see ib-migrate(1). */
+enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_USAGE = 2, MIGRATE_UNFINISHED = 3 };
+
+struct migrate_args {
+    enum migrate_command command;
+    char qmp[PATH_MAX];    /* "" not given; absolute where that fits a socket's address */
+    const char *uri;       /* send, recover, check; else NULL */
+    const char *listen;    /* receive, recover */
+    char folder[PATH_MAX]; /* of records */
+    struct ibx_options options;
+    uint64_t max_bandwidth;
+    bool bandwidth_given;
+    unsigned links, give_up_s;
+    bool minor, quit, json, quiet, yes, destination;
+};
+
+/* 0: `args` is filled in and a command is to be run; 1: help or version was printed. -ENOEXEC:
+ * wrong usage, told on stderr; others: a bad value, told in `err`. */
+int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err);
+
+/* The commands: their exit status. */
+int migrate_receive(const struct migrate_args *args);
+int migrate_send(const struct migrate_args *args);
+int migrate_recover(const struct migrate_args *args);
+int migrate_check(const struct migrate_args *args);
+int migrate_rollback(const struct migrate_args *args);
+int migrate_status(const struct migrate_args *args);
+int migrate_cancel(const struct migrate_args *args);
+int migrate_set(const struct migrate_args *args);
+
+/* "ib-migrate: SENTENCE" on stderr. */
+void migrate_complain(const char *sentence);
+/* One JSON object as one line on stdout; consumed. */
+void migrate_print_json(json_t *json);
+
+/* ------------------------------------------------------------------- text */
+
+/* "64.0 MiB", "1.23 ms": bytes and nanoseconds for a person. */
+void migrate_bytes(uint64_t bytes, char *out, size_t size);
+void migrate_duration(uint64_t ns, char *out, size_t size);
+/* The VM's name, else its UUID, else its monitor. */
+void migrate_vm(const struct ibx_record *record, char *out, size_t size);
+/* Exactly one line of at most `width` columns: what does not fit is left out by its importance. */
+void migrate_bar(const struct ibx_move_status *status, unsigned width, char *out, size_t size);
+/* What begins with this phase, in words. */
+void migrate_phase_line(const struct ibx_move_status *status, char *out, size_t size);
+/* The figures of a move that has ended. */
+void migrate_summary(FILE *out, const struct ibx_move_status *status);
+
+/* ------------------------------------------------------------------- while it moves */
+
+/*
+ * Shows a move from a thread of its own: a terminal that was stopped (Ctrl-S) or a pipe that nobody
+ * reads holds up what is shown and never the move. What cannot be shown in time is replaced by what
+ * came later; no change of phase is lost but by more than the queue holds.
+ */
+struct migrate_show;
+
+int migrate_show_start(const struct migrate_args *args, struct migrate_show **show,
+                       struct ibx_move_tell *tell, struct ibx_error *err);
+/* Shows what is left and ends the thread. */
+void migrate_show_end(struct migrate_show *show);
+
+#endif
