@@ -32,7 +32,8 @@ struct ibx_porch {
 
 /* ---------------------------------------------------------------- one knock */
 
-/* The first message, copied out of the connection; text and numbers only, so nothing points back. */
+/* The first message, copied out of the connection; text and numbers only, so nothing points back.
+ */
 static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_move_any *first,
                          struct ibx_error *err)
 {

@@ -102,6 +102,7 @@ static void make_places(struct vm *vm, const struct vm_options *o)
     snprintf(vm->dir, sizeof(vm->dir), "/tmp/ibx-vm-XXXXXX");
     assert_non_null(mkdtemp(vm->dir));
     snprintf(vm->socket, sizeof(vm->socket), "%s/qmp", vm->dir);
+    snprintf(vm->tool, sizeof(vm->tool), "%s/tool", vm->dir);
     snprintf(vm->serial, sizeof(vm->serial), "%s/serial", vm->dir);
     snprintf(vm->log, sizeof(vm->log), "%s/log", vm->dir);
     snprintf(vm->ram, sizeof(vm->ram), "/dev/shm/%s", vm->dir + strlen("/tmp/"));
@@ -150,11 +151,12 @@ void vm_start(struct vm *vm, const struct vm_options *o)
             break;
         }
     }
-    char ram[256], serial[128], qmp[160], mib[16];
+    char ram[256], serial[128], qmp[160], tool[160], mib[16];
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
              VM_RAM_MIB, vm->ram);
     snprintf(serial, sizeof(serial), "file:%s", vm->serial);
     snprintf(qmp, sizeof(qmp), "unix:%s,server=on,wait=off", vm->socket);
+    snprintf(tool, sizeof(tool), "unix:%s,server=on,wait=off", vm->tool);
     snprintf(mib, sizeof(mib), "%u", VM_RAM_MIB);
     struct arguments a = {.count = 0};
     add_all(&a, (const char *[]){qemu,
@@ -178,6 +180,8 @@ void vm_start(struct vm *vm, const struct vm_options *o)
                                  serial,
                                  "-qmp",
                                  qmp,
+                                 "-qmp",
+                                 tool,
                                  NULL});
     if (!o->ram || *o->ram)
         add_all(&a, (const char *[]){"-object", o->ram ? o->ram : ram, NULL});
@@ -210,6 +214,7 @@ void vm_end(struct vm *vm)
     unlink(state);
     unlink(vm->ram);
     unlink(vm->socket);
+    unlink(vm->tool);
     unlink(vm->serial);
     unlink(vm->log);
     rmdir(vm->dir);

@@ -30,7 +30,8 @@ struct vm {
     struct ibx_qmp *qmp;
     char dir[64]; /* of everything below */
     char socket[96], serial[96], log[96];
-    char ram[96]; /* file in /dev/shm, made and removed here */
+    char tool[96]; /* a second monitor, for somebody else */
+    char ram[96];  /* file in /dev/shm, made and removed here */
 };
 
 extern struct ibx_error vm_error; /* cleared by vm_soon */

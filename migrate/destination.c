@@ -1,0 +1,755 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination.h"
+#include "migrate/source_vm.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LOAD_LOOK_MS   1 /* while QEMU reads the last of the device state */
+#define COMPLETE_AGAIN (1000 * IBX_NS_PER_MS)
+
+/* ---------------------------------------------------------------- states */
+
+static const uint16_t allowed[DESTINATION_STATES] = {
+    [DESTINATION_LISTENING] = 1u << DESTINATION_JOINING | 1u << DESTINATION_GIVEN_UP,
+    [DESTINATION_JOINING] = 1u << DESTINATION_READY | 1u << DESTINATION_GIVEN_UP,
+    [DESTINATION_READY] = 1u << DESTINATION_MAPPED | 1u << DESTINATION_GIVEN_UP,
+    [DESTINATION_MAPPED] = 1u << DESTINATION_WAITING | 1u << DESTINATION_GIVEN_UP,
+    [DESTINATION_WAITING] = 1u << DESTINATION_RESUMING | 1u << DESTINATION_GIVEN_UP,
+    [DESTINATION_RESUMING] =
+        1u << DESTINATION_FILLING | 1u << DESTINATION_GIVEN_UP | 1u << DESTINATION_FAILED,
+    [DESTINATION_FILLING] = 1u << DESTINATION_COMPLETE | 1u << DESTINATION_FAILED,
+    [DESTINATION_COMPLETE] = 1u << DESTINATION_DONE | 1u << DESTINATION_FAILED,
+};
+
+static const char *const names[DESTINATION_STATES] = {
+    "listening", "joining",  "ready", "mapped",   "waiting", "resuming",
+    "filling",   "complete", "done",  "given up", "failed",
+};
+
+void destination_move(struct destination *d, enum destination_state to)
+{
+    if (!(allowed[d->state] & 1u << to))
+        ibx_log(IBX_LOG_ERROR, "the destination of a move went from %s to %s, which is a defect",
+                names[d->state], names[to]);
+    ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[d->state], names[to]);
+    d->state = to;
+}
+
+static enum ibx_move_phase phase_of(const struct destination *d)
+{
+    switch (d->state) {
+    case DESTINATION_LISTENING:
+        return IBX_PHASE_WAITING;
+    case DESTINATION_JOINING:
+    case DESTINATION_READY:
+        return IBX_PHASE_PREPARING;
+    case DESTINATION_MAPPED:
+        return IBX_PHASE_SWITCHING;
+    case DESTINATION_WAITING:
+    case DESTINATION_RESUMING:
+        return d->linked ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
+    case DESTINATION_FILLING:
+    case DESTINATION_COMPLETE:
+        return d->linked ? IBX_PHASE_FILLING : IBX_PHASE_BROKEN;
+    case DESTINATION_DONE:
+        return IBX_PHASE_DONE;
+    default:
+        return IBX_PHASE_FAILED;
+    }
+}
+
+static bool over(const struct destination *d)
+{
+    return d->state >= DESTINATION_DONE;
+}
+
+/* The VM runs here, or will. */
+static bool ours(const struct destination *d)
+{
+    return d->state == DESTINATION_RESUMING || d->state == DESTINATION_FILLING ||
+           d->state == DESTINATION_COMPLETE;
+}
+
+static void show(struct destination *d)
+{
+    enum ibx_move_phase phase = phase_of(d);
+    bool changed = phase != d->status.phase;
+    d->status.phase = phase;
+    destination_vm_stats(d);
+    move_tell(&d->teller, &d->status, changed);
+}
+
+int destination_record(struct destination *d, enum ibx_record_state state, struct ibx_error *err)
+{
+    struct ibx_record record = d->status.record;
+    record.state = state;
+    int rc = ibx_record_write(d->options->folder, &record, err);
+    if (!rc)
+        d->status.record = record;
+    return rc;
+}
+
+/* ---------------------------------------------------------------- the link's end */
+
+void destination_unlink(struct destination *d, int code, const char *reason)
+{
+    if (!d->linked)
+        return;
+    d->linked = false;
+    d->lost_ns = ibx_now_ns();
+    snprintf(d->status.sentence, sizeof(d->status.sentence), "%s", reason);
+    ibx_log(IBX_LOG_WARN, "move: %s", reason);
+    d->stopping = d->serving;
+    if (!d->serving)
+        destination_link_close(d);
+    else if (ibx_fault_state(d->engine) != IBX_FAULT_COMPLETE)
+        ibx_fault_stop(d->engine, code, reason);
+}
+
+/* The engine lets go of page connections only when it has stopped, or is no more. */
+static void mind_engine(struct destination *d)
+{
+    struct ibx_error why = {0};
+    const bool stopped = !d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED;
+    if (stopped && d->serving && d->engine && d->linked) {
+        ibx_fault_reason(d->engine, &why);
+        move_say(&d->options->tell, "%s; the VM waits for pages until the source is back",
+                 why.message);
+        destination_unlink(d, -ECONNRESET, why.message);
+    }
+    if (stopped && d->stopping) {
+        d->stopping = d->serving = false;
+        destination_link_close(d);
+    }
+}
+
+/* ---------------------------------------------------------------- what the source says */
+
+struct hearing {
+    struct destination *destination;
+    struct ibx_error *err;
+};
+
+static int unexpected(const struct destination *d, const struct ibx_move_any *message,
+                      struct ibx_error *err)
+{
+    return ibx_error_set(err, -EPROTO, "the source said %s while the destination was %s",
+                         ibx_move_message_name(message->type), names[d->state]);
+}
+
+static int heed_map_end(struct destination *d, const struct ibx_move_map_end *end,
+                        struct ibx_error *err)
+{
+    uint8_t hash[IBX_MOVE_HASH_BYTES];
+    ibx_page_map_hash(&d->map, hash);
+    if (d->map.next != d->map.pages || end->pages != d->map.pages ||
+        end->data_pages != d->map.data_pages || memcmp(hash, end->hash, sizeof(hash)))
+        return ibx_error_set(err, -EPROTO,
+                             "the page map does not add up: %" PRIu64 " of %" PRIu64
+                             " pages, %" PRIu64 " with data, announced %" PRIu64,
+                             d->map.next, d->map.pages, d->map.data_pages, end->data_pages);
+    d->map_end = *end;
+    d->map_ended = true;
+    return 0;
+}
+
+static int heed_state_end(struct destination *d, uint64_t bytes, struct ibx_error *err)
+{
+    if (bytes != d->state_total || !bytes)
+        return ibx_error_set(err, -EPROTO,
+                             "the device state has %" PRIu64 " bytes, announced were %" PRIu64,
+                             d->state_total, bytes);
+    d->state_ended = true;
+    return 0;
+}
+
+static bool takes_map(const struct destination *d)
+{
+    return !d->map_ended && (d->state == DESTINATION_READY || d->state == DESTINATION_WAITING ||
+                             d->state == DESTINATION_RESUMING || d->state == DESTINATION_FILLING);
+}
+
+static int hear(void *context, const struct ibx_move_any *message)
+{
+    struct hearing *h = context;
+    struct destination *d = h->destination;
+    const bool loading = d->state == DESTINATION_READY || d->state == DESTINATION_MAPPED;
+    switch (message->type) {
+    case IBX_MOVE_STATE:
+        if (!loading || d->state_ended)
+            return unexpected(d, message, h->err);
+        return destination_vm_state(d, message->is.state.bytes, message->is.state.length, h->err);
+    case IBX_MOVE_STATE_END:
+        if (!loading || d->state_ended || !d->map_ended)
+            return unexpected(d, message, h->err);
+        return heed_state_end(d, message->is.state_bytes, h->err);
+    case IBX_MOVE_MAP:
+        if (!takes_map(d))
+            return unexpected(d, message, h->err);
+        return ibx_page_map_take(&d->map, message->is.map.bytes, message->is.map.length, h->err);
+    case IBX_MOVE_MAP_END:
+        if (!takes_map(d))
+            return unexpected(d, message, h->err);
+        return heed_map_end(d, &message->is.map_end, h->err);
+    case IBX_MOVE_COMMIT:
+        if (d->state != DESTINATION_WAITING)
+            return unexpected(d, message, h->err);
+        d->committed = true;
+        destination_move(d, DESTINATION_RESUMING);
+        return destination_vm_feed(d, h->err);
+    case IBX_MOVE_CONFIRM:
+        d->confirmed = d->state == DESTINATION_COMPLETE;
+        return d->confirmed ? 0 : unexpected(d, message, h->err);
+    case IBX_MOVE_ABORT:
+        return ibx_error_set(h->err, -ECONNABORTED, "the source gave up: %s", message->is.sentence);
+    default:
+        return unexpected(d, message, h->err);
+    }
+}
+
+/* ---------------------------------------------------------------- what QEMU says */
+
+/* A VM that was paused at the source does not resume here either. */
+static int heed_loaded(struct destination *d, struct ibx_error *err)
+{
+    char status[32];
+    int rc = ibx_vm_status(d->qmp, status, sizeof(status), ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (!rc && strcmp(status, "inmigrate"))
+        d->resumed = true;
+    return rc;
+}
+
+static int hear_qemu(struct destination *d, struct ibx_error *err)
+{
+    json_t *event;
+    int rc = ibx_qmp_pump(d->qmp, err);
+    while (!rc && (event = ibx_qmp_event_next(d->qmp))) {
+        if (move_event_is(event, "RESUME", NULL))
+            d->resumed = true;
+        else if (move_event_is(event, "MIGRATION", "completed"))
+            rc = heed_loaded(d, err);
+        else if (move_event_is(event, "MIGRATION", "failed"))
+            d->qemu_failed = true;
+        json_decref(event);
+    }
+    return rc;
+}
+
+/* ---------------------------------------------------------------- steps */
+
+static int open_record(struct destination *d, struct ibx_error *err);
+
+static int step_joining(struct destination *d, struct ibx_error *err)
+{
+    if (d->joined < d->hello.links)
+        return 0;
+    int rc = open_record(d, err);
+    if (!rc)
+        rc = destination_record(d, IBX_RECORD_NOT_YET, err);
+    if (!rc)
+        rc = destination_vm_prepare(d, err);
+    if (!rc && (rc = ibx_control_send_plain(&d->control, IBX_MOVE_READY)))
+        ibx_error_set(err, rc, "READY could not be sent: %s", strerror(-rc));
+    if (!rc)
+        destination_move(d, DESTINATION_READY);
+    return rc;
+}
+
+/* Once the map and all regions are there, pages can be served: by a new engine, or by the one that
+ * stopped when the last link was lost. */
+static int step_linking(struct destination *d, struct ibx_error *err)
+{
+    if (d->serving)
+        return 0;
+    int rc = destination_link_complete(d, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = destination_vm_serve(d, err);
+    if (rc)
+        return rc;
+    d->serving = true;
+    d->status.sentence[0] = 0;
+    if (d->state == DESTINATION_READY)
+        destination_move(d, DESTINATION_MAPPED);
+    return 0;
+}
+
+static int step_mapped(struct destination *d, struct ibx_error *err)
+{
+    if (!destination_vm_loaded(d))
+        return 0;
+    destination_move(d, DESTINATION_WAITING);
+    int rc = ibx_control_send_plain(&d->control, IBX_MOVE_LOADED);
+    return rc ? ibx_error_set(err, rc, "LOADED could not be sent: %s", strerror(-rc)) : 0;
+}
+
+static int step_resuming(struct destination *d, struct ibx_error *err)
+{
+    if (!d->resumed)
+        return 0;
+    destination_move(d, DESTINATION_FILLING);
+    if (d->linked)
+        ibx_control_send_plain(&d->control, IBX_MOVE_RUNNING);
+    /* MAY_RUN says enough, if that is all that can be written. */
+    if (destination_record(d, IBX_RECORD_RUNNING, err))
+        move_say(&d->options->tell, "%s", err->message);
+    return 0;
+}
+
+static void progress_of(const struct destination *d, struct ibx_move_progress *progress)
+{
+    *progress = (struct ibx_move_progress){
+        .pages = d->status.pages,
+        .present = d->status.present,
+        .bytes = d->status.bytes,
+        .faults = d->status.faults,
+        .fault_p50_ns = d->status.fault_p50_ns,
+        .fault_p99_ns = d->status.fault_p99_ns,
+        .fault_max_ns = d->status.fault_max_ns,
+    };
+}
+
+static void send_progress(struct destination *d)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_PROGRESS};
+    if (!d->linked || ibx_now_ns() - d->progress_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
+        return;
+    d->progress_ns = ibx_now_ns();
+    progress_of(d, &message.is.progress);
+    ibx_control_send(&d->control, &message);
+}
+
+static int step_filling(struct destination *d, struct ibx_error *err)
+{
+    send_progress(d);
+    if (!d->engine || ibx_fault_state(d->engine) != IBX_FAULT_COMPLETE)
+        return 0;
+    int rc = destination_vm_let_go(d, err);
+    if (rc)
+        return rc;
+    d->serving = d->stopping;
+    destination_move(d, DESTINATION_COMPLETE);
+    if (destination_record(d, IBX_RECORD_DONE, err))
+        move_say(&d->options->tell, "%s", err->message);
+    return 0;
+}
+
+/* Said until it is confirmed: the source may have been away when it was said first. */
+static int step_complete(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    struct ibx_move_complete *complete = &message.is.complete;
+    if (d->confirmed) {
+        d->status.total_ns = ibx_now_ns() - d->status.began_ns;
+        destination_move(d, DESTINATION_DONE);
+        return 0;
+    }
+    if (!d->linked || ibx_now_ns() - d->complete_ns < COMPLETE_AGAIN)
+        return 0;
+    d->complete_ns = ibx_now_ns();
+    complete->pages = d->map.pages;
+    complete->zero_pages = d->status.zero_pages;
+    complete->discarded_pages = d->discarded;
+    complete->fetched_pages = complete->pages - complete->zero_pages - complete->discarded_pages;
+    ibx_page_map_hash(&d->map, complete->hash);
+    progress_of(d, &complete->progress);
+    int rc = ibx_control_send(&d->control, &message);
+    return rc ? ibx_error_set(err, rc, "COMPLETE could not be sent: %s", strerror(-rc)) : 0;
+}
+
+static int step(struct destination *d, struct ibx_error *err)
+{
+    int rc = destination_vm_feed(d, err);
+    if (!rc && d->linked && d->state >= DESTINATION_READY && d->state <= DESTINATION_FILLING)
+        rc = step_linking(d, err);
+    else if (!rc && d->linked && d->state == DESTINATION_JOINING)
+        rc = destination_link_complete(d, err);
+    if (rc && rc != -EAGAIN)
+        return rc;
+    switch (d->state) {
+    case DESTINATION_JOINING:
+        return step_joining(d, err);
+    case DESTINATION_MAPPED:
+        return step_mapped(d, err);
+    case DESTINATION_RESUMING:
+        return step_resuming(d, err);
+    case DESTINATION_FILLING:
+        return step_filling(d, err);
+    case DESTINATION_COMPLETE:
+        return step_complete(d, err);
+    default:
+        return 0;
+    }
+}
+
+/* ---------------------------------------------------------------- what goes wrong */
+
+/* The VM never ran here and will not. */
+static int give_up(struct destination *d, int code, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    destination_vm_give_up(d);
+    if (d->status.record.written_s)
+        destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
+    destination_move(d, DESTINATION_GIVEN_UP);
+    if (d->linked && code != -ECONNRESET) {
+        ibx_control_send_abort(&d->control, err->message);
+        ibx_control_linger(&d->control, ibx_deadline_in_ms(500));
+    }
+    return code;
+}
+
+/* Its QEMU has ended, or the last byte came to nothing. */
+static int vm_lost(struct destination *d, int code, struct ibx_error *err)
+{
+    if (d->state == DESTINATION_RESUMING && d->qemu_failed)
+        return give_up(d, code, err);
+    destination_move(d, DESTINATION_FAILED);
+    ibx_error_prefix(err, code,
+                     "the VM ran here and its QEMU (process %d) is gone; ib-migrate "
+                     "rollback at the source restarts it from its stop",
+                     (int)d->ram.pid);
+    if (d->linked) {
+        ibx_control_send_abort(&d->control, err->message);
+        ibx_control_linger(&d->control, ibx_deadline_in_ms(500));
+    }
+    return code;
+}
+
+static int troubled_qemu(struct destination *d, struct ibx_error *err)
+{
+    int rc = hear_qemu(d, err);
+    if (!rc && d->qemu_failed && !d->resumed)
+        rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: its log says why");
+    if (!rc)
+        return 0;
+    return ours(d) ? vm_lost(d, rc, err) : give_up(d, rc, err);
+}
+
+/* An error of the link: before WAITING the end of the move, else the beginning of a wait. */
+static int troubled_link(struct destination *d, int code, struct ibx_error *err)
+{
+    if (!ours(d) && (d->state != DESTINATION_WAITING || code == -ECONNABORTED))
+        return give_up(d, code, err);
+    if (code == -ECONNABORTED && d->state != DESTINATION_WAITING)
+        ibx_log(IBX_LOG_ERROR, "%s", err->message);
+    if (d->linked)
+        move_say(&d->options->tell, "%s; the VM waits for pages until the source is back",
+                 err->message);
+    destination_unlink(d, code, err->message);
+    return 0;
+}
+
+static int heed_signals(struct destination *d, struct ibx_error *err)
+{
+    d->interrupts += move_signals_take(&d->signals);
+    if (!d->interrupts && !d->cancelled)
+        return 0;
+    if (!ours(d))
+        return give_up(
+            d, -ECANCELED,
+            (ibx_error_set(err, -ECANCELED, "cancelled: the VM stays at the source"), err));
+    if (d->interrupts > 1)
+        return ibx_error_set(err, -EINTR,
+                             "interrupted; the VM runs here and waits for its pages: "
+                             "ib-migrate recover --qmp %s goes on",
+                             d->options->qmp);
+    if (!d->cancelled) {
+        d->cancelled = true;
+        move_say(&d->options->tell, "the VM runs here and needs pages that are still at the "
+                                    "source; interrupt once more to leave it to ib-migrate "
+                                    "recover");
+    }
+    return 0;
+}
+
+static int heed_patience(struct destination *d, struct ibx_error *err)
+{
+    const uint64_t limit = (uint64_t)d->options->give_up_s * 1000 * IBX_NS_PER_MS;
+    if (!limit || d->linked || d->state < DESTINATION_WAITING || ibx_now_ns() - d->lost_ns < limit)
+        return 0;
+    ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
+                  d->state == DESTINATION_COMPLETE ? "; all pages are here, only its confirmation "
+                                                     "is missing"
+                  : ours(d)                        ? ": ib-migrate recover waits again"
+                                                   : "");
+    return ours(d) ? -ETIMEDOUT : give_up(d, -ETIMEDOUT, err);
+}
+
+/* ---------------------------------------------------------------- the loop */
+
+static void wait_for_something(struct destination *d)
+{
+    struct pollfd fds[6 + IBX_MOVE_LINKS_MAX + DESTINATION_GUESTS + 1 + IBX_TALK_CLIENTS_MAX];
+    unsigned n = 6;
+    int timeout = d->state == DESTINATION_MAPPED && d->state_ended ? LOAD_LOOK_MS : MOVE_TICK_MS;
+    for (unsigned i = 0; i < n; i++)
+        fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+    if (ibx_control_arm(&d->control, &fds[0].fd))
+        timeout = 0;
+    fds[1].fd = ibx_porch_fd(d->porch);
+    fds[2].fd = ibx_qmp_fd(d->qmp);
+    fds[3].fd = d->signals.fd;
+    fds[4].fd = d->engine ? ibx_fault_event_fd(d->engine) : -1;
+    if (d->stream >= 0 && d->unfed_length > (d->committed ? 0u : 1u))
+        fds[5] = (struct pollfd){.fd = d->stream, .events = POLLOUT};
+    const bool ours_to_poll = !d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED;
+    for (unsigned i = 0; ours_to_poll && d->linked && i < d->hello.links; i++) {
+        if (!d->sources[i])
+            continue;
+        struct ibx_conn *conn = ibx_page_source_conn(d->sources[i]);
+        timeout = ibx_arm(conn) ? 0 : timeout;
+        fds[n++] = (struct pollfd){.fd = ibx_fd(conn), .events = POLLIN};
+    }
+    for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
+        fds[n] = (struct pollfd){.fd = -1, .events = POLLIN};
+        timeout = ibx_control_arm(&d->guests[i], &fds[n].fd) ? 0 : timeout;
+        n += fds[n].fd >= 0;
+    }
+    if (d->talk)
+        n += ibx_talk_poll_fds(d->talk, fds + n);
+    if (poll(fds, n, timeout) > 0 && d->talk)
+        ibx_talk_serve(d->talk);
+}
+
+static void drain_engine_event(struct destination *d)
+{
+    uint64_t value;
+    if (d->engine && read(ibx_fault_event_fd(d->engine), &value, sizeof(value)) < 0)
+        return;
+}
+
+static int turn(struct destination *d, struct ibx_error *err)
+{
+    struct hearing hearing = {d, err};
+    int rc = heed_signals(d, err);
+    if (!rc)
+        rc = troubled_qemu(d, err);
+    if (!rc)
+        rc = heed_patience(d, err);
+    if (rc)
+        return rc;
+    drain_engine_event(d);
+    mind_engine(d);
+    destination_link_tend(d);
+    rc = destination_link_serve(d, err);
+    if (!rc && d->linked)
+        rc = ibx_control_take(&d->control, hear, &hearing, err);
+    if (!rc)
+        rc = step(d, err);
+    return rc ? troubled_link(d, rc, err) : 0;
+}
+
+static int run(struct destination *d, struct ibx_error *err)
+{
+    int rc = 0;
+    while (!rc && !over(d)) {
+        err->message[0] = 0;
+        rc = turn(d, err);
+        show(d);
+        if (!rc && !over(d))
+            wait_for_something(d);
+    }
+    return rc;
+}
+
+/* ---------------------------------------------------------------- beginning and end */
+
+static void talk_status(void *context, struct ibx_move_status *status)
+{
+    struct destination *d = context;
+    destination_vm_stats(d);
+    *status = d->status;
+    status->now_ns = ibx_now_ns();
+}
+
+static int talk_cancel(void *context, struct ibx_error *err)
+{
+    struct destination *d = context;
+    if (ours(d) || over(d))
+        return ibx_error_set(err, -EBUSY, "the VM runs here already: it cannot be cancelled");
+    d->cancelled = true;
+    return 0;
+}
+
+static int talk_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_error *err)
+{
+    struct destination *d = context;
+    (void)err;
+    d->status.max_bandwidth = bytes_per_second;
+    if (d->engine)
+        ibx_fault_set_bandwidth(d->engine, bytes_per_second);
+    return 0;
+}
+
+static const struct ibx_talk_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
+
+static void destination_init(struct destination *d, const struct ibx_receive_options *options)
+{
+    *d = (struct destination){.options = options, .stream = -1, .lock_fd = -1};
+    d->transport = move_options(&options->transport);
+    d->signals.fd = d->uffd.fd = -1;
+    d->teller.tell = &options->tell;
+    d->status.began_ns = ibx_now_ns();
+    d->status.max_bandwidth = options->max_bandwidth;
+    ibx_control_init(&d->control, NULL);
+    for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
+        ibx_control_init(&d->guests[i], NULL);
+}
+
+/* With the move's id, which the source brings, there is a record, a lock and a socket. */
+static int open_record(struct destination *d, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    int rc = ibx_record_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
+    if (rc)
+        return rc;
+    ibx_record_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
+    return ibx_talk_open(path, &talk_ops, d, &d->talk, err);
+}
+
+static int look(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_refusals refusals = {0};
+    struct ibx_record *record = &d->status.record;
+    struct ibx_uffd old;
+    int rc = destination_vm_find(d, err);
+    if (!rc)
+        rc = ibx_refuse_side(d->qmp, &d->ram, IBX_MOVE_DESTINATION, &refusals,
+                             ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (!rc && !ibx_uffd_take(d->ram.pid, -1, &old, NULL)) {
+        close(old.fd);
+        ibx_refuse(&refusals,
+                   "an earlier move has left its userfaultfd in this QEMU (process %d): "
+                   "start it anew",
+                   (int)d->ram.pid);
+    }
+    if (!rc && refusals.count)
+        rc = move_refused("no VM can be moved here", &refusals, err);
+    if (!rc)
+        rc = move_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
+    if (rc)
+        return rc;
+    record->epoch = 1;
+    record->uffd = -1;
+    record->state = IBX_RECORD_NOT_YET;
+    move_record_describe(record, &d->ram, d->options->qmp, d->options->listen, &d->transport);
+    return 0;
+}
+
+static int open_porch(struct destination *d, const char *uri, struct ibx_error *err)
+{
+    int rc = move_signals_open(&d->signals, err);
+    if (!rc)
+        rc = ibx_porch_open(uri, &d->transport, &d->porch, err);
+    if (rc)
+        return rc;
+    snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", ibx_porch_uri(d->porch));
+    move_say(&d->options->tell, "waiting at %s", d->status.record.uri);
+    return 0;
+}
+
+static int finish(struct destination *d, int rc, struct ibx_move_status *last,
+                  struct ibx_error *err)
+{
+    if (rc && err)
+        memcpy(d->status.sentence, err->message, sizeof(d->status.sentence));
+    d->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
+    destination_vm_stats(d);
+    ibx_fault_destroy(d->engine);
+    d->engine = NULL;
+    ibx_control_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(100));
+    destination_link_close(d);
+    for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
+        ibx_control_fini(&d->guests[i]);
+    ibx_close(d->resume.conn);
+    move_tell(&d->teller, &d->status, true);
+    if (last)
+        *last = d->status;
+    ibx_porch_close(d->porch);
+    ibx_talk_close(d->talk);
+    destination_vm_fini(d);
+    move_signals_close(&d->signals);
+    if (d->lock_fd >= 0)
+        close(d->lock_fd);
+    free(d);
+    return rc;
+}
+
+int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_status *last,
+                     struct ibx_error *err)
+{
+    struct ibx_error local = {0};
+    struct destination *d = malloc(sizeof(*d));
+    err = err ? err : &local;
+    if (!d)
+        return ibx_error_set(err, -ENOMEM, "no memory for a move");
+    destination_init(d, options);
+    int rc = look(d, err);
+    if (!rc)
+        rc = open_porch(d, options->listen, err);
+    if (!rc)
+        rc = run(d, err);
+    return finish(d, rc, last, err);
+}
+
+/* What a dead tool left: the VM waits in QEMU, or it never ran. */
+static int take_over(struct destination *d, const struct ibx_record *record, struct ibx_error *err)
+{
+    char status[32];
+    struct ibx_move_hello own = {0};
+    d->status.record = *record;
+    int rc = open_record(d, err);
+    if (!rc)
+        rc = destination_vm_find(d, err);
+    if (rc)
+        return rc;
+    if (d->ram.pid != record->pid || ibx_process_started(d->ram.pid) != record->pid_started)
+        return ibx_error_set(err, -ESRCH,
+                             "the QEMU (process %d) of this move has ended, and the VM with it: "
+                             "ib-migrate rollback at the source restarts it from its stop",
+                             (int)record->pid);
+    rc = ibx_vm_status(d->qmp, status, sizeof(status), ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (rc)
+        return rc;
+    if (!strcmp(status, "inmigrate"))
+        return ibx_error_set(err, -ECANCELED,
+                             "the move ended before the VM ran here: start this QEMU anew and move "
+                             "again; the VM is at the source");
+    ibx_move_hello_describe(&own, &d->ram);
+    d->hello = own;
+    d->committed = d->resumed = true;
+    d->state = DESTINATION_FILLING;
+    if (record->state == IBX_RECORD_MAY_RUN)
+        rc = destination_record(d, IBX_RECORD_RUNNING, err);
+    return rc ? rc : destination_vm_take_over(d, err);
+}
+
+int ibx_move_receive_again(const struct ibx_receive_options *options,
+                           const struct ibx_record *record, struct ibx_move_status *last,
+                           struct ibx_error *err)
+{
+    struct ibx_error local = {0}, silent = {0};
+    struct destination *d = malloc(sizeof(*d));
+    err = err ? err : &local;
+    if (!d)
+        return ibx_error_set(err, -ENOMEM, "no memory for a move");
+    destination_init(d, options);
+    int rc = take_over(d, record, err);
+    if (rc == -ECANCELED)
+        destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
+    d->lost_ns = ibx_now_ns();
+    if (!rc)
+        rc = open_porch(d, options->listen ? options->listen : d->status.record.uri, err);
+    if (!rc)
+        rc = run(d, err);
+    return finish(d, rc, last, err);
+}

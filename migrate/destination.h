@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The destination of a move, between destination.c (its states), destination_link.c (who knocks)
+ * and destination_vm.c (QEMU, its memory and the fault engine). */
+#ifndef IBX_MIGRATE_DESTINATION_H
+#define IBX_MIGRATE_DESTINATION_H
+
+#include "migrate/inject.h"
+#include "migrate/move_internal.h"
+#include "migrate/pages.h"
+#include "migrate/porch.h"
+
+/*
+ *   LISTENING --> JOINING --> READY --> MAPPED --> WAITING --> RESUMING --> FILLING --> COMPLETE
+ *    HELLO         JOINs       state     faults     LOADED       COMMIT       |            |
+ *      |             |         to QEMU   served       |            |          |   CONFIRM  |
+ *      |             |           |         |          |            |          |            v
+ *      +-------------+-----------+---------+----------+            |          |          DONE
+ *                    |                                             |          |
+ *                    v             QEMU says that it failed        v          v
+ *                GIVEN_UP <------------------------------------- (FAILED: the VM ran here and
+ *                the VM never ran here                            is lost with its QEMU)
+ *
+ * Before WAITING a lost connection ends the move here, as it does at the source. From there on it
+ * (`linked` is false) is waited for: the source makes it again.
+ */
+enum destination_state {
+    DESTINATION_LISTENING,
+    DESTINATION_JOINING,
+    DESTINATION_READY,
+    DESTINATION_MAPPED,
+    DESTINATION_WAITING,
+    DESTINATION_RESUMING,
+    DESTINATION_FILLING,
+    DESTINATION_COMPLETE,
+    DESTINATION_DONE,
+    DESTINATION_GIVEN_UP,
+    DESTINATION_FAILED,
+    DESTINATION_STATES
+};
+
+#define DESTINATION_GUESTS 4u /* connections that only asked something, until they go */
+
+struct destination {
+    const struct ibx_receive_options *options;
+    struct ibx_options transport;
+    enum destination_state state;
+    bool linked;
+    struct ibx_move_status status;
+    struct move_teller teller;
+    struct move_signals signals;
+    struct ibx_talk *talk;
+    int lock_fd;
+    struct ibx_porch *porch;
+
+    /* QEMU and its memory */
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    struct ibx_uffd uffd;                /* fd -1: none */
+    json_t *capabilities;                /* to put back */
+    bool registered;                     /* the ranges are, on uffd */
+    void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
+
+    /* The move */
+    struct ibx_move_hello hello;
+    struct ibx_page_map map;
+    struct ibx_move_map_end map_end;
+    bool map_ended,
+        taken_over; /* taken_over: from a tool that died; the engine is yet to be made */
+    struct ibx_fault *engine;
+    bool serving;       /* the engine has the page connections */
+    bool stopping;      /* and gives them back, for want of a link */
+    uint64_t discarded; /* pages that the guest gave back before they came */
+
+    /* The link */
+    struct ibx_control control;
+    struct ibx_page_source *sources[IBX_MOVE_LINKS_MAX];
+    unsigned joined;
+    struct ibx_knock resume; /* conn not NULL: waits for the engine to stop */
+    struct ibx_control guests[DESTINATION_GUESTS];
+    uint64_t guest_since[DESTINATION_GUESTS];
+
+    /* The device state */
+    int stream;     /* into QEMU; -1 none */
+    uint8_t *unfed; /* what QEMU has not taken yet; the last byte is kept until the commit */
+    size_t unfed_length, unfed_capacity;
+    uint64_t state_total; /* bytes that came */
+    bool state_ended, committed;
+
+    uint64_t lost_ns, progress_ns, complete_ns;
+    bool resumed, qemu_failed, confirmed, cancelled;
+    unsigned interrupts;
+};
+
+void destination_move(struct destination *d, enum destination_state to);
+int destination_record(struct destination *d, enum ibx_record_state state, struct ibx_error *err);
+/* The connection or one of its page connections is gone: everything of it is closed as soon as the
+ * engine has stopped. */
+void destination_unlink(struct destination *d, int code, const char *reason);
+
+/* destination_link.c */
+
+/* Serves whoever knocked. */
+int destination_link_serve(struct destination *d, struct ibx_error *err);
+/* Connections that only asked. */
+void destination_link_tend(struct destination *d);
+void destination_link_close(struct destination *d);
+/* All page connections have joined and know all regions of the map. -EAGAIN: not yet. */
+int destination_link_complete(struct destination *d, struct ibx_error *err);
+/* The state as the source needs to know it. */
+enum ibx_move_standing destination_standing(const struct destination *d);
+
+/* destination_vm.c */
+
+/* Finds QEMU and what cannot be moved to it. */
+int destination_vm_find(struct destination *d, struct ibx_error *err);
+/* userfaultfd, punch, registration; then QEMU waits for the device state. */
+int destination_vm_prepare(struct destination *d, struct ibx_error *err);
+/* For a tool that takes over: the descriptor that QEMU still has. */
+int destination_vm_take_over(struct destination *d, struct ibx_error *err);
+/* The map is there and all links know it: the engine is made, or goes on with the new links. */
+int destination_vm_serve(struct destination *d, struct ibx_error *err);
+/* Writes to QEMU what it takes, but for the last byte before the commit. */
+int destination_vm_feed(struct destination *d, struct ibx_error *err);
+/* Appends device state. */
+int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
+                         struct ibx_error *err);
+/* QEMU has read everything but the last byte. */
+bool destination_vm_loaded(const struct destination *d);
+/* Every page is there: lets go of QEMU's memory. */
+int destination_vm_let_go(struct destination *d, struct ibx_error *err);
+/* The VM will not run here: nothing of ours stays in QEMU, whose incoming migration fails. */
+void destination_vm_give_up(struct destination *d);
+void destination_vm_fini(struct destination *d);
+/* Figures of the engine. */
+void destination_vm_stats(struct destination *d);
+
+#endif

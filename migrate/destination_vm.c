@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define STREAM_NAME "ibx-state"
+#define STATE_MAX   (1ull << 30) /* bytes of device state that wait for QEMU */
+#define SPIN_US     50
+
+/* ---------------------------------------------------------------- finding */
+
+int destination_vm_find(struct destination *d, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qmp, err);
+    if (!rc)
+        rc = ibx_guest_ram_find(d->qmp, 0, true, &d->ram, deadline, err);
+    if (rc)
+        return rc;
+    struct ibx_move_hello own = {0};
+    ibx_move_hello_describe(&own, &d->ram);
+    d->status.ram_bytes = d->ram.bytes;
+    return ibx_page_map_init(&d->map, own.blocks, own.block_count, err);
+}
+
+/* ---------------------------------------------------------------- memory */
+
+static void range_of(const struct destination *d, unsigned i, struct ibx_fault_range *range)
+{
+    const struct ibx_guest_block *block = &d->ram.blocks[i];
+    uint64_t offset = 0;
+    for (unsigned k = 0; k < i; k++)
+        offset += d->ram.blocks[k].size;
+    *range = (struct ibx_fault_range){
+        .start = block->address,
+        .length = block->size,
+        .page_size = (uint32_t)block->page_size,
+        .first_page = d->map.blocks[i].first,
+        .source_offset = offset,
+        .alias = d->aliases[i],
+    };
+}
+
+static int punch(const struct ibx_guest_block *block, struct ibx_error *err)
+{
+    if (fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)block->offset,
+                  (off_t)block->size))
+        return ibx_error_set(err, -errno, "guest RAM %s (%s) cannot be emptied: %s", block->id,
+                             block->path, strerror(errno));
+    return 0;
+}
+
+/* Nobody but the engine may put a page there from now on, or a fault would never be seen. */
+static int check_empty(const struct destination *d, unsigned i, struct ibx_error *err)
+{
+    const struct ibx_guest_block *block = &d->ram.blocks[i];
+    uint64_t pages = block->size / block->page_size, written;
+    uint64_t *bits = malloc((size_t)(pages + 63) / 64 * 8);
+    if (!bits)
+        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    int rc = ibx_guest_block_written(&d->ram, block, bits, &written, err);
+    free(bits);
+    if (!rc && written)
+        rc = ibx_error_set(err, -EBUSY,
+                           "%llu pages of guest RAM %s came back after it had been emptied: "
+                           "somebody else has %s mapped and writes to it",
+                           (unsigned long long)written, block->id, block->path);
+    return rc;
+}
+
+static int map_alias(struct destination *d, unsigned i, struct ibx_error *err)
+{
+    const struct ibx_guest_block *block = &d->ram.blocks[i];
+    void *alias = mmap(NULL, block->size, PROT_READ | PROT_WRITE, MAP_SHARED, block->fd,
+                       (off_t)block->offset);
+    if (alias == MAP_FAILED)
+        return ibx_error_set(err, -errno, "guest RAM %s cannot be mapped: %s", block->id,
+                             strerror(errno));
+    d->aliases[i] = alias;
+    return 0;
+}
+
+static int watch_memory(struct destination *d, struct ibx_error *err)
+{
+    uint64_t features = IBX_FAULT_EVENT_REMOVE;
+#ifdef UFFD_FEATURE_MINOR_SHMEM
+    features |= d->options->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
+#endif
+    int rc = ibx_fault_uffd_enable(d->uffd.fd, features, err);
+    for (unsigned i = 0; !rc && i < d->ram.count; i++) {
+        struct ibx_fault_range range;
+        rc = punch(&d->ram.blocks[i], err);
+        if (!rc && d->options->minor)
+            rc = map_alias(d, i, err);
+        range_of(d, i, &range);
+        if (!rc)
+            rc = ibx_fault_register(d->uffd.fd, &range, err);
+        d->registered = true;
+        if (!rc)
+            rc = check_empty(d, i, err);
+    }
+    return rc;
+}
+
+static int await_state(struct destination *d, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
+        return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
+    fcntl(pair[0], F_SETFL, O_NONBLOCK);
+    d->stream = pair[0];
+    int rc = ibx_qmp_getfd(d->qmp, STREAM_NAME, pair[1], deadline, err);
+    close(pair[1]);
+    if (!rc)
+        rc = ibx_qmp_execute(d->qmp, "migrate-incoming",
+                             json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline, err);
+    return rc;
+}
+
+int destination_vm_prepare(struct destination *d, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int rc = ibx_capabilities_set(d->qmp, IBX_MOVE_DESTINATION, &d->capabilities, deadline, err);
+    if (!rc)
+        rc = ibx_uffd_make(d->ram.pid, d->qmp, IBX_UFFD_ANY, &d->uffd, deadline, err);
+    if (!rc)
+        rc = watch_memory(d, err);
+    if (rc)
+        return rc;
+    d->status.record.uffd = d->uffd.remote;
+    d->status.record.device_way = d->uffd.way == IBX_UFFD_DEVICE;
+    rc = destination_record(d, IBX_RECORD_MAY_RUN, err);
+    return rc ? rc : await_state(d, err);
+}
+
+int destination_vm_take_over(struct destination *d, struct ibx_error *err)
+{
+    int rc = ibx_uffd_take(d->ram.pid, d->status.record.uffd, &d->uffd, err);
+    d->registered = !rc;
+    d->taken_over = true;
+    return rc;
+}
+
+/* ---------------------------------------------------------------- engine */
+
+/* Runs of known-zero pages need no fetching. */
+static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
+{
+    struct destination *d = context;
+    return data ? 0 : ibx_fault_mark_zero(d->engine, first, count);
+}
+
+/* What is there already, after a tool has died: the pages in the page cache. */
+static int rebuild(struct destination *d, struct ibx_error *err)
+{
+    uint8_t *present = calloc(1, (size_t)(d->map.pages + 7) / 8);
+    int rc = present ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    for (unsigned i = 0; !rc && i < d->ram.count; i++) {
+        const struct ibx_guest_block *block = &d->ram.blocks[i];
+        const uint64_t pages = block->size / block->page_size;
+        uint64_t written, *bits = malloc((size_t)(pages + 63) / 64 * 8);
+        if (!bits) {
+            rc = ibx_error_set(err, -ENOMEM, "no memory for a page map");
+            break;
+        }
+        rc = ibx_guest_block_written(&d->ram, block, bits, &written, err);
+        for (uint64_t k = 0; !rc && k < pages; k++) {
+            uint64_t at = d->map.blocks[i].first + k;
+            if (bits[k / 64] >> (k % 64) & 1)
+                present[at / 8] = (uint8_t)(present[at / 8] | 1u << (at % 8));
+        }
+        free(bits);
+    }
+    if (!rc)
+        rc = ibx_fault_rebuild(d->engine, present, d->map.pages, err);
+    free(present);
+    return rc;
+}
+
+static int arm_sources(struct destination *d, const struct ibx_fault_config *config,
+                       struct ibx_fault_source *as, struct ibx_error *err)
+{
+    const size_t bytes = ibx_fault_buffer_bytes(config);
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < d->hello.links; i++) {
+        rc = ibx_page_source_arm(d->sources[i], bytes, &as[i], err);
+        if (!rc && d->options->minor)
+            rc = ibx_page_source_aliases(d->sources[i], d->aliases, err);
+    }
+    return rc;
+}
+
+int destination_vm_serve(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
+    struct ibx_fault_source as[IBX_MOVE_LINKS_MAX];
+    struct ibx_fault_config config = {
+        .uffd = d->uffd.fd,
+        .events = true,
+        .ranges = ranges,
+        .range_count = (unsigned)d->ram.count,
+        .sources = as,
+        .worker_count = d->hello.links,
+        .spin_us = SPIN_US,
+        .max_bandwidth = d->status.max_bandwidth,
+    };
+    for (unsigned i = 0; i < d->ram.count; i++)
+        range_of(d, i, &ranges[i]);
+    int rc = arm_sources(d, &config, as, err);
+    if (rc)
+        return rc;
+    if (d->engine)
+        return ibx_fault_resume(d->engine, as, err);
+    rc = ibx_fault_create(&config, &d->engine, err);
+    if (!rc && d->taken_over)
+        rc = rebuild(d, err);
+    if (!rc && (rc = ibx_page_map_runs(&d->map, mark_zero, d)))
+        ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
+    if (!rc && (rc = ibx_fault_serve(d->engine)))
+        ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
+    return rc;
+}
+
+void destination_vm_stats(struct destination *d)
+{
+    struct ibx_fault_stats stats;
+    struct ibx_move_status *s = &d->status;
+    if (!d->engine)
+        return;
+    ibx_fault_stats(d->engine, &stats);
+    s->pages = stats.pages;
+    s->present = stats.present;
+    s->zero_pages = stats.by_cause[IBX_FAULT_BY_ZERO];
+    d->discarded = stats.by_cause[IBX_FAULT_BY_REMOVE];
+    s->bytes = stats.bytes;
+    s->faults = stats.faults;
+    s->fault_p50_ns = stats.latency_p50;
+    s->fault_p99_ns = stats.latency_p99;
+    s->fault_max_ns = stats.latency_max;
+    s->fault_sum_ns = stats.latency_sum;
+}
+
+/* ---------------------------------------------------------------- device state */
+
+int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
+                         struct ibx_error *err)
+{
+    if (length > STATE_MAX - d->unfed_length)
+        return ibx_error_set(err, -EPROTO, "the device state is longer than %llu MiB",
+                             STATE_MAX >> 20);
+    if (d->unfed_length + length > d->unfed_capacity) {
+        size_t capacity = 2 * (d->unfed_length + length);
+        uint8_t *bigger = realloc(d->unfed, capacity);
+        if (!bigger)
+            return ibx_error_set(err, -ENOMEM, "no memory for the device state");
+        d->unfed = bigger;
+        d->unfed_capacity = capacity;
+    }
+    memcpy(d->unfed + d->unfed_length, bytes, length);
+    d->unfed_length += length;
+    d->state_total += length;
+    d->status.state_bytes = d->state_total;
+    return 0;
+}
+
+int destination_vm_feed(struct destination *d, struct ibx_error *err)
+{
+    const size_t keep = d->committed ? 0 : 1;
+    size_t done = 0;
+    int rc = 0;
+    while (d->stream >= 0 && d->unfed_length - done > keep) {
+        ssize_t n = send(d->stream, d->unfed + done, d->unfed_length - done - keep, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno != EAGAIN)
+            rc = ibx_error_set(err, -errno,
+                               "QEMU does not take the device state any more (%s): "
+                               "its log says why",
+                               strerror(errno));
+        if (n < 0)
+            break;
+        done += (size_t)n;
+    }
+    if (done) {
+        d->unfed_length -= done;
+        memmove(d->unfed, d->unfed + done, d->unfed_length);
+    }
+    if (!rc && d->committed && !d->unfed_length && d->stream >= 0) {
+        close(d->stream);
+        d->stream = -1;
+    }
+    return rc;
+}
+
+bool destination_vm_loaded(const struct destination *d)
+{
+    int unread = 1;
+    return d->state_ended && d->unfed_length == 1 && d->stream >= 0 &&
+           !ioctl(d->stream, SIOCOUTQ, &unread) && unread == 0;
+}
+
+/* ---------------------------------------------------------------- letting go */
+
+static int unregister(struct destination *d, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; d->registered && !rc && i < d->ram.count; i++) {
+        struct ibx_fault_range range;
+        range_of(d, i, &range);
+        rc = ibx_fault_unregister(d->uffd.fd, &range, err);
+    }
+    d->registered = d->registered && rc;
+    return rc;
+}
+
+int destination_vm_let_go(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    destination_vm_stats(d);
+    ibx_fault_destroy(d->engine);
+    d->engine = NULL;
+    int rc = unregister(d, err);
+    if (rc)
+        return rc;
+    /* A descriptor that stays open in QEMU with nothing registered harms nobody. */
+    if (ibx_uffd_close_in_qemu(&d->uffd, ibx_deadline_in_ms(MOVE_QMP_MS), &silent)) {
+        move_say(&d->options->tell, "QEMU keeps a descriptor that it needs no more: %s",
+                 silent.message);
+        close(d->uffd.fd);
+    }
+    d->uffd.fd = -1;
+    ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MOVE_QMP_MS), &silent);
+    return 0;
+}
+
+void destination_vm_give_up(struct destination *d)
+{
+    struct ibx_error silent = {0};
+    if (d->stream >= 0)
+        close(d->stream); /* first, so that QEMU fails instead of running on zero pages */
+    d->stream = -1;
+    ibx_fault_destroy(d->engine);
+    d->engine = NULL;
+    if (d->uffd.fd < 0)
+        return;
+    unregister(d, &silent);
+    if (ibx_uffd_close_in_qemu(&d->uffd, ibx_deadline_in_ms(1000), &silent))
+        close(d->uffd.fd);
+    d->uffd.fd = -1;
+}
+
+void destination_vm_fini(struct destination *d)
+{
+    ibx_fault_destroy(d->engine);
+    if (d->uffd.fd >= 0)
+        close(d->uffd.fd);
+    if (d->stream >= 0)
+        close(d->stream);
+    for (unsigned i = 0; i < d->ram.count; i++)
+        if (d->aliases[i])
+            munmap(d->aliases[i], d->ram.blocks[i].size);
+    free(d->unfed);
+    json_decref(d->capabilities);
+    ibx_page_map_fini(&d->map);
+    ibx_guest_ram_fini(&d->ram);
+    ibx_qmp_close(d->qmp);
+}

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What both sides of a move have in common, and what is asked about one from outside of it. */
+#include "migrate/move_internal.h"
+#include "migrate/source_vm.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define RATE_NS (1000 * IBX_NS_PER_MS) /* over which rates are measured */
+
+const char *ibx_move_phase_name(enum ibx_move_phase phase)
+{
+    static const char *const phases[] = {"waiting", "preparing", "switching", "filling",
+                                         "broken",  "done",      "failed"};
+    return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
+}
+
+/* ---------------------------------------------------------------- signals, telling */
+
+int move_signals_open(struct move_signals *signals, struct ibx_error *err)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set, &signals->before);
+    signals->fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals->fd >= 0)
+        return 0;
+    int code = errno;
+    pthread_sigmask(SIG_SETMASK, &signals->before, NULL);
+    return ibx_error_set(err, -code, "no descriptor for signals: %s", strerror(code));
+}
+
+unsigned move_signals_take(struct move_signals *signals)
+{
+    struct signalfd_siginfo info;
+    unsigned n = 0;
+    while (signals->fd >= 0 && read(signals->fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
+        n++;
+    return n;
+}
+
+void move_signals_close(struct move_signals *signals)
+{
+    if (signals->fd < 0)
+        return;
+    close(signals->fd);
+    signals->fd = -1;
+    pthread_sigmask(SIG_SETMASK, &signals->before, NULL);
+}
+
+void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool now)
+{
+    const uint64_t t = ibx_now_ns();
+    status->now_ns = t;
+    if (!now && t - teller->told_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
+        return;
+    teller->told_ns = t;
+    if (t - teller->rate_ns >= RATE_NS) {
+        const double seconds = (double)(t - teller->rate_ns) / 1e9;
+        if (teller->rate_ns && status->bytes >= teller->rate_bytes) {
+            status->bytes_per_second =
+                (uint64_t)((double)(status->bytes - teller->rate_bytes) / seconds);
+            status->faults_per_second =
+                (uint64_t)((double)(status->faults - teller->rate_faults) / seconds);
+        }
+        teller->rate_ns = t;
+        teller->rate_bytes = status->bytes;
+        teller->rate_faults = status->faults;
+    }
+    if (teller->tell->status)
+        teller->tell->status(teller->tell->context, status);
+}
+
+void move_say(const struct ibx_move_tell *tell, const char *format, ...)
+{
+    char line[IBX_ERROR_MAX + 128];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    ibx_text_sanitize(line);
+    if (tell->say)
+        tell->say(tell->context, line);
+}
+
+/* ---------------------------------------------------------------- small things */
+
+struct ibx_options move_options(const struct ibx_options *options)
+{
+    struct ibx_options ours = *options;
+    if (ours.message < IBX_MOVE_MESSAGE)
+        ours.message = IBX_MOVE_MESSAGE;
+    return ours;
+}
+
+int move_refused(const char *where, const struct ibx_refusals *refusals, struct ibx_error *err)
+{
+    size_t kept = refusals->count < IBX_REFUSALS_MAX ? refusals->count : IBX_REFUSALS_MAX;
+    char all[IBX_ERROR_MAX] = "";
+    size_t length = 0;
+    for (size_t i = 0; i < kept && length < sizeof(all) - 1; i++)
+        length += (size_t)snprintf(all + length, sizeof(all) - length, "%s%s", i ? "; and " : "",
+                                   refusals->sentences[i]);
+    return ibx_error_set(err, -EPERM, "%s: %s", where, all[0] ? all : "without a reason");
+}
+
+uint64_t move_event_ns(json_t *event)
+{
+    json_int_t seconds = 0, micro = 0;
+    struct timespec real;
+    json_unpack(event, "{s:{s:I,s:I}}", "timestamp", "seconds", &seconds, "microseconds", &micro);
+    clock_gettime(CLOCK_REALTIME, &real);
+    int64_t age = ((int64_t)real.tv_sec - (int64_t)seconds) * 1000000000 + real.tv_nsec -
+                  (int64_t)micro * 1000;
+    uint64_t now = ibx_now_ns();
+    return age > 0 && age < 10ll * 1000000000 ? now - (uint64_t)age : now;
+}
+
+bool move_event_is(json_t *event, const char *name, const char *status)
+{
+    const char *is = json_string_value(json_object_get(event, "event"));
+    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
+    return is && !strcmp(is, name) && (!status || (has && !strcmp(has, status)));
+}
+
+static bool has_uuid(const char *uuid)
+{
+    return uuid[0] && strspn(uuid, "0-") != strlen(uuid);
+}
+
+int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const char *qmp, bool source,
+                  struct ibx_error *err)
+{
+    struct ibx_record *records;
+    size_t count;
+    char said[IBX_ERROR_MAX];
+    int rc = ibx_record_list(folder, &records, &count, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; !rc && i < count; i++) {
+        const struct ibx_record *r = &records[i];
+        const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
+                                  r->pid_started == ibx_process_started(ram->pid);
+        const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
+        if (ibx_record_over(r) || r->source != source || (!same_process && !same_vm))
+            continue;
+        ibx_record_say(r, said, sizeof(said));
+        rc =
+            ibx_error_set(err, -EBUSY,
+                          "an earlier move of this VM is not over: %s; see ib-migrate status, then "
+                          "ib-migrate recover%s",
+                          said, source ? " or rollback" : "");
+    }
+    free(records);
+    return rc;
+}
+
+void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
+                          const char *qmp, const char *uri, const struct ibx_options *transport)
+{
+    record->pid = ram->pid;
+    record->pid_started = ibx_process_started(ram->pid);
+    snprintf(record->uuid, sizeof(record->uuid), "%s", ram->uuid);
+    snprintf(record->name, sizeof(record->name), "%s", ram->name);
+    char *whole = realpath(qmp, NULL);
+    snprintf(record->qmp, sizeof(record->qmp), "%s", whole ? whole : qmp);
+    free(whole);
+    snprintf(record->uri, sizeof(record->uri), "%s", uri);
+    snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
+}
+
+/* ---------------------------------------------------------------- greeting */
+
+struct greeting {
+    struct ibx_move_answer *answer;
+    bool heard;
+    struct ibx_error *err;
+};
+
+static int hear_answer(void *context, const struct ibx_move_any *message)
+{
+    struct greeting *g = context;
+    if (g->heard)
+        return 0;
+    if (message->type == IBX_MOVE_ABORT)
+        return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s",
+                             message->is.sentence);
+    if (message->type != IBX_MOVE_ANSWER)
+        return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
+                             ibx_move_message_name(message->type));
+    *g->answer = message->is.answer;
+    g->heard = true;
+    return 0;
+}
+
+/* What comes right behind the answer is dropped: that is COMPLETE at most, and it is repeated. */
+static int wait_for_answer(struct ibx_control *control, struct greeting *g, unsigned timeout_ms)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
+    while (!g->heard) {
+        int rc = ibx_control_take(control, hear_answer, g, g->err);
+        if (rc)
+            return rc;
+        if (g->heard)
+            return 0;
+        if (ibx_now_ns() >= deadline)
+            return ibx_error_set(g->err, -ETIMEDOUT, "the destination did not answer within %u ms",
+                                 timeout_ms);
+        ibx_wait(control->conn, ibx_ms_until(deadline));
+    }
+    return 0;
+}
+
+int move_greet(const char *uri, const struct ibx_options *options,
+               const struct ibx_move_hello *hello, struct ibx_control *control,
+               struct ibx_move_answer *answer, struct ibx_error *err)
+{
+    struct ibx_conn *conn;
+    struct greeting g = {.answer = answer, .err = err};
+    int rc = ibx_connect(uri, options, &conn, err);
+    if (rc)
+        return rc;
+    struct ibx_move_any *message = calloc(1, sizeof(*message));
+    ibx_control_init(control, conn);
+    rc = message ? 0 : -ENOMEM;
+    if (!rc) {
+        message->type = IBX_MOVE_HELLO;
+        message->is.hello = *hello;
+        rc = ibx_control_send(control, message);
+    }
+    free(message);
+    if (rc)
+        ibx_error_set(err, rc, "the greeting could not be sent: %s", strerror(-rc));
+    else
+        rc = wait_for_answer(control, &g, options->timeout_ms);
+    if (rc)
+        ibx_control_fini(control);
+    return rc;
+}
+
+int move_send_map(struct ibx_control *control, const struct ibx_page_map *map, uint32_t regions,
+                  struct ibx_error *err)
+{
+    uint8_t bytes[IBX_MOVE_MESSAGE];
+    struct ibx_move_any message = {.type = IBX_MOVE_MAP};
+    size_t room = ibx_control_room(control), length;
+    uint64_t from = 0;
+    int rc = 0;
+    while (!rc && (length = ibx_page_map_give(map, &from, bytes, room)) > 0) {
+        message.is.map.bytes = bytes;
+        message.is.map.length = length;
+        rc = ibx_control_send(control, &message);
+    }
+    message = (struct ibx_move_any){.type = IBX_MOVE_MAP_END};
+    message.is.map_end = (struct ibx_move_map_end){
+        .pages = map->pages, .data_pages = map->data_pages, .regions = regions};
+    ibx_page_map_hash(map, message.is.map_end.hash);
+    if (!rc)
+        rc = ibx_control_send(control, &message);
+    return rc ? ibx_error_set(err, rc, "the page map could not be sent: %s", strerror(-rc)) : 0;
+}
+
+/* ---------------------------------------------------------------- from outside */
+
+int ibx_move_query(const struct ibx_record *record, const struct ibx_options *transport,
+                   struct ibx_move_answer *answer, struct ibx_error *err)
+{
+    struct ibx_control control;
+    struct ibx_options options = move_options(transport);
+    struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
+    if (!hello)
+        return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
+    hello->purpose = IBX_PURPOSE_QUERY;
+    hello->epoch = record->epoch;
+    hello->links = 1;
+    memcpy(hello->id, record->id, sizeof(hello->id));
+    int rc = move_greet(record->uri, &options, hello, &control, answer, err);
+    free(hello);
+    if (!rc)
+        ibx_control_fini(&control);
+    return rc;
+}
+
+int ibx_move_rollback(const char *folder, struct ibx_record *record,
+                      const struct ibx_options *transport, struct ibx_error *err)
+{
+    struct ibx_move_answer answer;
+    struct ibx_qmp *qmp;
+    struct ibx_error silent = {0};
+    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    const uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int lock_fd;
+    if (!record->source || ibx_record_over(record))
+        return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this move is %s",
+                             ibx_record_state_name(record->state));
+    int rc = ibx_move_query(record, transport, &answer, &silent);
+    if (!rc &&
+        (answer.standing == IBX_STANDING_RUNNING || answer.standing == IBX_STANDING_COMPLETE))
+        return ibx_error_set(err, -EBUSY,
+                             "the destination (%s) answers that the VM runs there: a second one "
+                             "here would destroy its disks",
+                             answer.host);
+    rc = ibx_record_lock(folder, record, &lock_fd, err);
+    if (rc)
+        return rc;
+    rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err);
+    if (!rc) {
+        /* The record first: whoever comes from the destination later is told so. */
+        struct ibx_record back = *record;
+        back.state = IBX_RECORD_ROLLED_BACK;
+        back.epoch++;
+        rc = ibx_record_write(folder, &back, err);
+        if (!rc)
+            *record = back;
+        if (!rc)
+            rc = ibx_vm_stay(qmp, &vm, deadline, err);
+        ibx_qmp_close(qmp);
+    }
+    close(lock_fd);
+    return rc;
+}
+
+static int check_there(const struct ibx_guest_ram *ram, const char *uri,
+                       const struct ibx_options *transport, struct ibx_refusals *refusals,
+                       struct ibx_error *err)
+{
+    struct ibx_control control;
+    struct ibx_options options = move_options(transport);
+    struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
+    struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
+    int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
+    if (!rc) {
+        hello->purpose = IBX_PURPOSE_CHECK;
+        hello->epoch = hello->links = 1;
+        ibx_move_hello_describe(hello, ram);
+        rc = move_greet(uri, &options, hello, &control, answer, err);
+    }
+    if (!rc) {
+        for (unsigned i = 0; i < answer->count; i++)
+            ibx_refuse(refusals, "%s: %s", answer->host, answer->sentences[i]);
+        if (!answer->accepted && !answer->count)
+            ibx_refuse(refusals, "%s refuses without a reason", answer->host);
+        ibx_control_fini(&control);
+    }
+    free(hello);
+    free(answer);
+    return rc;
+}
+
+int ibx_move_check(const char *qmp_path, bool source, const char *uri,
+                   const struct ibx_options *transport, struct ibx_refusals *refusals,
+                   struct ibx_error *err)
+{
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    const uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int rc = ibx_qmp_connect(qmp_path, deadline, &qmp, err);
+    if (rc)
+        return rc;
+    rc = ibx_guest_ram_find(qmp, 0, !source, &ram, deadline, err);
+    if (!rc) {
+        rc = ibx_refuse_side(qmp, &ram, source ? IBX_MOVE_SOURCE : IBX_MOVE_DESTINATION, refusals,
+                             deadline, err);
+        if (!rc && source && uri)
+            rc = check_there(&ram, uri, transport, refusals, err);
+        ibx_guest_ram_fini(&ram);
+    }
+    ibx_qmp_close(qmp);
+    return rc;
+}

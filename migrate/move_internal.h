@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What both sides of a move have in common. */
+#ifndef IBX_MIGRATE_MOVE_INTERNAL_H
+#define IBX_MIGRATE_MOVE_INTERNAL_H
+
+#include "migrate/control.h"
+#include "migrate/move.h"
+#include "migrate/page_map.h"
+#include "migrate/talk.h"
+
+#include <signal.h>
+
+#define MOVE_TICK_MS   200   /* between two statuses */
+#define MOVE_QMP_MS    20000 /* for an answer of QEMU */
+#define MOVE_LINGER_MS 5000  /* for the other side to hear the last word */
+
+/* SIGINT and SIGTERM as a descriptor, while a move is under way. */
+struct move_signals {
+    int fd;
+    sigset_t before;
+};
+int move_signals_open(struct move_signals *signals, struct ibx_error *err);
+/* Signals since the last call. */
+unsigned move_signals_take(struct move_signals *signals);
+void move_signals_close(struct move_signals *signals);
+
+/* Tells the status, at most every MOVE_TICK_MS unless `now`; computes the rates. */
+struct move_teller {
+    const struct ibx_move_tell *tell;
+    uint64_t told_ns;
+    uint64_t rate_ns, rate_bytes, rate_faults; /* where the present measurement began */
+};
+void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool now);
+void move_say(const struct ibx_move_tell *tell, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The options of every connection of a move. */
+struct ibx_options move_options(const struct ibx_options *options);
+/* -EPERM and all sentences in one. */
+int move_refused(const char *where, const struct ibx_refusals *refusals, struct ibx_error *err);
+/* When a QMP event happened, CLOCK_MONOTONIC. */
+uint64_t move_event_ns(json_t *event);
+/* Whether it is this event and, with `status`, has this data.status. */
+bool move_event_is(json_t *event, const char *name, const char *status);
+/* An unfinished record of this very QEMU or of another with this UUID: -EBUSY and what to do. */
+int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const char *qmp, bool source,
+                  struct ibx_error *err);
+/* Fills in what a record says of a VM. */
+void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
+                          const char *qmp, const char *uri, const struct ibx_options *transport);
+/* HELLO and its ANSWER over a fresh connection; for the source. `control` is open on success. */
+int move_greet(const char *uri, const struct ibx_options *options,
+               const struct ibx_move_hello *hello, struct ibx_control *control,
+               struct ibx_move_answer *answer, struct ibx_error *err);
+/* MAP messages and MAP_END. */
+int move_send_map(struct ibx_control *control, const struct ibx_page_map *map, uint32_t regions,
+                  struct ibx_error *err);
+
+#endif

@@ -1,0 +1,705 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/source.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <openssl/rand.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STAY_MS 60000 /* to bring the VM back */
+
+/* ---------------------------------------------------------------- states */
+
+static const uint16_t allowed[SOURCE_STATES] = {
+    [SOURCE_ASKING] = 1u << SOURCE_EXPOSING | 1u << SOURCE_KEPT,
+    [SOURCE_EXPOSING] = 1u << SOURCE_STARTING | 1u << SOURCE_KEPT,
+    [SOURCE_STARTING] = 1u << SOURCE_STOPPED | 1u << SOURCE_KEPT,
+    [SOURCE_STOPPED] = 1u << SOURCE_SENDING | 1u << SOURCE_KEPT,
+    [SOURCE_SENDING] = 1u << SOURCE_COMMITTED | 1u << SOURCE_KEPT,
+    [SOURCE_COMMITTED] = 1u << SOURCE_SERVING | 1u << SOURCE_KEPT,
+    [SOURCE_SERVING] = 1u << SOURCE_DONE,
+};
+
+static const char *const names[SOURCE_STATES] = {
+    "asking", "exposing", "starting", "stopped", "sending", "committed", "serving", "done", "kept",
+};
+
+static enum ibx_move_phase phase_of(const struct source *s)
+{
+    switch (s->state) {
+    case SOURCE_ASKING:
+        return IBX_PHASE_WAITING;
+    case SOURCE_EXPOSING:
+    case SOURCE_STARTING:
+        return IBX_PHASE_PREPARING;
+    case SOURCE_STOPPED:
+    case SOURCE_SENDING:
+        return IBX_PHASE_SWITCHING;
+    case SOURCE_COMMITTED:
+    case SOURCE_SERVING:
+        return !s->linked                   ? IBX_PHASE_BROKEN
+               : s->state == SOURCE_SERVING ? IBX_PHASE_FILLING
+                                            : IBX_PHASE_SWITCHING;
+    case SOURCE_DONE:
+        return IBX_PHASE_DONE;
+    default:
+        return IBX_PHASE_FAILED;
+    }
+}
+
+void source_move(struct source *s, enum source_state to)
+{
+    if (!(allowed[s->state] & 1u << to))
+        ibx_log(IBX_LOG_ERROR, "the source of a move went from %s to %s, which is a defect",
+                names[s->state], names[to]);
+    ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[s->state], names[to]);
+    s->state = to;
+}
+
+static void show(struct source *s)
+{
+    enum ibx_move_phase phase = phase_of(s);
+    bool changed = phase != s->status.phase;
+    s->status.phase = phase;
+    move_tell(&s->teller, &s->status, changed);
+}
+
+/* ---------------------------------------------------------------- what others say */
+
+static int heed_complete(struct source *s, const struct ibx_move_complete *record,
+                         struct ibx_error *err)
+{
+    uint8_t hash[IBX_MOVE_HASH_BYTES];
+    ibx_page_map_hash(&s->map, hash);
+    if (record->pages != s->map.pages || memcmp(record->hash, hash, sizeof(hash)))
+        return ibx_error_set(err, -EPROTO,
+                             "the destination calls the move complete with another page map "
+                             "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
+                             record->pages, s->map.pages);
+    s->record = *record;
+    s->complete = true;
+    return 0;
+}
+
+static void heed_progress(struct source *s, const struct ibx_move_progress *progress)
+{
+    s->status.present = progress->present;
+    s->status.bytes = progress->bytes;
+    s->status.faults = progress->faults;
+    s->status.fault_p50_ns = progress->fault_p50_ns;
+    s->status.fault_p99_ns = progress->fault_p99_ns;
+    s->status.fault_max_ns = progress->fault_max_ns;
+}
+
+static void heed_running(struct source *s)
+{
+    uint64_t now = ibx_now_ns();
+    if (!s->stop_ns || s->state != SOURCE_COMMITTED)
+        return;
+    s->status.commit_ns = now - s->loaded_ns;
+    s->status.downtime_ns = now - s->stop_ns;
+}
+
+struct hearing {
+    struct source *source;
+    struct ibx_error *err;
+};
+
+static int unexpected(const struct source *s, const struct ibx_move_any *message,
+                      struct ibx_error *err)
+{
+    return ibx_error_set(err, -EPROTO, "the destination said %s while the source was %s",
+                         ibx_move_message_name(message->type), names[s->state]);
+}
+
+static int hear(void *context, const struct ibx_move_any *message)
+{
+    struct hearing *h = context;
+    struct source *s = h->source;
+    switch (message->type) {
+    case IBX_MOVE_READY:
+        s->ready = true;
+        return s->state == SOURCE_EXPOSING ? 0 : unexpected(s, message, h->err);
+    case IBX_MOVE_LOADED:
+        s->loaded = true;
+        return s->state == SOURCE_SENDING && s->state_sent ? 0 : unexpected(s, message, h->err);
+    case IBX_MOVE_RUNNING:
+        if (!source_committed(s))
+            return unexpected(s, message, h->err);
+        heed_running(s);
+        if (s->state == SOURCE_COMMITTED)
+            source_move(s, SOURCE_SERVING);
+        return 0;
+    case IBX_MOVE_PROGRESS:
+        heed_progress(s, &message->is.progress);
+        return source_committed(s) ? 0 : unexpected(s, message, h->err);
+    case IBX_MOVE_COMPLETE:
+        if (s->state != SOURCE_SERVING)
+            return unexpected(s, message, h->err);
+        heed_progress(s, &message->is.complete.progress);
+        return heed_complete(s, &message->is.complete, h->err);
+    case IBX_MOVE_ABORT:
+        return ibx_error_set(h->err, -ECONNABORTED, "the destination gave up: %s",
+                             message->is.sentence);
+    default:
+        return unexpected(s, message, h->err);
+    }
+}
+
+static int hear_qemu(struct source *s, struct ibx_error *err)
+{
+    json_t *event;
+    int rc = ibx_qmp_pump(s->qmp, err);
+    while (!rc && (event = ibx_qmp_event_next(s->qmp))) {
+        if (move_event_is(event, "STOP", NULL) && !source_committed(s))
+            s->stop_ns = move_event_ns(event);
+        else if (move_event_is(event, "MIGRATION", "pre-switchover") && s->state == SOURCE_STARTING)
+            source_move(s, SOURCE_STOPPED);
+        else if (move_event_is(event, "MIGRATION", "completed"))
+            s->qemu_completed = true;
+        else if (move_event_is(event, "MIGRATION", "failed") ||
+                 move_event_is(event, "MIGRATION", "cancelled"))
+            rc = -EIO;
+        json_decref(event);
+    }
+    if (rc == -EIO && !source_committed(s)) {
+        char status[32], error[256] = "";
+        ibx_vm_migration(s->qmp, status, sizeof(status), error, sizeof(error),
+                         ibx_deadline_in_ms(MOVE_QMP_MS), NULL);
+        return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
+                             error[0] ? error : "it gave no reason");
+    }
+    return rc == -EIO ? 0 : rc;
+}
+
+/* ---------------------------------------------------------------- steps */
+
+static int begin_migration(struct source *s, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int rc = source_record(s, IBX_RECORD_MAY_RUN, err);
+    if (!rc && (rc = ibx_guard_touched(&s->guard)))
+        ibx_error_set(err, rc, "the guardian process has died");
+    if (rc)
+        return rc;
+    s->vm.touched = true;
+    rc = ibx_vm_migrate(s->qmp, &s->stream, deadline, err);
+    if (!rc)
+        source_move(s, SOURCE_STARTING);
+    return rc;
+}
+
+static int switch_over(struct source *s, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int rc = move_send_map(&s->control, &s->map, s->regions, err);
+    if (rc)
+        return rc;
+    s->map_sent = true;
+    s->mapped_ns = ibx_now_ns();
+    s->status.map_ns = s->mapped_ns - s->stop_ns;
+    source_move(s, SOURCE_SENDING);
+    return ibx_qmp_execute(s->qmp, "migrate-continue",
+                           json_pack("{s:s}", "state", "pre-switchover"), NULL, deadline, err);
+}
+
+/* Passes on what QEMU has written, as long as it does not pile up here. */
+static int carry_state(struct source *s, struct ibx_error *err)
+{
+    uint8_t bytes[IBX_MOVE_MESSAGE];
+    size_t room = ibx_control_room(&s->control);
+    while (s->stream >= 0 && ibx_control_idle(&s->control)) {
+        ssize_t n = read(s->stream, bytes, room < sizeof(bytes) ? room : sizeof(bytes));
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return 0;
+        if (n < 0)
+            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
+                                 strerror(errno));
+        if (n == 0) {
+            close(s->stream);
+            s->stream = -1;
+            s->stream_ended = true;
+            return 0;
+        }
+        struct ibx_move_any message = {.type = IBX_MOVE_STATE};
+        message.is.state.bytes = bytes;
+        message.is.state.length = (size_t)n;
+        int rc = ibx_control_send(&s->control, &message);
+        if (rc)
+            return ibx_error_set(err, rc, "the device state cannot be sent: %s", strerror(-rc));
+        s->status.state_bytes += (uint64_t)n;
+    }
+    return 0;
+}
+
+static int end_state(struct source *s)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_STATE_END};
+    message.is.state_bytes = s->status.state_bytes;
+    s->state_sent = true;
+    return ibx_control_send(&s->control, &message);
+}
+
+static int send_commit(struct source *s)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_COMMIT};
+    message.is.epoch = s->status.record.epoch;
+    return ibx_control_send(&s->control, &message);
+}
+
+/* The point of no return. What fails from here on is mended by connecting again. */
+static int commit(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_guard_commit(&s->guard);
+    if (rc)
+        return ibx_error_set(err, rc, "the guardian process has died");
+    s->loaded_ns = ibx_now_ns();
+    s->status.state_ns = s->loaded_ns - s->mapped_ns;
+    source_move(s, SOURCE_COMMITTED);
+    rc = send_commit(s);
+    return rc ? ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc)) : 0;
+}
+
+static int confirm(struct source *s, struct ibx_error *err)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_CONFIRM};
+    message.is.epoch = s->status.record.epoch;
+    int rc = source_record(s, IBX_RECORD_DONE, err);
+    if (rc)
+        return rc;
+    rc = ibx_control_send(&s->control, &message);
+    if (rc)
+        return ibx_error_set(err, rc, "the confirmation could not be sent: %s", strerror(-rc));
+    ibx_control_linger(&s->control, ibx_deadline_in_ms(MOVE_LINGER_MS));
+    s->status.total_ns = ibx_now_ns() - s->status.began_ns;
+    source_move(s, SOURCE_DONE);
+    return 0;
+}
+
+/* After a reconnection: the map again, and the commit if that was lost. */
+static int catch_up(struct source *s, struct ibx_error *err)
+{
+    if (!s->pages || s->map_sent)
+        return 0;
+    int rc = source_link_exposed(s, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = move_send_map(&s->control, &s->map, s->regions, err);
+    s->map_sent = !rc;
+    if (!rc && s->state == SOURCE_COMMITTED && (rc = send_commit(s)))
+        ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc));
+    return rc;
+}
+
+static int step_exposing(struct source *s, struct ibx_error *err)
+{
+    int rc = source_link_exposed(s, err);
+    if (rc || !s->ready)
+        return rc == -EAGAIN ? 0 : rc;
+    s->status.register_ns = ibx_now_ns() - s->status.began_ns;
+    return begin_migration(s, err);
+}
+
+static int step_stopped(struct source *s, struct ibx_error *err)
+{
+    int rc = 0;
+    if (!s->mapped_ns) {
+        s->mapped_ns = 1;
+        rc = source_find_map(s, err);
+        if (!rc)
+            rc = source_link_expose(s, err);
+    }
+    if (!rc)
+        rc = source_link_exposed(s, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    return switch_over(s, err);
+}
+
+static int step(struct source *s, struct ibx_error *err)
+{
+    int rc = 0;
+    if (s->linked && s->pages && (rc = ibx_page_export_failed(s->pages, err)))
+        return rc;
+    switch (s->state) {
+    case SOURCE_EXPOSING:
+        return step_exposing(s, err);
+    case SOURCE_STARTING:
+        return carry_state(s, err);
+    case SOURCE_STOPPED:
+        rc = carry_state(s, err);
+        return rc ? rc : step_stopped(s, err);
+    case SOURCE_SENDING:
+        rc = carry_state(s, err);
+        if (!rc && s->stream_ended && s->qemu_completed && !s->state_sent)
+            rc = end_state(s);
+        return rc || !s->loaded ? rc : commit(s, err);
+    case SOURCE_COMMITTED:
+        return s->linked ? catch_up(s, err) : 0;
+    case SOURCE_SERVING:
+        if (s->status.record.state == IBX_RECORD_MAY_RUN)
+            rc = source_record(s, IBX_RECORD_MOVED, err);
+        if (!rc && s->linked)
+            rc = catch_up(s, err);
+        return rc || !s->complete ? rc : confirm(s, err);
+    default:
+        return 0;
+    }
+}
+
+/* ---------------------------------------------------------------- what goes wrong */
+
+/* The VM goes on here. */
+static int keep(struct source *s, int code, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    if (s->linked && err->message[0])
+        ibx_control_send_abort(&s->control, err->message);
+    if (s->linked)
+        ibx_control_linger(&s->control, ibx_deadline_in_ms(code == -ECONNRESET ? 0 : 200));
+    if (ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why)) {
+        ibx_error_prefix(err, code, "the VM could not be continued (%s) after this", why.message);
+        source_move(s, SOURCE_KEPT);
+        return code; /* the guardian tries again */
+    }
+    source_move(s, SOURCE_KEPT);
+    if (s->status.record.written_s)
+        source_record(s, IBX_RECORD_KEPT, &why);
+    ibx_guard_release(&s->guard);
+    return code;
+}
+
+/* After the commit: 0 to go on and connect again. */
+static int endure(struct source *s, int code, struct ibx_error *err)
+{
+    if (s->state == SOURCE_COMMITTED && code == -ECONNABORTED)
+        return keep(s, code, err);
+    if (code == -EPROTO || code == -EPERM)
+        ibx_log(IBX_LOG_ERROR, "%s", err->message);
+    if (s->linked || !s->lost_ns) {
+        s->lost_ns = ibx_now_ns();
+        move_say(&s->options->tell, "%s; connecting again", err->message);
+    }
+    memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
+    source_link_close(s);
+    return 0;
+}
+
+static int link_again(struct source *s, struct ibx_error *err)
+{
+    int rc = source_link_again(s, err);
+    if (rc == -ECANCELED)
+        return s->state == SOURCE_COMMITTED ? keep(s, rc, err) : rc;
+    if (rc == -EAGAIN) {
+        if (err->message[0])
+            memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
+        const uint64_t limit = (uint64_t)s->options->give_up_s * 1000 * IBX_NS_PER_MS;
+        if (limit && ibx_now_ns() - s->lost_ns > limit)
+            return ibx_error_prefix(err, -ETIMEDOUT,
+                                    "given up after %u s; ib-migrate recover goes "
+                                    "on with the move",
+                                    s->options->give_up_s);
+        return 0;
+    }
+    if (rc)
+        return rc;
+    move_say(&s->options->tell, "connected again to %s", s->status.record.peer);
+    s->status.sentence[0] = 0;
+    return 0;
+}
+
+static int heed_signals(struct source *s, struct ibx_error *err)
+{
+    s->interrupts += move_signals_take(&s->signals);
+    if (source_committed(s)) {
+        if (s->interrupts > 1)
+            return ibx_error_set(err, -EINTR,
+                                 "interrupted; the VM runs at %s and its pages are "
+                                 "still here: ib-migrate recover goes on",
+                                 s->status.record.uri);
+        if (s->interrupts == 1 && !s->cancelled) {
+            s->cancelled = true;
+            move_say(&s->options->tell, "the VM runs at the destination already and needs the "
+                                        "pages that are still here; interrupt once more to leave "
+                                        "it to ib-migrate recover");
+        }
+        return 0;
+    }
+    if (s->interrupts || s->cancelled)
+        return ibx_error_set(err, -ECANCELED, "cancelled: the VM goes on here");
+    return 0;
+}
+
+/* ---------------------------------------------------------------- the loop */
+
+static void wait_for_something(struct source *s)
+{
+    struct pollfd fds[5 + 1 + IBX_TALK_CLIENTS_MAX];
+    const bool carry = s->stream >= 0 && ibx_control_idle(&s->control);
+    fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
+    int timeout = MOVE_TICK_MS;
+    if (ibx_control_arm(&s->control, &fds[0].fd))
+        timeout = 0;
+    fds[1] = (struct pollfd){.fd = s->qmp ? ibx_qmp_fd(s->qmp) : -1, .events = POLLIN};
+    fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
+    fds[3] = (struct pollfd){.fd = s->pages ? ibx_page_export_fd(s->pages) : -1, .events = POLLIN};
+    fds[4] = (struct pollfd){.fd = carry ? s->stream : -1, .events = POLLIN};
+    unsigned n = 5 + ibx_talk_poll_fds(s->talk, fds + 5);
+    if (poll(fds, n, timeout) > 0)
+        ibx_talk_serve(s->talk);
+}
+
+/* After the commit QEMU itself is not needed any more: its RAM is mapped and open here. */
+static int lose_qemu(struct source *s, struct ibx_error *err)
+{
+    move_say(&s->options->tell,
+             "the source's QEMU has ended (%s); its pages are held here until "
+             "the move is complete",
+             err->message);
+    ibx_qmp_close(s->qmp);
+    s->qmp = NULL;
+    return 0;
+}
+
+static int turn(struct source *s, struct ibx_error *err)
+{
+    struct hearing hearing = {s, err};
+    int rc = heed_signals(s, err);
+    if (!rc && s->qmp)
+        rc = hear_qemu(s, err);
+    if (rc && source_committed(s) && s->qmp && rc != -EINTR)
+        rc = lose_qemu(s, err);
+    if (rc)
+        return rc;
+    if (source_committed(s) && !s->linked)
+        return link_again(s, err);
+    rc = ibx_control_take(&s->control, hear, &hearing, err);
+    return rc ? rc : step(s, err);
+}
+
+static int run(struct source *s, struct ibx_error *err)
+{
+    int rc = 0;
+    while (s->state != SOURCE_DONE && s->state != SOURCE_KEPT) {
+        err->message[0] = 0;
+        rc = turn(s, err);
+        if (rc && !source_committed(s) && s->state != SOURCE_KEPT)
+            return keep(s, rc, err);
+        if (rc && s->state != SOURCE_KEPT && rc != -EINTR && rc != -ETIMEDOUT)
+            rc = endure(s, rc, err);
+        if (rc)
+            return rc;
+        show(s);
+        if (source_committed(s) || s->state < SOURCE_COMMITTED)
+            wait_for_something(s);
+    }
+    return rc;
+}
+
+/* ---------------------------------------------------------------- beginning and end */
+
+static void talk_status(void *context, struct ibx_move_status *status)
+{
+    struct source *s = context;
+    *status = s->status;
+    status->now_ns = ibx_now_ns();
+}
+
+static int talk_cancel(void *context, struct ibx_error *err)
+{
+    struct source *s = context;
+    if (source_committed(s) || s->state >= SOURCE_DONE)
+        return ibx_error_set(err, -EBUSY, "the VM runs at %s already: it cannot be cancelled",
+                             s->status.record.uri);
+    s->cancelled = true;
+    return 0;
+}
+
+static int talk_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_error *err)
+{
+    (void)context, (void)bytes_per_second;
+    return ibx_error_set(err, -EOPNOTSUPP,
+                         "the destination fetches the pages: set the bandwidth "
+                         "there");
+}
+
+static const struct ibx_talk_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
+
+static int find_vm(struct source *s, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    int rc = ibx_qmp_connect(s->options->qmp, deadline, &s->qmp, err);
+    if (rc)
+        return rc;
+    rc = ibx_guest_ram_find(s->qmp, 0, true, &s->ram, deadline, err);
+    if (rc == -EACCES || rc == -EROFS)
+        rc = ibx_guest_ram_find(s->qmp, 0, false, &s->ram, deadline, err);
+    if (rc)
+        return rc;
+    struct ibx_move_hello hello = {0};
+    ibx_move_hello_describe(&hello, &s->ram);
+    s->status.ram_bytes = s->ram.bytes;
+    return ibx_page_map_init(&s->map, hello.blocks, hello.block_count, err);
+}
+
+static int open_record(struct source *s, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    int rc = ibx_record_lock(s->options->folder, &s->status.record, &s->lock_fd, err);
+    if (rc)
+        return rc;
+    ibx_record_path(s->options->folder, &s->status.record, ".sock", path, sizeof(path));
+    rc = move_signals_open(&s->signals, err);
+    return rc ? rc : ibx_talk_open(path, &talk_ops, s, &s->talk, err);
+}
+
+/* Everything that can be found wrong without touching anything. */
+static int look(struct source *s, struct ibx_error *err)
+{
+    struct ibx_refusals refusals = {0};
+    struct ibx_record *record = &s->status.record;
+    int rc = find_vm(s, err);
+    if (!rc)
+        rc = ibx_refuse_side(s->qmp, &s->ram, IBX_MOVE_SOURCE, &refusals,
+                             ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (!rc && refusals.count)
+        rc = move_refused("this VM cannot be moved", &refusals, err);
+    if (!rc)
+        rc = move_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
+    if (rc)
+        return rc;
+    if (RAND_bytes(record->id, sizeof(record->id)) != 1)
+        return ibx_error_set(err, -EIO, "no random numbers for an id");
+    record->source = true;
+    record->epoch = 1;
+    record->uffd = -1;
+    record->state = IBX_RECORD_HERE;
+    move_record_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
+    s->vm.was_running = !strcmp(s->ram.status, "running");
+    return 0;
+}
+
+static int prepare(struct source *s, struct ibx_error *err)
+{
+    int rc = open_record(s, err);
+    if (!rc)
+        rc = source_record(s, IBX_RECORD_HERE, err);
+    if (!rc)
+        rc = ibx_guard_start(&s->guard, s->options->folder, &s->status.record, &s->vm, s->lock_fd,
+                             err);
+    if (!rc)
+        rc = source_link_ask(s, err);
+    if (!rc)
+        rc = ibx_capabilities_set(s->qmp, IBX_MOVE_SOURCE, &s->vm.before,
+                                  ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (!rc && (rc = ibx_guard_capabilities(&s->guard, s->vm.before)))
+        ibx_error_set(err, rc, "the guardian process has died");
+    if (!rc)
+        rc = source_find_map(s, err);
+    if (!rc)
+        rc = source_link_expose(s, err);
+    if (!rc)
+        source_move(s, SOURCE_EXPOSING);
+    return rc;
+}
+
+static void source_init(struct source *s, const struct ibx_send_options *options)
+{
+    *s = (struct source){.options = options, .stream = -1, .lock_fd = -1};
+    s->transport = move_options(&options->transport);
+    s->guard.fd = s->signals.fd = -1;
+    s->teller.tell = &options->tell;
+    s->status.source = true;
+    s->status.began_ns = ibx_now_ns();
+    ibx_control_init(&s->control, NULL);
+}
+
+static void quit_qemu(struct source *s)
+{
+    struct ibx_error err = {0};
+    int rc = ibx_qmp_execute(s->qmp, "quit", NULL, NULL, ibx_deadline_in_ms(MOVE_QMP_MS), &err);
+    if (rc && rc != -ECONNRESET && rc != -EPIPE)
+        move_say(&s->options->tell, "QEMU (process %d) did not quit: %s", (int)s->ram.pid,
+                 err.message);
+}
+
+static int finish(struct source *s, int rc, struct ibx_move_status *last, struct ibx_error *err)
+{
+    if (!rc && s->options->quit && s->qmp)
+        quit_qemu(s);
+    if (rc && err)
+        memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
+    s->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
+    source_link_close(s);
+    move_tell(&s->teller, &s->status, true);
+    if (last)
+        *last = s->status;
+    if (s->stream >= 0)
+        close(s->stream);
+    if (s->talk)
+        ibx_talk_close(s->talk);
+    move_signals_close(&s->signals);
+    json_decref(s->vm.before);
+    ibx_page_map_fini(&s->map);
+    ibx_guest_ram_fini(&s->ram);
+    ibx_qmp_close(s->qmp);
+    ibx_guard_release(&s->guard);
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    free(s);
+    return rc;
+}
+
+int ibx_move_send(const struct ibx_send_options *options, struct ibx_move_status *last,
+                  struct ibx_error *err)
+{
+    struct ibx_error local = {0};
+    struct source *s = malloc(sizeof(*s));
+    err = err ? err : &local;
+    if (!s)
+        return ibx_error_set(err, -ENOMEM, "no memory for a move");
+    source_init(s, options);
+    int rc = look(s, err);
+    if (rc)
+        return finish(s, rc, last, err);
+    rc = prepare(s, err);
+    rc = rc ? keep(s, rc, err) : run(s, err);
+    return finish(s, rc, last, err);
+}
+
+int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx_record *record,
+                        struct ibx_move_status *last, struct ibx_error *err)
+{
+    struct ibx_error local = {0};
+    struct source *s = malloc(sizeof(*s));
+    err = err ? err : &local;
+    if (!s)
+        return ibx_error_set(err, -ENOMEM, "no memory for a move");
+    source_init(s, options);
+    s->status.record = *record;
+    s->state = record->state == IBX_RECORD_MOVED ? SOURCE_SERVING : SOURCE_COMMITTED;
+    if (options->uri)
+        snprintf(s->status.record.uri, sizeof(s->status.record.uri), "%s", options->uri);
+    s->lost_ns = ibx_now_ns();
+    int rc = find_vm(s, err);
+    if (!rc &&
+        (s->ram.pid != record->pid || ibx_process_started(s->ram.pid) != record->pid_started))
+        rc = ibx_error_set(err, -ESRCH,
+                           "the QEMU (process %d) that holds this VM's pages has ended: what the "
+                           "destination has not fetched is lost",
+                           (int)record->pid);
+    if (!rc)
+        rc = open_record(s, err);
+    s->vm.touched = s->vm.was_running = true;
+    if (!rc)
+        rc = source_find_map(s, err);
+    if (!rc)
+        rc = run(s, err);
+    return finish(s, rc, last, err);
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The source of a move, between source.c (its states) and source_link.c (its connections). */
+#ifndef IBX_MIGRATE_SOURCE_H
+#define IBX_MIGRATE_SOURCE_H
+
+#include "migrate/move_internal.h"
+#include "migrate/pages.h"
+#include "migrate/source_vm.h"
+
+/*
+ *   ASKING ----> EXPOSING ----> STARTING ----> STOPPED ----> SENDING ----> COMMITTED ---> SERVING
+ *    HELLO        RAM, READY     QEMU sends     map           device        |  RUNNING       |
+ *     |              |             |              |           state         |       COMPLETE |
+ *     |              |             |              |              |   GIVEN_UP|  by dest.      v
+ *     +--------------+-------------+--------------+--------------+----------+             DONE
+ *                                  |
+ *                                  v
+ *                                KEPT: the VM goes on here
+ *
+ * The point of no return is the move to COMMITTED: before it whatever goes wrong leads to KEPT;
+ * after it only the destination's word that the VM never ran there does. Without that word a lost
+ * connection (`linked` is false in COMMITTED and SERVING) is made again for as long as it takes.
+ */
+enum source_state {
+    SOURCE_ASKING,
+    SOURCE_EXPOSING,
+    SOURCE_STARTING,
+    SOURCE_STOPPED,
+    SOURCE_SENDING,
+    SOURCE_COMMITTED,
+    SOURCE_SERVING,
+    SOURCE_DONE,
+    SOURCE_KEPT,
+    SOURCE_STATES
+};
+
+struct source {
+    const struct ibx_send_options *options;
+    struct ibx_options transport;
+    enum source_state state;
+    bool linked;
+    struct ibx_move_status status;
+    struct move_teller teller;
+    struct move_signals signals;
+    struct ibx_talk *talk;
+    int lock_fd;
+
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    struct ibx_source_vm vm;
+    struct ibx_guard guard;
+    struct ibx_page_map map;
+
+    struct ibx_control control;
+    struct ibx_page_export *pages;
+    uint32_t regions;
+    bool exposing, ready, loaded, complete; /* the other side's word: READY, LOADED, COMPLETE */
+    bool map_sent;                          /* over this control connection */
+    struct ibx_move_complete record;        /* of COMPLETE */
+
+    int stream; /* QEMU's device state; -1: none, or at its end */
+    bool stream_ended, qemu_completed, state_sent;
+
+    uint64_t retry_ns, retry_pause_ms, lost_ns;
+    bool cancelled;
+    unsigned interrupts;
+    uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */
+};
+
+/* The one place that moves. */
+void source_move(struct source *s, enum source_state to);
+static inline bool source_committed(const struct source *s)
+{
+    return s->state == SOURCE_COMMITTED || s->state == SOURCE_SERVING;
+}
+
+/* source_link.c */
+
+/* HELLO and its answer, then the page connections. */
+int source_link_ask(struct source *s, struct ibx_error *err);
+/* Exposes what holds data now; asynchronously. */
+int source_link_expose(struct source *s, struct ibx_error *err);
+/* 0: all is exposed and told; -EAGAIN: not yet. */
+int source_link_exposed(struct source *s, struct ibx_error *err);
+/* After the commit: one try to connect again. -EAGAIN: in vain, later again; -ECANCELED: the
+ * destination has given up, the VM never ran there. */
+int source_link_again(struct source *s, struct ibx_error *err);
+void source_link_close(struct source *s);
+/* Which pages hold data at this moment. */
+int source_find_map(struct source *s, struct ibx_error *err);
+/* Writes the record in this state. */
+int source_record(struct source *s, enum ibx_record_state state, struct ibx_error *err);
+
+#endif

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/migrate/mover.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MOVERS_MAX 16
+#define LOOK_MS    2
+
+char mover_folder[64], mover_state_dir[96];
+static struct mover *running[MOVERS_MAX];
+static unsigned count;
+
+void mover_begin(void)
+{
+    snprintf(mover_folder, sizeof(mover_folder), "/tmp/ibx-mv-XXXXXX");
+    assert_non_null(mkdtemp(mover_folder));
+    snprintf(mover_state_dir, sizeof(mover_state_dir), "%s/s", mover_folder);
+}
+
+int mover_end_all(void **state)
+{
+    char command[128];
+    for (unsigned i = 0; i < MOVERS_MAX; i++)
+        if (running[i])
+            mover_kill(running[i], SIGKILL);
+    if (mover_folder[0]) {
+        snprintf(command, sizeof(command), "rm -rf %s", mover_folder);
+        if (system(command))
+            return -1;
+    }
+    mover_folder[0] = '\0';
+    return vm_end_all(state);
+}
+
+static void become_tool(const struct mover *m, const char *const *arguments, pid_t parent)
+{
+    const char *items[40] = {getenv("IB_MIGRATE")};
+    unsigned n = 1;
+    for (; *arguments; arguments++)
+        items[n++] = *arguments;
+    items[n++] = "--state-dir";
+    items[n++] = mover_state_dir;
+    int out = open(m->out, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    int err = open(m->err, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    int null = open("/dev/null", O_RDONLY);
+    dup2(null, 0);
+    dup2(out, 1);
+    dup2(err, 2);
+    close_range(3, ~0u, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(126);
+    execv(items[0], (char *const *)(uintptr_t)items);
+    _exit(127);
+}
+
+void mover_start(struct mover *m, const char *const *arguments)
+{
+    memset(m, 0, sizeof(*m));
+    snprintf(m->out, sizeof(m->out), "%s/%u.out", mover_folder, count);
+    snprintf(m->err, sizeof(m->err), "%s/%u.err", mover_folder, count++);
+    for (unsigned i = 0; i < MOVERS_MAX; i++) {
+        if (!running[i]) {
+            running[i] = m;
+            break;
+        }
+    }
+    pid_t self = getpid();
+    m->pid = fork();
+    assert_true(m->pid >= 0);
+    if (!m->pid)
+        become_tool(m, arguments, self);
+}
+
+static size_t read_file(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = 0;
+    size_t length = 0;
+    while (fd >= 0 && length < size - 1 && (n = read(fd, text + length, size - 1 - length)) > 0)
+        length += (size_t)n;
+    text[length] = '\0';
+    if (fd >= 0)
+        close(fd);
+    return length;
+}
+
+static void fail_with_words(const struct mover *m, const char *what)
+{
+    static char out[65536], err[65536];
+    size_t length = read_file(m->out, out, sizeof(out));
+    read_file(m->err, err, sizeof(err));
+    fail_msg("%s\nit said: %s\nand printed, at last: %s", what, err,
+             length > 1500 ? out + length - 1500 : out);
+}
+
+static void note_end(struct mover *m)
+{
+    for (unsigned i = 0; i < MOVERS_MAX; i++)
+        if (running[i] == m)
+            running[i] = NULL;
+    m->pid = 0;
+}
+
+int mover_wait(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    int status = 0;
+    pid_t rc;
+    while (!(rc = waitpid(m->pid, &status, WNOHANG))) {
+        if (ibx_now_ns() >= deadline)
+            fail_with_words(m, "ib-migrate does not end");
+        poll(NULL, 0, LOOK_MS);
+    }
+    assert_int_equal(rc, m->pid);
+    note_end(m);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void mover_ends(struct mover *m, int status)
+{
+    char what[64];
+    int is = mover_wait(m);
+    snprintf(what, sizeof(what), "ib-migrate ended with %d, not %d", is, status);
+    if (is != status)
+        fail_with_words(m, what);
+}
+
+void mover_kill(struct mover *m, int signal)
+{
+    if (!m->pid)
+        return;
+    kill(m->pid, signal);
+    if (signal == SIGKILL) {
+        waitpid(m->pid, NULL, 0);
+        note_end(m);
+    }
+}
+
+bool mover_said(const struct mover *m, const char *words)
+{
+    static char text[1 << 20];
+    read_file(m->err, text, sizeof(text));
+    if (strstr(text, words))
+        return true;
+    read_file(m->out, text, sizeof(text));
+    return strstr(text, words) != NULL;
+}
+
+void mover_must_say(const struct mover *m, const char *words)
+{
+    char what[256];
+    snprintf(what, sizeof(what), "ib-migrate did not say \"%s\"", words);
+    if (!mover_said(m, words))
+        fail_with_words(m, what);
+}
+
+static void look_again(struct mover *m, uint64_t deadline, const char *what)
+{
+    int status;
+    if (m->pid && waitpid(m->pid, &status, WNOHANG) == m->pid) {
+        note_end(m);
+        return;
+    }
+    if (!m->pid || ibx_now_ns() >= deadline)
+        fail_with_words(m, what);
+    poll(NULL, 0, LOOK_MS);
+}
+
+void mover_await_words(struct mover *m, const char *words)
+{
+    const uint64_t deadline = vm_soon();
+    char what[256];
+    snprintf(what, sizeof(what), "waited for \"%s\"", words);
+    while (!mover_said(m, words))
+        look_again(m, deadline, what);
+}
+
+/* The last whole line that is an object. */
+json_t *mover_summary(const struct mover *m)
+{
+    static char text[1 << 20];
+    size_t length = read_file(m->out, text, sizeof(text));
+    while (length) {
+        while (length && text[length - 1] != '\n')
+            length--;
+        if (!length)
+            return NULL;
+        text[--length] = '\0';
+        size_t begin = length;
+        while (begin && text[begin - 1] != '\n')
+            begin--;
+        json_t *object = json_loads(text + begin, 0, NULL);
+        json_t *summary = json_object_get(object, "summary");
+        if (json_is_object(summary)) {
+            json_incref(summary);
+            json_decref(object);
+            return summary;
+        }
+        if (json_is_object(object))
+            return object;
+        json_decref(object);
+        length = begin;
+    }
+    return NULL;
+}
+
+static bool reached(const struct mover *m, const char *phase, unsigned present)
+{
+    json_t *last = mover_summary(m);
+    const char *is = json_string_value(json_object_get(last, "phase"));
+    json_int_t pages = json_integer_value(json_object_get(last, "pages"));
+    json_int_t there = json_integer_value(json_object_get(last, "present_pages"));
+    bool yes = is && !strcmp(is, phase) && (!present || (pages && there * 100 >= pages * present));
+    json_decref(last);
+    return yes;
+}
+
+void mover_await(struct mover *m, const char *phase, unsigned present)
+{
+    const uint64_t deadline = vm_soon();
+    char what[128];
+    snprintf(what, sizeof(what), "waited for phase %s, %u %% present", phase, present);
+    while (!reached(m, phase, present))
+        look_again(m, deadline, what);
+}
+
+void mover_receive(struct mover *m, const struct vm *vm, const char *uri, const char *const *more)
+{
+    const char *arguments[32] = {"receive", "--qmp", vm->tool, "--listen", uri, "--json"};
+    unsigned n = 6;
+    for (; more && *more; more++)
+        arguments[n++] = *more;
+    mover_start(m, arguments);
+    mover_await_words(m, "waiting at ");
+    static char text[65536];
+    read_file(m->err, text, sizeof(text));
+    const char *at = strstr(text, "waiting at ");
+    if (!at) {
+        read_file(m->out, text, sizeof(text));
+        at = strstr(text, "waiting at ");
+    }
+    at += strlen("waiting at ");
+    snprintf(m->uri, sizeof(m->uri), "%.*s", (int)strcspn(at, " \"\n"), at);
+}
+
+void mover_send(struct mover *m, const struct vm *vm, const char *uri, const char *const *more)
+{
+    const char *arguments[32] = {"send", "--qmp", vm->tool, uri, "--json"};
+    unsigned n = 5;
+    for (; more && *more; more++)
+        arguments[n++] = *more;
+    mover_start(m, arguments);
+}

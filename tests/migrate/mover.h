@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The tool ib-migrate as a test runs it: processes with their output in files, waited for by what
+ * they say. Failures fail the test at once.
+ */
+#ifndef IBX_TESTS_MIGRATE_MOVER_H
+#define IBX_TESTS_MIGRATE_MOVER_H
+
+#include "tests/migrate/vm.h"
+
+struct mover {
+    pid_t pid; /* 0: not running */
+    char out[96], err[96];
+    char uri[300]; /* of a receiver */
+};
+
+/* A folder for this test's records and logs, made anew; removed by mover_end_all. */
+extern char mover_folder[64], mover_state_dir[96];
+void mover_begin(void);
+/* Ends what still runs and all VMs. */
+int mover_end_all(void **state);
+
+/* ib-migrate with these arguments, NULL behind the last; --state-dir is added. */
+void mover_start(struct mover *mover, const char *const *arguments);
+/* `receive` for a VM at `uri`, and its real URI once it waits; `more` may be NULL. */
+void mover_receive(struct mover *mover, const struct vm *vm, const char *uri,
+                   const char *const *more);
+void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const char *const *more);
+/* Until it ends: its exit status, or 128 + the signal. */
+int mover_wait(struct mover *mover);
+/* It must end with this status; otherwise the test fails with what it said. */
+void mover_ends(struct mover *mover, int status);
+void mover_kill(struct mover *mover, int signal);
+/* Until a line of its JSON output has `phase`; with `present` (percent of all pages) as well. */
+void mover_await(struct mover *mover, const char *phase, unsigned present);
+/* Whether its output or its sentences contain `words`. */
+bool mover_said(const struct mover *mover, const char *words);
+void mover_must_say(const struct mover *mover, const char *words);
+/* Until it has said them. */
+void mover_await_words(struct mover *mover, const char *words);
+/* The last JSON object that it printed, a reference. */
+json_t *mover_summary(const struct mover *mover);
+
+#endif
