@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "gpudirect/cuda.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define LIBRARY "libcuda.so.1"
+
+static struct ibx_cuda table;
+static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+static char reason[256]; /* why there is no table, "" when there is */
+
+static const struct {
+    const char *symbol;
+    size_t offset; /* of the pointer in struct ibx_cuda */
+} symbols[] = {
+    {"cuCtxGetCurrent", offsetof(struct ibx_cuda, ctx_get_current)},
+    {"cuCtxGetDevice", offsetof(struct ibx_cuda, ctx_get_device)},
+    {"cuMemcpyHtoD_v2", offsetof(struct ibx_cuda, memcpy_to_device)},
+    {"cuMemcpyDtoH_v2", offsetof(struct ibx_cuda, memcpy_from_device)},
+    {"cuMemcpyHtoDAsync_v2", offsetof(struct ibx_cuda, memcpy_to_device_async)},
+    {"cuMemcpyDtoHAsync_v2", offsetof(struct ibx_cuda, memcpy_from_device_async)},
+    {"cuMemcpyAsync", offsetof(struct ibx_cuda, memcpy_async)},
+    {"cuMemcpy2DAsync_v2", offsetof(struct ibx_cuda, memcpy_2d_async)},
+    {"cuEventCreate", offsetof(struct ibx_cuda, event_create)},
+    {"cuEventRecord", offsetof(struct ibx_cuda, event_record)},
+    {"cuEventQuery", offsetof(struct ibx_cuda, event_query)},
+    {"cuEventSynchronize", offsetof(struct ibx_cuda, event_synchronize)},
+    {"cuEventDestroy_v2", offsetof(struct ibx_cuda, event_destroy)},
+    {"cuStreamIsCapturing", offsetof(struct ibx_cuda, stream_is_capturing)},
+    {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},
+    {"cuMemGetAddressRange_v2", offsetof(struct ibx_cuda, mem_get_address_range)},
+    {"cuMemHostRegister_v2", offsetof(struct ibx_cuda, mem_host_register)},
+    {"cuMemHostUnregister", offsetof(struct ibx_cuda, mem_host_unregister)},
+    {"cuMemHostGetFlags", offsetof(struct ibx_cuda, mem_host_get_flags)},
+    {"cuGetErrorName", offsetof(struct ibx_cuda, get_error_name)},
+};
+_Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) / sizeof(void *),
+               "each function has its symbol");
+
+static void load(void)
+{
+    const char *named = getenv("IBX_LIBCUDA");
+    const char *library = named && *named ? named : LIBRARY;
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!handle) {
+        const char *why = dlerror();
+        snprintf(reason, sizeof(reason),
+                 "the CUDA driver cannot be loaded (install NVIDIA's, or name its library by "
+                 "IBX_LIBCUDA): %.140s",
+                 why ? why : library);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        void *function = dlsym(handle, symbols[i].symbol);
+        if (!function) {
+            snprintf(reason, sizeof(reason),
+                     "%.128s has no %s: a driver for CUDA 11 or later is needed", library,
+                     symbols[i].symbol);
+            return;
+        }
+        *(void **)((char *)&table + symbols[i].offset) = function;
+    }
+}
+
+const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
+{
+    pthread_once(&loaded, load);
+    if (!reason[0])
+        return &table;
+    ibx_error_set(err, -ENOENT, "%s", reason);
+    return NULL;
+}
+
+const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code)
+{
+    const char *name = NULL;
+    return !cuda->get_error_name(code, &name) && name ? name : "an unknown CUDA error";
+}

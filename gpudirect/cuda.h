@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The CUDA driver, loaded when it is wanted: ibx builds and runs without CUDA.
+ *
+ * Types and numbers below are those of the driver's stable binary interface
+ * (the _v2 names), declared here so that no header of CUDA is needed. Every
+ * function returns a CUresult: 0, or a positive code.
+ *
+ * IBX_LIBCUDA in the environment names another library than libcuda.so.1.
+ */
+#ifndef IBX_GPUDIRECT_CUDA_H
+#define IBX_GPUDIRECT_CUDA_H
+
+#include "common/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* CUresult */
+#define IBX_CUDA_NOT_READY 600
+
+/* CUmemorytype */
+#define IBX_CUDA_MEMORY_HOST   1u
+#define IBX_CUDA_MEMORY_DEVICE 2u
+
+/* CUpointer_attribute */
+#define IBX_CUDA_POINTER_MEMORY_TYPE 2
+#define IBX_CUDA_POINTER_IS_MANAGED  8
+#define IBX_CUDA_POINTER_ORDINAL     9
+
+#define IBX_CUDA_HOST_REGISTER_PORTABLE                                                            \
+    1u /* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts                                      \
+        */
+#define IBX_CUDA_HOST_REGISTER_READ_ONLY 8u
+#define IBX_CUDA_EVENT_DISABLE_TIMING    2u
+
+/* CU_STREAM_LEGACY: what a stream of 0 means to programs that were not built for another one. */
+#define IBX_CUDA_STREAM_LEGACY ((void *)(uintptr_t)1)
+
+/* CUDA_MEMCPY2D */
+struct ibx_cuda_memcpy2d {
+    size_t src_x, src_y; /* bytes, rows */
+    unsigned src_type;
+    const void *src_host;
+    uint64_t src_device;
+    void *src_array;
+    size_t src_pitch;
+    size_t dst_x, dst_y;
+    unsigned dst_type;
+    void *dst_host;
+    uint64_t dst_device;
+    void *dst_array;
+    size_t dst_pitch;
+    size_t width, height; /* bytes, rows */
+};
+_Static_assert(sizeof(struct ibx_cuda_memcpy2d) == 128, "the layout of CUDA_MEMCPY2D");
+
+struct ibx_cuda {
+    int (*ctx_get_current)(void **context);
+    int (*ctx_get_device)(int *device);
+    int (*memcpy_to_device)(uint64_t to, const void *from, size_t n);
+    int (*memcpy_from_device)(void *to, uint64_t from, size_t n);
+    int (*memcpy_to_device_async)(uint64_t to, const void *from, size_t n, void *stream);
+    int (*memcpy_from_device_async)(void *to, uint64_t from, size_t n, void *stream);
+    int (*memcpy_async)(uint64_t to, uint64_t from, size_t n, void *stream);
+    int (*memcpy_2d_async)(const struct ibx_cuda_memcpy2d *copy, void *stream);
+    int (*event_create)(void **event, unsigned flags);
+    int (*event_record)(void *event, void *stream);
+    int (*event_query)(void *event);
+    int (*event_synchronize)(void *event);
+    int (*event_destroy)(void *event);
+    int (*stream_is_capturing)(void *stream, int *status);
+    int (*pointer_get_attributes)(unsigned count, const int *attributes, void **values,
+                                  uint64_t pointer);
+    int (*mem_get_address_range)(uint64_t *base, size_t *size, uint64_t pointer);
+    int (*mem_host_register)(void *address, size_t n, unsigned flags);
+    int (*mem_host_unregister)(void *address);
+    int (*mem_host_get_flags)(unsigned *flags, void *address);
+    int (*get_error_name)(int code, const char **name);
+};
+
+/* The one table of this process, or NULL and a sentence: the library or one of its functions is
+ * missing. Decided once; from any thread. Makes no context and calls nothing of CUDA. */
+const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
+/* "CUDA_ERROR_ILLEGAL_ADDRESS", never NULL. */
+const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The memory is mapped here and registered with CUDA, rather than allocated by
+ * it: when a context is reset under us the memory stays, only slower to copy
+ * from, until it is pinned again.
+ */
+#include "gpudirect/pinned.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t given;
+    uint8_t *base; /* NULL: not made yet */
+    pid_t owner;   /* a child forked from it has neither the memory nor a context */
+    size_t bytes;
+    unsigned count;
+    unsigned *free_stack; /* the last given is taken first: it is still in the cache */
+    unsigned free_count;
+} pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
+
+static int pool_map(size_t bytes, struct ibx_error *err)
+{
+    unsigned count = (unsigned)(bytes / IBX_PINNED_STRIDE);
+    if (!count)
+        return ibx_error_set(err, -EINVAL,
+                             "%zu bytes of pinned memory are less than one chunk of %u", bytes,
+                             IBX_PINNED_STRIDE);
+    size_t length = (size_t)count * IBX_PINNED_STRIDE;
+    unsigned *stack = malloc(count * sizeof(*stack));
+    void *base =
+        stack ? mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+              : MAP_FAILED;
+    if (base == MAP_FAILED) {
+        free(stack);
+        return ibx_error_set(err, -ENOMEM,
+                             "no memory for a pool of %zu bytes: lower "
+                             "rdma.gpu_memory",
+                             length);
+    }
+    madvise(base, length, MADV_HUGEPAGE);
+    madvise(base, length, MADV_DONTFORK);
+    pool.base = base;
+    pool.owner = getpid();
+    pool.bytes = length;
+    pool.count = pool.free_count = count;
+    pool.free_stack = stack;
+    for (unsigned i = 0; i < count; i++)
+        stack[i] = count - 1 - i;
+    return 0;
+}
+
+static void pool_unmap(void)
+{
+    munmap(pool.base, pool.bytes);
+    free(pool.free_stack);
+    pool.base = NULL;
+    pool.count = pool.free_count = 0;
+    pool.free_stack = NULL;
+}
+
+static int pool_pin(const struct ibx_cuda *cuda, struct ibx_error *err)
+{
+    unsigned flags;
+    if (!cuda->mem_host_get_flags(&flags, pool.base))
+        return 0;
+    int rc = cuda->mem_host_register(pool.base, pool.bytes, IBX_CUDA_HOST_REGISTER_PORTABLE);
+    return rc ? ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
+                              pool.bytes, ibx_cuda_error_name(cuda, rc))
+              : 0;
+}
+
+int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
+{
+    pthread_mutex_lock(&pool.mutex);
+    bool fresh = !pool.base;
+    int rc = 0;
+    if (fresh)
+        rc = pool_map(bytes, err);
+    else if (pool.owner != getpid())
+        rc =
+            ibx_error_set(err, -EPERM, "CUDA does not work in a child of the process that used it");
+    if (!rc)
+        rc = pool_pin(cuda, err);
+    if (rc && fresh && pool.base)
+        pool_unmap();
+    pthread_mutex_unlock(&pool.mutex);
+    return rc;
+}
+
+unsigned ibx_pinned_count(void)
+{
+    pthread_mutex_lock(&pool.mutex);
+    unsigned count = pool.count;
+    pthread_mutex_unlock(&pool.mutex);
+    return count;
+}
+
+void *ibx_pinned_payload(unsigned chunk)
+{
+    return pool.base + (size_t)chunk * IBX_PINNED_STRIDE + IBX_PINNED_BEFORE;
+}
+
+int ibx_pinned_take(unsigned wait_ms)
+{
+    uint64_t deadline = ibx_deadline_in_ms(wait_ms);
+    struct timespec until = {(time_t)(deadline / 1000000000u), (long)(deadline % 1000000000u)};
+    int rc = 0;
+    pthread_mutex_lock(&pool.mutex);
+    while (!pool.free_count && wait_ms && !rc)
+        rc = pthread_cond_clockwait(&pool.given, &pool.mutex, CLOCK_MONOTONIC, &until);
+    int chunk = pool.free_count ? (int)pool.free_stack[--pool.free_count] : -EAGAIN;
+    pthread_mutex_unlock(&pool.mutex);
+    return chunk;
+}
+
+void ibx_pinned_give(unsigned chunk)
+{
+    pthread_mutex_lock(&pool.mutex);
+    pool.free_stack[pool.free_count++] = chunk;
+    pthread_cond_signal(&pool.given);
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+unsigned ibx_pinned_taken(void)
+{
+    pthread_mutex_lock(&pool.mutex);
+    unsigned taken = pool.count - pool.free_count;
+    pthread_mutex_unlock(&pool.mutex);
+    return taken;
+}

@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "gpudirect/staging.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
+#define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
+
+/*
+ * A chunk of the copy in hand.
+ *
+ *   to the device     FREE --move--> MOVING --arrived--> FILLED --DMA--> DMA --event--> FREE
+ *   from the device   FREE --DMA--> DMA --event--> FILLED --move--> MOVING --arrived--> FILLED, or
+ *                     FREE when its last byte has been moved
+ */
+enum place_state { PLACE_FREE, PLACE_MOVING, PLACE_FILLED, PLACE_DMA };
+
+struct place {
+    enum place_state state;
+    unsigned chunk;
+    void *event;     /* after the place's last DMA */
+    uint64_t at;     /* of its first byte, in the host's bytes */
+    size_t length;   /* bytes of payload */
+    uint8_t *next;   /* from the device: first byte not yet moved ... */
+    size_t left;     /* ... and how many there are */
+    uint32_t serial; /* of its DMA */
+};
+
+struct ibx_staging {
+    const struct ibx_cuda *cuda;
+    void *context; /* in which the events are */
+    unsigned events;
+    unsigned count; /* places with a chunk */
+    struct place places[IBX_STAGING_DEPTH];
+
+    struct ibx_gpu_copy copy;
+    uint64_t total, begun; /* bytes of it, and how many have a place or had one */
+    size_t step;           /* bytes of one place */
+    unsigned moving;       /* places in that state */
+    unsigned current;      /* from the device: the place whose bytes are moved next ... */
+    unsigned refill;       /* ... and the one that takes the next piece, once it is empty */
+    uint32_t serial;
+};
+
+/* ------------------------------------------------------------------------ sizes */
+
+uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy)
+{
+    return copy->height == 1 ? copy->width : copy->host_pitch * copy->height;
+}
+
+bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
+{
+    return copy->height == 1 || copy->host_pitch <= IBX_PINNED_CHUNK;
+}
+
+/* Bytes of one chunk: an eighth of a short copy, so that its parts overlap too; whole rows. */
+static size_t step_of(const struct ibx_gpu_copy *copy, uint64_t total)
+{
+    if (copy->height != 1)
+        return IBX_PINNED_CHUNK - IBX_PINNED_CHUNK % (size_t)copy->host_pitch;
+    uint64_t part = total / IBX_STAGING_DEPTH / STEP_UNIT * STEP_UNIT;
+    if (part < STEP_UNIT)
+        part = STEP_UNIT;
+    return part < IBX_PINNED_CHUNK ? (size_t)part : IBX_PINNED_CHUNK;
+}
+
+static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
+{
+    st->copy = *copy;
+    st->total = ibx_gpu_copy_bytes(copy);
+    st->step = step_of(copy, st->total);
+    st->begun = 0;
+    st->current = st->refill = 0;
+}
+
+/* The next piece of the copy into a free place. */
+static void place_begin(struct ibx_staging *st, struct place *place)
+{
+    place->at = st->begun;
+    place->length = st->total - st->begun < st->step ? (size_t)(st->total - st->begun) : st->step;
+    st->begun += place->length;
+}
+
+/* ------------------------------------------------------------------------- lanes */
+
+int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging,
+                       struct ibx_error *err)
+{
+    struct ibx_staging *st = calloc(1, sizeof(*st));
+    if (!st)
+        return ibx_error_set(err, -ENOMEM, "no memory to stage copies");
+    st->cuda = cuda;
+    *staging = st;
+    return 0;
+}
+
+/* Events of a context that is no longer current may be gone with it: they are left alone. */
+static void events_drop(struct ibx_staging *st)
+{
+    void *context = NULL;
+    bool ours = !st->cuda->ctx_get_current(&context) && context == st->context;
+    for (unsigned i = 0; ours && i < st->events; i++)
+        st->cuda->event_destroy(st->places[i].event);
+    st->events = 0;
+    st->context = NULL;
+}
+
+/* One event a place, in the current context. 0 or a CUresult. */
+static int events_ready(struct ibx_staging *st)
+{
+    void *context = NULL;
+    int rc = st->cuda->ctx_get_current(&context);
+    if (!rc && context != st->context) {
+        events_drop(st);
+        st->context = context;
+    }
+    while (!rc && st->events < st->count) {
+        rc = st->cuda->event_create(&st->places[st->events].event, IBX_CUDA_EVENT_DISABLE_TIMING);
+        st->events += !rc;
+    }
+    return rc;
+}
+
+void ibx_staging_forget(struct ibx_staging *st)
+{
+    st->events = 0;
+    st->context = NULL;
+}
+
+void ibx_staging_destroy(struct ibx_staging *st)
+{
+    if (!st)
+        return;
+    ibx_staging_end(st);
+    events_drop(st);
+    free(st);
+}
+
+bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
+{
+    struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
+    size_t step = step_of(&plain, bytes);
+    while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
+        int chunk = ibx_pinned_take(st->count ? 0 : TAKE_WAIT_MS);
+        if (chunk < 0)
+            break;
+        struct place *place = &st->places[st->count++];
+        place->chunk = (unsigned)chunk;
+        place->state = PLACE_FREE;
+    }
+    return st->count;
+}
+
+unsigned ibx_staging_chunks(const struct ibx_staging *st)
+{
+    return st->count;
+}
+
+unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned place)
+{
+    return st->places[place].chunk;
+}
+
+void ibx_staging_end(struct ibx_staging *st)
+{
+    for (unsigned i = 0; i < st->count; i++) {
+        if (st->places[i].state == PLACE_DMA)
+            st->cuda->event_synchronize(st->places[i].event);
+        st->places[i].state = PLACE_FREE;
+        ibx_pinned_give(st->places[i].chunk);
+    }
+    st->count = 0;
+    st->moving = 0;
+}
+
+/* --------------------------------------------------------------------------- DMA */
+
+/* 2D copies: the rows of a place. */
+static int dma_rows(const struct ibx_staging *st, const struct place *place, bool to_device)
+{
+    const struct ibx_gpu_copy *copy = &st->copy;
+    void *host = ibx_pinned_payload(place->chunk);
+    uint64_t device = copy->device + place->at / copy->host_pitch * copy->device_pitch;
+    struct ibx_cuda_memcpy2d rows = {.width = copy->width,
+                                     .height = place->length / copy->host_pitch};
+    if (to_device) {
+        rows.src_type = IBX_CUDA_MEMORY_HOST;
+        rows.src_host = host;
+        rows.src_pitch = copy->host_pitch;
+        rows.dst_type = IBX_CUDA_MEMORY_DEVICE;
+        rows.dst_device = device;
+        rows.dst_pitch = copy->device_pitch;
+    } else {
+        rows.src_type = IBX_CUDA_MEMORY_DEVICE;
+        rows.src_device = device;
+        rows.src_pitch = copy->device_pitch;
+        rows.dst_type = IBX_CUDA_MEMORY_HOST;
+        rows.dst_host = host;
+        rows.dst_pitch = copy->host_pitch;
+        /* What lies between the rows travels too, and the chunk has had other users. */
+        if (copy->host_pitch != copy->width)
+            memset(host, 0, place->length);
+    }
+    return st->cuda->memcpy_2d_async(&rows, copy->stream);
+}
+
+/* Gives a place to the GPU. 0 or a CUresult. */
+static int dma_start(struct ibx_staging *st, struct place *place, bool to_device)
+{
+    const struct ibx_gpu_copy *copy = &st->copy;
+    void *host = ibx_pinned_payload(place->chunk);
+    int rc;
+    if (copy->height != 1)
+        rc = dma_rows(st, place, to_device);
+    else if (to_device)
+        rc = st->cuda->memcpy_to_device_async(copy->device + place->at, host, place->length,
+                                              copy->stream);
+    else
+        rc = st->cuda->memcpy_from_device_async(host, copy->device + place->at, place->length,
+                                                copy->stream);
+    if (!rc)
+        rc = st->cuda->event_record(place->event, copy->stream);
+    if (rc)
+        return rc;
+    place->state = PLACE_DMA;
+    place->serial = ++st->serial;
+    return 0;
+}
+
+/* The place whose DMA began first (or last), NULL: none is under way. */
+static struct place *dma_pick(struct ibx_staging *st, bool last)
+{
+    struct place *found = NULL;
+    for (unsigned i = 0; i < st->count; i++) {
+        struct place *place = &st->places[i];
+        if (place->state == PLACE_DMA &&
+            (!found || (place->serial - found->serial < UINT32_MAX / 2) == last))
+            found = place;
+    }
+    return found;
+}
+
+/* Nothing may be in flight when the lane is used again. */
+static void places_free(struct ibx_staging *st)
+{
+    for (unsigned i = 0; i < st->count; i++) {
+        if (st->places[i].state == PLACE_DMA)
+            st->cuda->event_synchronize(st->places[i].event);
+        st->places[i].state = PLACE_FREE;
+    }
+}
+
+/* After an error, which may be one of the events' context. */
+static int stop_gpu(struct ibx_staging *st, int rc)
+{
+    places_free(st);
+    events_drop(st);
+    return rc;
+}
+
+/* -------------------------------------------------------------------------- wire */
+
+static int move_start(struct ibx_staging *st, const struct ibx_staging_wire *wire, unsigned i,
+                      void *local, uint64_t offset, size_t n)
+{
+    int rc = wire->move(wire->context, i, st->places[i].chunk, local, offset, n);
+    if (rc)
+        return rc;
+    st->places[i].state = PLACE_MOVING;
+    st->moving++;
+    return 0;
+}
+
+static int take_arrivals(struct ibx_staging *st, const struct ibx_staging_wire *wire, bool wait)
+{
+    uint32_t places = 0;
+    int rc = wire->arrived(wire->context, wait, &places);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < st->count; i++) {
+        if (!(places & 1u << i) || st->places[i].state != PLACE_MOVING)
+            continue;
+        st->places[i].state = PLACE_FILLED;
+        st->moving--;
+    }
+    return 0;
+}
+
+/* Waits for moves under way, then for DMA; returns `refused` unless the wire fails as well. */
+static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire, int refused)
+{
+    while (st->moving) {
+        int rc = take_arrivals(st, wire, true);
+        if (rc)
+            return rc;
+    }
+    if (refused != IBX_STAGING_REFUSED)
+        return stop_gpu(st, refused);
+    places_free(st);
+    return refused;
+}
+
+/* --------------------------------------------------------------------- to the device */
+
+/* Takes back places that the GPU is done with; `wait`: at least one. */
+static int free_places(struct ibx_staging *st, bool wait)
+{
+    struct place *oldest;
+    while ((oldest = dma_pick(st, false))) {
+        int rc = wait ? st->cuda->event_synchronize(oldest->event)
+                      : st->cuda->event_query(oldest->event);
+        if (rc)
+            return rc == IBX_CUDA_NOT_READY ? 0 : rc;
+        oldest->state = PLACE_FREE;
+        wait = false;
+    }
+    return 0;
+}
+
+static int fill_places(struct ibx_staging *st, const struct ibx_staging_wire *wire)
+{
+    for (unsigned i = 0; i < st->count && st->begun < st->total; i++) {
+        struct place *place = &st->places[i];
+        if (place->state != PLACE_FREE)
+            continue;
+        place_begin(st, place);
+        int rc =
+            move_start(st, wire, i, ibx_pinned_payload(place->chunk), place->at, place->length);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* 0 or a CUresult; counts the bytes given to the GPU. */
+static int empty_places(struct ibx_staging *st, uint64_t *given)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < st->count && !rc; i++) {
+        struct place *place = &st->places[i];
+        if (place->state != PLACE_FILLED)
+            continue;
+        rc = dma_start(st, place, true);
+        *given += place->length;
+    }
+    return rc;
+}
+
+int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire *wire,
+                          const struct ibx_gpu_copy *copy)
+{
+    copy_set(st, copy);
+    int rc = events_ready(st);
+    if (rc)
+        return stop_gpu(st, rc);
+    bool open = !wire->open;
+    uint64_t given = 0;
+    while (given < st->total) {
+        rc = fill_places(st, wire);
+        if (rc)
+            return rc;
+        if (st->moving || !open) {
+            rc = take_arrivals(st, wire, true);
+            if (rc)
+                return rc;
+        }
+        if (!open) {
+            rc = wire->open(wire->context, &st->copy);
+            if (rc < 0)
+                return rc;
+            if (rc > 1)
+                return stop_all(st, wire, rc);
+            open = !rc;
+        }
+        rc = open ? empty_places(st, &given) : 0;
+        if (!rc)
+            rc = free_places(st, !st->moving && given < st->total && open);
+        if (rc)
+            return stop_all(st, wire, rc);
+    }
+    struct place *last = dma_pick(st, true);
+    rc = last ? st->cuda->event_synchronize(last->event) : 0;
+    if (rc)
+        return stop_gpu(st, rc);
+    for (unsigned i = 0; i < st->count; i++)
+        st->places[i].state = PLACE_FREE;
+    return 0;
+}
+
+/* ------------------------------------------------------------------- from the device */
+
+/* The next piece of the copy on its way into a free place. 0 or a CUresult. */
+static int fetch(struct ibx_staging *st, struct place *place)
+{
+    if (st->begun == st->total)
+        return 0;
+    place_begin(st, place);
+    place->next = ibx_pinned_payload(place->chunk);
+    place->left = place->length;
+    return dma_start(st, place, false);
+}
+
+int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *copy,
+                            const void *head, size_t head_length)
+{
+    copy_set(st, copy);
+    int rc = events_ready(st);
+    for (unsigned i = 0; i < st->count && !rc; i++)
+        rc = fetch(st, &st->places[i]);
+    struct place *first = &st->places[0];
+    if (!rc)
+        rc = st->cuda->event_synchronize(first->event);
+    if (rc)
+        return stop_gpu(st, rc);
+    first->state = PLACE_FILLED;
+    first->next -= head_length;
+    first->left += head_length;
+    memcpy(first->next, head, head_length);
+    return 0;
+}
+
+const void *ibx_staging_first(const struct ibx_staging *st, size_t *length)
+{
+    *length = st->places[0].left;
+    return st->places[0].next;
+}
+
+/* Waits until the current place is filled; meanwhile the wire goes on. */
+static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
+{
+    struct place *place = &st->places[st->current];
+    while (place->state == PLACE_DMA && st->moving) {
+        int rc = st->cuda->event_query(place->event);
+        if (rc && rc != IBX_CUDA_NOT_READY)
+            return rc;
+        if (!rc)
+            place->state = PLACE_FILLED;
+        else if ((rc = take_arrivals(st, wire, false)))
+            return rc;
+    }
+    if (place->state != PLACE_DMA)
+        return 0;
+    int rc = st->cuda->event_synchronize(place->event);
+    if (!rc)
+        place->state = PLACE_FILLED;
+    return rc;
+}
+
+/* Places whose bytes have all been moved take the next pieces, in turn: pieces are moved in order.
+ */
+static int refetch(struct ibx_staging *st)
+{
+    int rc = 0;
+    for (;;) {
+        struct place *place = &st->places[st->refill];
+        if (rc || place->state != PLACE_FILLED || place->left)
+            return rc;
+        place->state = PLACE_FREE;
+        st->refill = (st->refill + 1) % st->count;
+        rc = fetch(st, place);
+    }
+}
+
+/* Starts to move what the current place has of the next n bytes. */
+static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *wire,
+                        uint64_t offset, uint64_t n, uint64_t *moved)
+{
+    struct place *place = &st->places[st->current];
+    size_t some = n < place->left ? (size_t)n : place->left;
+    int rc = move_start(st, wire, st->current, place->next, offset, some);
+    if (rc)
+        return rc;
+    place->next += some;
+    place->left -= some;
+    *moved = some;
+    if (!place->left)
+        st->current = (st->current + 1) % st->count;
+    return 0;
+}
+
+int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *wire, uint64_t n)
+{
+    for (uint64_t given = 0; given < n || st->moving;) {
+        int rc = refetch(st);
+        if (rc)
+            return stop_all(st, wire, rc);
+        const struct place *place = &st->places[st->current];
+        bool empty = place->state == PLACE_FREE || (place->state == PLACE_FILLED && !place->left);
+        if (given == n || place->state == PLACE_MOVING || (empty && st->moving)) {
+            rc = take_arrivals(st, wire, true);
+            if (rc)
+                return rc;
+            continue;
+        }
+        if (empty)
+            return stop_gpu(st, -ERANGE); /* more than the copy has */
+        rc = current_ready(st, wire);
+        if (rc)
+            return rc < 0 ? rc : stop_all(st, wire, rc);
+        uint64_t moved;
+        rc = move_current(st, wire, given, n - given, &moved);
+        if (rc)
+            return rc;
+        given += moved;
+    }
+    return 0;
+}

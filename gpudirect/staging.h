@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies between a peer's memory and this process's GPU, through pinned chunks:
+ * while the fabric fills (or empties) some, the GPU's copy engine has others.
+ *
+ *   to the device    wire READ -> chunk -> DMA      in the order in which chunks arrive
+ *   from the device  DMA -> chunk -> wire WRITE     in order
+ *
+ * A lane belongs to one connection and its thread; all lanes share the pool of
+ * pinned.h and take of it what is free, at most IBX_STAGING_DEPTH chunks a copy.
+ *
+ * Copies run in the calling thread's current context, on the stream that they
+ * name, and have ended when the call returns, as those of cudaMemcpy.
+ *
+ * Returns of all calls: 0; a positive CUresult, after which the lane is free for
+ * the next copy; a negative errno of the wire, after which the lane may be gone
+ * already and nothing of it has been touched since.
+ */
+#ifndef IBX_GPUDIRECT_STAGING_H
+#define IBX_GPUDIRECT_STAGING_H
+
+#include "gpudirect/cuda.h"
+#include "gpudirect/pinned.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define IBX_STAGING_DEPTH 8u /* chunks of one copy */
+
+/* The host's side is rows of `host_pitch` bytes one after the other, the device's rows of
+ * `device_pitch`; a plain copy is one row of `width` bytes. */
+struct ibx_gpu_copy {
+    uint64_t device; /* address of the first row */
+    uint64_t device_pitch, host_pitch;
+    uint64_t width, height; /* bytes, rows; neither is 0 */
+    void *stream;
+};
+
+/* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */
+uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy);
+/* Whether a copy can be staged: a row has to fit into a chunk, a plain copy always does. */
+bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy);
+
+/* The peer's side, by offsets in the host's bytes. `place` is 0 to IBX_STAGING_DEPTH - 1 and names
+ * the copy in hand; a place is moved again only after its last move was reported. */
+struct ibx_staging_wire {
+    void *context;
+    /* Begins to move `n` bytes between the peer's at `offset` and `local`, in pool chunk `chunk`.
+     */
+    int (*move)(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
+                size_t n);
+    /* Sets a bit for each place whose move is over. With `wait` it returns when there is one. */
+    int (*arrived)(void *context, bool wait, uint32_t *places);
+    /* To the device only, may be NULL: called once before anything is given to the GPU and after
+     * bytes have arrived; fills in where to. 0: go on; 1: not known yet, wait; IBX_STAGING_REFUSED:
+     * stop, nothing was done. */
+    int (*open)(void *context, struct ibx_gpu_copy *copy);
+};
+#define IBX_STAGING_REFUSED 0x7fffffff
+
+struct ibx_staging;
+
+int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging,
+                       struct ibx_error *err);
+/* The context was reset, and what the lane had in it is gone. */
+void ibx_staging_forget(struct ibx_staging *staging);
+/* Accepts NULL. Waits for DMA in flight and gives the chunks back; no move may be in flight. */
+void ibx_staging_destroy(struct ibx_staging *staging);
+
+/* Takes the chunks for a copy of `bytes`: false when the pool is exhausted and stayed so for a
+ * while. Then the caller copies in another way. */
+bool ibx_staging_begin(struct ibx_staging *staging, uint64_t bytes);
+/* How many there are, and the number of each in the pool. */
+unsigned ibx_staging_chunks(const struct ibx_staging *staging);
+unsigned ibx_staging_chunk(const struct ibx_staging *staging, unsigned place);
+/* Gives them back, after a copy or instead of one; waits for DMA in flight. */
+void ibx_staging_end(struct ibx_staging *staging);
+
+/* After begin: a whole copy. With wire->open only the number of bytes of `copy` counts before. */
+int ibx_staging_to_device(struct ibx_staging *staging, const struct ibx_staging_wire *wire,
+                          const struct ibx_gpu_copy *copy);
+
+/* After begin: starts DMA into the chunks and waits for the first one, by which earlier errors of
+ * the stream and bad addresses have shown. The host's bytes are preceded by `head`. */
+int ibx_staging_from_device(struct ibx_staging *staging, const struct ibx_gpu_copy *copy,
+                            const void *head, size_t head_length);
+/* The first chunk's bytes, head included. */
+const void *ibx_staging_first(const struct ibx_staging *staging, size_t *length);
+/* Moves the next `n` bytes (head included); returns when they have arrived. The wire's offsets
+ * count from the first byte of this call. -ERANGE: the copy has fewer. */
+int ibx_staging_deliver(struct ibx_staging *staging, const struct ibx_staging_wire *wire,
+                        uint64_t n);
+
+#endif

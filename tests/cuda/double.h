@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A double of NVIDIA's libcuda.so.1, for machines without a GPU: what it exports
+ * by the driver's names behaves as the driver does, as far as ibx uses it.
+ *
+ *   - device memory is reserved addresses that trap when the CPU touches them;
+ *     its bytes are elsewhere
+ *   - each stream has a worker and keeps its order; the legacy stream waits for
+ *     all blocking streams, and they for it
+ *   - asynchronous copies read and write host memory when they run, not before,
+ *     and their host memory has to be pinned
+ *   - contexts are current per thread; a sticky error stays until a reset
+ *
+ * Below is what only tests call. The two devices are 0 and 1.
+ */
+#ifndef TESTS_CUDA_DOUBLE_H
+#define TESTS_CUDA_DOUBLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ibx_double_stats {
+    unsigned long copies_sync;  /* cuMemcpyHtoD and cuMemcpyDtoH */
+    unsigned long copies_async; /* all others */
+    unsigned long
+        unpinned_async; /* of these, with host memory that is not pinned: an error of ours */
+    unsigned long in_flight_max; /* asynchronous copies submitted and not done, at most */
+    unsigned long events;        /* alive */
+};
+
+/* The bytes of device memory; false when the range is not one allocation's. */
+bool ibx_double_peek(uint64_t device, void *to, size_t n);
+bool ibx_double_poke(uint64_t device, const void *from, size_t n);
+void ibx_double_get_stats(struct ibx_double_stats *stats);
+/* The `in`-th call of `function` from now (1: the next) returns `code`; with `sticky` all calls do
+ * from then on. "dma" is no function: the in-th asynchronous copy fails when it runs, always
+ * sticky. NULL: no more failures, and a sticky error is forgotten. */
+void ibx_double_inject(const char *function, unsigned in, int code, bool sticky);
+/* Each copy takes so long in addition. */
+void ibx_double_slow(unsigned microseconds);
+/* Nothing submitted runs until it is let go again. */
+void ibx_double_hold(bool held);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by double.c (streams, events, copies) and double_memory.c. */
+#ifndef TESTS_CUDA_DOUBLE_INTERNAL_H
+#define TESTS_CUDA_DOUBLE_INTERNAL_H
+
+#include "gpudirect/cuda.h"
+#include "tests/cuda/double.h"
+
+#include <pthread.h>
+
+/* The driver's names are declared by nobody here. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define EXPORT      __attribute__((visibility("default")))
+#define ALLOCATIONS 256
+#define PAGE        4096u
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713
+};
+
+struct allocation {
+    uint8_t *address; /* what the application sees: traps, unless it is host memory */
+    uint8_t *bytes;   /* where they are */
+    size_t size, mapped;
+    int fd;
+    int device;     /* -1: pinned host memory */
+    unsigned flags; /* it was registered with */
+};
+
+struct context {
+    int device;
+};
+
+extern pthread_mutex_t mutex;
+extern struct allocation allocations[ALLOCATIONS];
+extern __thread struct context *current;
+extern int sticky_error;
+
+/* Takes the lock; nonzero is what the call has to return, without it. */
+int enter(const char *function);
+/* Gives it back and returns `code`. */
+int leave(int code);
+/* The allocation, or pinned host memory, that holds the range. */
+struct allocation *find(const void *address, size_t n);
+void wait_for_all(void);
+void events_forget(void);
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory and contexts of the double. */
+#include "tests/cuda/double_internal.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct context contexts[2] = {{0}, {1}};
+
+/* ----------------------------------------------------------------------- memory */
+
+static struct allocation *place_for_one(void)
+{
+    for (unsigned i = 0; i < ALLOCATIONS; i++) {
+        if (!allocations[i].address)
+            return &allocations[i];
+    }
+    return NULL;
+}
+
+EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
+{
+    int code = enter("cuMemAlloc");
+    if (code)
+        return code;
+    struct allocation *a = place_for_one();
+    size_t mapped = (n + PAGE - 1) / PAGE * PAGE;
+    int fd = n && a ? memfd_create("device", MFD_CLOEXEC) : -1;
+    if (fd < 0 || ftruncate(fd, (off_t)mapped))
+        return leave(n ? OUT_OF_MEMORY : INVALID_VALUE);
+    void *bytes = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    /* A page more, so that no two allocations touch. */
+    void *address = mmap(NULL, mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes == MAP_FAILED || address == MAP_FAILED) {
+        close(fd);
+        return leave(OUT_OF_MEMORY);
+    }
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0};
+    *device = (uintptr_t)address;
+    return leave(SUCCESS);
+}
+
+/* As the driver, waits for everything first. */
+EXPORT int cuMemFree_v2(uint64_t device)
+{
+    int code = enter("cuMemFree");
+    if (code)
+        return code;
+    wait_for_all();
+    struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a || a->device < 0 || (uintptr_t)a->address != device)
+        return leave(INVALID_VALUE);
+    munmap(a->bytes, a->mapped);
+    munmap(a->address, a->mapped + PAGE);
+    close(a->fd);
+    *a = (struct allocation){0};
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t device)
+{
+    int code = enter("cuMemGetAddressRange");
+    if (code)
+        return code;
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a)
+        return leave(INVALID_VALUE);
+    if (base)
+        *base = (uintptr_t)a->address;
+    if (size)
+        *size = a->size;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemGetHandleForAddressRange(void *handle, uint64_t device, size_t n, int type,
+                                         unsigned long long flags)
+{
+    int code = enter("cuMemGetHandleForAddressRange");
+    if (code)
+        return code;
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    bool whole = a && a->device >= 0 && (uintptr_t)a->address == device && n == a->mapped;
+    if (!whole || type != 1 || flags)
+        return leave(INVALID_VALUE);
+    int fd = dup(a->fd);
+    memcpy(handle, &fd, sizeof(fd));
+    return leave(fd < 0 ? OUT_OF_MEMORY : SUCCESS);
+}
+
+EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **values, uint64_t pointer)
+{
+    int code = enter("cuPointerGetAttributes");
+    if (code)
+        return code;
+    const struct allocation *a = find((void *)(uintptr_t)pointer, 1);
+    for (unsigned i = 0; i < count; i++) {
+        unsigned type = !a ? 0 : a->device < 0 ? IBX_CUDA_MEMORY_HOST : IBX_CUDA_MEMORY_DEVICE;
+        if (names[i] == IBX_CUDA_POINTER_MEMORY_TYPE)
+            memcpy(values[i], &type, sizeof(type));
+        else if (names[i] == IBX_CUDA_POINTER_IS_MANAGED)
+            memset(values[i], 0, sizeof(unsigned));
+        else if (names[i] == IBX_CUDA_POINTER_ORDINAL)
+            memcpy(values[i], a ? &a->device : &(int){-2}, sizeof(int));
+        else
+            return leave(INVALID_VALUE);
+    }
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
+{
+    int code = enter("cuMemHostRegister");
+    if (code)
+        return code;
+    struct allocation *a = place_for_one();
+    if (!a || !n || find(address, 1))
+        return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
+    *a = (struct allocation){address, address, n, 0, -1, -1, flags};
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemHostUnregister(void *address)
+{
+    int code = enter("cuMemHostUnregister");
+    if (code)
+        return code;
+    struct allocation *a = find(address, 1);
+    if (!a || a->device >= 0 || a->address != address)
+        return leave(NOT_REGISTERED);
+    *a = (struct allocation){0};
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemHostGetFlags(unsigned *flags, void *address)
+{
+    int code = enter("cuMemHostGetFlags");
+    if (code)
+        return code;
+    const struct allocation *a = find(address, 1);
+    bool pinned = a && a->device < 0;
+    if (pinned)
+        *flags = a->flags;
+    return leave(pinned ? SUCCESS : INVALID_VALUE);
+}
+
+/* --------------------------------------------------------------------- contexts */
+
+EXPORT int cuInit(unsigned flags)
+{
+    return flags ? INVALID_VALUE : SUCCESS;
+}
+
+EXPORT int cuDeviceGet(int *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal == 0 || ordinal == 1 ? SUCCESS : 101;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    *context = &contexts[device];
+    return SUCCESS;
+}
+
+/* Pinning and events belong to the context and are gone with it; so is a sticky error. */
+EXPORT int cuDevicePrimaryCtxReset_v2(int device)
+{
+    (void)device;
+    pthread_mutex_lock(&mutex);
+    wait_for_all();
+    for (unsigned i = 0; i < ALLOCATIONS; i++) {
+        if (allocations[i].address && allocations[i].device < 0)
+            allocations[i] = (struct allocation){0};
+    }
+    events_forget();
+    sticky_error = 0;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuCtxSetCurrent(void *context)
+{
+    current = context;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxGetCurrent(void **context)
+{
+    *context = current;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxGetDevice(int *device)
+{
+    int code = enter("cuCtxGetDevice");
+    if (code)
+        return code;
+    *device = current->device;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuGetErrorName(int code, const char **name)
+{
+    *name = code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
+            : code == 700         ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                  : "CUDA_ERROR_OF_THE_DOUBLE";
+    return SUCCESS;
+}

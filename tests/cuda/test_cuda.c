@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The driver is loaded, or a sentence says what is missing. It is looked for once a process. */
+#include "gpudirect/cuda.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* In a process of its own: whether the sentence for IBX_LIBCUDA=`library` has both parts. */
+static bool refuses(const char *library, const char *part, const char *other)
+{
+    pid_t pid = fork();
+    if (!pid) {
+        struct ibx_error err = {0}, again = {0};
+        setenv("IBX_LIBCUDA", library, 1);
+        bool none = !ibx_cuda_load(&err) && !ibx_cuda_load(&again);
+        bool said = strstr(err.message, part) && strstr(err.message, other);
+        _exit(none && err.code < 0 && said && !strcmp(err.message, again.message) ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) && !WEXITSTATUS(status);
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    assert_true(refuses("/nowhere/libcuda.so.1", "/nowhere/libcuda.so.1", "IBX_LIBCUDA"));
+    assert_true(refuses("libc.so.6", "libc.so.6", "cuCtxGetCurrent"));
+}
+
+static void test_there(void **state)
+{
+    (void)state;
+    void *context = &context;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    assert_non_null(cuda);
+    assert_ptr_equal(ibx_cuda_load(NULL), cuda);
+    assert_int_equal(cuda->ctx_get_current(&context), 0);
+    assert_null(context); /* none was made */
+    assert_string_equal(ibx_cuda_error_name(cuda, 1), "CUDA_ERROR_INVALID_VALUE");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_there),
+    };
+    return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
+}
