@@ -56,21 +56,23 @@ struct ibx_record {
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
- * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Made (0700) when missing. -ENAMETOOLONG when a socket
- * in it would not fit a unix address. */
+ * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Made (0700) when missing; -EPERM when others can write
+ * to it. -ENAMETOOLONG when a socket in it would not fit a unix address. */
 int ibx_record_folder(const char *given, char *folder, size_t size, struct ibx_error *err);
 
-/* Writes it durably: on return it survives the host's crash. Only moves in the table of record.c
- * are accepted (-EINVAL): DONE never goes back. `previous` 0: it is new. */
+/* Writes it durably: on return it survives the host's crash. What is on record already counts: only
+ * moves in the table of record_text.c are accepted and no lower epoch (-EINVAL), so DONE never goes
+ * back, and a new one is HERE or NOT_YET. When it fails the old one is still there, whole. */
 int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
-/* All records of the folder, newest first; files that are not records are an error that names them.
- * free() `*records`. */
+/* All records of the folder, newest first; a .json file that is not a record is an error that names
+ * it (-EBADMSG). free() `*records`. */
 int ibx_record_list(const char *folder, struct ibx_record **records, size_t *count,
                     struct ibx_error *err);
 /* The newest unfinished one of this role whose monitor is `qmp` (NULL: any; then it must be the
  * only one: -ENOTUNIQ). -ENOENT. */
 int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,
                     struct ibx_error *err);
+/* With what lies beside it. Its lock should be held. */
 int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 
 /* Whether the move is over for this side: DONE, KEPT, ROLLED_BACK, GIVEN_UP. */
@@ -83,9 +85,11 @@ void ibx_record_say(const struct ibx_record *record, char *sentence, size_t size
  * released with the process. -EBUSY names the process that holds it. */
 int ibx_record_lock(const char *folder, const struct ibx_record *record, int *fd,
                     struct ibx_error *err);
-/* The start time of a process, as in pid_started; 0 when there is none. */
+/* The start time of a process, as in pid_started; 0 when there is none or it has ended (a zombie).
+ */
 uint64_t ibx_process_started(pid_t pid);
-/* FOLDER/ID.source or FOLDER/ID.destination with a suffix such as ".sock". */
+/* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" is the record, ".new" one being
+ * written, ".lock", ".sock". */
 void ibx_record_path(const char *folder, const struct ibx_record *record, const char *suffix,
                      char *path, size_t size);
 
