@@ -28,7 +28,7 @@ static void say_failure(const struct ibx_move_status *last, const struct ibx_err
 {
     char said[IBX_ERROR_MAX];
     migrate_complain(err->message);
-    if (!last->record.state)
+    if (!last->record.written_s) /* nothing was begun */
         return;
     ibx_record_say(&last->record, said, sizeof(said));
     ibx_text_sanitize(said);
