@@ -118,6 +118,8 @@ void ibx_link_unwatch(struct ibx_link *link, int fd)
 
 /* --------------------------------------------------------------- coming alive */
 
+/* Nothing is said at the door any more, so TCP_USER_TIMEOUT concerns the keepalive alone. Where the
+ * provider goes on with the door it is the provider's to keep. */
 static void keep_alive(int fd, unsigned timeout_ms)
 {
     int one = 1, idle = (int)(timeout_ms / 2000 + 1), interval = idle / 3 + 1, count = 3;
@@ -135,7 +137,8 @@ int ibx_conn_live(struct ibx_conn *conn, struct ibx_error *err)
     snprintf(conn->path.provider, sizeof(conn->path.provider), "%s", conn->inner->name);
     if (ibx_chunks_init(conn))
         return ibx_error_set(err, -ENOMEM, "no memory for %u chunks in flight", conn->caps.depth);
-    keep_alive(conn->door.fd, conn->options.timeout_ms);
+    if (!conn->inner->takes_door)
+        keep_alive(conn->door.fd, conn->options.timeout_ms);
     if (!conn->inner->takes_door && ibx_link_watch(&conn->link, conn->door.fd))
         return ibx_error_set(err, -errno, "cannot watch the door: %s", strerror(errno));
     conn->state = CONN_LIVE;

@@ -55,7 +55,7 @@ static const struct option_spec specs[] = {
     {"spin_us", UNSIGNED, FIELD(spin_us), 0, 10000000, "50", "0 to 10000000",
      "microseconds of busy polling before sleeping"},
     {"timeout_ms", UNSIGNED, FIELD(timeout_ms), 100, 3600000, "10000", "100 to 3600000",
-     "milliseconds to set up, and after which a link is dead whose peer takes nothing"},
+     "milliseconds to set up, and after which a peer is dead whose host does not answer"},
 };
 
 #define SPECS (sizeof(specs) / sizeof(specs[0]))

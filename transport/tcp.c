@@ -41,6 +41,8 @@
 #define QUIET_LOOKS 32u
 #define QUIET_TURNS 16u
 
+#define ALIVE_TURNS 64u /* between two looks at the clock */
+
 #define REGIONS_MAX (1u << 20)
 #define REGION_NONE UINT32_MAX
 
@@ -90,6 +92,7 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
         .message = (uint32_t)options->message,
     };
     tcp->writable = -1;
+    tcp->timer = -1;
     int rc = engine_choose(&tcp->engine, err);
     if (rc) {
         free(tcp);
@@ -291,6 +294,8 @@ static int progress(void *endpoint)
         flush_if_idle(tcp);
         return tcp->reports;
     }
+    if (!tcp->status && tcp->turns % ALIVE_TURNS == 0)
+        ibx_tcp_alive_check(tcp);
     if (!tcp->status)
         turn(tcp);
     if (tcp->status && !tcp->lost_told) {
@@ -320,6 +325,7 @@ static int arm(void *endpoint)
 {
     struct tcp *tcp = endpoint;
     ibx_tcp_credits_return(tcp);
+    ibx_tcp_alive_check(tcp);
     if (tcp->letters_sent || (tcp->status && !tcp->lost_told))
         return 1;
     for (unsigned i = 0; i <= tcp->lane_count && !tcp->status; i++) {
@@ -363,6 +369,7 @@ static void close_endpoint(void *endpoint)
         ibx_link_unwatch(tcp->link, tcp->writable);
         close(tcp->writable);
     }
+    ibx_tcp_alive_close(tcp);
     ibx_tcp_messages_fini(tcp);
     ibx_tcp_work_fini(tcp);
     free(tcp->regions);

@@ -9,6 +9,7 @@
  *   tcp_setup.c    offer, join, finish: how the lanes come to be
  *   tcp_frame.c    the bytes of frames, hellos and terms
  *   tcp_lane.c     bytes in and out of one socket
+ *   tcp_alive.c    whether the host behind a socket still answers
  *   tcp_message.c  messages and their credits
  *   tcp_work.c     what frames mean; posts of this side, jobs for the peer
  *   tcp_ring.c     io_uring as the engine of the bulk lanes, when asked for
@@ -60,8 +61,9 @@ struct tcp_lane {
     struct tcp_item *flight[IBX_TCP_FLIGHT];
     unsigned flight_count;
     struct tcp_item_queue small, large;
-    bool blocked;        /* the socket took no more */
-    bool watched_output; /* in tcp->writable */
+    uint64_t silent_since; /* ns; what is on its way there goes unanswered, 0: it does not */
+    bool blocked;          /* the socket took no more */
+    bool watched_output;   /* in tcp->writable */
 
     /* In. Bytes arrive in `body` as long as one is expected, after it in `stage`: a header, on lane
      * 0 also what came behind it. Between calls fewer bytes than a header are there. */
@@ -148,8 +150,11 @@ struct tcp {
     struct ibx_link *link;
     struct ibx_tcp_terms mine, peer;
     bool same_host;
-    int listener; /* the server's, from offer to finish */
-    int writable; /* an epoll descriptor: readable when a blocked lane takes bytes again */
+    int listener;     /* the server's, from offer to finish */
+    int writable;     /* an epoll descriptor: readable when a blocked lane takes bytes again */
+    int timer;        /* wakes for the next look at what is on its way; -1 over a unix socket */
+    uint64_t look_at; /* ns; when that is due, 0: nothing is on its way */
+    bool wrote;       /* since the last look */
     struct tcp_lane lanes[1 + IBX_TCP_LANES_MAX];
     unsigned lane_count; /* bulk lanes */
     size_t chunk;
@@ -210,6 +215,15 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
                  struct ibx_error *err);
 int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
                    struct ibx_error *err);
+
+/* tcp_alive.c */
+void ibx_tcp_alive_tune(const struct tcp *tcp, int fd);
+/* The lanes are there. */
+int ibx_tcp_alive_open(struct tcp *tcp);
+void ibx_tcp_alive_close(struct tcp *tcp);
+/* Ends the connection when the peer's host has been silent for too long. To be called often, and
+ * always before this side sleeps. */
+void ibx_tcp_alive_check(struct tcp *tcp);
 
 /* tcp_lane.c */
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd);

@@ -94,6 +94,7 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
 {
     size_t bytes = 0;
     int n = 0;
+    lane->tcp->wrote = true;
     for (unsigned i = 0; i < IBX_TCP_FLIGHT && bytes < TURN_BYTES; i++) {
         if (i == lane->flight_count) {
             struct tcp_item *next = queue_pop(&lane->small);

@@ -154,6 +154,7 @@ static size_t send_now(struct tcp *tcp, const uint8_t *header, const struct iove
     if (iovcnt)
         memcpy(pieces + 1, iov, (size_t)iovcnt * sizeof(*iov));
     struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 1 + (size_t)iovcnt};
+    tcp->wrote = true;
     ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     /* What is wrong with the socket is found again, and told, by the next push. */
     return n > 0 ? (size_t)n : 0;

@@ -59,14 +59,9 @@ static bool ends_on_one_host(int fd)
 /* None of these is needed for correctness, so their failures are not errors. */
 static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
 {
-    unsigned timeout_ms = ibx_link_options(tcp->link)->timeout_ms;
-    int one = 1, idle = (int)(timeout_ms / 2000 + 1), interval = idle / 3 + 1, count = 3;
+    int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+    ibx_tcp_alive_tune(tcp, fd);
     if (lane == 0) {
         int interactive = 6; /* TC_PRIO_INTERACTIVE: ahead of the bulk lanes in the host's queues */
         setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
@@ -384,6 +379,8 @@ static int lanes_start(struct tcp *tcp, struct ibx_error *err)
         tcp->lanes[i].watched = !rc;
     }
     tcp->writable = epoll_create1(EPOLL_CLOEXEC);
+    if (!rc)
+        rc = ibx_tcp_alive_open(tcp);
     if (!rc)
         rc = tcp->writable < 0 ? -errno : ibx_link_watch(tcp->link, tcp->writable);
     return rc ? ibx_error_set(err, rc, "the lanes cannot be watched: %s", strerror(-rc)) : 0;

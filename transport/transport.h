@@ -58,7 +58,7 @@ struct ibx_options {
     unsigned slots;        /* messages in flight each way a connection [16] */
     size_t message;        /* bytes of the longest message [16 KiB] */
     unsigned spin_us;      /* busy polling before sleeping, microseconds [50] */
-    unsigned timeout_ms;   /* for setting up, and after which a silent link is dead [10000] */
+    unsigned timeout_ms;   /* for setting up, and after which a silent host is dead [10000] */
     struct ibx_faults *faults; /* non-NULL: the faulty decorator goes round the provider [NULL] */
 };
 

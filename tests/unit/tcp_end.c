@@ -120,7 +120,7 @@ void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, uns
     *end = (struct end){.role = role, .door = door};
     end->link = (struct ibx_link){.up = &upcalls, .owner = end};
     end->options = (struct ibx_options){
-        .lanes = lanes, .slots = slots, .message = 1024, .depth = 8, .timeout_ms = 10000};
+        .lanes = lanes, .slots = slots, .message = 1024, .depth = 8, .timeout_ms = 100000};
     end->watched = epoll_create1(EPOLL_CLOEXEC);
     MUST(end->watched >= 0);
     MUST(ibx_provider_tcp.open(&end->link, (void **)&end->tcp, &err) == 0);
