@@ -122,14 +122,14 @@ int ibx_record_folder(const char *given, char *folder, size_t size, struct ibx_e
     if (strlen(socket_path) >= SOCKET_BYTES || strlen(chosen) >= size)
         return ibx_error_set(err, -ENAMETOOLONG,
                              "folder %.200s for records of moves has a name of %zu bytes: a socket "
-                             "in it has room for %zu; set IBX_STATE_DIR to a shorter one",
+                             "in it has room for %zu; choose a shorter one with --state-dir",
                              chosen, strlen(chosen),
                              SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
     int rc = make_all(chosen);
     if (rc)
         return ibx_error_set(err, rc,
-                             "folder %s for records of moves cannot be made: %s; set IBX_STATE_DIR "
-                             "to another one",
+                             "folder %s for records of moves cannot be made: %s; choose another "
+                             "with --state-dir",
                              chosen, strerror(-rc));
     rc = check_folder(chosen, err);
     if (!rc)
@@ -363,7 +363,7 @@ static int replace(const char *folder, int dir, const struct ibx_record *record,
         rc = -errno;
     return rc ? ibx_error_set(err, rc,
                               "record %s/%s cannot be written: %s; free space and rights in that "
-                              "folder, or set IBX_STATE_DIR to another one",
+                              "folder, or choose another with --state-dir",
                               folder, name, strerror(-rc))
               : 0;
 }

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A folder of records that ends with its test, and what its tests have in common. */
+#ifndef IBX_TESTS_UNIT_RECORD_SCENE_H
+#define IBX_TESTS_UNIT_RECORD_SCENE_H
+
+#include "migrate/record.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+extern char folder[64];
+extern struct ibx_error error; /* of the last call */
+
+int make_folder(void **state);
+int remove_folder(void **state);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+
+/* A record in its side's first state whose id is all `number`. */
+struct ibx_record sample(bool source, uint8_t number);
+/* Into the folder; an error has its sentence. */
+int write_record(struct ibx_record *r);
+/* The only record of the folder. */
+struct ibx_record only(void);
+/* The sentence of the last error holds this. */
+void says(const char *word);
+
+void put_file(const char *path, const char *text, size_t length);
+size_t get_file(const char *path, char *text, size_t size);
+/* Writes `text` with the first `from` in it replaced. */
+void with(const char *path, const char *text, const char *from, const char *to);
+
+/* What `test` finds in a child; the failures of asserts do not come out of one. It returns 0, or
+ * SKIP, or by CHECK where it failed. */
+int in_child(int (*test)(void));
+#define CHECK(good)                                                                                \
+    do {                                                                                           \
+        if (!(good))                                                                               \
+            return __LINE__ % 150 + 100;                                                           \
+    } while (0)
+#define SKIP 77
+
+#endif
