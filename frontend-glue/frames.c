@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/frames.h"
+
+#include "common/wire.h"
+
+/* ---------------------------------------------------------------------- requests */
+
+enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length)
+{
+    static const struct {
+        enum ibx_frame_call call;
+        const char *name;
+    } names[] = {
+        {IBX_FRAME_MEMCPY, "cudaMemcpy"},
+        {IBX_FRAME_MEMCPY_ASYNC, "cudaMemcpyAsync"},
+        {IBX_FRAME_MEMCPY_2D, "cudaMemcpy2D"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        size_t with_nul = strlen(names[i].name) + 1;
+        if (n < with_nul || memcmp(bytes, names[i].name, with_nul) != 0)
+            continue;
+        *length = with_nul;
+        return names[i].call;
+    }
+    return IBX_FRAME_OTHER;
+}
+
+/* What follows the addresses and the payload. */
+static size_t tail_bytes(enum ibx_frame_call call)
+{
+    switch (call) {
+    case IBX_FRAME_MEMCPY:
+        return 12;
+    case IBX_FRAME_MEMCPY_ASYNC:
+        return 20;
+    case IBX_FRAME_MEMCPY_2D:
+        return IBX_FRAME_TAIL_MAX;
+    default:
+        return 0;
+    }
+}
+
+/* Reads the tail; false when its kind is none of ours. */
+static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
+{
+    struct ibx_reader r = ibx_reader_of(tail, tail_bytes(frame->call));
+    if (frame->call == IBX_FRAME_MEMCPY_2D) {
+        frame->dpitch = ibx_get_u64(&r);
+        frame->spitch = ibx_get_u64(&r);
+        frame->width = ibx_get_u64(&r);
+        frame->height = ibx_get_u64(&r);
+    } else {
+        frame->dpitch = frame->spitch = frame->width = ibx_get_u64(&r);
+        frame->height = 1;
+    }
+    uint32_t kind = ibx_get_u32(&r);
+    if (frame->call == IBX_FRAME_MEMCPY_ASYNC)
+        frame->stream = ibx_get_u64(&r);
+    frame->kind = (enum ibx_frame_kind)kind;
+    return !r.failed && kind >= IBX_FRAME_H2D && kind <= IBX_FRAME_D2D;
+}
+
+/* The addresses before the tail; false when the body's length is not what its kind asks for. */
+static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *frame)
+{
+    uint64_t before = body->length - tail_bytes(frame->call);
+    struct ibx_reader r =
+        ibx_reader_of(body->first, before < IBX_FRAME_WINDOW ? before : IBX_FRAME_WINDOW);
+    switch (frame->kind) {
+    case IBX_FRAME_H2D:
+        frame->dst = ibx_get_u64(&r);
+        frame->payload = ibx_get_u64(&r);
+        frame->payload_at = IBX_FRAME_PAYLOAD_AT;
+        return !r.failed && before - IBX_FRAME_PAYLOAD_AT == frame->payload;
+    case IBX_FRAME_D2H:
+        if (ibx_get_u64(&r) != 1 || ibx_get_u8(&r) != 0)
+            return false;
+        frame->src = ibx_get_u64(&r);
+        return !r.failed && before == 17;
+    case IBX_FRAME_D2D:
+        frame->dst = ibx_get_u64(&r);
+        frame->src = ibx_get_u64(&r);
+        return !r.failed && before == 16;
+    }
+    return false;
+}
+
+/* The sizes say what a copy can be, and agree with the payload. */
+static bool sizes_agree(struct ibx_frame *frame)
+{
+    uint64_t source, destination;
+    if (!frame->width || !frame->height || frame->width > frame->dpitch ||
+        frame->width > frame->spitch)
+        return false;
+    if (__builtin_mul_overflow(frame->spitch, frame->height, &source) ||
+        __builtin_mul_overflow(frame->dpitch, frame->height, &destination))
+        return false;
+    if (frame->kind == IBX_FRAME_H2D)
+        return frame->payload == source;
+    if (frame->kind == IBX_FRAME_D2H)
+        frame->out = destination;
+    return destination <= UINT64_MAX - 8; /* what precedes it in the reply */
+}
+
+bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
+                     struct ibx_frame *frame)
+{
+    size_t tail = tail_bytes(call);
+    if (!tail || body->length < tail)
+        return false;
+    size_t window = body->length < IBX_FRAME_WINDOW ? (size_t)body->length : IBX_FRAME_WINDOW;
+    struct ibx_frame found = {.call = call};
+    if (!parse_tail(body->last + window - tail, &found) || !parse_head(body, &found) ||
+        !sizes_agree(&found))
+        return false;
+    *frame = found;
+    return true;
+}
+
+/* ----------------------------------------------------------------------- replies */
+
+void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n)
+{
+    if (!n)
+        return;
+    if (watch->count < 4)
+        watch->sizes[watch->count] = n;
+    if (n == 8 && (watch->count == 1 || watch->count == 2)) {
+        struct ibx_reader r = ibx_reader_of(bytes, 8);
+        *(watch->count == 1 ? &watch->second : &watch->third) = ibx_get_u64(&r);
+    }
+    watch->count++;
+}
+
+/* The one ambiguity: 4, 8, 8 bytes are a length of 8 and as many bytes, or seconds and a length
+ * of 0. As seconds an 8 would be 4e-323. */
+static enum ibx_reply_shape shape_of(const struct ibx_reply_watch *watch)
+{
+    const size_t *sizes = watch->sizes;
+    if (watch->count < 2 || watch->count > 4 || sizes[0] != 4 || sizes[1] != 8)
+        return IBX_REPLY_ODD;
+    if (watch->count == 2)
+        return watch->second ? IBX_REPLY_ODD : IBX_REPLY_PLAIN;
+    if (watch->count == 3 && watch->second == sizes[2])
+        return IBX_REPLY_PLAIN;
+    if (sizes[2] != 8 || watch->third != (watch->count == 4 ? sizes[3] : 0))
+        return IBX_REPLY_ODD;
+    return IBX_REPLY_TIMED;
+}
+
+void ibx_reply_note_sync(struct ibx_reply_watch *watch)
+{
+    if (!watch->count)
+        return;
+    enum ibx_reply_shape shape = shape_of(watch);
+    bool agrees = watch->shape == IBX_REPLY_UNKNOWN || watch->shape == shape;
+    watch->shape = agrees ? shape : IBX_REPLY_ODD;
+    watch->count = 0;
+}
+
+size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
+                      uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX])
+{
+    struct ibx_writer w = ibx_writer_of(head, IBX_REPLY_HEAD_MAX);
+    ibx_put_u32(&w, (uint32_t)exit_code);
+    if (shape == IBX_REPLY_TIMED) {
+        uint64_t bits;
+        memcpy(&bits, &seconds, sizeof(bits));
+        ibx_put_u64(&w, bits);
+    }
+    ibx_put_u64(&w, out_length);
+    return w.length;
+}

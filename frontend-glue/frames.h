@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The frames of GVirtuS's wire that this plugin understands: requests of
+ * cudaMemcpy, cudaMemcpyAsync and cudaMemcpy2D, and the shape of replies.
+ *
+ * A request is `name NUL, u64 length, body`. Bodies, little-endian as GVirtuS's
+ * hosts are, n bytes of payload, numbers u64 unless shown:
+ *
+ *   cudaMemcpy       H2D  dst, n, payload, count, i32 kind
+ *                    D2H  1, one NUL byte, src, count, i32 kind
+ *                    D2D  dst, src, count, i32 kind
+ *   cudaMemcpyAsync  the same, then stream
+ *   cudaMemcpy2D     H2D  dst, n, payload, dpitch, spitch, width, height, i32 kind
+ *                    D2H  1, one NUL byte, src, dpitch, spitch, width, height, i32 kind
+ *                    D2D  dst, src, dpitch, spitch, width, height, i32 kind
+ *
+ * A reply is `i32 exit code, [f64 seconds,] u64 length, out`; out of D2H is n, payload; of others
+ * nothing. Classic GVirtuS sends no seconds.
+ *
+ * cudaMemcpyToSymbol names a symbol that only the handler of the back end can resolve: it is none
+ * of these.
+ */
+#ifndef IBX_FRONTEND_GLUE_FRAMES_H
+#define IBX_FRONTEND_GLUE_FRAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum ibx_frame_call {
+    IBX_FRAME_OTHER,
+    IBX_FRAME_MEMCPY,
+    IBX_FRAME_MEMCPY_ASYNC,
+    IBX_FRAME_MEMCPY_2D,
+};
+
+/* The values of cudaMemcpyKind. */
+enum ibx_frame_kind { IBX_FRAME_H2D = 1, IBX_FRAME_D2H = 2, IBX_FRAME_D2D = 3 };
+
+struct ibx_frame {
+    enum ibx_frame_call call;
+    enum ibx_frame_kind kind;
+    uint64_t dst, src;            /* device addresses; the host's side is 0 */
+    uint64_t stream;              /* 0 unless the call names one */
+    uint64_t dpitch, spitch;      /* width in calls without */
+    uint64_t width, height;       /* bytes, rows: neither is 0; height is 1 in calls without */
+    uint64_t payload_at, payload; /* of H2D: where in the body, and how many bytes */
+    uint64_t out;                 /* of D2H: bytes of the reply's payload */
+};
+
+#define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, in each of the calls */
+#define IBX_FRAME_TAIL_MAX   36u /* what follows it */
+
+/* The call whose name, with its NUL, is at the beginning of `bytes`; *length is the name's. */
+enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length);
+
+/* A body by its first and last bytes: all of it in both if it has no more than IBX_FRAME_WINDOW. */
+#define IBX_FRAME_WINDOW 64u
+struct ibx_frame_body {
+    const uint8_t *first, *last; /* `window` bytes each */
+    uint64_t length;             /* of the body */
+};
+
+/* Whether the body is, byte for byte, one that GVirtuS's front end makes for the call. What is said
+ * in it has been checked as far as that is possible without CUDA: no sum or product in it wraps,
+ * rows fit into their pitches. */
+bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
+                     struct ibx_frame *frame);
+
+/* ---------------------------------------------------------------------- replies */
+
+enum ibx_reply_shape {
+    IBX_REPLY_UNKNOWN,
+    IBX_REPLY_PLAIN, /* exit code, length */
+    IBX_REPLY_TIMED, /* exit code, seconds, length */
+    IBX_REPLY_ODD,   /* this back end's replies are of some other kind */
+};
+
+/* Learns the shape from the writes of the back end. */
+struct ibx_reply_watch {
+    enum ibx_reply_shape shape;
+    unsigned count;
+    size_t sizes[4];
+    uint64_t second, third; /* as numbers */
+};
+
+void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);
+/* The reply is complete. */
+void ibx_reply_note_sync(struct ibx_reply_watch *watch);
+
+#define IBX_REPLY_HEAD_MAX 20u
+/* Writes what precedes `out`; returns its length. The shape is PLAIN or TIMED. */
+size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
+                      uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX]);
+
+#endif

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Golden frames of GVirtuS, and what differs from them in a byte or a length. */
+#include "frontend-glue/frames.h"
+
+#include "common/wire.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* The windows of a body that lies in one piece. */
+static bool parse(enum ibx_frame_call call, const uint8_t *bytes, size_t n, struct ibx_frame *frame)
+{
+    size_t window = n < IBX_FRAME_WINDOW ? n : IBX_FRAME_WINDOW;
+    struct ibx_frame_body body = {bytes, bytes + n - window, n};
+    return ibx_frame_parse(call, &body, frame);
+}
+
+#define U64(a, b) a, b, 0, 0, 0, 0, 0, 0
+#define DST       0x00, 0x10, 0x32, 0x54, 0x76, 0x7f, 0x00, 0x00
+#define SRC       0x00, 0xaa, 0xbb, 0xcc, 0xdd, 0x7f, 0x00, 0x00
+#define STREAM    0x80, 0x70, 0x60, 0x50, 0x40, 0x55, 0x00, 0x00
+#define KIND(k)   k, 0, 0, 0
+
+static const uint64_t dst = 0x7f7654321000, src = 0x7fddccbbaa00, stream = 0x554050607080;
+
+static const uint8_t to_device[] = {DST, U64(5, 0), 'h', 'e', 'l', 'l', 'o', U64(5, 0), KIND(1)};
+static const uint8_t from_device[] = {U64(1, 0), 0, SRC, U64(0x34, 0x12), KIND(2)};
+static const uint8_t on_device[] = {DST, SRC, U64(0x34, 0x12), KIND(3)};
+static const uint8_t to_device_async[] = {DST, U64(2, 0), 'h', 'i', U64(2, 0), KIND(1), STREAM};
+static const uint8_t from_device_async[] = {U64(1, 0), 0, SRC, U64(7, 0), KIND(2), STREAM};
+static const uint8_t on_device_async[] = {DST, SRC, U64(7, 0), KIND(3), STREAM};
+static const uint8_t to_device_2d[] = {DST, U64(6, 0), 'a',       'b',       '-',       'c',    'd',
+                                       '-', U64(9, 0), U64(3, 0), U64(2, 0), U64(2, 0), KIND(1)};
+static const uint8_t from_device_2d[] = {U64(1, 0), 0,         SRC,       U64(3, 0),
+                                         U64(9, 0), U64(2, 0), U64(4, 0), KIND(2)};
+static const uint8_t on_device_2d[] = {DST,       SRC,       U64(3, 0), U64(9, 0),
+                                       U64(2, 0), U64(4, 0), KIND(3)};
+
+#define GOLDEN(call, bytes, ...)                                                                   \
+    {                                                                                              \
+        call, bytes, sizeof(bytes),                                                                \
+        {                                                                                          \
+            call, __VA_ARGS__                                                                      \
+        }                                                                                          \
+    }
+
+static const struct {
+    enum ibx_frame_call call;
+    const uint8_t *bytes;
+    size_t n;
+    struct ibx_frame frame;
+} golden[] = {
+    /* kind, dst, src, stream, dpitch, spitch, width, height, payload_at, payload, out */
+    GOLDEN(IBX_FRAME_MEMCPY, to_device, IBX_FRAME_H2D, dst, 0, 0, 5, 5, 5, 1, 16, 5, 0),
+    GOLDEN(IBX_FRAME_MEMCPY, from_device, IBX_FRAME_D2H, 0, src, 0, 0x1234, 0x1234, 0x1234, 1, 0, 0,
+           0x1234),
+    GOLDEN(IBX_FRAME_MEMCPY, on_device, IBX_FRAME_D2D, dst, src, 0, 0x1234, 0x1234, 0x1234, 1, 0, 0,
+           0),
+    GOLDEN(IBX_FRAME_MEMCPY_ASYNC, to_device_async, IBX_FRAME_H2D, dst, 0, stream, 2, 2, 2, 1, 16,
+           2, 0),
+    GOLDEN(IBX_FRAME_MEMCPY_ASYNC, from_device_async, IBX_FRAME_D2H, 0, src, stream, 7, 7, 7, 1, 0,
+           0, 7),
+    GOLDEN(IBX_FRAME_MEMCPY_ASYNC, on_device_async, IBX_FRAME_D2D, dst, src, stream, 7, 7, 7, 1, 0,
+           0, 0),
+    GOLDEN(IBX_FRAME_MEMCPY_2D, to_device_2d, IBX_FRAME_H2D, dst, 0, 0, 9, 3, 2, 2, 16, 6, 0),
+    GOLDEN(IBX_FRAME_MEMCPY_2D, from_device_2d, IBX_FRAME_D2H, 0, src, 0, 3, 9, 2, 4, 0, 0, 12),
+    GOLDEN(IBX_FRAME_MEMCPY_2D, on_device_2d, IBX_FRAME_D2D, dst, src, 0, 3, 9, 2, 4, 0, 0, 0),
+};
+#define GOLDENS (sizeof(golden) / sizeof(golden[0]))
+
+static void assert_frame(const struct ibx_frame *got, const struct ibx_frame *expected)
+{
+    assert_int_equal(got->call, expected->call);
+    assert_int_equal(got->kind, expected->kind);
+    assert_true(got->dst == expected->dst && got->src == expected->src);
+    assert_true(got->stream == expected->stream);
+    assert_true(got->dpitch == expected->dpitch && got->spitch == expected->spitch);
+    assert_true(got->width == expected->width && got->height == expected->height);
+    assert_true(got->payload_at == expected->payload_at && got->payload == expected->payload);
+    assert_true(got->out == expected->out);
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        struct ibx_frame frame;
+        assert_true(parse(golden[i].call, golden[i].bytes, golden[i].n, &frame));
+        assert_frame(&frame, &golden[i].frame);
+    }
+}
+
+/* A frame of one call is none of another; no length but its own is right. */
+static void test_other_calls_and_lengths(void **state)
+{
+    (void)state;
+    uint8_t bytes[80];
+    for (size_t i = 0; i < GOLDENS; i++) {
+        struct ibx_frame frame = {0};
+        for (int call = IBX_FRAME_OTHER; call <= IBX_FRAME_MEMCPY_2D; call++) {
+            if (call != (int)golden[i].call)
+                assert_false(
+                    parse((enum ibx_frame_call)call, golden[i].bytes, golden[i].n, &frame));
+        }
+        memset(bytes, 0, sizeof(bytes));
+        memcpy(bytes, golden[i].bytes, golden[i].n);
+        for (size_t n = 0; n < sizeof(bytes); n++) {
+            if (n != golden[i].n)
+                assert_false(parse(golden[i].call, bytes, n, &frame));
+        }
+        assert_int_equal(frame.call, IBX_FRAME_OTHER); /* set on success only */
+    }
+}
+
+/* Each byte is looked at: changed, the frame is refused, or another one, or has another payload. */
+static void test_each_byte_counts(void **state)
+{
+    (void)state;
+    uint8_t bytes[80];
+    for (size_t i = 0; i < GOLDENS; i++) {
+        const struct ibx_frame *whole = &golden[i].frame;
+        for (size_t at = 0; at < golden[i].n; at++) {
+            struct ibx_frame frame;
+            memcpy(bytes, golden[i].bytes, golden[i].n);
+            bytes[at] ^= 0x40;
+            bool in_payload = at >= whole->payload_at && at - whole->payload_at < whole->payload;
+            bool parsed = parse(golden[i].call, bytes, golden[i].n, &frame);
+            if (in_payload)
+                assert_true(parsed);
+            else if (parsed)
+                assert_true(memcmp(&frame, whole, sizeof(frame)) != 0);
+        }
+    }
+}
+
+static void put_2d(struct ibx_writer *w, uint64_t n, const uint64_t sizes[4])
+{
+    ibx_put_u64(w, dst);
+    ibx_put_u64(w, n);
+    w->length += n; /* whatever is there */
+    for (int i = 0; i < 4; i++)
+        ibx_put_u64(w, sizes[i]);
+    ibx_put_u32(w, IBX_FRAME_H2D);
+}
+
+/* Products that wrap to the right length, rows longer than their pitch, and nothing at all. */
+static void test_hostile_sizes(void **state)
+{
+    (void)state;
+    static const uint64_t bad[][4] = {
+        {64, (1ull << 61) + 8, 8, 8}, /* 8 rows: 2^64 + 64 bytes */
+        {1ull << 61, 8, 8, 8},
+        {7, 8, 8, 8},
+        {8, 8, 9, 8},
+        {8, 8, 0, 8},
+        {8, 64, 8, 0},
+        {8, 8, 8, 7},
+    };
+    uint8_t bytes[256] = {0};
+    struct ibx_frame frame;
+    for (size_t i = 0; i <= sizeof(bad) / sizeof(bad[0]); i++) {
+        const uint64_t good[4] = {8, 8, 8, 8};
+        bool last = i == sizeof(bad) / sizeof(bad[0]);
+        struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+        put_2d(&w, 64, last ? good : bad[i]);
+        assert_false(w.failed);
+        assert_int_equal(parse(IBX_FRAME_MEMCPY_2D, bytes, w.length, &frame), last);
+    }
+}
+
+static void test_long_body(void **state)
+{
+    (void)state;
+    struct ibx_frame frame;
+    uint8_t first[IBX_FRAME_WINDOW] = {DST, U64(0, 0)}, last[IBX_FRAME_WINDOW] = {0};
+    uint64_t n = 5ull << 30;
+    struct ibx_writer w = ibx_writer_of(first + 8, 8);
+    ibx_put_u64(&w, n);
+    w = ibx_writer_of(last + IBX_FRAME_WINDOW - 12, 12);
+    ibx_put_u64(&w, n);
+    ibx_put_u32(&w, IBX_FRAME_H2D);
+    struct ibx_frame_body body = {first, last, n + 28};
+    assert_true(ibx_frame_parse(IBX_FRAME_MEMCPY, &body, &frame));
+    assert_true(frame.payload == n && frame.payload_at == 16 && frame.dst == dst);
+    body.length--;
+    assert_false(ibx_frame_parse(IBX_FRAME_MEMCPY, &body, &frame));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    size_t n = 0;
+    assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy", 11, &n), IBX_FRAME_MEMCPY);
+    assert_int_equal(n, 11);
+    assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpyAsync\0...", 19, &n),
+                     IBX_FRAME_MEMCPY_ASYNC);
+    assert_int_equal(n, 16);
+    assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy2D", 13, &n), IBX_FRAME_MEMCPY_2D);
+    assert_int_equal(n, 13);
+    const char *const others[] = {"cudaMemcpyToSymbol", "cudaMemcpy2DAsync", "cudaMemcp", "",
+                                  "xcudaMemcpy",        "cudaMemcpyasync"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        assert_int_equal(ibx_frame_name((const uint8_t *)others[i], strlen(others[i]) + 1, &n), 0);
+    assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy", 10, &n), 0); /* no NUL yet */
+}
+
+/* ----------------------------------------------------------------------- replies */
+
+/* The shape after one reply of these writes; `second` is the value of the second one. */
+static enum ibx_reply_shape shape_after(struct ibx_reply_watch *watch, const size_t *sizes,
+                                        uint64_t second, uint64_t third)
+{
+    uint8_t bytes[64] = {0};
+    for (unsigned i = 0; sizes[i]; i++) {
+        struct ibx_writer w = ibx_writer_of(bytes, 8);
+        ibx_put_u64(&w, i == 1 ? second : i == 2 ? third : 0);
+        ibx_reply_note_write(watch, bytes, sizes[i]);
+    }
+    ibx_reply_note_write(watch, bytes, 0);
+    ibx_reply_note_sync(watch);
+    ibx_reply_note_sync(watch); /* nothing in between */
+    return watch->shape;
+}
+
+static enum ibx_reply_shape first_shape(const size_t *sizes, uint64_t second, uint64_t third)
+{
+    struct ibx_reply_watch watch = {0};
+    return shape_after(&watch, sizes, second, third);
+}
+
+static void test_reply_shapes(void **state)
+{
+    (void)state;
+    static const size_t empty_plain[] = {4, 8, 0}, three[] = {4, 8, 8, 0}, out_12[] = {4, 8, 12, 0},
+                        timed_12[] = {4, 8, 8, 12, 0}, timed_8[] = {4, 8, 8, 8, 0}, one[] = {4, 0},
+                        five[] = {4, 8, 8, 1, 1, 0};
+    double seconds = 0.25;
+    uint64_t time_bits;
+    memcpy(&time_bits, &seconds, 8);
+    assert_int_equal(first_shape(empty_plain, 0, 0), IBX_REPLY_PLAIN);
+    assert_int_equal(first_shape(out_12, 12, 0), IBX_REPLY_PLAIN);
+    assert_int_equal(first_shape(three, 8, 77), IBX_REPLY_PLAIN);
+    assert_int_equal(first_shape(three, 0, 0), IBX_REPLY_TIMED);
+    assert_int_equal(first_shape(three, time_bits, 0), IBX_REPLY_TIMED);
+    assert_int_equal(first_shape(timed_12, time_bits, 12), IBX_REPLY_TIMED);
+    assert_int_equal(first_shape(timed_8, 0, 8), IBX_REPLY_TIMED);
+    assert_int_equal(first_shape(timed_12, time_bits, 11), IBX_REPLY_ODD);
+    assert_int_equal(first_shape(out_12, 11, 0), IBX_REPLY_ODD);
+    assert_int_equal(first_shape(one, 0, 0), IBX_REPLY_ODD);
+    assert_int_equal(first_shape(five, 0, 1), IBX_REPLY_ODD);
+
+    struct ibx_reply_watch watch = {0};
+    ibx_reply_note_sync(&watch);
+    assert_int_equal(watch.shape, IBX_REPLY_UNKNOWN);
+    assert_int_equal(shape_after(&watch, three, 0, 0), IBX_REPLY_TIMED);
+    assert_int_equal(shape_after(&watch, timed_12, time_bits, 12), IBX_REPLY_TIMED);
+    assert_int_equal(shape_after(&watch, out_12, 12, 0),
+                     IBX_REPLY_ODD); /* it changes: never sure */
+    assert_int_equal(shape_after(&watch, three, 0, 0), IBX_REPLY_ODD);
+}
+
+static void test_reply_heads(void **state)
+{
+    (void)state;
+    static const uint8_t plain[] = {0xbc, 2, 0, 0, 0x0d, 0, 0, 0, 0, 0, 0, 0};
+    static const uint8_t timed[] = {0xbc, 2,    0,    0, 0, 0, 0, 0, 0, 0,
+                                    0xd0, 0x3f, 0x0d, 0, 0, 0, 0, 0, 0, 0};
+    uint8_t head[IBX_REPLY_HEAD_MAX];
+    assert_int_equal(ibx_reply_head(IBX_REPLY_PLAIN, 700, 0.25, 13, head), sizeof(plain));
+    assert_memory_equal(head, plain, sizeof(plain));
+    assert_int_equal(ibx_reply_head(IBX_REPLY_TIMED, 700, 0.25, 13, head), sizeof(timed));
+    assert_memory_equal(head, timed, sizeof(timed));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),           cmocka_unit_test(test_other_calls_and_lengths),
+        cmocka_unit_test(test_each_byte_counts), cmocka_unit_test(test_hostile_sizes),
+        cmocka_unit_test(test_long_body),        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_reply_shapes),     cmocka_unit_test(test_reply_heads),
+    };
+    return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
+}
