@@ -41,6 +41,7 @@ void destination_move(struct destination *d, enum destination_state to)
                 names[d->state], names[to]);
     ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[d->state], names[to]);
     d->state = to;
+    move_stop_at("destination", names[to]);
 }
 
 static enum ibx_move_phase phase_of(const struct destination *d)

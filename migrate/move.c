@@ -58,6 +58,18 @@ void move_signals_close(struct move_signals *signals)
     pthread_sigmask(SIG_SETMASK, &signals->before, NULL);
 }
 
+void move_stop_at(const char *side, const char *state)
+{
+    static bool stopped;
+    char name[64];
+    const char *at = getenv("IBX_MOVE_STOP_AT");
+    snprintf(name, sizeof(name), "%s:%s", side, state);
+    if (!at || stopped || strcmp(at, name))
+        return;
+    stopped = true;
+    raise(SIGSTOP);
+}
+
 void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool now)
 {
     const uint64_t t = ibx_now_ns();

@@ -24,6 +24,10 @@ int move_signals_open(struct move_signals *signals, struct ibx_error *err);
 unsigned move_signals_take(struct move_signals *signals);
 void move_signals_close(struct move_signals *signals);
 
+/* For tests of what happens when a tool dies: stops this process (SIGSTOP) on entering the state
+ * that $IBX_MOVE_STOP_AT names, "source:sending" for instance; once. */
+void move_stop_at(const char *side, const char *state);
+
 /* Tells the status, at most every MOVE_TICK_MS unless `now`; computes the rates. */
 struct move_teller {
     const struct ibx_move_tell *tell;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Who stands at the destination's door: a thread accepts, one thread a knock lets it prove itself
- * and waits for its first message, and only then does the move hear of it. So a stranger who dawdles
- * at the door holds up nobody, least of all a VM that stands still.
+ * and waits for its first message, and only then does the move hear of it. So a stranger who
+ * dawdles at the door holds up nobody, least of all a VM that stands still.
  */
 #ifndef IBX_MIGRATE_PORCH_H
 #define IBX_MIGRATE_PORCH_H

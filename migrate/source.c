@@ -60,6 +60,7 @@ void source_move(struct source *s, enum source_state to)
                 names[s->state], names[to]);
     ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[s->state], names[to]);
     s->state = to;
+    move_stop_at("source", names[to]);
 }
 
 static void show(struct source *s)

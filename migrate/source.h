@@ -61,7 +61,7 @@ struct source {
     int stream; /* QEMU's device state; -1: none, or at its end */
     bool stream_ended, qemu_completed, state_sent;
 
-    uint64_t retry_ns, retry_pause_ms, lost_ns;
+    uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;
     bool cancelled;
     unsigned interrupts;
     uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */

@@ -7,10 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINKS_DEFAULT  2
-#define RETRY_MIN_MS   250
-#define RETRY_MAX_MS   5000
-#define RETRY_SETUP_MS 3000 /* for one try */
+#define LINKS_DEFAULT   2
+#define RETRY_MIN_MS    250
+#define RETRY_MAX_MS    5000
+#define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
+#define RETRY_SETUP_MS  3000  /* for one try */
 
 int source_record(struct source *s, enum ibx_record_state state, struct ibx_error *err)
 {
@@ -171,19 +172,22 @@ int source_link_again(struct source *s, struct ibx_error *err)
 {
     if (ibx_now_ns() < s->retry_ns)
         return -EAGAIN;
+    if (ibx_now_ns() - s->linked_ns > RETRY_FORGET_MS * IBX_NS_PER_MS)
+        s->retry_pause_ms = 0;
     s->status.record.epoch++;
     int rc = source_record(s, s->status.record.state, err);
     if (!rc)
         rc = try_again(s, err);
-    if (!rc || rc == -ECANCELED) {
-        s->retry_pause_ms = 0;
-        s->status.reconnects += !rc;
-        return rc;
-    }
-    source_link_close(s);
+    /* Also after success: a link that breaks again at once is not made again at once. */
     s->retry_pause_ms = s->retry_pause_ms ? s->retry_pause_ms * 2 : RETRY_MIN_MS;
     if (s->retry_pause_ms > RETRY_MAX_MS)
         s->retry_pause_ms = RETRY_MAX_MS;
     s->retry_ns = ibx_deadline_in_ms(s->retry_pause_ms);
+    s->linked_ns = ibx_now_ns();
+    if (!rc || rc == -ECANCELED) {
+        s->status.reconnects += !rc;
+        return rc;
+    }
+    source_link_close(s);
     return -EAGAIN;
 }

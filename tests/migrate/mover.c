@@ -206,15 +206,12 @@ json_t *mover_summary(const struct mover *m)
         while (begin && text[begin - 1] != '\n')
             begin--;
         json_t *object = json_loads(text + begin, 0, NULL);
-        json_t *summary = json_object_get(object, "summary");
-        if (json_is_object(summary)) {
-            json_incref(summary);
-            json_decref(object);
-            return summary;
-        }
-        if (json_is_object(object))
-            return object;
+        json_t *inner = json_object_get(object, "summary");
+        inner = inner ? inner : json_object_get(object, "status");
+        json_incref(inner);
         json_decref(object);
+        if (inner)
+            return inner;
         length = begin;
     }
     return NULL;

@@ -38,7 +38,7 @@ bool mover_said(const struct mover *mover, const char *words);
 void mover_must_say(const struct mover *mover, const char *words);
 /* Until it has said them. */
 void mover_await_words(struct mover *mover, const char *words);
-/* The last JSON object that it printed, a reference. */
+/* The last status, or the summary, that it printed: a reference. */
 json_t *mover_summary(const struct mover *mover);
 
 #endif

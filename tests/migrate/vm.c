@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#define VMS_MAX   8
+#define VMS_MAX   16
 #define ARGUMENTS 64
 #define NOBODY    65534
 #define LOOK_MS   5 /* between two looks at a file or a process */
