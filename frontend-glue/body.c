@@ -80,7 +80,14 @@ int body_expose(struct ibx_session *s, const void *data, size_t length, struct i
 
 int body_announce(struct ibx_session *s, const void *data, size_t length)
 {
-    return body_add(s, data, length) ? 0 : -ENOMEM;
+    struct body *body = body_add(s, data, length);
+    if (!body)
+        return -ENOMEM;
+    if (landing_fits(s, length)) {
+        body->landing = s->landing.remote;
+        s->landing.remote.length = 0;
+    }
+    return 0;
 }
 
 void bodies_drop(struct ibx_session *s)
@@ -112,6 +119,8 @@ void body_fini(struct ibx_session *s)
     s->in_use = NULL;
     ibx_mr_deregister(s->bounce);
     s->bounce = NULL;
+    ibx_mr_deregister(s->landing.mr);
+    s->landing.mr = NULL;
     ibx_regcache_destroy(s->cache);
     s->cache = NULL;
 }
@@ -218,35 +227,56 @@ int body_take(struct ibx_session *s, uint8_t *to, size_t n)
     return rc;
 }
 
-int bodies_deliver(struct ibx_session *s)
+static int next_grant(struct ibx_session *s, size_t at_most, struct ibx_remote *grant)
 {
-    size_t delivered = 0; /* of the first body */
-    while (s->bodies) {
-        struct ibx_event event;
+    struct ibx_event event;
+    int rc = session_next_message(s, &s->control, &event);
+    if (rc)
+        return rc;
+    struct ibx_reader r = ibx_reader_of(event.data, event.length);
+    uint8_t type = ibx_get_u8(&r);
+    ibx_remote_get(&r, grant);
+    bool bad = r.failed || type != MESSAGE_GRANT || ibx_reader_left(&r) || !grant->length ||
+               grant->length > at_most;
+    ibx_message_release(s->conn, &event);
+    return bad ? session_fail(s, -EPROTO, "%s sent message %u where a grant was due", s->path.peer,
+                              type)
+               : 0;
+}
+
+static int deliver_granted(struct ibx_session *s, const struct body *body)
+{
+    for (size_t at = 0; at < body->length;) {
         struct ibx_remote grant;
-        int rc = session_next_message(s, &s->control, &event);
+        int rc = next_grant(s, body->length - at, &grant);
         if (rc)
             return rc;
-        struct ibx_reader r = ibx_reader_of(event.data, event.length);
-        uint8_t type = ibx_get_u8(&r);
-        ibx_remote_get(&r, &grant);
-        bool bad = r.failed || type != MESSAGE_GRANT || ibx_reader_left(&r) || !grant.length ||
-                   grant.length > s->bodies->length - delivered;
-        ibx_message_release(s->conn, &event);
-        if (bad)
-            return session_fail(s, -EPROTO, "%s sent message %u where a grant was due",
-                                s->path.peer, type);
         size_t n = (size_t)grant.length;
-        rc = move(s, false, (uint8_t *)(uintptr_t)s->bodies->data + delivered, &grant, 0, n);
+        rc = move(s, false, (uint8_t *)(uintptr_t)body->data + at, &grant, 0, n);
         if (!rc)
             rc = session_send_short(s, MESSAGE_DONE);
         if (rc)
             return rc;
-        delivered += n;
-        if (delivered == s->bodies->length) {
-            body_pop(s);
-            delivered = 0;
-        }
+        at += n;
+    }
+    return 0;
+}
+
+static int deliver_landing(struct ibx_session *s, const struct body *body)
+{
+    int rc = move(s, false, (uint8_t *)(uintptr_t)body->data, &body->landing, 0, body->length);
+    return rc ? rc : session_send_short(s, MESSAGE_LANDED);
+}
+
+/* A failure ends the session and its bodies with it. */
+int bodies_deliver(struct ibx_session *s)
+{
+    while (s->bodies) {
+        const struct body *body = s->bodies;
+        int rc = body->landing.length ? deliver_landing(s, body) : deliver_granted(s, body);
+        if (rc)
+            return rc;
+        body_pop(s);
     }
     return 0;
 }

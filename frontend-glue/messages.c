@@ -50,6 +50,10 @@ static struct ibx_event queue_pop(struct message_queue *queue)
 static int file_message(struct ibx_session *s, const struct ibx_event *event)
 {
     uint8_t type = type_of(event);
+    if (!s->server && message_is(event, MESSAGE_LANDED)) {
+        ibx_message_release(s->conn, event);
+        return landing_arrived(s);
+    }
     bool control = type == MESSAGE_GRANT || type == MESSAGE_DONE || type == MESSAGE_FLUSHED;
     struct message_queue *queue = control ? &s->control : &s->stream;
     if (queue->count == queue->size)

@@ -243,6 +243,17 @@ static int next_data(struct ibx_session *s)
     }
 }
 
+/* Server: memory that is lent, once until it is used. No bytes of the stream. */
+static int next_landing(struct ibx_session *s)
+{
+    struct ibx_remote remote;
+    ibx_remote_get(&s->reader, &remote);
+    if (s->reader.failed || !s->server || !remote.length || s->landing.remote.length)
+        return malformed(s);
+    s->landing.remote = remote;
+    return 0;
+}
+
 /* Reads the head of the next segment of the current message. */
 static int next_segment(struct ibx_session *s)
 {
@@ -262,12 +273,20 @@ static int next_segment(struct ibx_session *s)
         r->failed = r->failed || s->server;
         segment.left = ibx_get_u64(r);
         break;
+    case SEGMENT_LANDED:
+        segment.left = ibx_get_u64(r);
+        r->failed = r->failed || s->server || !landing_expects(s, segment.left);
+        break;
+    case SEGMENT_LANDING:
+        return next_landing(s);
     default:
         r->failed = true;
     }
     bool empty = segment.kind != SEGMENT_INLINE && !segment.left;
     if (r->failed || empty)
         return malformed(s);
+    if (!s->server)
+        landing_prepare(s, segment.kind, segment.left);
     s->segment = segment;
     return 0;
 }
@@ -298,6 +317,8 @@ static int read_some(struct ibx_session *s, uint8_t *to, size_t n)
         return body_take(s, to, n);
     case SEGMENT_PENDING:
         return body_receive(s, to, n);
+    case SEGMENT_LANDED:
+        return landing_take(s, to, n);
     default:
         memcpy(to, s->segment.inline_at, n);
         s->segment.inline_at += n;
@@ -366,6 +387,8 @@ static int make_room(struct ibx_session *s, size_t n)
     if (!s->out_length) {
         s->out[0] = MESSAGE_DATA;
         s->out_length = s->server ? 5 : 1; /* send_data() fills the server's count in */
+        if (!s->server)
+            s->out_length += landing_lend(s, s->out + 1, SEGMENT_LANDING_BYTES);
     }
     return 0;
 }
@@ -440,7 +463,12 @@ static int write_body(struct ibx_session *s, const void *data, size_t n)
     uint8_t bytes[1 + IBX_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     if (s->server) {
-        ibx_put_u8(&w, SEGMENT_PENDING);
+        bool lands = landing_fits(s, n);
+        if (!lands) { /* an empty segment: such bodies could land */
+            ibx_put_u8(&w, SEGMENT_INLINE);
+            ibx_put_u32(&w, 0);
+        }
+        ibx_put_u8(&w, lands ? SEGMENT_LANDED : SEGMENT_PENDING);
         ibx_put_u64(&w, n);
         int rc = add_segment(s, bytes, w.length);
         if (!rc && body_announce(s, data, n))

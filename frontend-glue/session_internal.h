@@ -9,10 +9,14 @@
 /*
  * What the messages of a session hold; docs/protocol.md has the bytes.
  *
- *   DATA     both ways    segments of the stream, in order; the server's say how many bodies it has
- * read GRANT    to server    memory for the next bytes of the body the server announced DONE     to
- * client    those bytes have been written FLUSH    to server    say when every body so far has been
- * read ... FLUSHED  to client    ... now
+ *   DATA     both ways    segments of the stream, in order; the server's
+ *                         say how many bodies it has read
+ *   GRANT    to server    memory for the next bytes of the body the server
+ *                         announced
+ *   DONE     to client    those bytes have been written
+ *   FLUSH    to server    say when every body so far has been read ...
+ *   FLUSHED  to client    ... now
+ *   LANDED   to client    the body for the landing memory has been written
  */
 enum message_type {
     MESSAGE_DATA = 1,
@@ -20,16 +24,20 @@ enum message_type {
     MESSAGE_DONE,
     MESSAGE_FLUSH,
     MESSAGE_FLUSHED,
+    MESSAGE_LANDED,
 };
 
 enum segment_kind {
     SEGMENT_NONE = 0,
-    SEGMENT_INLINE,  /* u32 length, the bytes */
+    SEGMENT_INLINE,  /* u32 length, the bytes; the server's of length 0: it takes LANDING */
     SEGMENT_EXPOSED, /* client only: an ibx_remote that the server READs */
     SEGMENT_PENDING, /* server only: u64 length, to be WRITten where the client grants */
+    SEGMENT_LANDING, /* client only: an ibx_remote, lent for one body of a reply */
+    SEGMENT_LANDED,  /* server only: u64 length, to be WRITten there */
 };
 
-#define SEGMENT_HEAD_INLINE 5u /* kind, u32 length */
+#define SEGMENT_HEAD_INLINE   5u /* kind, u32 length */
+#define SEGMENT_LANDING_BYTES (1u + IBX_REMOTE_BYTES)
 
 /*
  *   NEW --serve--> LISTENING
@@ -59,12 +67,24 @@ struct segment {
     uint64_t remote_at; /* bytes of it already read */
 };
 
-/* A long write of this side: the client's is exposed, the server's waits for grants. */
+/* A long write of this side: the client's is exposed, the server's lands or waits for grants. */
 struct body {
     const uint8_t *data;
     size_t length;
-    struct ibx_mr *mr; /* the client's exposed region */
+    struct ibx_mr *mr;         /* the client's exposed region */
+    struct ibx_remote landing; /* the server's: where it goes, of length 0: where it is granted */
     struct body *next;
+};
+
+/* Memory of the client for one body, lent from the request that says so until the body is read. */
+struct landing {
+    struct ibx_mr *mr;        /* client: NULL until there was a reply that it would have served */
+    bool welcome;             /* client: the server takes LANDING */
+    bool refused;             /* client: there is no memory for it */
+    bool lent;                /* client: the server may WRITE into it */
+    bool arrived;             /* client: it has */
+    size_t taken;             /* client: bytes of the body already read */
+    struct ibx_remote remote; /* server: lent to it, of length 0: none is */
 };
 
 /* A bounded pipeline of registered memory for what cannot be registered itself. */
@@ -102,9 +122,10 @@ struct ibx_session {
     struct ibx_reader reader;
     struct segment segment;
 
-    unsigned ops_pending;       /* READs and WRITEs without a completion */
-    int ops_status;             /* the first failure among them */
-    struct ibx_mr *in_use;      /* registration of the copy under way */
+    unsigned ops_pending;  /* READs and WRITEs without a completion */
+    int ops_status;        /* the first failure among them */
+    struct ibx_mr *in_use; /* registration of the copy under way */
+    struct landing landing;
     struct ibx_mr *bounce;      /* the server's pipeline, or one piece of the client */
     struct ibx_regcache *cache; /* where registration pins memory */
 };
@@ -136,7 +157,7 @@ bool message_is(const struct ibx_event *event, enum message_type type);
 
 /* Client: registers a long write for the server's READ. -errno: send it inline instead. */
 int body_expose(struct ibx_session *s, const void *data, size_t length, struct ibx_remote *remote);
-/* Server: notes a long write that the client will fetch. */
+/* Server: notes a long write, which goes to the landing memory if it fits in. */
 int body_announce(struct ibx_session *s, const void *data, size_t length);
 /* Client: the server has read them all. */
 void bodies_drop(struct ibx_session *s);
@@ -149,5 +170,20 @@ int body_receive(struct ibx_session *s, uint8_t *to, size_t n);
 /* Server: WRITEs what the client grants until every announced body has arrived. */
 int bodies_deliver(struct ibx_session *s);
 void body_fini(struct ibx_session *s);
+
+/* landing.c */
+
+/* Client: sees each segment; after a body that could have landed it has memory to lend. */
+void landing_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t length);
+/* Client: the segment that lends it, or nothing: bytes written. */
+size_t landing_lend(struct ibx_session *s, uint8_t *bytes, size_t size);
+/* Client: whether a body of that length may land. */
+bool landing_expects(const struct ibx_session *s, uint64_t length);
+/* Client: LANDED has come. */
+int landing_arrived(struct ibx_session *s);
+/* Client: the next n bytes of the body that landed. */
+int landing_take(struct ibx_session *s, uint8_t *to, size_t n);
+/* Server: whether a body of that length has a place to land. */
+bool landing_fits(const struct ibx_session *s, size_t length);
 
 #endif

@@ -172,9 +172,9 @@ bool all_sizes(std::uint16_t port, const char *suite, const char *protocol)
     auto over = connected(port, "", suite, protocol);
     FrontEnd front(over.get());
     unsigned seed = 1;
-    for (std::size_t n : std::initializer_list<std::size_t>{0, 1, 4, 100, 4095, 4096, 16000, 16384,
-                                                            16385, 65536, 100001, 262144, 1048576,
-                                                            1048577, 4194304, 16777216, 50331649})
+    for (std::size_t n : std::initializer_list<std::size_t>{
+             0,     1,      4,      100,    4095,   4096,    16000,   16384,   16385,    65536,
+             65537, 100001, 262144, 600000, 600001, 1048576, 1048577, 4194304, 16777216, 50331649})
         REQUIRE(round_trip(&front, n % 977, n, seed++));
     REQUIRE(front.copy_to(device_bytes, "x", 1) == 11);
     REQUIRE(round_trip(&front, 0, 4, seed));

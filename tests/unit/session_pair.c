@@ -206,3 +206,45 @@ size_t pattern_check(const uint8_t *bytes, size_t length, uint64_t seed)
     }
     return length;
 }
+
+/* ------------------------------------------------------------- messages by hand */
+
+void say(struct ibx_conn *conn, const void *bytes, size_t length)
+{
+    struct iovec iov = {(void *)(uintptr_t)bytes, length};
+    assert_int_equal(ibx_send(conn, &iov, 1, 0, 0), 0);
+}
+
+/* The next message, copied; its length. */
+size_t hear(struct ibx_conn *conn, uint8_t *out, size_t size)
+{
+    struct ibx_event event;
+    while (ibx_wait(conn, 10000) == 1) {
+        int n = ibx_poll(conn, &event, 1);
+        assert_true(n >= 0);
+        if (!n)
+            continue;
+        assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+        assert_true(event.length <= size);
+        memcpy(out, event.data, event.length);
+        ibx_message_release(conn, &event);
+        return event.length;
+    }
+    fail_msg("no message comes");
+    return 0;
+}
+
+void expect_closed(struct ibx_conn *conn)
+{
+    struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+    while (event.type != IBX_EVENT_CLOSED) {
+        assert_int_equal(ibx_wait(conn, 10000), 1);
+        if (ibx_poll(conn, &event, 1) == 1 && event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(conn, &event);
+    }
+}
+
+void expect_reason(const struct ibx_session *s)
+{
+    assert_non_null(strstr(ibx_session_reason(s), "127.0.0.1:"));
+}

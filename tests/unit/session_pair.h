@@ -35,6 +35,14 @@ void session_pair_start(struct session_pair *pair, int (*serve)(struct session_p
 int session_pair_join(struct session_pair *pair);
 void session_pair_close(struct session_pair *pair);
 
+/* Speaks messages by hand. */
+void say(struct ibx_conn *conn, const void *bytes, size_t length);
+/* The next message, copied; its length. */
+size_t hear(struct ibx_conn *conn, uint8_t *out, size_t size);
+void expect_closed(struct ibx_conn *conn);
+/* The session has ended with a sentence that names the peer. */
+void expect_reason(const struct ibx_session *s);
+
 /* The same numbers from the same seed on both sides. */
 struct random {
     uint64_t state;
