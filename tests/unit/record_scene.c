@@ -2,8 +2,10 @@
 #include "tests/unit/record_scene.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -105,11 +107,20 @@ void with(const char *path, const char *text, const char *from, const char *to)
     put_file(path, changed, (size_t)n);
 }
 
+pid_t fork_bound(void)
+{
+    const pid_t parent = getpid();
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child && (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent))
+        _exit(1);
+    return child;
+}
+
 int in_child(int (*test)(void))
 {
     int status;
-    pid_t child = fork();
-    assert_true(child >= 0);
+    pid_t child = fork_bound();
     if (!child)
         _exit(test());
     assert_int_equal(waitpid(child, &status, 0), child);

@@ -34,6 +34,8 @@ size_t get_file(const char *path, char *text, size_t size);
 /* Writes `text` with the first `from` in it replaced. */
 void with(const char *path, const char *text, const char *from, const char *to);
 
+/* fork(2), and the child ends with its parent: a failing test leaves none behind. */
+pid_t fork_bound(void);
 /* What `test` finds in a child; the failures of asserts do not come out of one. It returns 0, or
  * SKIP, or by CHECK where it failed. */
 int in_child(int (*test)(void));

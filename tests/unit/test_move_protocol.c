@@ -279,7 +279,7 @@ static void refuses_fields_out_of_range(void **state)
     says(IBX_MOVE_HELLO, ram0 + 6, 0, 8, -EPROTO, "ram0");
     says(IBX_MOVE_HELLO, ram0 + 6, 4097, 8, -EPROTO, "not whole pages");
     says(IBX_MOVE_HELLO, ram0 + 14, 2048, 8, -EPROTO, "pages of 2048");
-    says(IBX_MOVE_HELLO, ram0 + 14, 12288, 8, -EPROTO, "pages of 12288");
+    says(IBX_MOVE_HELLO, ram0 + 14, 12288, 8, -EPROTO, "has pages of 12288");
     says(IBX_MOVE_HELLO, ram0 + 14, 0, 8, -EPROTO, "pages of 0");
     says(IBX_MOVE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "2^60");
     says(IBX_MOVE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");

@@ -146,7 +146,7 @@ static int check_run(void *context, uint64_t first, uint64_t count, bool data)
 static void random_maps_arrive(void **state)
 {
     (void)state;
-    for (unsigned turn = 0; turn < 24; turn++) {
+    for (unsigned turn = 0; turn < 10; turn++) {
         struct ibx_move_block blocks[5] = {
             {"a", (1 + random_below(3 * SEGMENT)) * 4096, 4096},
             {"b", (1 + random_below(600)) << 21, 2u << 20},
@@ -378,7 +378,7 @@ static void mutations_stay_inside(void **state)
     (void)state;
     static uint8_t model[SEGMENT + 200];
     struct ibx_page_map from = made_pages(sizeof(model)), to = made_pages(sizeof(model));
-    for (unsigned turn = 0; turn < 2000; turn++) {
+    for (unsigned turn = 0; turn < 500; turn++) {
         uint8_t piece[65535];
         uint64_t page = 0;
         if (turn % 20 == 0) {

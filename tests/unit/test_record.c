@@ -200,8 +200,7 @@ static void a_killed_writer_leaves_a_whole_record(void **state)
     assert_int_equal(write_record(&r), 0);
     for (unsigned turn = 0; turn < 25; turn++) {
         const uint64_t from = only().epoch;
-        pid_t child = fork();
-        assert_true(child >= 0);
+        pid_t child = fork_bound();
         if (!child)
             write_until_killed();
         /* Whatever it is doing, what is read is whole. Some turns end at once. */

@@ -241,8 +241,7 @@ static pid_t lock_in_child(const struct ibx_record *r)
     int pipes[2];
     char byte = 0;
     assert_int_equal(pipe(pipes), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
+    pid_t child = fork_bound();
     if (!child) {
         int fd;
         close(pipes[0]);
@@ -295,14 +294,51 @@ static void locks_outlive_their_file(void **state)
     close(second);
 }
 
+/* Takes the lock again and again and removes its file, as the end of a move does. */
+static int lock_and_remove(const struct ibx_record *r)
+{
+    char path[PATH_MAX], marker[PATH_MAX];
+    ibx_record_path(folder, r, ".lock", path, sizeof(path));
+    snprintf(marker, sizeof(marker), "%s/held", folder);
+    for (unsigned held = 0; held < 500;) {
+        int fd, rc = ibx_record_lock(folder, r, &fd, &error);
+        if (rc == -EBUSY)
+            continue;
+        CHECK(!rc);
+        int mine = open(marker, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        CHECK(mine >= 0); /* else two hold it */
+        close(mine);
+        CHECK(!unlink(marker) && !unlink(path));
+        close(fd);
+        held++;
+    }
+    return 0;
+}
+
+static void one_holds_it_at_a_time(void **state)
+{
+    (void)state;
+    struct ibx_record r = sample(true, 1);
+    pid_t children[3];
+    for (unsigned i = 0; i < 3; i++) {
+        children[i] = fork_bound();
+        if (!children[i])
+            _exit(lock_and_remove(&r));
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        int status;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(status, 0);
+    }
+}
+
 /* A lock kept by a child of the one who took it (the source's guardian). */
 static void an_ended_holder_is_told_apart(void **state)
 {
     (void)state;
     struct ibx_record r = sample(true, 1);
     int kept;
-    pid_t child = fork();
-    assert_true(child >= 0);
+    pid_t child = fork_bound();
     if (!child)
         _exit(0);
     assert_int_equal(waitpid(child, NULL, 0), child);
@@ -333,8 +369,7 @@ static void processes_are_told_apart(void **state)
     int pipes[2];
     char byte;
     assert_int_equal(pipe(pipes), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
+    pid_t child = fork_bound();
     if (!child) {
         /* A name that looks like what follows it. */
         int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
@@ -368,8 +403,8 @@ int main(void)
         TEST(deep_and_large_files_are_refused), TEST(only_plain_files_of_this_user_count),
         TEST(folders_are_chosen_and_made),      TEST(users_have_theirs_at_home),
         TEST(unfit_folders_are_refused),        TEST(locks_name_their_holder),
-        TEST(locks_outlive_their_file),         TEST(an_ended_holder_is_told_apart),
-        TEST(processes_are_told_apart),
+        TEST(locks_outlive_their_file),         TEST(one_holds_it_at_a_time),
+        TEST(an_ended_holder_is_told_apart),    TEST(processes_are_told_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
