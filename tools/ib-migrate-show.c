@@ -58,6 +58,13 @@ static void wipe(struct migrate_show *show)
     show->drawn = false;
 }
 
+/* Phases worth a line of a log: the end is told by who waits for it, and where a receiver waits by
+ * the move itself. */
+static bool worth_a_line(const struct ibx_move_status *status)
+{
+    return status->phase < IBX_PHASE_DONE && (status->source || status->phase != IBX_PHASE_WAITING);
+}
+
 static void show_status(struct migrate_show *show, const struct ibx_move_status *status)
 {
     if (show->json)
@@ -66,8 +73,8 @@ static void show_status(struct migrate_show *show, const struct ibx_move_status 
         return;
     if (show->terminal) {
         draw(show, status);
-    } else if (show->last_phase != (int)status->phase && status->phase < IBX_PHASE_DONE) {
-        char line[IBX_ERROR_MAX + 128]; /* the end is told by who waits for it */
+    } else if (show->last_phase != (int)status->phase && worth_a_line(status)) {
+        char line[IBX_ERROR_MAX + 128];
         migrate_phase_line(status, line, sizeof(line));
         migrate_complain(line);
     }

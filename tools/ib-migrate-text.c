@@ -63,9 +63,11 @@ void migrate_vm(const struct ibx_record *record, char *out, size_t size)
     ibx_text_sanitize(out);
 }
 
+/* Before the first fetched page has been counted, the zero ones are known. */
 static uint64_t pages_left(const struct ibx_move_status *s)
 {
-    return s->pages > s->present ? s->pages - s->present : 0;
+    uint64_t there = s->present > s->zero_pages ? s->present : s->zero_pages;
+    return s->pages > there ? s->pages - there : 0;
 }
 
 static uint64_t seconds_gone(const struct ibx_move_status *s)
@@ -84,7 +86,6 @@ static void put_bar(const struct ibx_move_status *s, char *out, size_t size)
 {
     unsigned full = (unsigned)(s->present * BAR_COLUMNS / s->pages), i;
     char line[BAR_COLUMNS + 1];
-    full = full > BAR_COLUMNS ? BAR_COLUMNS : full;
     for (i = 0; i < BAR_COLUMNS; i++)
         line[i] = i < full ? '#' : '-';
     line[i] = '\0';
@@ -143,7 +144,6 @@ void migrate_bar(const struct ibx_move_status *status, unsigned width, char *out
         clock_text(seconds_gone(status), gone, sizeof(gone));
         snprintf(out, size, "%s  %s", gone, text);
     }
-    ibx_text_sanitize(out);
     if (strlen(out) > width)
         out[width] = '\0';
 }

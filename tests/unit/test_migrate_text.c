@@ -114,6 +114,9 @@ static void test_narrow_bars(void **state)
         migrate_bar(&status, width, text, sizeof(text));
         assert_in_range(strlen(text), 1, width);
     }
+    migrate_bar(&status, 90, text, sizeof(text));
+    is(text,
+       "filling  750 pages left  40.0 KiB/s  34 faults/s  p50 45.6 us p99 1.23 ms  1:15 left");
     migrate_bar(&status, 80, text, sizeof(text));
     is(text, "filling  750 pages left  40.0 KiB/s  34 faults/s  1:15 left");
     migrate_bar(&status, 40, text, sizeof(text));
@@ -167,6 +170,9 @@ static void test_phase_lines(void **state)
     migrate_phase_line(&status, text, sizeof(text));
     is(text, "filling: the VM runs at the destination, 750 pages are to come over verbs mlx5_0 "
              "port 1");
+    status.zero_pages = 300; /* the source knows them before the destination has counted any */
+    migrate_phase_line(&status, text, sizeof(text));
+    says(text, " 700 pages");
     status.phase = IBX_PHASE_WAITING;
     migrate_phase_line(&status, text, sizeof(text));
     is(text, "waiting for a source at tcp://0.0.0.0:18600");
