@@ -217,7 +217,10 @@ struct shm {
     size_t copied_alone;  /* bytes since the absent peer was last asked */
     bool direct;          /* process_vm_readv and process_vm_writev reach the peer */
     char direct_reason[128];
-    uint8_t nonce[IBX_SHM_NONCE]; /* the peer recognises this process image by it */
+    /* The peer recognises this process image by it; at the head of a page of its own, which every
+     * direct copy goes through first: the gate (withdraw() shuts it). */
+    uint8_t *nonce;
+    bool gate_shut;
     uint64_t peer_nonce_address;
     uint8_t peer_nonce[IBX_SHM_NONCE];
 };
@@ -267,6 +270,8 @@ uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request,
 int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
                          unsigned access, uint8_t **mapped);
 void ibx_shm_region_unclaim(struct shm *shm);
+/* From its return on no direct copy of the peer's begins any more. */
+void ibx_shm_gate_shut(struct shm *shm);
 const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote);
 /* Takes the peer's arena that came over the control socket; owns `fd`. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);

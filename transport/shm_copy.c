@@ -120,16 +120,20 @@ static int direct_read(struct shm *shm, void *local, uint64_t address, size_t le
     return (size_t)n == sizeof(nonce) + length ? 0 : -EFAULT;
 }
 
+/* Likewise; the nonce is written over itself. This process may be stopped for any time before the
+ * second call, and what is first in it stands for the peer's memory being ours to write still. */
 static int direct_write(struct shm *shm, void *local, uint64_t address, size_t length)
 {
     int rc = direct_read(shm, NULL, 0, 0); /* is it still the peer? */
     if (rc)
         return rc;
-    struct iovec from = {local, length}, to = {(void *)(uintptr_t)address, length};
-    ssize_t n = process_vm_writev(shm->peer_pid, &from, 1, &to, 1, 0);
+    struct iovec from[2] = {{shm->peer_nonce, IBX_SHM_NONCE}, {local, length}};
+    struct iovec to[2] = {{(void *)(uintptr_t)shm->peer_nonce_address, IBX_SHM_NONCE},
+                          {(void *)(uintptr_t)address, length}};
+    ssize_t n = process_vm_writev(shm->peer_pid, from, 2, to, 2, 0);
     if (n < 0)
-        return -errno;
-    return (size_t)n == length ? 0 : -EFAULT;
+        return errno == EFAULT ? -ESRCH : -errno;
+    return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
 }
 
 static void no_direct(struct shm *shm, const char *reason)

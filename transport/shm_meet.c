@@ -42,6 +42,7 @@
 #define BACKLOG       128 /* strangers may come in numbers */
 #define SEALS         (F_SEAL_SHRINK | F_SEAL_GROW)
 #define PACKET_BYTES  128u
+#define GATE_BYTES    4096u
 #define MESSAGE_LIMIT (256u << 20)
 
 #ifndef MFD_NOEXEC_SEAL
@@ -421,10 +422,25 @@ static int segment_map(struct shm *shm, int fd)
     return 0;
 }
 
+static int gate_make(struct shm *shm, struct ibx_error *err)
+{
+    void *page = mmap(NULL, GATE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return ibx_error_set(err, -errno, "no memory for a page: %s", strerror(errno));
+    shm->nonce = page;
+    return ibx_random(shm->nonce, IBX_SHM_NONCE, err);
+}
+
+void ibx_shm_gate_shut(struct shm *shm)
+{
+    mprotect(shm->nonce, GATE_BYTES, PROT_NONE);
+    shm->gate_shut = true;
+}
+
 static void put_nonce(struct shm *shm, struct ibx_writer *w)
 {
     ibx_put_u64(w, (uintptr_t)shm->nonce);
-    ibx_put_bytes(w, shm->nonce, sizeof(shm->nonce));
+    ibx_put_bytes(w, shm->nonce, IBX_SHM_NONCE);
 }
 
 static void get_nonce(struct shm *shm, struct ibx_reader *r)
@@ -540,7 +556,7 @@ static void listener_close(struct shm *shm)
 
 int ibx_shm_meet(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = ibx_random(shm->nonce, sizeof(shm->nonce), err);
+    int rc = gate_make(shm, err);
     if (rc)
         return rc;
     if (shm->role == IBX_ROLE_SERVER)
@@ -561,6 +577,10 @@ void ibx_shm_unmeet(struct shm *shm)
         ibx_link_unwatch(shm->link, shm->control);
         close(shm->control);
     }
+    /* A gate that was shut stays: who stands before it could get through what comes in its place.
+     */
+    if (shm->nonce && !shm->gate_shut)
+        munmap(shm->nonce, GATE_BYTES);
     if (shm->segment)
         munmap(shm->segment, 2 * shm->geometry.half);
 }

@@ -34,6 +34,7 @@
 #define PAGE        4096ull
 #define HUGE        (2ull << 20)
 #define ARENA_LEAST (1ull << 20)
+#define GRACE_MS    1000u /* for a copy that the kernel has begun: far more than it takes */
 
 #define INDEX_BITS 16u /* of a key; then 16 bits of generation, then 32 random ones */
 
@@ -117,25 +118,41 @@ static bool peer_gone(const struct shm *shm)
     return shm->gone || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
 
-/* Takes the key back and waits until the peer is not in the middle of a copy under it. That lasts
- * for one chunk; a peer that stands still for longer has died or lies. */
-static void withdraw(struct shm *shm, uint32_t index)
+/* Whether within so many milliseconds the peer is not copying under this key, or is gone. */
+static bool await_copy(struct shm *shm, uint32_t index, unsigned ms)
 {
-    atomic_store(&shm->mine.regions[index].key, 0);
     uint64_t deadline = 0;
     for (unsigned i = 1; atomic_load(&shm->theirs.control->copying) == index + 1; i++) {
         if (i % 64)
             continue;
         if (!deadline)
-            deadline = ibx_deadline_in_ms(ibx_link_options(shm->link)->timeout_ms);
+            deadline = ibx_deadline_in_ms(ms);
         if (peer_gone(shm))
-            return;
-        if (ibx_now_ns() >= deadline) {
-            ibx_shm_break(shm, -ETIMEDOUT, "the peer hangs in the middle of a copy");
-            return;
-        }
+            return true;
+        if (ibx_now_ns() >= deadline)
+            return false;
         sched_yield();
     }
+    return true;
+}
+
+/*
+ * Takes the key back and waits until the peer is not in the middle of a copy under
+ * it. That lasts for one chunk; a peer that stands still for longer was stopped, or
+ * lies, and the connection ends. But it may be continued, much later, and then makes
+ * the call that it stood before. So first the gate is shut, through which that call
+ * has to go, and a copy that was beyond it, inside the kernel where no signal stops
+ * anybody, gets the time to finish. A copy through the peer's mapping of an arena
+ * goes on, into memory that is no longer anybody's (ibx_shm_mr_register()).
+ */
+static void withdraw(struct shm *shm, uint32_t index)
+{
+    atomic_store(&shm->mine.regions[index].key, 0);
+    if (shm->gate_shut || await_copy(shm, index, ibx_link_options(shm->link)->timeout_ms))
+        return;
+    ibx_shm_gate_shut(shm);
+    ibx_shm_break(shm, -ETIMEDOUT, "the peer hangs in the middle of a copy");
+    await_copy(shm, index, GRACE_MS);
 }
 
 /* -------------------------------------------------------------------- arenas */
@@ -301,6 +318,9 @@ int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
     struct shm *shm = endpoint;
     if (mr->span.kind != IBX_MEMORY_HOST)
         return ibx_error_set(err, -EOPNOTSUPP, "shm moves host memory only: stage GPU memory");
+    /* A peer that hangs in the middle of a copy may still be at that place in an arena. */
+    if (shm->gate_shut)
+        return ibx_error_set(err, -ENOTCONN, "the connection is over: %s", shm->broken_reason);
     struct shm_region *region = calloc(1, sizeof(*region));
     if (!region)
         return ibx_error_set(err, -ENOMEM, "no memory for a region");
