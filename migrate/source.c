@@ -401,7 +401,8 @@ static int link_again(struct source *s, struct ibx_error *err)
         if (err->message[0])
             memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
         const uint64_t limit = (uint64_t)s->options->give_up_s * 1000 * IBX_NS_PER_MS;
-        if (limit && ibx_now_ns() - s->lost_ns > limit)
+        s->leaving = limit && ibx_now_ns() - s->lost_ns > limit;
+        if (s->leaving)
             return ibx_error_prefix(err, -ETIMEDOUT,
                                     "given up after %u s; ib-migrate recover goes "
                                     "on with the move",
@@ -419,7 +420,8 @@ static int heed_signals(struct source *s, struct ibx_error *err)
 {
     s->interrupts += move_signals_take(&s->signals);
     if (source_committed(s)) {
-        if (s->interrupts > 1)
+        s->leaving = s->interrupts > 1;
+        if (s->leaving)
             return ibx_error_set(err, -EINTR,
                                  "interrupted; the VM runs at %s and its pages are "
                                  "still here: ib-migrate recover goes on",
@@ -474,7 +476,7 @@ static int turn(struct source *s, struct ibx_error *err)
     int rc = heed_signals(s, err);
     if (!rc && s->qmp)
         rc = hear_qemu(s, err);
-    if (rc && source_committed(s) && s->qmp && rc != -EINTR)
+    if (rc && source_committed(s) && s->qmp && !s->leaving)
         rc = lose_qemu(s, err);
     if (rc)
         return rc;
@@ -492,7 +494,7 @@ static int run(struct source *s, struct ibx_error *err)
         rc = turn(s, err);
         if (rc && !source_committed(s) && s->state != SOURCE_KEPT)
             return keep(s, rc, err);
-        if (rc && s->state != SOURCE_KEPT && rc != -EINTR && rc != -ETIMEDOUT)
+        if (rc && s->state != SOURCE_KEPT && !s->leaving)
             rc = endure(s, rc, err);
         if (rc)
             return rc;
