@@ -29,6 +29,7 @@ struct reader {
 /* One for the process. */
 static struct {
     pthread_mutex_t lock;
+    sigset_t signals;      /* those that the holder of the lock has blocked otherwise */
     struct reader *reader; /* NULL: nothing is watched */
     bool refused;          /* userfaultfd is not to be had */
     int pagemap_fd;
@@ -36,14 +37,22 @@ static struct {
     struct ibx_watch_range *ranges; /* added and not removed; some have died */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .pagemap_fd = -1};
 
+/* A signal handler that unmaps watched memory waits for the reader, which may wait for the lock: it
+ * must not run in the thread that holds it. */
 void ibx_watch_lock(void)
 {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
     pthread_mutex_lock(&watch.lock);
+    watch.signals = before;
 }
 
 void ibx_watch_unlock(void)
 {
+    sigset_t before = watch.signals;
     pthread_mutex_unlock(&watch.lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 unsigned ibx_watch_generation(void)
@@ -163,17 +172,6 @@ static void fork_handler(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-static int thread_start(struct reader *reader)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    /* The application's signal handlers must not run there: they might free memory. */
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int rc = pthread_create(&reader->thread, NULL, reader_run, reader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return -rc;
-}
-
 static int reader_start(struct reader *reader)
 {
     int rc = reader->fd = userfaultfd_open();
@@ -181,7 +179,11 @@ static int reader_start(struct reader *reader)
         return rc;
     reader->stop_fd = eventfd(0, EFD_CLOEXEC);
     watch.pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    rc = reader->stop_fd < 0 || watch.pagemap_fd < 0 ? -errno : thread_start(reader);
+    /* The application's signal handlers must not run in the thread: they might free memory. It
+     * takes the mask over, and whoever holds the lock has blocked them all. */
+    rc = reader->stop_fd < 0 || watch.pagemap_fd < 0
+             ? -errno
+             : -pthread_create(&reader->thread, NULL, reader_run, reader);
     if (rc) {
         close(reader->fd);
         if (reader->stop_fd >= 0)

@@ -9,7 +9,8 @@
  *
  *   - one thread of the process reads events, and it never allocates, frees or
  *     unmaps anything: it would wait for itself;
- *   - nobody does so while holding the lock, for the reader takes it;
+ *   - nobody does so while holding the lock, for the reader takes it; nor does a
+ *     signal handler, all of which are blocked meanwhile;
  *   - reading an event and marking its ranges is one hold of the lock. So when the
  *     system call has returned, no range it changed is alive.
  */

@@ -2,9 +2,12 @@
 /* The registration cache among threads and in forked children. */
 #include "tests/unit/regcache_fake.h"
 
+#include "transport/regcache_watch.h"
+
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -101,6 +104,43 @@ static void test_unmapped_by_another(void **state)
     print_message("mapped before munmap had returned: %u of %u\n", early, swap.rounds);
     ibx_regcache_destroy(cache);
     munmap(swap.where, 16 * PAGE);
+}
+
+/* A handler that unmaps waits for the reader; were it to run while its thread holds the lock that
+ * the reader wants, both would wait for ever. */
+static char *handler_memory;
+static volatile sig_atomic_t handled;
+
+static void handler_unmaps(int number)
+{
+    (void)number;
+    munmap(handler_memory, PAGE);
+    handled = 1;
+}
+
+static void test_a_signal_waits_for_the_lock(void **state)
+{
+    (void)state;
+    struct registrar r = {0};
+    struct ibx_regcache *cache = make(&r);
+    struct sigaction before, unmaps = {.sa_handler = handler_unmaps};
+    sigset_t mask;
+    handler_memory = map(1);
+    get_and_put(cache, handler_memory, PAGE);
+    assert_int_equal(sigaction(SIGUSR1, &unmaps, &before), 0);
+    ibx_watch_lock();
+    raise(SIGUSR1);
+    bool early = handled;
+    ibx_watch_unlock();
+    assert_false(early);
+    assert_true(handled);
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &mask), 0);
+    assert_false(sigismember(&mask, SIGUSR1));
+    map_at(handler_memory, PAGE, MAP_FIXED_NOREPLACE);
+    ASSERT_MISS(r, get_and_put(cache, handler_memory, PAGE));
+    sigaction(SIGUSR1, &before, NULL);
+    ibx_regcache_destroy(cache);
+    munmap(handler_memory, PAGE);
 }
 
 /* Several caches at once, each thread with the allocator and mappings of all. */
@@ -271,9 +311,10 @@ static void test_without_userfaultfd(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_userfaultfd), cmocka_unit_test(test_reader_ends),
-        cmocka_unit_test(test_unmapped_by_another), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_forked_child),        cmocka_unit_test(test_fork_amid_threads),
+        cmocka_unit_test(test_without_userfaultfd),         cmocka_unit_test(test_reader_ends),
+        cmocka_unit_test(test_unmapped_by_another),         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_a_signal_waits_for_the_lock), cmocka_unit_test(test_forked_child),
+        cmocka_unit_test(test_fork_amid_threads),
     };
     if (!watch_works()) {
         print_message("SKIPPED: userfaultfd is not available here\n");
