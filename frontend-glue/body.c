@@ -244,6 +244,15 @@ static int next_grant(struct ibx_session *s, size_t at_most, struct ibx_remote *
                : 0;
 }
 
+/* The next n bytes of a reply's body. */
+static int deliver_part(struct ibx_session *s, const struct body *body, size_t at,
+                        const struct ibx_remote *remote, size_t n)
+{
+    if (!body->data)
+        return copies_deliver(s, remote, n);
+    return move(s, false, (uint8_t *)(uintptr_t)body->data + at, remote, 0, n);
+}
+
 static int deliver_granted(struct ibx_session *s, const struct body *body)
 {
     for (size_t at = 0; at < body->length;) {
@@ -252,7 +261,7 @@ static int deliver_granted(struct ibx_session *s, const struct body *body)
         if (rc)
             return rc;
         size_t n = (size_t)grant.length;
-        rc = move(s, false, (uint8_t *)(uintptr_t)body->data + at, &grant, 0, n);
+        rc = deliver_part(s, body, at, &grant, n);
         if (!rc)
             rc = session_send_short(s, MESSAGE_DONE);
         if (rc)
@@ -264,7 +273,7 @@ static int deliver_granted(struct ibx_session *s, const struct body *body)
 
 static int deliver_landing(struct ibx_session *s, const struct body *body)
 {
-    int rc = move(s, false, (uint8_t *)(uintptr_t)body->data, &body->landing, 0, body->length);
+    int rc = deliver_part(s, body, 0, &body->landing, body->length);
     return rc ? rc : session_send_short(s, MESSAGE_LANDED);
 }
 

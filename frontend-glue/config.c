@@ -103,6 +103,33 @@ static int set_log(const char *value, struct ibx_error *err)
                          "log: \"%.64s\" is not accepted: give error, warn, info or debug", value);
 }
 
+static int set_gpu(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    static const char *const names[] = {
+        [IBX_GPU_OFF] = "off", [IBX_GPU_AUTO] = "auto", [IBX_GPU_ON] = "on"};
+    for (int i = IBX_GPU_OFF; i <= IBX_GPU_ON; i++) {
+        if (strcmp(value, names[i]))
+            continue;
+        config->gpu = (enum ibx_gpu_mode)i;
+        return 0;
+    }
+    return ibx_error_set(err, -EINVAL, "gpu: \"%.64s\" is not accepted: give auto, on or off",
+                         value);
+}
+
+static int set_gpu_memory(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    size_t bytes;
+    int rc = ibx_size_parse(value, &bytes, err);
+    if (rc)
+        return rc;
+    if (bytes < IBX_GLUE_GPU_MEMORY_MIN)
+        return ibx_error_set(err, -EINVAL, "gpu_memory: \"%.64s\" is too little: give 1M or more",
+                             value);
+    config->gpu_memory = bytes;
+    return 0;
+}
+
 /* A relative path counts from the properties file, since applications run anywhere. */
 static int set_path(struct ibx_glue_config *config, const char *key, const char *value,
                     struct ibx_error *err)
@@ -131,12 +158,16 @@ static int apply_key(struct ibx_glue_config *config, const char *key, const char
 {
     if (!strcmp(key, "log"))
         return set_log(value, err);
+    if (!strcmp(key, "gpu"))
+        return set_gpu(config, value, err);
+    if (!strcmp(key, "gpu_memory"))
+        return set_gpu_memory(config, value, err);
     if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
         return set_path(config, key, value, err);
     int rc = ibx_options_set(&config->options, key, value, err);
     if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
-        snprintf(err->message + n, sizeof(err->message) - n, ", memory, log");
+        snprintf(err->message + n, sizeof(err->message) - n, ", memory, gpu, gpu_memory, log");
     }
     return unknown_is_bad(rc, err);
 }
@@ -266,7 +297,7 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.uri = ""};
+    struct ibx_glue_config found = {.gpu = IBX_GPU_AUTO, .gpu_memory = IBX_GLUE_GPU_MEMORY};
     ibx_options_init(&found.options);
     int rc = find_file(&found, NULL, environment("GVIRTUS_CONFIG"), err);
     if (!rc && found.file[0])
@@ -281,7 +312,7 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.uri = ""};
+    struct ibx_glue_config found = {.gpu = IBX_GPU_AUTO, .gpu_memory = IBX_GLUE_GPU_MEMORY};
     ibx_options_init(&found.options);
     int rc = find_file(&found, own_file, NULL, err);
     if (!rc && found.file[0])

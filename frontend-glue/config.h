@@ -11,10 +11,12 @@
  *   4. /etc/gvirtus/gvirtus.properties
  *
  * Its key `communicator` holds the URI. Keys that begin with "rdma." are ours:
- * each option of transport.h ("rdma.chunk"), and two of the glue's own:
+ * each option of transport.h ("rdma.chunk"), and some of the glue's own:
  *
  *   rdma.memory  bytes of message buffers that an idle connection may hold
  *                (2 x slots x message): lowers slots and message as far as needed
+ *   rdma.gpu     auto, on or off: whether the back end's plugin runs copies itself
+ *   rdma.gpu_memory  bytes of pinned memory for that, in the whole back end
  *   rdma.log     error, warn, info or debug, unless IBX_LOG is set
  *
  * Keys of other kinds belong to GVirtuS and are left alone.
@@ -22,17 +24,21 @@
 #ifndef IBX_FRONTEND_GLUE_CONFIG_H
 #define IBX_FRONTEND_GLUE_CONFIG_H
 
-#include "transport/transport.h"
+#include "frontend-glue/session.h"
 
 #include <limits.h>
 
-#define IBX_GLUE_URI_MAX 904
+#define IBX_GLUE_URI_MAX        904
+#define IBX_GLUE_GPU_MEMORY     (64u << 20)
+#define IBX_GLUE_GPU_MEMORY_MIN (1u << 20)
 
 struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
     struct ibx_options options;
-    char file[PATH_MAX]; /* the properties file, "" when there is none */
-    unsigned uri_line;   /* of its key `communicator`, 0 when the URI came from the caller */
+    enum ibx_gpu_mode gpu; /* [auto] */
+    size_t gpu_memory;     /* [IBX_GLUE_GPU_MEMORY] */
+    char file[PATH_MAX];   /* the properties file, "" when there is none */
+    unsigned uri_line;     /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
 /* For G2 and later. The endpoint is the one of properties.json; its host may be NULL or "" and its

@@ -117,6 +117,83 @@ bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body
     return true;
 }
 
+/* --------------------------------------------------------------- requests passing by */
+
+void ibx_request_watch_init(struct ibx_request_watch *watch)
+{
+    *watch = (struct ibx_request_watch){.device = -1};
+}
+
+bool ibx_request_begins(const struct ibx_request_watch *watch)
+{
+    return watch->stage == IBX_REQUEST_NAME && !watch->got;
+}
+
+static void stage_begin(struct ibx_request_watch *watch, int stage)
+{
+    watch->stage = stage;
+    watch->got = 0;
+    if (stage == IBX_REQUEST_NAME)
+        memset(watch->name, 0, sizeof(watch->name));
+}
+
+static void request_ends(struct ibx_request_watch *watch)
+{
+    struct ibx_reader r = ibx_reader_of(watch->first, 4);
+    if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
+        watch->device = (int)ibx_get_u32(&r);
+    if (!strcmp(watch->name, "cudaDeviceReset") || !strcmp(watch->name, "cudaThreadExit"))
+        watch->resets++;
+    stage_begin(watch, IBX_REQUEST_NAME);
+}
+
+/* Up to the NUL; returns how many bytes were of the name. */
+static size_t note_name(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n)
+{
+    const uint8_t *nul = memchr(bytes, 0, n);
+    size_t part = nul ? (size_t)(nul - bytes) : n;
+    for (size_t i = 0; i < part && watch->got + i < sizeof(watch->name) - 1; i++)
+        watch->name[watch->got + i] = (char)bytes[i];
+    watch->got += part;
+    if (nul)
+        stage_begin(watch, IBX_REQUEST_LENGTH);
+    return nul ? part + 1 : part;
+}
+
+/* Of the length or the body: what is left of it, and its first bytes. */
+static size_t note_counted(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n,
+                           uint64_t length)
+{
+    uint64_t left = length - watch->got;
+    size_t part = n < left ? n : (size_t)left;
+    for (size_t i = 0; i < part && watch->got + i < sizeof(watch->first); i++)
+        watch->first[watch->got + i] = bytes[i];
+    watch->got += part;
+    return part;
+}
+
+void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, size_t n)
+{
+    const uint8_t *at = bytes, *end = at + n;
+    while (at < end) {
+        size_t left = (size_t)(end - at);
+        if (watch->stage == IBX_REQUEST_NAME) {
+            at += note_name(watch, at, left);
+        } else if (watch->stage == IBX_REQUEST_LENGTH) {
+            at += note_counted(watch, at, left, 8);
+            if (watch->got < 8)
+                break;
+            struct ibx_reader r = ibx_reader_of(watch->first, 8);
+            watch->length = ibx_get_u64(&r);
+            stage_begin(watch, IBX_REQUEST_BODY);
+        } else {
+            at += note_counted(watch, at, left, watch->length);
+        }
+        if (watch->stage == IBX_REQUEST_BODY && watch->got == watch->length)
+            request_ends(watch);
+    }
+}
+
 /* ----------------------------------------------------------------------- replies */
 
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n)

@@ -67,6 +67,25 @@ struct ibx_frame_body {
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
                      struct ibx_frame *frame);
 
+/* --------------------------------------------------------------- requests passing by */
+
+/* Where GVirtuS is in the stream of requests that it reads, and what they say about the thread that
+ * runs them. */
+struct ibx_request_watch {
+    enum { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY } stage;
+    size_t got;       /* bytes of this stage */
+    char name[24];    /* as much as fits, with a NUL */
+    uint8_t first[8]; /* of the length, or of the body */
+    uint64_t length;  /* of the body */
+    int device;       /* that cudaSetDevice asked for last, -1: none */
+    unsigned resets;  /* requests that took the context away */
+};
+
+void ibx_request_watch_init(struct ibx_request_watch *watch);
+void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, size_t n);
+/* Whether the next byte is the first of a request. */
+bool ibx_request_begins(const struct ibx_request_watch *watch);
+
 /* ---------------------------------------------------------------------- replies */
 
 enum ibx_reply_shape {

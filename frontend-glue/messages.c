@@ -73,6 +73,8 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
         s->ops_pending--;
         if (event->status && !s->ops_status)
             s->ops_status = event->status;
+        if (event->cookie)
+            s->copies.arrived |= 1u << (event->cookie - 1);
         return 0;
     case IBX_EVENT_SEND:
         return 0;
@@ -94,7 +96,7 @@ static int end(struct ibx_session *s)
                         s->path.peer, why);
 }
 
-static int take_events(struct ibx_session *s)
+int session_poll(struct ibx_session *s)
 {
     struct ibx_event events[8];
     if (s->ended)
@@ -111,7 +113,7 @@ static int take_events(struct ibx_session *s)
 int session_pump(struct ibx_session *s)
 {
     for (;;) {
-        int n = take_events(s);
+        int n = session_poll(s);
         if (n)
             return n < 0 ? n : 0;
         ibx_wait(s->conn, -1);
@@ -127,7 +129,7 @@ int session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
         if (rc != -EAGAIN && rc != -ENOTCONN)
             return session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
         /* No credit: it comes with the peer's progress. A lost connection reports itself there. */
-        rc = take_events(s);
+        rc = session_poll(s);
         if (rc < 0)
             return rc;
         if (!rc)

@@ -38,8 +38,14 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
         return rc;
     }
     s->bodies_tail = &s->bodies;
+    copies_init(&s->copies, IBX_GPU_OFF, 0);
     *session = s;
     return 0;
+}
+
+void ibx_session_set_gpu(struct ibx_session *s, enum ibx_gpu_mode mode, size_t memory)
+{
+    copies_init(&s->copies, mode, memory);
 }
 
 int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
@@ -94,6 +100,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
         ibx_close(conn);
         return rc;
     }
+    copies_init(&s->copies, listening->copies.mode, listening->copies.memory);
     s->server = true;
     s->conn = conn;
     s->state = SESSION_KNOCKED;
@@ -146,15 +153,17 @@ static void release_all(struct ibx_session *s)
     if (s->conn) {
         abandon_ops(s);
         body_fini(s);
+        copies_release(s);
         ibx_close(s->conn);
     }
+    copies_fini(s);
     s->conn = NULL;
     s->caps = NULL;
     free(s->out);
     s->out = NULL;
     messages_fini(s);
     s->has_current = false;
-    s->segment = (struct segment){.kind = SEGMENT_NONE};
+    s->segment = s->behind = (struct segment){.kind = SEGMENT_NONE};
 }
 
 int session_fail(struct ibx_session *s, int code, const char *format, ...)
@@ -291,12 +300,14 @@ static int next_segment(struct ibx_session *s)
     return 0;
 }
 
-/* Makes sure that the current segment has bytes left. */
-static int refill(struct ibx_session *s)
+int session_refill(struct ibx_session *s)
 {
     while (!s->segment.left) {
         int rc = 0;
-        if (s->has_current && ibx_reader_left(&s->reader)) {
+        if (s->behind.kind) {
+            s->segment = s->behind;
+            s->behind.kind = SEGMENT_NONE;
+        } else if (s->has_current && ibx_reader_left(&s->reader)) {
             rc = next_segment(s);
         } else {
             if (s->has_current)
@@ -310,7 +321,7 @@ static int refill(struct ibx_session *s)
     return 0;
 }
 
-static int read_some(struct ibx_session *s, uint8_t *to, size_t n)
+int session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
 {
     switch (s->segment.kind) {
     case SEGMENT_EXPOSED:
@@ -335,17 +346,20 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
         rc = establish(s);
     if (s->state != SESSION_LIVE)
         return 0;
+    rc = s->server && n ? copies_run(s) : 0;
     for (size_t got = 0; got < n && !rc;) {
-        rc = refill(s);
+        rc = session_refill(s);
         if (rc)
             break;
         size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
-        rc = read_some(s, to + got, some);
+        rc = session_read_some(s, to + got, some);
         got += some;
     }
     if (rc == -ENOTCONN)
         return 0;
     s->in_frame = s->in_frame || (n && !rc);
+    if (!rc && s->server)
+        copies_note_read(s, buffer, n);
     return rc ? rc : (ssize_t)n;
 }
 
@@ -483,6 +497,11 @@ static int write_body(struct ibx_session *s, const void *data, size_t n)
     return add_segment(s, bytes, w.length);
 }
 
+int session_write_copy(struct ibx_session *s, size_t n)
+{
+    return write_body(s, NULL, n);
+}
+
 /* A client that writes again without having read a reply: its earlier bodies may still be needed
  * by the server, and this caller may be about to reuse them. */
 static int flush_bodies(struct ibx_session *s)
@@ -508,6 +527,8 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
     int rc = s->synced ? flush_bodies(s) : 0;
     if (rc)
         return rc;
+    if (s->server)
+        copies_note_write(s, buffer, n);
     rc = n >= s->caps->rendezvous ? write_body(s, buffer, n) : -ENOTSUP;
     if (rc == -ENOTSUP)
         rc = n >= SEND_ALONG ? send_along(s, buffer, n) : gather(s, buffer, n);
@@ -520,6 +541,8 @@ int ibx_session_sync(struct ibx_session *s)
     if (s->state != SESSION_LIVE)
         return -ENOTCONN;
     int rc = send_gathered(s);
+    if (s->server)
+        copies_note_sync(s);
     s->synced = s->bodies != NULL;
     return rc;
 }

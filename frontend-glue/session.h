@@ -21,9 +21,19 @@
 
 struct ibx_session;
 
+/* Whether the server runs copies between its client and the GPU itself (copies.h). */
+enum ibx_gpu_mode {
+    IBX_GPU_OFF,
+    IBX_GPU_AUTO, /* where CUDA is there */
+    IBX_GPU_ON,   /* the same, and a warning where it is not */
+};
+
 /* Keeps copies of both; touches no network, thread or device. */
 int ibx_session_create(const char *uri, const struct ibx_options *options,
                        struct ibx_session **session, struct ibx_error *err);
+/* Server, before it serves: how the sessions that it accepts treat copies, and how many bytes of
+ * pinned memory they share in this process. Off without this call. */
+void ibx_session_set_gpu(struct ibx_session *session, enum ibx_gpu_mode mode, size_t memory);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);
 

@@ -3,6 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_SESSION_INTERNAL_H
 #define IBX_FRONTEND_GLUE_SESSION_INTERNAL_H
 
+#include "frontend-glue/copies.h"
 #include "frontend-glue/session.h"
 #include "transport/regcache.h"
 
@@ -69,7 +70,7 @@ struct segment {
 
 /* A long write of this side: the client's is exposed, the server's lands or waits for grants. */
 struct body {
-    const uint8_t *data;
+    const uint8_t *data; /* NULL, server: it comes from the GPU, by copies_deliver() */
     size_t length;
     struct ibx_mr *mr;         /* the client's exposed region */
     struct ibx_remote landing; /* the server's: where it goes, of length 0: where it is granted */
@@ -121,6 +122,8 @@ struct ibx_session {
     bool has_current;
     struct ibx_reader reader;
     struct segment segment;
+    struct segment behind; /* goes on after it, of kind NONE: nothing does */
+    struct copies copies;  /* server */
 
     unsigned ops_pending;  /* READs and WRITEs without a completion */
     int ops_status;        /* the first failure among them */
@@ -138,12 +141,21 @@ int session_fail(struct ibx_session *s, int code, const char *format, ...)
 /* Ends it without a complaint: -ENOTCONN. */
 int session_leave(struct ibx_session *s, const char *why);
 
+/* Waits until the current segment has bytes left. */
+int session_refill(struct ibx_session *s);
+/* Reads n bytes, of which it has no fewer. */
+int session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
+/* Server: adds a long body to the reply which comes from the GPU. */
+int session_write_copy(struct ibx_session *s, size_t n);
+
 /* messages.c */
 
 int messages_init(struct ibx_session *s);
 void messages_fini(struct ibx_session *s);
 /* Waits for at least one event and files what came. */
 int session_pump(struct ibx_session *s);
+/* The same without waiting: how many came. */
+int session_poll(struct ibx_session *s);
 /* Sends one message, waiting for credit. */
 int session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
 int session_send_short(struct ibx_session *s, enum message_type type);

@@ -207,12 +207,16 @@ static void test_options(void **state)
 static void test_bad_keys(void **state)
 {
     (void)state;
-    expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)", "timeout_ms, memory, log");
+    expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
+                   "timeout_ms, memory, gpu, gpu_memory, log");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
     expect_refused("RDMA.Chunk : 1M\n", "line 1 (RDMA.Chunk)", "lower case");
     expect_refused("rdma.log : loud\n", "\"loud\"", "error, warn, info or debug");
+    expect_refused("rdma.gpu : maybe\n", "line 1 (rdma.gpu): gpu: \"maybe\"", "auto, on or off");
+    expect_refused("rdma.gpu_memory : 8K\n", "\"8K\"", "1M or more");
+    expect_refused("rdma.gpu_memory : much\n", "line 1 (rdma.gpu_memory)", "\"much\"");
     expect_refused("rdma.spin_us\n", "line 1: \"rdma.spin_us\"", "key : value");
     char text[600];
     snprintf(text, sizeof(text), "rdma.key_file : %0500d\n", 0);
@@ -272,14 +276,30 @@ static void test_unreadable(void **state)
     expect_said("too long");
 }
 
+static void test_gpu(void **state)
+{
+    (void)state;
+    write_file("home/etc/gvirtus.properties", "# nothing\n");
+    assert_int_equal(load(), 0);
+    assert_int_equal(config.gpu, IBX_GPU_AUTO);
+    assert_int_equal(config.gpu_memory, 64 << 20);
+    write_file("home/etc/gvirtus.properties", "rdma.gpu : off\nrdma.gpu_memory : 8M\n");
+    assert_int_equal(load(), 0);
+    assert_int_equal(config.gpu, IBX_GPU_OFF);
+    assert_int_equal(config.gpu_memory, 8 << 20);
+    write_file("home/etc/gvirtus.properties", "rdma.gpu : on\n");
+    assert_int_equal(ibx_glue_config_load_classic("rdma://a:1", NULL, &config, &error), 0);
+    assert_int_equal(config.gpu, IBX_GPU_ON);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults), TEST(test_search_order), TEST(test_classic_order),
-        TEST(test_uris),     TEST(test_options),      TEST(test_bad_keys),
-        TEST(test_memory),   TEST(test_log),          TEST(test_unreadable),
+        TEST(test_defaults),   TEST(test_search_order), TEST(test_classic_order), TEST(test_uris),
+        TEST(test_options),    TEST(test_bad_keys),     TEST(test_memory),        TEST(test_log),
+        TEST(test_unreadable), TEST(test_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

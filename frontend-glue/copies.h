@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The server runs copies itself: requests of cudaMemcpy, cudaMemcpyAsync and
+ * cudaMemcpy2D are taken out of the stream before GVirtuS reads them, run on the
+ * calling thread's current context and answered as GVirtuS's handler would.
+ *
+ * Whatever is in doubt is left in the stream, untouched, and GVirtuS's handler
+ * runs it: a frame that is not recognised byte for byte, device memory that is
+ * not one allocation of the current device, no current context yet, no free
+ * chunk, and each copy that CUDA refuses, so that exit code and cudaGetLastError
+ * are the runtime's own.
+ *
+ * Part of a session (session_internal.h), of which it is told each byte read and
+ * written.
+ */
+#ifndef IBX_FRONTEND_GLUE_COPIES_H
+#define IBX_FRONTEND_GLUE_COPIES_H
+
+#include "frontend-glue/frames.h"
+#include "frontend-glue/session.h"
+#include "gpudirect/staging.h"
+
+struct copies {
+    enum ibx_gpu_mode mode;
+    size_t memory; /* bytes of the pinned pool, for who makes it */
+
+    struct ibx_request_watch requests;
+    struct ibx_reply_watch replies;
+    bool answering; /* what is written now is ours */
+
+    const struct ibx_cuda *cuda; /* NULL: not looked for yet */
+    struct ibx_staging *staging; /* NULL: not made yet */
+    unsigned resets;             /* of the process, that `staging` has seen */
+    bool poor;                   /* it was said why copies are not staged */
+    struct ibx_mr **regions;     /* the pool's chunks as far as registered here */
+    unsigned region_count;
+    struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
+    uint8_t *held;          /* a request that came in pieces */
+    size_t held_size;
+
+    /* the copy in hand */
+    struct ibx_frame frame;
+    struct ibx_remote remote; /* the peer's side ... */
+    uint64_t remote_at;       /* ... and where in it the payload begins */
+    uint32_t arrived;         /* a bit for each READ or WRITE that is over, by cookie - 1 */
+    const uint8_t *payload;   /* or it came with the request */
+    unsigned long ran;        /* copies so far */
+};
+
+void copies_init(struct copies *copies, enum ibx_gpu_mode mode, size_t memory);
+/* Where a request begins: runs and answers copies until there is something for GVirtuS to read.
+ * 0, or as session_fail(). */
+int copies_run(struct ibx_session *s);
+/* What GVirtuS reads and writes; what copies_run() does is not told. */
+void copies_note_read(struct ibx_session *s, const void *bytes, size_t n);
+void copies_note_write(struct ibx_session *s, const void *bytes, size_t n);
+void copies_note_sync(struct ibx_session *s);
+/* WRITEs the next n bytes of the reply in hand to where the client wants them. As session_fail().
+ */
+int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
+/* At the session's end, before its connection is closed and after. */
+void copies_release(struct ibx_session *s);
+void copies_fini(struct ibx_session *s);
+
+#endif
