@@ -28,11 +28,12 @@
 #define LAST_PAGES  256u /* small ones */
 
 struct ibx_faults *pages_faults;
-static const char *provider = "tcp";
+static const char *provider = "tcp", *host;
 
-void pages_use(const char *name)
+void pages_use(const char *name, const char *address)
 {
     provider = name;
+    host = address;
 }
 
 struct ibx_options pages_options(void)
@@ -53,7 +54,10 @@ struct ibx_listener *pages_listen(void)
     struct ibx_listener *listener = NULL;
     struct ibx_options options = pages_options();
     options.faults = pages_faults;
-    if (ibx_listen("rdma://127.0.0.1:0", &options, &listener, &err))
+    char uri[128];
+    snprintf(uri, sizeof(uri), "rdma://%s:0", host ? host : "127.0.0.1");
+    options.insecure = host != NULL;
+    if (ibx_listen(uri, &options, &listener, &err))
         fail_msg("%s", err.message);
     return listener;
 }

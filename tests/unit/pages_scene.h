@@ -15,8 +15,9 @@
 
 /* ------------------------------------------------------------- connections */
 
-/* "tcp", "shm", "ofi": of all scenes from now on. */
-void pages_use(const char *provider);
+/* Of all scenes from now on: "tcp", "shm", "ofi", "verbs"; and the address of this host to listen
+ * at (NULL: 127.0.0.1; verbs needs one that is reached over the wire). */
+void pages_use(const char *provider, const char *host);
 /* Of the destination's end of a connection made from now on; NULL without. */
 extern struct ibx_faults *pages_faults;
 
