@@ -102,17 +102,43 @@ static int connect_one(int family, const struct sockaddr *address, socklen_t len
     return 0;
 }
 
-static int connect_unix(const struct ibx_uri *uri, int *fd, struct ibx_error *err)
+/* Where the queue of knocks is full a nonblocking socket is refused, and told no time to come
+ * again; a blocking one has its turn. */
+static int connect_in_turn(int fd, const struct sockaddr_un *address, uint64_t deadline)
+{
+    struct timeval limit = {0};
+    int rc, ms;
+    fcntl(fd, F_SETFL, 0);
+    do {
+        ms = ibx_ms_until(deadline);
+        limit = (struct timeval){.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+        rc = ms ? setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) : 0;
+        if (!rc && ms)
+            rc = connect(fd, (const struct sockaddr *)address, sizeof(*address));
+        rc = !ms ? -ETIMEDOUT : rc ? -errno : 0;
+    } while (rc == -EINTR || rc == -EAGAIN);
+    limit = (struct timeval){0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    return rc;
+}
+
+/* With a timeout of 0 it asks once: -EAGAIN when the queue is full. */
+static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
+                        struct ibx_error *err)
 {
     struct sockaddr_un address;
+    uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
     int s = unix_address(uri, &address);
     if (s < 0)
         return ibx_error_set(err, -errno, "no socket: %s", strerror(errno));
-    if (connect(s, (struct sockaddr *)&address, sizeof(address))) {
-        int code = errno;
+    int rc = connect(s, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+    if (rc == -EAGAIN && timeout_ms)
+        rc = connect_in_turn(s, &address, deadline);
+    if (rc) {
         close(s);
-        return ibx_error_set(err, -code, "nobody answers at socket %s: %s", uri->path,
-                             strerror(code));
+        return ibx_error_set(err, rc, "nobody answers at socket %s: %s", uri->path,
+                             rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc));
     }
     *fd = s;
     return 0;
@@ -121,7 +147,7 @@ static int connect_unix(const struct ibx_uri *uri, int *fd, struct ibx_error *er
 int ibx_door_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd, struct ibx_error *err)
 {
     if (uri->path[0])
-        return connect_unix(uri, fd, err);
+        return connect_unix(uri, timeout_ms, fd, err);
     struct addrinfo *list;
     int rc = resolve(uri, 0, &list, err);
     if (rc)
@@ -149,7 +175,7 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
 {
     struct sockaddr_un address;
     int probe = -1;
-    int rc = connect_unix(uri, &probe, NULL);
+    int rc = connect_unix(uri, 0, &probe, NULL);
     if (probe >= 0)
         close(probe);
     /* -EAGAIN: its queue of knocks is full. */
