@@ -42,8 +42,8 @@ struct link {
 
 struct mapping {
     uint8_t *memory;
-    uint64_t size, stretch; /* bytes */
-    size_t first;           /* its first stretch in `exposed` */
+    uint64_t size, piece, stretch; /* bytes */
+    size_t first;                  /* its first piece in `exposed` */
 };
 
 struct ibx_page_export {
@@ -54,7 +54,7 @@ struct ibx_page_export {
     bool whole; /* registration is free on all connections: blocks are exposed as wholes */
     struct exposure *exposures;
     _Atomic size_t asked; /* exposures to be made known; those before are constant */
-    bool *exposed;        /* a stretch; the caller's thread only */
+    bool *exposed;        /* a piece; the caller's thread only */
     int event_fd;
     _Atomic bool closing;
     pthread_mutex_t lock;
@@ -249,15 +249,15 @@ static int block_map(struct ibx_page_export *pages, const struct ibx_guest_block
     madvise(memory, (size_t)block->size, MADV_DONTDUMP);
     mapping->memory = memory;
     mapping->size = block->size;
-    mapping->stretch =
-        block->page_size > IBX_EXPORT_STRETCH ? block->page_size : IBX_EXPORT_STRETCH;
+    mapping->piece = block->page_size > IBX_EXPORT_PIECE ? block->page_size : IBX_EXPORT_PIECE;
+    mapping->stretch = mapping->piece > IBX_EXPORT_STRETCH ? mapping->piece : IBX_EXPORT_STRETCH;
     return 0;
 }
 
 static int blocks_map(struct ibx_page_export *pages, const struct ibx_guest_ram *ram,
                       struct ibx_error *err)
 {
-    size_t stretches = 0;
+    size_t pieces = 0;
     pages->blocks = calloc(ram->count ? ram->count : 1, sizeof(*pages->blocks));
     if (!pages->blocks)
         return ibx_error_set(err, -ENOMEM, "no memory for %zu memory backends", ram->count);
@@ -266,17 +266,17 @@ static int blocks_map(struct ibx_page_export *pages, const struct ibx_guest_ram 
         int rc = block_map(pages, &ram->blocks[pages->block_count], mapping, err);
         if (rc)
             return rc;
-        mapping->first = stretches;
-        stretches += (size_t)((mapping->size + mapping->stretch - 1) / mapping->stretch);
+        mapping->first = pieces;
+        pieces += (size_t)((mapping->size + mapping->piece - 1) / mapping->piece);
     }
-    pages->exposures = calloc(stretches, sizeof(*pages->exposures));
-    pages->exposed = calloc(stretches, sizeof(*pages->exposed));
+    pages->exposures = calloc(pieces, sizeof(*pages->exposures));
+    pages->exposed = calloc(pieces, sizeof(*pages->exposed));
     bool all = pages->exposures && pages->exposed;
     for (unsigned i = 0; i < pages->link_count; i++) {
-        pages->links[i].mrs = calloc(stretches, sizeof(struct ibx_mr *));
+        pages->links[i].mrs = calloc(pieces, sizeof(struct ibx_mr *));
         all = all && pages->links[i].mrs;
     }
-    return all ? 0 : ibx_error_set(err, -ENOMEM, "no memory for %zu regions", stretches);
+    return all ? 0 : ibx_error_set(err, -ENOMEM, "no memory for %zu regions", pieces);
 }
 
 static int threads_start(struct ibx_page_export *pages, struct ibx_error *err)
@@ -356,16 +356,23 @@ static void block_expose(struct ibx_page_export *pages, const struct ibx_page_ma
         pages->exposed[mapping->first] = true;
         return;
     }
-    for (uint64_t at = 0; at < mapping->size; at += mapping->stretch) {
+    uint64_t begin = 0, end = 0; /* of a run of pieces that are to be one region */
+    for (uint64_t at = 0; at < mapping->size; at += mapping->piece) {
         uint64_t left = mapping->size - at;
-        uint64_t length = left < mapping->stretch ? left : mapping->stretch;
-        bool *exposed = &pages->exposed[mapping->first + (size_t)(at / mapping->stretch)];
-        if (*exposed ||
-            !data_within(map, first + at / page_size, first + (at + length) / page_size))
+        uint64_t next = at + (left < mapping->piece ? left : mapping->piece);
+        bool *exposed = &pages->exposed[mapping->first + (size_t)(at / mapping->piece)];
+        if (*exposed || !data_within(map, first + at / page_size, first + next / page_size))
             continue;
         *exposed = true;
-        exposure_add(pages, count, block, at, length);
+        if (at != end || at % mapping->stretch == 0) {
+            if (end)
+                exposure_add(pages, count, block, begin, end - begin);
+            begin = at;
+        }
+        end = next;
     }
+    if (end)
+        exposure_add(pages, count, block, begin, end - begin);
 }
 
 static int map_check(const struct ibx_page_export *pages, const struct ibx_page_map *map,

@@ -16,9 +16,10 @@
  * over every connection with remote READ only.
  *
  * Where registration costs nothing (tcp, shm) whole blocks are exposed at once. Elsewhere it pins
- * memory, and pins holes as zero pages: so only those stretches (of IBX_EXPORT_STRETCH bytes) are
- * registered that hold data, in parallel by one thread a connection, while the VM runs; what came
- * to hold data since then follows by another ibx_page_export_expose(), when the VM has stopped.
+ * memory, and pins holes as zero pages, which then are pages like others and go over the wire: so
+ * only those pieces (of IBX_EXPORT_PIECE bytes) are registered that hold data, as regions of up to
+ * IBX_EXPORT_STRETCH bytes, in parallel by one thread a connection, while the VM runs; what came to
+ * hold data since then follows by another ibx_page_export_expose(), when the VM has stopped.
  *
  * A thread a connection does the registering and then keeps the connection going (tcp, shm: it is
  * the one that serves READs); on RDMA it sleeps. All calls are for one thread.
@@ -27,6 +28,7 @@
  */
 struct ibx_page_export;
 
+#define IBX_EXPORT_PIECE   (2ull << 20)
 #define IBX_EXPORT_STRETCH (64ull << 20)
 
 struct ibx_page_export_config {
