@@ -168,24 +168,28 @@ static void check_iommu(void)
     if (folder)
         closedir(folder);
     doctor_add("system", "IOMMU", DOCTOR_OK, NULL, "%s",
-               units ? "on: GPUDirect between PCIe devices may need iommu=pt, and ACS off on the "
-                       "switches between them"
-                     : "off, or not seen");
+               units ? "on: GPUDirect between PCIe devices may need iommu=pt" : "off, or not seen");
 }
 
-/* What libfabric would offer when asked for by name; rdma:// takes only a native fabric of it. */
+/* rdma:// takes only a native fabric; its emulations have to be asked for by name. */
 static void check_libfabric(void)
 {
-    struct ibx_options options;
+    struct ibx_options native, any;
     struct ibx_error err = {0};
     char description[160];
-    ibx_options_init(&options);
-    ibx_options_set(&options, "provider", "ofi", NULL);
-    if (ibx_provider_probe("ofi", &options, description, sizeof(description), &err))
+    ibx_options_init(&native);
+    ibx_options_init(&any);
+    ibx_options_set(&any, "provider", "ofi", NULL);
+    if (!ibx_provider_probe("ofi", &native, description, sizeof(description), &err))
+        doctor_add("system", "libfabric", DOCTOR_OK, NULL, "%s", description);
+    else if (!ibx_provider_probe("ofi", &any, description, sizeof(description), &err))
+        doctor_add("system", "libfabric", DOCTOR_LIMITED,
+                   "rdma:// does without it; a native provider needs the fabric's device (EFA, "
+                   "Omni-Path, Slingshot) and its driver",
+                   "emulation only: %s", description);
+    else
         doctor_add("system", "libfabric", DOCTOR_MISSING, "apt install libfabric1", "%s",
                    err.message);
-    else
-        doctor_add("system", "libfabric", DOCTOR_OK, NULL, "%s", description);
 }
 
 void doctor_check_system(void)
@@ -197,6 +201,7 @@ void doctor_check_system(void)
     check_direct_copy();
     check_uring();
     check_iommu();
+    doctor_check_acs();
     check_libfabric();
 }
 

@@ -73,21 +73,35 @@ static unsigned mtu_bytes(enum ibv_mtu mtu)
     return 128u << mtu;
 }
 
+/* "4096", or with several ports "4096, 1024"; a port that does not answer is a question mark. */
+static void print_mtus(struct ibv_context *context, unsigned ports, char *out, size_t size)
+{
+    out[0] = '\0';
+    for (unsigned i = 1; i <= ports; i++) {
+        struct ibv_port_attr port = {0};
+        size_t n = strlen(out);
+        if (ibv_query_port(context, (uint8_t)i, &port))
+            snprintf(out + n, size - n, "%s?", n ? ", " : "");
+        else
+            snprintf(out + n, size - n, "%s%u", n ? ", " : "", mtu_bytes(port.active_mtu));
+    }
+}
+
 static void check_limits(struct ibv_device *device)
 {
     struct ibv_context *context = ibv_open_device(device);
     struct ibv_device_attr_ex all = {0};
-    struct ibv_port_attr port = {0};
     const char *name = ibv_get_device_name(device);
-    if (!context || ibv_query_device_ex(context, NULL, &all) || ibv_query_port(context, 1, &port)) {
+    char mtus[48];
+    if (!context || ibv_query_device_ex(context, NULL, &all)) {
         doctor_add("rdma", name, DOCTOR_MISSING, "give this user access to /dev/infiniband/uverbs*",
                    "cannot be opened");
     } else {
         const struct ibv_device_attr *a = &all.orig_attr;
+        print_mtus(context, a->phys_port_cnt, mtus, sizeof(mtus));
         doctor_add("rdma", name, DOCTOR_OK, NULL,
-                   "MTU %u, regions to %llu GiB, %d queue pairs, %d READs at once, ODP %s",
-                   mtu_bytes(port.active_mtu), (unsigned long long)(a->max_mr_size >> 30),
-                   a->max_qp, a->max_qp_rd_atom,
+                   "MTU %s, regions to %llu GiB, %d queue pairs, %d READs at once, ODP %s", mtus,
+                   (unsigned long long)(a->max_mr_size >> 30), a->max_qp, a->max_qp_rd_atom,
                    all.odp_caps.general_caps & IBV_ODP_SUPPORT ? "yes" : "no");
     }
     if (context)
@@ -142,7 +156,7 @@ void doctor_check_rdma(void)
             "with an adapter: install rdma-core and its driver; without: \"rdma link add rxe0 "
             "type rxe netdev eth0\" emulates one",
             "none");
-    else if (!doctor_root()[0])
+    if (!doctor_root()[0])
         check_all_limits();
     if (found && !doctor_exists("/dev/infiniband/rdma_cm"))
         doctor_add("rdma", "rdma_cm", DOCTOR_MISSING, "modprobe rdma_ucm",

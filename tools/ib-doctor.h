@@ -35,6 +35,7 @@ bool doctor_exists(const char *path);
 void doctor_check_rdma(void);
 void doctor_check_memory(void);
 void doctor_check_system(void);
+void doctor_check_acs(void);
 void doctor_check_gpu(void);
 
 #endif

@@ -9,10 +9,12 @@ import tempfile
 import unittest
 
 DOCTOR = sys.argv.pop(1)
+FAKE_VERBS = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1].endswith(".so") else None
+PCI = "/sys/devices/pci0000:00"
 
 
-def run(*args, root=None):
-    env = dict(os.environ)
+def run(*args, root=None, **more):
+    env = dict(os.environ, **more)
     env.pop("IBX_DOCTOR_ROOT", None)
     if root:
         env["IBX_DOCTOR_ROOT"] = root
@@ -35,9 +37,46 @@ def adapter(root, device, state, link, gids):
         write(root, f"{port}/gids/{i}", gid)
 
 
+def pci(root, path, acs=None, length=4096):
+    """A PCI function with this ACS control word, behind another capability; or without one."""
+    config = bytearray(4096)
+    config[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")
+    if acs is not None:
+        config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
+        config[0x146:0x148] = acs.to_bytes(2, "little")
+    os.makedirs(root + path, exist_ok=True)
+    with open(f"{root}{path}/config", "wb") as file:
+        file.write(config[:length])
+
+
+def link(root, path, target):
+    os.makedirs(os.path.dirname(root + path), exist_ok=True)
+    os.symlink(os.path.relpath(root + target, os.path.dirname(root + path)), root + path)
+
+
+def host_with_gpu(root, nic_bridge, gpu_bridge, length=4096):
+    """An adapter below one bridge, a GPU below two; the upper one is common to both."""
+    pci(root, PCI + "/0000:00:01.0", acs=0x01, length=length)
+    pci(root, PCI + "/0000:00:01.0/0000:01:00.0", acs=nic_bridge, length=length)
+    pci(root, PCI + "/0000:00:01.0/0000:01:00.0/0000:02:00.0", acs=0x1D)  # the adapter's own
+    pci(root, PCI + "/0000:00:01.0/0000:01:01.0", acs=gpu_bridge, length=length)
+    gpu = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
+    pci(root, gpu)
+    write(root, gpu + "/vendor", "0x10de")
+    write(root, gpu + "/class", "0x030200")
+    pci(root, PCI + "/0000:00:1f.0/0000:04:00.0", acs=0x1D)  # a disk and its bridge do not matter
+    pci(root, PCI + "/0000:00:1f.0", acs=0x1D)
+    write(root, PCI + "/0000:00:1f.0/0000:04:00.0/vendor", "0x144d")
+    write(root, PCI + "/0000:00:1f.0/0000:04:00.0/class", "0x010802")
+    link(root, "/sys/bus/pci/devices/0000:03:00.0", gpu)
+    link(root, "/sys/bus/pci/devices/0000:04:00.0", PCI + "/0000:00:1f.0/0000:04:00.0")
+    link(root, "/sys/class/infiniband/mlx5_0/device",
+         PCI + "/0000:00:01.0/0000:01:00.0/0000:02:00.0")
+
+
 class Doctor(unittest.TestCase):
-    def report(self, root=None):
-        done = run("--json", root=root)
+    def report(self, root=None, **more):
+        done = run("--json", root=root, **more)
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
@@ -100,6 +139,58 @@ class Doctor(unittest.TestCase):
             self.assertEqual((pages["status"], pages["value"]), ("ok", "512, of which 100 free"))
             self.assertEqual(self.check_of(report, "huge pages of 1 GiB")["status"], "missing")
             self.assertEqual(self.check_of(report, "NUMA nodes")["value"], "0-3")
+
+    def acs(self, *bridges, **options):
+        with tempfile.TemporaryDirectory() as root:
+            host_with_gpu(root, *bridges, **options)
+            check = self.check_of(self.report(root), "PCI ACS")
+            return check["status"], check["value"], check["remedy"]
+
+    def test_acs(self):
+        status, value, _ = self.acs(0x01, 0x00)
+        self.assertEqual((status, value), ("ok", "no redirects on 3 bridges above 2 devices"))
+        self.assertEqual(self.acs(None, None)[0], "ok")  # bridges without the capability
+        for bit in (0x04, 0x08, 0x10):
+            status, value, remedy = self.acs(0x01, bit)
+            self.assertEqual((status, value),
+                             ("limited", "redirects on 1 of 3 bridges: 0000:01:01.0"))
+            self.assertIn("ECAP_ACS+6.w=0", remedy)
+        self.assertIn("on 2 of 3", self.acs(0x1D, 0x1D)[1])
+        with tempfile.TemporaryDirectory() as root:
+            self.assertEqual(self.check_of(self.report(root), "PCI ACS")["value"],
+                             "no RDMA device or GPU on PCI")
+
+    def test_acs_hidden(self):
+        """What others than root get to see of it: 64 bytes."""
+        status, value, remedy = self.acs(0x1D, 0x1D, length=64)
+        self.assertEqual((status, value),
+                         ("limited", "cannot be read on 3 of 3 bridges above 2 devices"))
+        self.assertIn("root", remedy)
+
+    def test_acs_chain(self):
+        """Capabilities that lead in a circle, or out of what there is."""
+        for after in (0x100, 0xFFC):
+            with tempfile.TemporaryDirectory() as root:
+                host_with_gpu(root, 0, 0)
+                with open(f"{root}{PCI}/0000:00:01.0/config", "r+b") as config:
+                    config.seek(0x100)
+                    config.write((0x0001 | 1 << 16 | after << 20).to_bytes(4, "little"))
+                self.assertEqual(self.check_of(self.report(root), "PCI ACS")["status"], "ok")
+
+    def test_libfabric(self):
+        """What rdma:// does not take is not ok."""
+        report = self.report()
+        native = next(p for p in report["paths"] if p["provider"] == "ofi")["usable"]
+        check = self.check_of(report, "libfabric")
+        self.assertEqual(check["status"] == "ok", native, check)
+        self.assertEqual(check["status"] == "limited", check["value"].startswith("emulation only"))
+
+    @unittest.skipUnless(FAKE_VERBS, "a build without verbs")
+    def test_mtu_of_every_port(self):
+        report = self.report(LD_PRELOAD=FAKE_VERBS, ASAN_OPTIONS="verify_asan_link_order=0")
+        check = self.check_of(report, "fake0")
+        self.assertIn("MTU 4096, 1024, ?, ", check["value"])
+        self.assertIn("77 queue pairs", check["value"])
 
     def test_usage(self):
         done = run("--jsno")
