@@ -45,13 +45,12 @@ const char *ibx_move_message_name(enum ibx_move_message type)
 const char *ibx_move_standing_name(enum ibx_move_standing standing)
 {
     static const char *const names[] = {
-        [IBX_STANDING_NONE] = "none",
-        [IBX_STANDING_WAITING] = "waiting",
-        [IBX_STANDING_RUNNING] = "running",
-        [IBX_STANDING_COMPLETE] = "complete",
+        [IBX_STANDING_NONE] = "none",         [IBX_STANDING_WAITING] = "waiting",
+        [IBX_STANDING_RUNNING] = "running",   [IBX_STANDING_COMPLETE] = "complete",
+        [IBX_STANDING_GIVEN_UP] = "given up",
     };
     unsigned at = (unsigned)standing;
-    return at >= IBX_STANDING_NONE && at <= IBX_STANDING_COMPLETE ? names[at] : "unknown";
+    return at >= IBX_STANDING_NONE && at <= IBX_STANDING_GIVEN_UP ? names[at] : "unknown";
 }
 
 /* ------------------------------------------------------------ what they may say */
@@ -135,7 +134,7 @@ static int check_hello(const struct ibx_move_hello *hello, struct ibx_error *err
 
 static int check_answer(const struct ibx_move_answer *answer, struct ibx_error *err)
 {
-    if (answer->standing < IBX_STANDING_NONE || answer->standing > IBX_STANDING_COMPLETE)
+    if (answer->standing < IBX_STANDING_NONE || answer->standing > IBX_STANDING_GIVEN_UP)
         return ibx_error_set(err, -EPROTO, "standing %u is not known", answer->standing);
     if (answer->count > IBX_MOVE_SAY_MAX)
         return ibx_error_set(err, -EPROTO, "%u sentences: %u at most", answer->count,

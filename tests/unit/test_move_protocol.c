@@ -257,6 +257,7 @@ static void refuses_strangers_and_other_versions(void **state)
     says(IBX_MOVE_READY, 0, 255, 1, -EPROTO, "type 255");
     assert_string_equal(ibx_move_message_name((enum ibx_move_message)17), "an unknown message");
     assert_string_equal(ibx_move_standing_name(IBX_STANDING_RUNNING), "running");
+    assert_string_equal(ibx_move_standing_name(IBX_STANDING_GIVEN_UP), "given up");
     assert_string_equal(ibx_move_standing_name((enum ibx_move_standing)9), "unknown");
 }
 
@@ -287,7 +288,8 @@ static void refuses_fields_out_of_range(void **state)
     says(IBX_MOVE_ANSWER, 1, 2, 1, -EPROTO, "");
     says(IBX_MOVE_ANSWER, 1, 1, 1, -EPROTO, "why not");
     says(IBX_MOVE_ANSWER, 2, 0, 1, -EPROTO, "standing 0");
-    says(IBX_MOVE_ANSWER, 2, 5, 1, -EPROTO, "standing 5");
+    says(IBX_MOVE_ANSWER, 2, IBX_STANDING_GIVEN_UP, 1, 0, "");
+    says(IBX_MOVE_ANSWER, 2, 6, 1, -EPROTO, "standing 6");
     says(IBX_MOVE_ANSWER, 11, 17, 2, -EPROTO, "17 sentences");
     says(IBX_MOVE_JOIN, 23, 0, 8, -EPROTO, "epoch 0");
     says(IBX_MOVE_JOIN, 31, 16, 2, -EPROTO, "connection 16");
