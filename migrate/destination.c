@@ -115,21 +115,18 @@ void destination_unlink(struct destination *d, int code, const char *reason)
         ibx_fault_stop(d->engine, code, reason);
 }
 
-/* The engine lets go of page connections only when it has stopped, or is no more. */
-static void mind_engine(struct destination *d)
+/* The engine lets go of page connections only when it has stopped, or is no more. An error when it
+ * has stopped by itself: a page connection has ended, or memory could not be had. */
+static int mind_engine(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_error why = {0};
     const bool stopped = !d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED;
-    if (stopped && d->serving && d->engine && d->linked) {
-        ibx_fault_reason(d->engine, &why);
-        move_say(&d->options->tell, "%s; the VM waits for pages until the source is back",
-                 why.message);
-        destination_unlink(d, -ECONNRESET, why.message);
-    }
     if (stopped && d->stopping) {
         d->stopping = d->serving = false;
         destination_link_close(d);
     }
+    if (stopped && d->engine && d->serving && d->linked)
+        return ibx_fault_reason(d->engine, err);
+    return 0;
 }
 
 /* ---------------------------------------------------------------- what the source says */
@@ -168,8 +165,7 @@ static int heed_state_end(struct destination *d, uint64_t bytes, struct ibx_erro
         return ibx_error_set(err, -EPROTO,
                              "the device state has %" PRIu64 " bytes, announced were %" PRIu64,
                              d->state_total, bytes);
-    d->state_ended = true;
-    return 0;
+    return destination_vm_state_end(d, err);
 }
 
 static bool takes_map(const struct destination *d)
@@ -210,6 +206,7 @@ static int hear(void *context, const struct ibx_move_any *message)
         d->confirmed = d->state == DESTINATION_COMPLETE;
         return d->confirmed ? 0 : unexpected(d, message, h->err);
     case IBX_MOVE_ABORT:
+        d->aborted = true;
         return ibx_error_set(h->err, -ECONNABORTED, "the source gave up: %s", message->is.sentence);
     default:
         return unexpected(d, message, h->err);
@@ -408,17 +405,19 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     return code;
 }
 
-/* Its QEMU has ended, or the last byte came to nothing. */
+/* Its QEMU has ended, or the end of the state came to nothing. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     if (d->state == DESTINATION_RESUMING && d->qemu_failed)
         return give_up(d, code, err);
+    const bool told = d->state != DESTINATION_RESUMING; /* RUNNING */
     destination_move(d, DESTINATION_FAILED);
     ibx_error_prefix(err, code,
                      "the VM ran here and its QEMU (process %d) is gone; ib-migrate "
                      "rollback at the source restarts it from its stop",
                      (int)d->ram.pid);
-    if (d->linked) {
+    /* To a source that has not heard RUNNING, ABORT would mean that the VM never ran. */
+    if (d->linked && told) {
         ibx_control_send_abort(&d->control, err->message);
         ibx_control_linger(&d->control, ibx_deadline_in_ms(500));
     }
@@ -438,10 +437,8 @@ static int troubled_qemu(struct destination *d, struct ibx_error *err)
 /* An error of the link: before WAITING the end of the move, else the beginning of a wait. */
 static int troubled_link(struct destination *d, int code, struct ibx_error *err)
 {
-    if (!ours(d) && (d->state != DESTINATION_WAITING || code == -ECONNABORTED))
+    if (!ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
         return give_up(d, code, err);
-    if (code == -ECONNABORTED && d->state != DESTINATION_WAITING)
-        ibx_log(IBX_LOG_ERROR, "%s", err->message);
     if (d->linked)
         move_say(&d->options->tell, "%s; the VM waits for pages until the source is back",
                  err->message);
@@ -500,7 +497,7 @@ static void wait_for_something(struct destination *d)
     fds[2].fd = ibx_qmp_fd(d->qmp);
     fds[3].fd = d->signals.fd;
     fds[4].fd = d->engine ? ibx_fault_event_fd(d->engine) : -1;
-    if (d->stream >= 0 && d->unfed_length > (d->committed ? 0u : 1u))
+    if (d->stream >= 0 && d->stuck)
         fds[5] = (struct pollfd){.fd = d->stream, .events = POLLOUT};
     const bool ours_to_poll = !d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED;
     for (unsigned i = 0; ours_to_poll && d->linked && i < d->hello.links; i++) {
@@ -539,9 +536,10 @@ static int turn(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     drain_engine_event(d);
-    mind_engine(d);
+    rc = mind_engine(d, err);
     destination_link_tend(d);
-    rc = destination_link_serve(d, err);
+    if (!rc)
+        rc = destination_link_serve(d, err);
     if (!rc && d->linked)
         rc = ibx_control_take(&d->control, hear, &hearing, err);
     if (!rc)

@@ -81,13 +81,14 @@ struct destination {
 
     /* The device state */
     int stream;     /* into QEMU; -1 none */
-    uint8_t *unfed; /* what QEMU has not taken yet; the last byte is kept until the commit */
+    uint8_t *unfed; /* what QEMU has not taken yet; its end is kept until the commit */
     size_t unfed_length, unfed_capacity;
-    uint64_t state_total; /* bytes that came */
-    bool state_ended, committed;
+    uint64_t state_total;               /* bytes that came */
+    bool state_ended, committed, stuck; /* stuck: QEMU takes no more at the moment */
 
     uint64_t lost_ns, progress_ns, complete_ns;
     bool resumed, qemu_failed, confirmed, cancelled;
+    bool aborted; /* the source's own word, never a mere error of the network */
     unsigned interrupts;
 };
 
@@ -119,12 +120,14 @@ int destination_vm_prepare(struct destination *d, struct ibx_error *err);
 int destination_vm_take_over(struct destination *d, struct ibx_error *err);
 /* The map is there and all links know it: the engine is made, or goes on with the new links. */
 int destination_vm_serve(struct destination *d, struct ibx_error *err);
-/* Writes to QEMU what it takes, but for the last byte before the commit. */
+/* Writes to QEMU what it takes, but for the end before the commit (state_tail.h). */
 int destination_vm_feed(struct destination *d, struct ibx_error *err);
 /* Appends device state. */
 int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
                          struct ibx_error *err);
-/* QEMU has read everything but the last byte. */
+/* All of it has come: -EPROTO when it does not end as it must. */
+int destination_vm_state_end(struct destination *d, struct ibx_error *err);
+/* QEMU has read everything but the end. */
 bool destination_vm_loaded(const struct destination *d);
 /* Every page is there: lets go of QEMU's memory. */
 int destination_vm_let_go(struct destination *d, struct ibx_error *err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/destination.h"
+#include "migrate/state_tail.h"
 
 #include "common/clock.h"
 
@@ -275,20 +276,37 @@ int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t len
     return 0;
 }
 
+/* What QEMU may have of it: all but EOF and what follows, before the commit. */
+static size_t feedable(const struct destination *d)
+{
+    bool whole;
+    return d->committed ? d->unfed_length
+                        : ibx_state_tail(d->unfed, d->unfed_length, d->state_ended, &whole);
+}
+
+int destination_vm_state_end(struct destination *d, struct ibx_error *err)
+{
+    bool whole;
+    d->state_ended = true;
+    ibx_state_tail(d->unfed, d->unfed_length, true, &whole);
+    return whole ? 0
+                 : ibx_error_set(err, -EPROTO,
+                                 "the device state does not end as QEMU's do, so its end cannot be "
+                                 "held back until the commit");
+}
+
 int destination_vm_feed(struct destination *d, struct ibx_error *err)
 {
-    const size_t keep = d->committed ? 0 : 1;
-    size_t done = 0;
+    size_t give = d->stream >= 0 ? feedable(d) : 0, done = 0;
     int rc = 0;
-    while (d->stream >= 0 && d->unfed_length - done > keep) {
-        ssize_t n = send(d->stream, d->unfed + done, d->unfed_length - done - keep, MSG_NOSIGNAL);
+    while (done < give) {
+        ssize_t n = send(d->stream, d->unfed + done, give - done, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno != EAGAIN)
-            rc = ibx_error_set(err, -errno,
-                               "QEMU does not take the device state any more (%s): "
-                               "its log says why",
-                               strerror(errno));
+            rc = ibx_error_set(
+                err, -errno, "QEMU does not take the device state any more (%s): its log says why",
+                strerror(errno));
         if (n < 0)
             break;
         done += (size_t)n;
@@ -297,6 +315,7 @@ int destination_vm_feed(struct destination *d, struct ibx_error *err)
         d->unfed_length -= done;
         memmove(d->unfed, d->unfed + done, d->unfed_length);
     }
+    d->stuck = done < give;
     if (!rc && d->committed && !d->unfed_length && d->stream >= 0) {
         close(d->stream);
         d->stream = -1;
@@ -307,8 +326,8 @@ int destination_vm_feed(struct destination *d, struct ibx_error *err)
 bool destination_vm_loaded(const struct destination *d)
 {
     int unread = 1;
-    return d->state_ended && d->unfed_length == 1 && d->stream >= 0 &&
-           !ioctl(d->stream, SIOCOUTQ, &unread) && unread == 0;
+    return d->state_ended && !d->stuck && d->stream >= 0 && !ioctl(d->stream, SIOCOUTQ, &unread) &&
+           unread == 0;
 }
 
 /* ---------------------------------------------------------------- letting go */

@@ -43,7 +43,7 @@ struct ibx_move_status {
     /* When they are known, else 0. Durations in nanoseconds. */
     uint64_t downtime_ns;   /* the VM's, from its STOP to its RESUME as the source sees it */
     uint64_t map_ns;        /* of it: finding and sending the map, exposing what was left */
-    uint64_t state_ns;      /* of it: the device state, until all but its last byte was taken */
+    uint64_t state_ns;      /* of it: the device state, until all but its end was taken */
     uint64_t commit_ns;     /* of it: the commit and the resume */
     uint64_t register_ns;   /* exposing RAM before the stop */
     uint64_t total_ns;      /* from the start to the confirmation */

@@ -14,9 +14,9 @@
  *        <--------------------------------- READY   userfaultfd in place, QEMU waits for the state
  *        STATE... ------------------------------->  the VM runs on meanwhile
  *        (the VM stops) MAP... MAP_END ---------->  faults are served from here on
- *        STATE... STATE_END --------------------->  into QEMU, but for the last byte
+ *        STATE... STATE_END --------------------->  into QEMU, but for its end
  *        <-------------------------------- LOADED
- *        COMMIT (the point of no return) -------->  the last byte: QEMU resumes the VM
+ *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
  *        <------------------------------- RUNNING
  *        <---------------- PROGRESS ... COMPLETE    every page is there
  *        CONFIRM -------------------------------->  the source may go

@@ -9,7 +9,7 @@
  *
  *   source                        destination
  *   HERE       it is ours          NOT_YET   it cannot run here
- *     |  before the VM stops          |  before the last byte is given
+ *     |  before the VM stops          |  before the end is given
  *   MAY_RUN    ask the other side  MAY_RUN   ask QEMU
  *     |                               |
  *   MOVED      it runs there       RUNNING   it runs here, pages are missing

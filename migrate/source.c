@@ -146,6 +146,7 @@ static int hear(void *context, const struct ibx_move_any *message)
         heed_progress(s, &message->is.complete.progress);
         return heed_complete(s, &message->is.complete, h->err);
     case IBX_MOVE_ABORT:
+        s->aborted = true;
         return ibx_error_set(h->err, -ECONNABORTED, "the destination gave up: %s",
                              message->is.sentence);
     default:
@@ -379,7 +380,7 @@ static int keep(struct source *s, int code, struct ibx_error *err)
 /* After the commit: 0 to go on and connect again. */
 static int endure(struct source *s, int code, struct ibx_error *err)
 {
-    if (s->state == SOURCE_COMMITTED && code == -ECONNABORTED)
+    if (s->state == SOURCE_COMMITTED && s->aborted)
         return keep(s, code, err);
     if (code == -EPROTO || code == -EPERM)
         ibx_log(IBX_LOG_ERROR, "%s", err->message);

@@ -63,6 +63,7 @@ struct source {
 
     uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;
     bool cancelled;
+    bool aborted; /* the destination's own word, never a mere error of the network */
     bool leaving; /* after the commit: given up or interrupted, recover goes on */
     unsigned interrupts;
     uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What can go wrong while ib-migrate moves a VM: tools killed at every state, a link that is cut, a
+ * destination that cannot take it. Afterwards the guest is alive and right on exactly one side.
+ *
+ * A tool is caught at a state by IBX_MOVE_STOP_AT, which makes it stop itself there.
+ */
+#include "tests/migrate/mover.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  40
+#define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
+#define TIMED  "--set", "timeout_ms=3000"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static void heartbeats(const struct vm *const *of)
+{
+    char said[256];
+    int rc = vm_expect(of, "", said, sizeof(said));
+    if (rc)
+        fail_msg("expect: %d %s", rc, said);
+}
+
+static void start_both(void)
+{
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+/* Not even for an instant: its QEMU never said RESUME, whether it lives or not. */
+static void never_ran(struct vm *vm)
+{
+    json_t *event;
+    struct ibx_error silent;
+    ibx_qmp_pump(vm->qmp, &silent);
+    while ((event = ibx_qmp_event_next(vm->qmp))) {
+        if (!strcmp(json_string_value(json_object_get(event, "event")), "RESUME"))
+            fail_msg("the VM ran at the destination too");
+        json_decref(event);
+    }
+}
+
+/* The VM goes on at the source, and never ran at the destination. */
+static void stayed(void)
+{
+    never_ran(&vms[1]);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    heartbeats((const struct vm *[]){&vms[0], NULL});
+}
+
+/* The VM goes on at the destination, and the source stands still. */
+static void went(void)
+{
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+}
+
+/* Until the process has stopped itself at its state. */
+static void await_stop(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t info = {0};
+    while (ibx_now_ns() < deadline) {
+        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, WSTOPPED | WEXITED | WNOHANG | WNOWAIT),
+                         0);
+        if (info.si_pid == m->pid && info.si_code == CLD_STOPPED)
+            return;
+        if (info.si_pid == m->pid) {
+            mover_must_say(m, "anything: it ended before it came to the state");
+            return;
+        }
+        poll(NULL, 0, 2);
+    }
+    fail_msg("the tool did not come to its state");
+}
+
+/* Both tools, of which one stops at a state: it is killed there. */
+static void killed_at(const char *state)
+{
+    const bool source = !strncmp(state, "source", 6);
+    struct mover *victim = source ? &sender : &receiver;
+    start_both();
+    if (!source)
+        setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    await_stop(victim);
+    mover_kill(victim, SIGKILL);
+}
+
+/* ------------------------------------------------------------ before the commit */
+
+static void source_killed_early(const char *state)
+{
+    killed_at(state);
+    mover_ends(&receiver, 1);
+    stayed();
+    /* What the guardian wrote: the move is over, and nothing is in the way of the next. */
+    struct mover status;
+    mover_start(&status, (const char *[]){"status", "--qmp", vms[0].tool, NULL});
+    mover_ends(&status, 0);
+    mover_must_say(&status, "kept");
+    mover_end_all(NULL);
+}
+
+static void destination_killed_early(const char *state)
+{
+    killed_at(state);
+    mover_ends(&sender, 1);
+    stayed();
+    mover_end_all(NULL);
+}
+
+static void test_source_killed_before_the_commit(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"source:exposing", "source:starting", "source:stopped",
+                                         "source:sending"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        source_killed_early(states[i]);
+    }
+}
+
+static void test_destination_killed_before_the_commit(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"destination:joining", "destination:ready",
+                                         "destination:mapped", "destination:waiting"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        destination_killed_early(states[i]);
+    }
+}
+
+static void test_interrupted(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    await_stop(&sender);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, "cancelled");
+    mover_ends(&receiver, 1);
+    stayed();
+}
+
+static void test_cancelled(void **state)
+{
+    (void)state;
+    struct mover cancel;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "destination:ready", 1);
+    mover_kill(&receiver, SIGKILL);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", "timeout_ms=60000", NULL});
+    await_stop(&receiver);
+    mover_start(&cancel, (const char *[]){"cancel", "--qmp", vms[0].tool, NULL});
+    mover_ends(&cancel, 0);
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    stayed();
+}
+
+/* ------------------------------------------------------------ after the commit */
+
+static void recover(struct mover *m, const struct vm *vm)
+{
+    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
+}
+
+/* The source's tool dies when the VM has gone: its pages wait for it to come back. */
+static void test_source_killed_after_the_commit(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"source:committed", "source:serving"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        killed_at(states[i]);
+        mover_await(&receiver, "broken", 0);
+        recover(&sender, &vms[0]);
+        mover_ends(&sender, 0);
+        mover_ends(&receiver, 0);
+        went();
+        mover_end_all(NULL);
+    }
+}
+
+/* The destination's tool dies: QEMU keeps the fault descriptor, and another tool takes it. */
+static void test_destination_killed_when_it_runs(void **state)
+{
+    (void)state;
+    killed_at("destination:filling");
+    mover_await(&sender, "broken", 0);
+    recover(&receiver, &vms[1]);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    went();
+}
+
+/* Both die, each is started again, and the VM has every page in the end. */
+static void test_both_killed(void **state)
+{
+    (void)state;
+    killed_at("destination:filling");
+    mover_kill(&sender, SIGKILL);
+    recover(&sender, &vms[0]);
+    recover(&receiver, &vms[1]);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    went();
+}
+
+/* Killed with the last byte of the device state in its hands: the VM never ran there, which only
+ * the operator can know. */
+static void test_destination_killed_in_the_commit(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    killed_at("destination:resuming");
+    mover_await(&sender, "broken", 0);
+    recover(&receiver, &vms[1]);
+    assert_int_not_equal(mover_wait(&receiver), 0);
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more");
+    mover_kill(&sender, SIGINT);
+    mover_ends(&sender, 3);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    stayed();
+}
+
+/* The destination's host is lost in mid-move: its QEMU and its tool. */
+static void test_destination_lost(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    killed_at("destination:filling");
+    kill(vms[1].pid, SIGKILL);
+    waitpid(vms[1].pid, NULL, 0);
+    vms[1].pid = 0;
+    mover_await(&sender, "broken", 0);
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more");
+    mover_kill(&sender, SIGINT);
+    mover_ends(&sender, 3);
+    unsigned long before = vm_beats(&vms[0]);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    vm_wait_beats(&vms[0], before + BEATS);
+    heartbeats((const struct vm *[]){&vms[0], NULL});
+}
+
+/* While the VM runs at the destination it cannot be taken back. */
+static void test_no_rollback_of_a_running_vm(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    killed_at("source:serving");
+    mover_await(&receiver, "broken", 0);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 1);
+    mover_must_say(&rollback, "runs there");
+    recover(&sender, &vms[0]);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+/* A tool that stands still is not a dead one: the VM waits, and goes on. */
+static void test_stopped_for_a_while(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    mover_kill(&sender, SIGSTOP);
+    unsigned long before = vm_beats(&vms[1]);
+    poll(NULL, 0, 500); /* shorter than what makes it dead: nothing to wait for */
+    mover_kill(&sender, SIGCONT);
+    struct mover set;
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    assert_true(vm_beats(&vms[1]) >= before);
+    went();
+}
+
+/* The source's QEMU is not needed after the commit. */
+static void test_source_qemu_ends(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&sender, "filling", 0);
+    kill(vms[0].pid, SIGKILL);
+    waitpid(vms[0].pid, NULL, 0);
+    vms[0].pid = 0;
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+}
+
+/* The destination's QEMU crashes before the switch: the VM stays. */
+static void test_destination_qemu_ends(void **state)
+{
+    (void)state;
+    start_both();
+    setenv("IBX_MOVE_STOP_AT", "destination:mapped", 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    await_stop(&receiver);
+    kill(vms[1].pid, SIGKILL);
+    waitpid(vms[1].pid, NULL, 0);
+    vms[1].pid = 0;
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    mover_ends(&sender, 1);
+    stayed();
+}
+
+/* ------------------------------------------------------------ refused */
+
+static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
+{
+    mover_begin();
+    vm_start(&vms[0], from);
+    vm_start(&vms[1], to);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    struct mover check;
+    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, TIMED, NULL});
+    mover_ends(&check, 1);
+    mover_must_say(&check, words);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, words);
+    stayed();
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+}
+
+static void test_too_small(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-m", "32", "-object",
+                                           "memory-backend-file,id=mem1,size=32M,mem-path=/dev/shm/"
+                                           "ibx-small,share=on",
+                                           "-machine", "memory-backend=mem1"}},
+            "mem");
+    unlink("/dev/shm/ibx-small");
+}
+
+static void test_other_machine(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "", .machine = "pc", .incoming = true}, "machine");
+}
+
+static void test_check_says_yes(void **state)
+{
+    (void)state;
+    struct mover check;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, TIMED, NULL});
+    mover_ends(&check, 0);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static void test_wrong_key(void **state)
+{
+    (void)state;
+    char a[128], b[128], command[512];
+    start_both();
+    snprintf(a, sizeof(a), "%s/a", mover_folder);
+    snprintf(b, sizeof(b), "%s/b", mover_folder);
+    snprintf(command, sizeof(command),
+             "umask 077; head -c 32 /dev/urandom > %s; head -c 32 /dev/urandom > %s", a, b);
+    assert_int_equal(system(command), 0);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--key-file", a, NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", b, TIMED, NULL});
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, "key");
+    stayed();
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", a, TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static void test_nobody_there(void **state)
+{
+    (void)state;
+    start_both();
+    mover_send(&sender, &vms[0], "tcp://127.0.0.1:1", (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 1);
+    stayed();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_source_killed_before_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_killed_before_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_interrupted, mover_end_all),
+        cmocka_unit_test_teardown(test_cancelled, mover_end_all),
+        cmocka_unit_test_teardown(test_source_killed_after_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_killed_when_it_runs, mover_end_all),
+        cmocka_unit_test_teardown(test_both_killed, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_killed_in_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_lost, mover_end_all),
+        cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
+        cmocka_unit_test_teardown(test_stopped_for_a_while, mover_end_all),
+        cmocka_unit_test_teardown(test_source_qemu_ends, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_qemu_ends, mover_end_all),
+        cmocka_unit_test_teardown(test_too_small, mover_end_all),
+        cmocka_unit_test_teardown(test_other_machine, mover_end_all),
+        cmocka_unit_test_teardown(test_check_says_yes, mover_end_all),
+        cmocka_unit_test_teardown(test_wrong_key, mover_end_all),
+        cmocka_unit_test_teardown(test_nobody_there, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

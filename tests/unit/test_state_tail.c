@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What is held back of a device state: its EOF, wherever the pieces of the stream are cut. */
+#include "migrate/state_tail.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define STREAM 4096
+
+struct stream {
+    uint8_t bytes[STREAM];
+    size_t length, eof; /* eof: where EOF is */
+};
+
+/* Noise that is full of the bytes that matter, EOF, and a description unless there is none. */
+static void stream_make(struct stream *s, unsigned *seed, size_t description)
+{
+    static const uint8_t noise[] = {0, 6, 0, 0, 0, 1, '{', 0x7f, 6, 0};
+    s->length = 0;
+    for (size_t n = 1 + (size_t)rand_r(seed) % 500; n; n--)
+        s->bytes[s->length++] = noise[(size_t)rand_r(seed) % sizeof(noise)];
+    s->eof = s->length;
+    s->bytes[s->length++] = 0;
+    if (!description)
+        return;
+    s->bytes[s->length++] = 6;
+    s->bytes[s->length++] = 0;
+    s->bytes[s->length++] = 0;
+    s->bytes[s->length++] = (uint8_t)(description >> 8);
+    s->bytes[s->length++] = (uint8_t)description;
+    memset(s->bytes + s->length, ' ', description);
+    s->bytes[s->length] = '{';
+    s->length += description;
+}
+
+/* Gives the stream in random pieces, as a tool does, and returns how much QEMU was given. */
+static size_t give_in_pieces(const struct stream *s, unsigned *seed, bool *whole)
+{
+    size_t given = 0;
+    for (size_t come = 0; come < s->length;) {
+        come += 1 + (size_t)rand_r(seed) % 64;
+        come = come < s->length ? come : s->length;
+        given += ibx_state_tail(s->bytes + given, come - given, false, whole);
+        assert_false(*whole);
+        assert_true(given <= s->eof);
+    }
+    given += ibx_state_tail(s->bytes + given, s->length - given, true, whole);
+    return given;
+}
+
+static void test_eof_is_never_given(void **state)
+{
+    (void)state;
+    unsigned seed = 7;
+    for (int round = 0; round < 20000; round++) {
+        struct stream s;
+        bool whole;
+        stream_make(&s, &seed, round % 3 ? 1 + (size_t)rand_r(&seed) % 300 : 0);
+        size_t given = give_in_pieces(&s, &seed, &whole);
+        assert_true(whole);
+        assert_true(given <= s.eof);
+    }
+}
+
+/* Without noise that looks like it, exactly EOF and its description are held back. */
+static void test_no_more_than_the_tail(void **state)
+{
+    (void)state;
+    static const uint8_t plain[] = "\5state\0\6\0\0\0\2{}", short_one[] = {5, 5, 5, 0};
+    bool whole;
+    assert_int_equal(ibx_state_tail(plain, sizeof(plain) - 1, true, &whole), 6);
+    assert_true(whole);
+    assert_int_equal(ibx_state_tail(short_one, sizeof(short_one), true, &whole), 3);
+    assert_true(whole);
+}
+
+static void test_not_a_stream_of_qemu(void **state)
+{
+    (void)state;
+    static const uint8_t wrong[] = "\5state\0\6\0\0\0\3{}", other[] = {5, 5, 5};
+    bool whole = true;
+    ibx_state_tail(wrong, sizeof(wrong) - 1, true, &whole);
+    assert_false(whole);
+    whole = true;
+    ibx_state_tail(other, sizeof(other), true, &whole);
+    assert_false(whole);
+    whole = true;
+    assert_int_equal(ibx_state_tail(other, 0, true, &whole), 0);
+    assert_false(whole);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_eof_is_never_given),
+        cmocka_unit_test(test_no_more_than_the_tail),
+        cmocka_unit_test(test_not_a_stream_of_qemu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
