@@ -64,14 +64,30 @@ static void say_answer(const struct heard *heard)
         return;
     }
     fprintf(stderr, "The destination (%s) answers: ", answer->host);
-    if (answer->standing == IBX_STANDING_WAITING)
+    switch (answer->standing) {
+    case IBX_STANDING_WAITING:
         fputs("everything but the word to run has come, and the VM does not run there.\n", stderr);
-    else if (answer->standing == IBX_STANDING_NONE)
-        fputs("it knows nothing of this move, or gave it up: the VM does not run there.\n", stderr);
-    else
+        break;
+    case IBX_STANDING_GIVEN_UP:
+        fputs("the move ended there without the VM ever running.\n", stderr);
+        break;
+    case IBX_STANDING_NONE:
+        fputs("it knows nothing of this move, which proves nothing.\n", stderr);
+        break;
+    default:
         fputs("the VM runs there.\n", stderr);
+        break;
+    }
     for (unsigned i = 0; i < answer->count; i++)
         fprintf(stderr, "  %s\n", answer->sentences[i]);
+}
+
+/* Whether it is certain that the VM has not run there. */
+static bool never_ran(const struct ibx_record *record, const struct heard *heard)
+{
+    return record->state == IBX_RECORD_HERE ||
+           (!heard->rc && (heard->answer.standing == IBX_STANDING_WAITING ||
+                           heard->answer.standing == IBX_STANDING_GIVEN_UP));
 }
 
 static void say_loss(const struct ibx_record *record, const struct heard *heard)
@@ -85,15 +101,15 @@ static void say_loss(const struct ibx_record *record, const struct heard *heard)
             "Rolling back restarts the VM here from its stop; the move was last recorded "
             "at %s.\n",
             when);
-    if (!heard->rc && heard->answer.standing == IBX_STANDING_WAITING) {
-        fputs("Nothing is lost by it.\n", stderr);
+    if (never_ran(record, heard)) {
+        fputs("Nothing is lost by it: the VM has not run there.\n", stderr);
         return;
     }
-    fputs("Lost is all that the VM did since that stop, at the destination.\n", stderr);
-    if (heard->rc)
-        fputs("If the destination is alive after all, the VM then runs twice, on the same disks: "
-              "make sure\nthat its QEMU has ended or that its host is off.\n",
-              stderr);
+    fprintf(stderr, "Lost is all that the VM did at the destination since that stop%s.\n",
+            record->state == IBX_RECORD_MOVED ? "" : ", if it came to run there");
+    fputs("If its QEMU is alive there after all, the VM then runs twice, on the same disks: make "
+          "sure\nthat it has ended, or that its host is off.\n",
+          stderr);
 }
 
 /* ------------------------------------------------------------ asking */

@@ -67,6 +67,8 @@ static bool worth_a_line(const struct ibx_move_status *status)
 
 static void show_status(struct migrate_show *show, const struct ibx_move_status *status)
 {
+    if (show->json && isatty(STDOUT_FILENO))
+        wipe(show);
     if (show->json)
         migrate_print_json(json_pack("{s:o}", "status", ibx_move_status_json(status)));
     if (show->quiet)
@@ -83,11 +85,11 @@ static void show_status(struct migrate_show *show, const struct ibx_move_status 
 
 static void show_line(struct migrate_show *show, const char *text)
 {
+    wipe(show);
     if (show->json)
         migrate_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
     if (show->quiet)
         return;
-    wipe(show);
     migrate_complain(text);
 }
 

@@ -288,6 +288,24 @@ def check_says_every_reason_and_touches_nothing(scene):
     equal(scene.run("check", "--qmp", good.socket, *folder(scene)), (0, f"the VM at {good.socket} can be moved\n", ""))
     code, out, err = scene.run("check", "--json", "--qmp", good.socket, *folder(scene))
     equal((code, err, json.loads(out)), (0, "", {"movable": True, "refusals": []}))
+    good.runs_on()
+
+
+@with_vms
+def check_asks_the_receiver_which_goes_on_waiting(scene):
+    source, other = Vm(scene), Vm(scene, "-M", "pc", incoming=True)
+    equal(scene.run("check", "--destination", "--qmp", other.socket, *folder(scene)),
+          (0, f"the VM at {other.socket} can receive\n", ""))
+    waiting, uri = receiver(scene, other)
+    for args in (("check",), ("check", "--json")):
+        code, out, err = scene.run(*args, "--qmp", source.socket, *folder(scene), uri)
+        equal((code, err), (1, ""))
+        assert "-M pc-q35" in out, out
+    equal(waiting.poll(), None)
+    code, out, err = scene.run("send", "--qmp", source.socket, *folder(scene), uri)
+    equal((code, out), (1, ""))
+    assert "-M pc-q35" in err, err
+    source.runs_on()
 
 
 @with_vms
