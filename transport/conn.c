@@ -49,6 +49,7 @@ static void up_message(struct ibx_link *link, const void *data, size_t length, u
 {
     struct ibx_event event = {
         .type = IBX_EVENT_MESSAGE, .data = data, .length = length, .slot = slot};
+    link->conn->late += link->conn->lost_status != 0;
     if (ibx_events_push(link->conn, &event))
         ibx_conn_lost(link->conn, -ENOMEM, "no memory for a received message");
 }
@@ -283,8 +284,10 @@ static int step(struct ibx_conn *conn)
     if (conn->polls >= POLLS_PER_DOOR_LOOK)
         look_at_door(conn);
     /* What the peer sent before it closed the door is taken first: the end has to wait for a round
-     * that knew of it and brought nothing. */
-    if (lost && conn->events.count == before && conn->state != CONN_ENDED)
+     * that knew of it and brought nothing. It had credit for so many messages; more are new ones.
+     */
+    bool heard = conn->events.count == before || conn->late > conn->options.slots;
+    if (lost && heard && conn->state != CONN_ENDED)
         drain(conn);
     return made;
 }

@@ -82,6 +82,7 @@ struct ibx_conn {
     unsigned polls; /* since the door was last looked at, idle ones weighted */
     bool starved;   /* a send found no credit ... */
     bool fed;       /* ... and something has moved since, perhaps credit */
+    unsigned late;  /* messages that came when the end was known */
     int lost_status;
     char lost_reason[256];
     pid_t owner; /* the process that established it, 0: none yet */
