@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,6 +23,7 @@
 #define LOOK_MS    2
 
 char mover_folder[64], mover_state_dir[96];
+const char *mover_namespace;
 static struct mover *running[MOVERS_MAX];
 static unsigned count;
 
@@ -44,7 +46,18 @@ int mover_end_all(void **state)
             return -1;
     }
     mover_folder[0] = '\0';
+    mover_namespace = NULL;
     return vm_end_all(state);
+}
+
+static void enter(const char *namespace)
+{
+    char path[96];
+    snprintf(path, sizeof(path), "/run/netns/%s", namespace);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET))
+        _exit(125);
+    close(fd);
 }
 
 static void become_tool(const struct mover *m, const char *const *arguments, pid_t parent)
@@ -62,6 +75,8 @@ static void become_tool(const struct mover *m, const char *const *arguments, pid
     dup2(out, 1);
     dup2(err, 2);
     close_range(3, ~0u, 0);
+    if (mover_namespace)
+        enter(mover_namespace);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(126);

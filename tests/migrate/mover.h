@@ -16,6 +16,8 @@ struct mover {
 
 /* A folder for this test's records and logs, made anew; removed by mover_end_all. */
 extern char mover_folder[64], mover_state_dir[96];
+/* The network namespace that the next tools are started in; NULL: this one. */
+extern const char *mover_namespace;
 void mover_begin(void);
 /* Ends what still runs and all VMs. */
 int mover_end_all(void **state);

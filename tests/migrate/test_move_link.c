@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * ib-migrate between two hosts whose wire is cut for a while: two network namespaces and a veth
+ * pair. Before the commit the VM stays, after it the VM waits and goes on.
+ */
+#include "tests/migrate/mover.h"
+
+#include "common/clock.h"
+
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  40
+#define HERE   "ibx-move-a"
+#define THERE  "ibx-move-b"
+#define LISTEN "tcp://10.77.31.2:0"
+#define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static int shell(const char *command)
+{
+    int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int wire_remove(void **state)
+{
+    (void)state;
+    shell("ip netns del " HERE " 2>/dev/null; ip netns del " THERE " 2>/dev/null");
+    return 0;
+}
+
+/* Not every sandbox may make network namespaces. */
+static bool wire_make(void)
+{
+    wire_remove(NULL);
+    return !shell("ip netns add " HERE " && ip netns add " THERE " && ip link add wire netns " HERE
+                  " type veth peer name wire netns " THERE " && ip -n " HERE
+                  " addr add 10.77.31.1/24 dev wire"
+                  " && ip -n " THERE " addr add 10.77.31.2/24 dev wire"
+                  " && ip -n " HERE " link set wire up && ip -n " THERE " link set wire up"
+                  " && ip -n " HERE " link set lo up && ip -n " THERE " link set lo up");
+}
+
+static void wire(const char *state)
+{
+    char command[128];
+    snprintf(command, sizeof(command), "ip -n " HERE " link set wire %s", state);
+    assert_int_equal(shell(command), 0);
+}
+
+static int end(void **state)
+{
+    int rc = mover_end_all(state);
+    wire_remove(state);
+    return rc;
+}
+
+static void heartbeats(const struct vm *const *of)
+{
+    char said[256];
+    int rc = vm_expect(of, "", said, sizeof(said));
+    if (rc)
+        fail_msg("expect: %d %s", rc, said);
+}
+
+/* Both tools under way, the source stopped at a state when one is given. */
+static void begin(const char *stop_at, const char *bandwidth)
+{
+    if (!wire_make())
+        skip();
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_namespace = THERE;
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){QUICK, "--max-bandwidth", bandwidth, NULL});
+    mover_namespace = HERE;
+    if (stop_at)
+        setenv("IBX_MOVE_STOP_AT", stop_at, 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+}
+
+static void await_stop(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t info = {0};
+    do {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, 2);
+        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, WSTOPPED | WNOHANG | WNOWAIT), 0);
+    } while (info.si_pid != m->pid);
+}
+
+static void went(void)
+{
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+}
+
+/* Pages are still to come when the wire is cut, and it stays so until both have noticed. */
+static void test_cut_while_filling(void **state)
+{
+    (void)state;
+    begin(NULL, "64K");
+    mover_await(&receiver, "filling", 0);
+    wire("down");
+    mover_await(&sender, "broken", 0);
+    mover_await(&receiver, "broken", 0);
+    wire("up");
+    mover_await(&receiver, "filling", 0);
+    struct mover set;
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    went();
+}
+
+/* Twice, with the tool on one side killed while the wire is down. */
+static void test_cut_and_killed(void **state)
+{
+    (void)state;
+    begin(NULL, "64K");
+    mover_await(&receiver, "filling", 0);
+    wire("down");
+    mover_await(&sender, "broken", 0);
+    mover_kill(&receiver, SIGKILL);
+    wire("up");
+    mover_namespace = THERE;
+    mover_start(&receiver,
+                (const char *[]){"recover", "--qmp", vms[1].tool, "--json", QUICK, NULL});
+    went();
+}
+
+/* The commit itself is lost on the wire: said again when the wire is back. */
+static void test_cut_at_the_commit(void **state)
+{
+    (void)state;
+    begin("source:committed", "0");
+    await_stop(&sender);
+    wire("down");
+    mover_kill(&sender, SIGCONT);
+    mover_await(&sender, "broken", 0);
+    mover_await(&receiver, "broken", 0);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    wire("up");
+    went();
+}
+
+/* Before it the VM goes on at the source, and never runs at the destination. */
+static void test_cut_before_the_commit(void **state)
+{
+    (void)state;
+    begin("source:stopped", "0");
+    await_stop(&sender);
+    wire("down");
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    heartbeats((const struct vm *[]){&vms[0], NULL});
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_cut_while_filling, end),
+        cmocka_unit_test_teardown(test_cut_and_killed, end),
+        cmocka_unit_test_teardown(test_cut_at_the_commit, end),
+        cmocka_unit_test_teardown(test_cut_before_the_commit, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
