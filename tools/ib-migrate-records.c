@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ASK_MS   3000 /* for an answer: a tool looks at its socket all the time */
+#define ASK_MS                                                                                     \
+    10000 /* for an answer: a tool looks at its socket all the time, but asks QEMU, too */
 #define BAR_ROOM 110u
 
 struct records {

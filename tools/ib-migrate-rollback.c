@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ASK_MS 3000
+#define ASK_MS 10000
 
 /* What the destination said, or that it said nothing. */
 struct heard {

@@ -342,7 +342,8 @@ def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
 def a_vm_moves_and_both_sides_tell_how(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     key = key_file(scene, "key", "alpha alpha alpha alpha")
-    waiting, uri = receiver(scene, destination, "--key", key)
+    # So slow in the background that the guest has to ask for its pages itself.
+    waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "100K")
     until(lambda: source.beats() > 40, "heartbeats")
     sender = scene.start("send", "--json", "--links", "1", "--key", key, "--qmp", source.socket, *folder(scene), uri)
     sender.lines = []
