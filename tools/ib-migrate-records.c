@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ASK_MS                                                                                     \
-    10000 /* for an answer: a tool looks at its socket all the time, but asks QEMU, too */
+/* For an answer: a tool looks at its socket all the time, but it asks QEMU, too. */
+#define ASK_MS   10000
 #define BAR_ROOM 110u
 
 struct records {
