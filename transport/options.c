@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum option_type { TEXT, PROVIDERS, BOOL, UNSIGNED, INTEGER, SIZE };
+/* The texts come first. */
+enum option_type { TEXT, PROVIDERS, ENGINE, BOOL, UNSIGNED, INTEGER, SIZE };
 
 struct option_spec {
     const char *key;
@@ -30,6 +31,10 @@ static const struct option_spec specs[] = {
      "libfabric provider; empty: the best native one"},
     {"shm_dir", TEXT, FIELD(shm_dir), 0, 0, "", "a directory",
      "where containers of one host share shm sockets"},
+    {"shm_direct", BOOL, FIELD(shm_direct), 0, 0, "yes", "yes or no",
+     "shm copies alone by process_vm_readv where the peer is busy"},
+    {"tcp_engine", ENGINE, FIELD(tcp_engine), 0, 0, "syscalls", "syscalls, uring or uring-zc",
+     "how tcp moves bulk data; uring-zc: with SEND_ZC"},
     {"key_file", TEXT, FIELD(key_file), 0, 0, "", "a file of mode 0600",
      "secret that both ends prove to know"},
     {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no",
@@ -113,6 +118,11 @@ static bool providers_valid(const char *value)
     return seen != 0;
 }
 
+static bool engine_valid(const char *value)
+{
+    return !strcmp(value, "syscalls") || !strcmp(value, "uring") || !strcmp(value, "uring-zc");
+}
+
 static int set_text(const struct option_spec *spec, char *field, const char *value,
                     struct ibx_error *err)
 {
@@ -120,7 +130,8 @@ static int set_text(const struct option_spec *spec, char *field, const char *val
     if (n >= spec->size)
         return ibx_error_set(err, -EINVAL, "%s: \"%.32s...\" is longer than %zu characters",
                              spec->key, value, spec->size - 1);
-    if (spec->type == PROVIDERS && !providers_valid(value))
+    if ((spec->type == PROVIDERS && !providers_valid(value)) ||
+        (spec->type == ENGINE && !engine_valid(value)))
         return bad_value(spec, value, err);
     memcpy(field, value, n + 1);
     return 0;
@@ -179,7 +190,7 @@ int ibx_options_set(struct ibx_options *options, const char *key, const char *va
         if (strcmp(spec->key, key))
             continue;
         char *field = (char *)options + spec->offset;
-        if (spec->type == TEXT || spec->type == PROVIDERS)
+        if (spec->type <= ENGINE)
             return set_text(spec, field, value, err);
         if (spec->type == BOOL)
             return set_bool(spec, (bool *)field, value, err);
@@ -224,7 +235,7 @@ int ibx_options_get(const struct ibx_options *options, const char *key, char *va
         const void *field = (const char *)options + spec->offset;
         if (strcmp(spec->key, key))
             continue;
-        if (spec->type == TEXT || spec->type == PROVIDERS)
+        if (spec->type <= ENGINE)
             snprintf(value, size, "%s", (const char *)field);
         else if (spec->type == BOOL)
             snprintf(value, size, "%s", *(const bool *)field ? "yes" : "no");

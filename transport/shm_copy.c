@@ -19,15 +19,13 @@
  *
  * Direct copies are only tried between processes of one user. Such a peer could
  * trace us anyway; one of another user could have us stuck in the kernel, on
- * memory whose faults it does not answer. IBX_SHM_DIRECT=no in the environment
- * forbids them.
+ * memory whose faults it does not answer. The option shm_direct can forbid them.
  */
 #include "transport/shm.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -154,9 +152,8 @@ void ibx_shm_direct_probe(struct shm *shm)
         no_direct(shm, "the peer is another user");
         return;
     }
-    const char *wanted = getenv("IBX_SHM_DIRECT");
-    if (wanted && !strcmp(wanted, "no")) {
-        no_direct(shm, "IBX_SHM_DIRECT=no");
+    if (!ibx_link_options(shm->link)->shm_direct) {
+        no_direct(shm, "shm_direct : no");
         return;
     }
     shm->peer_pid = peer.pid;

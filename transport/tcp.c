@@ -60,19 +60,11 @@ static int probe(const struct ibx_options *options, char *description, size_t si
     return 0;
 }
 
-static int engine_choose(enum tcp_engine *engine, struct ibx_error *err)
+static enum tcp_engine engine_of(const struct ibx_options *options)
 {
-    const char *name = getenv("IBX_TCP_ENGINE");
-    if (!name || !*name || !strcmp(name, "syscalls"))
-        *engine = TCP_ENGINE_SYSCALLS;
-    else if (!strcmp(name, "uring"))
-        *engine = TCP_ENGINE_RING;
-    else if (!strcmp(name, "uring-zc"))
-        *engine = TCP_ENGINE_RING_ZEROCOPY;
-    else
-        return ibx_error_set(err, -EINVAL,
-                             "IBX_TCP_ENGINE is \"%.32s\"; give syscalls, uring or uring-zc", name);
-    return 0;
+    if (!strcmp(options->tcp_engine, "uring"))
+        return TCP_ENGINE_RING;
+    return strcmp(options->tcp_engine, "uring-zc") ? TCP_ENGINE_SYSCALLS : TCP_ENGINE_RING_ZEROCOPY;
 }
 
 static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_error *err)
@@ -93,11 +85,7 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     };
     tcp->writable = -1;
     tcp->timer = -1;
-    int rc = engine_choose(&tcp->engine, err);
-    if (rc) {
-        free(tcp);
-        return rc;
-    }
+    tcp->engine = engine_of(options);
     *endpoint = tcp;
     return 0;
 }

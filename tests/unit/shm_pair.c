@@ -96,7 +96,8 @@ static void end_init(struct end *end, enum ibx_role role)
 {
     memset(end, 0, sizeof(*end));
     end->role = role;
-    end->options = (struct ibx_options){.slots = 8, .message = 8192, .timeout_ms = PATIENCE_MS};
+    end->options = (struct ibx_options){
+        .slots = 8, .message = 8192, .timeout_ms = PATIENCE_MS, .shm_direct = true};
     end->link = (struct ibx_link){.up = &upcalls, .owner = end};
     end->watched = -1;
     void *endpoint;

@@ -114,6 +114,8 @@ static const struct ibx_upcalls upcalls = {up_chunk_done, up_message, up_send_do
 
 /* ----------------------------------------------------------------------- one end */
 
+const char *end_engine = "syscalls";
+
 void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, unsigned slots)
 {
     struct ibx_error err = {0};
@@ -121,6 +123,7 @@ void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, uns
     end->link = (struct ibx_link){.up = &upcalls, .owner = end};
     end->options = (struct ibx_options){
         .lanes = lanes, .slots = slots, .message = 1024, .depth = 8, .timeout_ms = 100000};
+    snprintf(end->options.tcp_engine, sizeof(end->options.tcp_engine), "%s", end_engine);
     end->watched = epoll_create1(EPOLL_CLOEXEC);
     MUST(end->watched >= 0);
     MUST(ibx_provider_tcp.open(&end->link, (void **)&end->tcp, &err) == 0);

@@ -35,6 +35,9 @@ struct end {
     unsigned count;
 };
 
+/* What bulk data moves by: the option tcp_engine of all ends. */
+extern const char *end_engine;
+
 /* Opens an endpoint with `slots` messages of 1 KiB and 8 chunks in flight; takes the door. */
 void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, unsigned slots);
 void end_fini(struct end *end);

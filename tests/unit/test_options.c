@@ -23,6 +23,8 @@ static const struct {
     {"device", "", {"", "mlx5_0", "mlx5_0,mlx5_1"}, {NULL}},
     {"ofi_provider", "", {"", "efa", "verbs;ofi_rxm"}, {NULL}},
     {"shm_dir", "", {"", "/run/ibx"}, {NULL}},
+    {"shm_direct", "yes", {"yes", "no", "0=no"}, {"", "maybe"}},
+    {"tcp_engine", "syscalls", {"syscalls", "uring", "uring-zc"}, {"", "warp", "uring-", "auto"}},
     {"key_file", "", {"", "/etc/ibx.key"}, {NULL}},
     {"insecure",
      "no",

@@ -221,7 +221,7 @@ static void test_an_idle_connection_sleeps(void **state)
     part();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_peer_that_takes_nothing_lives),
@@ -234,5 +234,7 @@ int main(void)
     own_network = !unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET);
     if (own_network)
         network(true);
+    if (argc > 1)
+        end_engine = argv[1];
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

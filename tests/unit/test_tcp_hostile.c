@@ -646,7 +646,7 @@ static void test_deregistration_after_the_end(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, meet, part)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_reads_outside_are_refused),
@@ -679,5 +679,7 @@ int main(void)
         TEST(test_deregistration_under_reads),
         TEST(test_deregistration_after_the_end),
     };
+    if (argc > 1)
+        end_engine = argv[1];
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
