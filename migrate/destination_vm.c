@@ -197,6 +197,8 @@ static int arm_sources(struct destination *d, const struct ibx_fault_config *con
     int rc = 0;
     for (unsigned i = 0; !rc && i < d->hello.links; i++) {
         rc = ibx_page_source_arm(d->sources[i], bytes, &as[i], err);
+        if (!rc)
+            rc = ibx_page_source_covers(d->sources[i], &d->map, err);
         if (!rc && d->options->minor)
             rc = ibx_page_source_aliases(d->sources[i], d->aliases, err);
     }
