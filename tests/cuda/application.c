@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static struct cuda_application app;
+static struct cuda_calls app;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
 
 static const struct {
@@ -14,25 +14,25 @@ static const struct {
     size_t offset;
     bool optional;
 } symbols[] = {
-    {"cuInit", offsetof(struct cuda_application, init), false},
-    {"cuDevicePrimaryCtxRetain", offsetof(struct cuda_application, primary_retain), false},
-    {"cuDevicePrimaryCtxReset_v2", offsetof(struct cuda_application, primary_reset), false},
-    {"cuCtxSetCurrent", offsetof(struct cuda_application, ctx_set_current), false},
-    {"cuMemAlloc_v2", offsetof(struct cuda_application, mem_alloc), false},
-    {"cuMemFree_v2", offsetof(struct cuda_application, mem_free), false},
-    {"cuMemcpyHtoD_v2", offsetof(struct cuda_application, to_device), false},
-    {"cuMemcpyDtoH_v2", offsetof(struct cuda_application, from_device), false},
-    {"cuMemcpyAsync", offsetof(struct cuda_application, copy_async), false},
-    {"cuStreamCreate", offsetof(struct cuda_application, stream_create), false},
-    {"cuStreamSynchronize", offsetof(struct cuda_application, stream_synchronize), false},
-    {"cuMemHostRegister_v2", offsetof(struct cuda_application, host_register), false},
-    {"cuMemHostUnregister", offsetof(struct cuda_application, host_unregister), false},
-    {"ibx_double_peek", offsetof(struct cuda_application, peek), true},
-    {"ibx_double_poke", offsetof(struct cuda_application, poke), true},
-    {"ibx_double_get_stats", offsetof(struct cuda_application, get_stats), true},
-    {"ibx_double_inject", offsetof(struct cuda_application, inject), true},
-    {"ibx_double_slow", offsetof(struct cuda_application, slow), true},
-    {"ibx_double_hold", offsetof(struct cuda_application, hold), true},
+    {"cuInit", offsetof(struct cuda_calls, init), false},
+    {"cuDevicePrimaryCtxRetain", offsetof(struct cuda_calls, primary_retain), false},
+    {"cuDevicePrimaryCtxReset_v2", offsetof(struct cuda_calls, primary_reset), false},
+    {"cuCtxSetCurrent", offsetof(struct cuda_calls, ctx_set_current), false},
+    {"cuMemAlloc_v2", offsetof(struct cuda_calls, mem_alloc), false},
+    {"cuMemFree_v2", offsetof(struct cuda_calls, mem_free), false},
+    {"cuMemcpyHtoD_v2", offsetof(struct cuda_calls, to_device), false},
+    {"cuMemcpyDtoH_v2", offsetof(struct cuda_calls, from_device), false},
+    {"cuMemcpyAsync", offsetof(struct cuda_calls, copy_async), false},
+    {"cuStreamCreate", offsetof(struct cuda_calls, stream_create), false},
+    {"cuStreamSynchronize", offsetof(struct cuda_calls, stream_synchronize), false},
+    {"cuMemHostRegister_v2", offsetof(struct cuda_calls, host_register), false},
+    {"cuMemHostUnregister", offsetof(struct cuda_calls, host_unregister), false},
+    {"ibx_double_peek", offsetof(struct cuda_calls, peek), true},
+    {"ibx_double_poke", offsetof(struct cuda_calls, poke), true},
+    {"ibx_double_get_stats", offsetof(struct cuda_calls, get_stats), true},
+    {"ibx_double_inject", offsetof(struct cuda_calls, inject), true},
+    {"ibx_double_slow", offsetof(struct cuda_calls, slow), true},
+    {"ibx_double_hold", offsetof(struct cuda_calls, hold), true},
 };
 
 static void load(void)
@@ -50,7 +50,7 @@ static void load(void)
     app.init(0);
 }
 
-const struct cuda_application *cuda_application(void)
+const struct cuda_calls *cuda_application(void)
 {
     pthread_once(&loaded, load);
     return &app;

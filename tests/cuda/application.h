@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-struct cuda_application {
+struct cuda_calls {
     int (*init)(unsigned flags);
     int (*primary_retain)(void **context, int device);
     int (*primary_reset)(int device);
@@ -37,7 +37,7 @@ struct cuda_application {
 };
 
 /* Loads it on the first call; ends the process with a sentence when it is not there. */
-const struct cuda_application *cuda_application(void);
+const struct cuda_calls *cuda_application(void);
 /* Makes device `ordinal`'s primary context current to the calling thread. */
 void cuda_application_use(int ordinal);
 

@@ -15,7 +15,7 @@
 #define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* places are used again */
 
 static const struct ibx_cuda *cuda;
-static const struct cuda_application *app;
+static const struct cuda_calls *app;
 
 /* A peer. Moves are done when they are reported, the latest first unless in order. */
 struct wire {
