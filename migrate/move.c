@@ -310,7 +310,7 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
     struct ibx_qmp *qmp;
     struct ibx_error silent = {0};
     struct ibx_source_vm vm = {.was_running = true, .touched = true};
-    const uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    uint64_t deadline;
     int lock_fd;
     if (!record->source || ibx_record_over(record))
         return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this move is %s",
@@ -325,6 +325,7 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
     rc = ibx_record_lock(folder, record, &lock_fd, err);
     if (rc)
         return rc;
+    deadline = ibx_deadline_in_ms(MOVE_QMP_MS); /* the query has taken its own time */
     rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err);
     if (!rc) {
         /* The record first: whoever comes from the destination later is told so. */
