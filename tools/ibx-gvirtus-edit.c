@@ -148,16 +148,24 @@ static int edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx
 
 /* --------------------------------------------------------- gvirtus.properties */
 
-/* Every rdma.* key as a comment with its default, from the table of options. */
+const struct gvirtus_key gvirtus_own_keys[] = {
+    {"memory", "", "512K",
+     "bytes of message buffers of an idle connection; lowers slots and message"},
+    {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
+    {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
+    {"log", "warn", "warn", "error, warn, info or debug"},
+    {NULL, NULL, NULL, NULL},
+};
+
+/* Every rdma.* key as a comment with its default, from both tables. */
 static void print_keys(FILE *out)
 {
-    fprintf(out, "\n"
-                 "# Keys of the rdma communicator, at their defaults; see gvirtus.properties(5).\n"
-                 "# rdma.memory: bytes of message buffers of an idle connection; lowers slots and "
-                 "message\n"
-                 "#rdma.memory : 512K\n"
-                 "# rdma.log: error, warn, info or debug\n"
-                 "#rdma.log : warn\n");
+    fprintf(out,
+            "\n"
+            "# Keys of the rdma communicator, at their defaults; see gvirtus.properties(5).\n");
+    for (const struct gvirtus_key *key = gvirtus_own_keys; key->name; key++)
+        fprintf(out, "# rdma.%s: %s\n#rdma.%s : %s\n", key->name, key->meaning, key->name,
+                key->example);
     char *text = NULL;
     size_t size = 0;
     FILE *described = open_memstream(&text, &size);

@@ -86,18 +86,20 @@ static void show_key(const char *name, const char *key, const char *value, const
                              : "(default)");
 }
 
-/* The two keys that are no options of the transport, as the file has them. */
+/* The keys that are no options of the transport, as the file has them. */
 static int show_own_keys(const struct ibx_glue_config *config, struct ibx_error *err)
 {
     struct ibx_properties properties = {.text = NULL};
     int rc = config->file[0] ? ibx_properties_load(config->file, &properties, err) : 0;
     if (rc)
         return rc;
-    const struct ibx_property *memory = ibx_properties_find(&properties, "rdma.memory");
-    const struct ibx_property *log = ibx_properties_find(&properties, "rdma.log");
+    for (const struct gvirtus_key *key = gvirtus_own_keys; key->name; key++) {
+        char whole[32];
+        snprintf(whole, sizeof(whole), "rdma.%s", key->name);
+        const struct ibx_property *entry = ibx_properties_find(&properties, whole);
+        show_key("", key->name, entry ? entry->value : key->usual, key->usual);
+    }
     const char *level = getenv("IBX_LOG");
-    show_key("", "memory", memory ? memory->value : "", "");
-    show_key("", "log", log ? log->value : "warn", "warn");
     if (level && *level)
         row("", "IBX_LOG=%s in the environment wins over rdma.log", level);
     ibx_properties_fini(&properties);

@@ -72,6 +72,15 @@ void gvirtus_edit_fini(struct gvirtus_edit *edit);
 int gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
                           struct ibx_error *err);
 
+/* The rdma.* keys that are no options of the transport, up to one without a name. */
+struct gvirtus_key {
+    const char *name;
+    const char *usual;   /* what counts without it; "" where that is no value of the key */
+    const char *example; /* that has the same effect */
+    const char *meaning;
+};
+extern const struct gvirtus_key gvirtus_own_keys[];
+
 /* --------------------------------------------------------------- the journal */
 
 #define GVIRTUS_BACKUP ".before-ibx" /* what was there before install */

@@ -26,6 +26,8 @@ static const char stock_json[] =
     "  \"plugins\": [\"cudart\", \"cublas\"] }, { \"endpoint\": {} } ],\n"
     "  \"secure_application\": false, \"mine\": [true] }";
 
+#define OWN_KEYS 4u /* rdma.memory, rdma.gpu, rdma.gpu_memory, rdma.log */
+
 static char tool[PATH_MAX], plugin[PATH_MAX], no_plugin[PATH_MAX], crash[PATH_MAX];
 static const char *manual; /* gvirtus.properties.5 */
 static char home[64];
@@ -265,7 +267,7 @@ static void test_generated_keys(void **state)
     unsigned options = 0;
     while (ibx_options_key(options))
         options++;
-    assert_int_equal(keys, options + 2);
+    assert_int_equal(keys, options + OWN_KEYS);
     expect_communicator("rdma://10.1.2.3:8888");
     assert_int_equal(RUN("remove"), 0);
     expect_said("gvirtus.properties: removed; what was changed since");
@@ -640,7 +642,7 @@ static void test_manual(void **state)
     text[fread(text, 1, sizeof(text) - 1, in)] = '\0';
     fclose(in);
     const char *key;
-    unsigned known = 2, items = 0;
+    unsigned known = OWN_KEYS, items = 0;
     for (unsigned i = 0; (key = ibx_options_key(i)); i++, known++) {
         char item[80];
         snprintf(item, sizeof(item), "\n.It Cm rdma.%s\n", key);
@@ -648,6 +650,8 @@ static void test_manual(void **state)
             fail_msg("%s has no item for rdma.%s", manual, key);
     }
     assert_non_null(strstr(text, "\n.It Cm rdma.memory\n"));
+    assert_non_null(strstr(text, "\n.It Cm rdma.gpu\n"));
+    assert_non_null(strstr(text, "\n.It Cm rdma.gpu_memory\n"));
     assert_non_null(strstr(text, "\n.It Cm rdma.log\n"));
     for (const char *at = text; (at = strstr(at, "\n.It Cm rdma.")); at++)
         items++;

@@ -173,10 +173,14 @@ static void test_unreachable(void **state)
              uri, strrchr(uri, ':') + 1);
     expect_said(expected);
 
-    add_properties("rdma.memory : 1M\nrdma.log : info\n");
+    expect_said("rdma.gpu : auto (default)\n");
+    expect_said("rdma.gpu_memory : 64M (default)\n");
+
+    add_properties("rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n");
     assert_int_equal(run("show", NULL, NULL), 1);
     expect_said("rdma.memory : 1M\n");
     expect_said("rdma.log : info\n");
+    expect_said("rdma.gpu_memory : 2M\n");
 
     add_properties("rdma.slots2 : 9\n");
     assert_int_equal(run("show", NULL, NULL), 1);
