@@ -15,13 +15,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CONFIG_BYTES   4096
-#define CONFIG_PLAIN   256 /* without the extended capabilities, which begin here */
-#define CAPABILITY_ACS 0x000d
-#define ACS_CONTROL    6
-#define ACS_REDIRECTS  0x1c  /* P2P request redirect, P2P completion redirect, upstream forwarding \
-                              */
-#define ADDRESS_CHARS     12 /* 0000:00:00.0 */
+#define CONFIG_BYTES      4096
+#define CONFIG_PLAIN      256 /* without the extended capabilities, which begin here */
+#define CAPABILITY_ACS    0x000d
+#define ACS_CONTROL       6
+#define ACS_REDIRECTS     0x1c /* of requests and of completions; upstream forwarding */
+#define ADDRESS_CHARS     12   /* 0000:00:00.0 */
 #define BRIDGES_MAX       64
 #define CLASS_DISPLAY     0x03
 #define VENDOR_NVIDIA     0x10de
