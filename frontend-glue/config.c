@@ -172,7 +172,8 @@ static int apply_key(struct ibx_glue_config *config, const char *key, const char
     return unknown_is_bad(rc, err);
 }
 
-/* Lowers slots, then message, until 2 x slots x message <= limit; not those given by the user. */
+/* Lowers slots, then message, until no provider's message buffers take more than the limit; not
+ * those given by the user. */
 static int bound_memory(struct ibx_options *options, const struct memory_bound *bound,
                         struct ibx_error *err)
 {
@@ -180,23 +181,20 @@ static int bound_memory(struct ibx_options *options, const struct memory_bound *
     int rc = ibx_size_parse(bound->memory->value, &limit, err);
     if (rc)
         return rc;
-    size_t half = limit / 2; /* a connection has buffers for both directions */
-    if (options->slots * options->message > half && !bound->slots_given) {
-        size_t fit = half / options->message;
-        options->slots = fit < SLOTS_MIN ? SLOTS_MIN : (unsigned)fit;
-    }
-    if (options->slots * options->message > half && !bound->message_given) {
-        size_t fit = half / options->slots;
-        options->message = fit < MESSAGE_MIN ? MESSAGE_MIN : fit & ~(size_t)63;
-    }
-    if (options->slots * options->message <= half)
+    while (ibx_options_message_memory(options) > limit && !bound->slots_given &&
+           options->slots > SLOTS_MIN)
+        options->slots--;
+    while (ibx_options_message_memory(options) > limit && !bound->message_given &&
+           options->message > MESSAGE_MIN)
+        options->message = (options->message - 1) & ~(size_t)63;
+    size_t least = ibx_options_message_memory(options);
+    if (least <= limit)
         return 0;
     return ibx_error_set(
         err, -EINVAL,
-        "memory: \"%.64s\" is less than 2 x %u slots x messages of %zu bytes: give "
-        "%zu or more, or lower rdma.slots and rdma.message",
-        bound->memory->value, options->slots, options->message,
-        2 * options->slots * options->message);
+        "memory: \"%.64s\" is less than the buffers for %u slots of messages of "
+        "%zu bytes each way: give %zu or more, or lower rdma.slots and rdma.message",
+        bound->memory->value, options->slots, options->message, least);
 }
 
 /* Says where, before the sentence that says what. */

@@ -13,8 +13,8 @@
  * Its key `communicator` holds the URI. Keys that begin with "rdma." are ours:
  * each option of transport.h ("rdma.chunk"), and some of the glue's own:
  *
- *   rdma.memory  bytes of message buffers that an idle connection may hold
- *                (2 x slots x message): lowers slots and message as far as needed
+ *   rdma.memory  bytes of message buffers that an idle connection may hold on any
+ *                fabric: lowers slots and message as far as needed
  *   rdma.gpu     auto, on or off: whether the back end's plugin runs copies itself
  *   rdma.gpu_memory  bytes of pinned memory for that, in the whole back end
  *   rdma.log     error, warn, info or debug, unless IBX_LOG is set

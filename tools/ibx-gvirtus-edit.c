@@ -149,7 +149,7 @@ static int edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx
 /* --------------------------------------------------------- gvirtus.properties */
 
 const struct gvirtus_key gvirtus_own_keys[] = {
-    {"memory", "", "512K",
+    {"memory", "", "900K",
      "bytes of message buffers of an idle connection; lowers slots and message"},
     {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},

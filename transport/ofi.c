@@ -137,14 +137,23 @@ static unsigned smaller(size_t a, size_t b)
     return (unsigned)(a < b ? a : b);
 }
 
+static unsigned lanes_wished(const struct ibx_options *options)
+{
+    return 1 + (options->lanes ? options->lanes : 1);
+}
+
+static size_t message_memory(const struct ibx_options *options)
+{
+    return ibx_ofi_msg_memory(options->slots, options->message, lanes_wished(options));
+}
+
 /* Sizes, from what is asked for and what the provider can do. */
 static void settle_sizes(struct ofi_endpoint *e, unsigned lanes_at_most)
 {
     const struct ibx_options *options = ibx_link_options(e->link);
     const struct fi_info *info = e->choice.info;
-    unsigned bulk = options->lanes ? options->lanes : 1;
     bool split = e->choice.delivery_complete && !(info->domain_attr->mr_mode & FI_MR_ENDPOINT);
-    e->lane_count = smaller(split ? 1 + bulk : 1, lanes_at_most);
+    e->lane_count = smaller(split ? lanes_wished(options) : 1, lanes_at_most);
     e->is_shm = ibx_ofi_name_matches(e->own.provider, "shm");
     e->depth = options->depth ? options->depth : DEFAULT_DEPTH;
     e->chunk = options->chunk ? options->chunk : DEFAULT_CHUNK;
@@ -438,6 +447,7 @@ static void ofi_close(void *endpoint)
 const struct ibx_provider ibx_provider_ofi = {
     .name = "ofi",
     .probe = ibx_ofi_probe,
+    .message_memory = message_memory,
     .open = ofi_open,
     .offer = ofi_offer,
     .join = ofi_join,

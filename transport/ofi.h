@@ -222,6 +222,8 @@ void ibx_ofi_mr_detach_all(struct ofi_endpoint *e);
 int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err);
 
 /* ofi_msg.c: messages, credits, order */
+/* Of an endpoint of so many lanes, lane 0 included. */
+size_t ibx_ofi_msg_memory(unsigned slots, size_t message, unsigned lanes);
 int ibx_ofi_msg_init(struct ofi_endpoint *e, struct ibx_error *err);
 void ibx_ofi_msg_fini(struct ofi_endpoint *e);
 /* Posts every receive that is not; says through ibx_ofi_fail() when that is impossible. */

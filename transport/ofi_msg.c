@@ -94,17 +94,36 @@ static void lay_out_buffers(struct ofi_endpoint *e, unsigned lane0_recvs)
     }
 }
 
-/* Two receives for the HELLO of every further lane: one may be spent on a stranger's message. */
+/* Two for the HELLO of every further lane: one may be spent on a stranger's message. */
+static unsigned recvs_of(unsigned slots, unsigned lanes)
+{
+    return slots + spare_recvs(slots) + 2 * (lanes - 1);
+}
+
+static unsigned sends_of(unsigned slots, unsigned lanes)
+{
+    return slots + spare_recvs(slots) + lanes;
+}
+
+static size_t buffer_of(size_t message)
+{
+    return (OFI_HEADER_BYTES + message + 63) & ~(size_t)63;
+}
+
+size_t ibx_ofi_msg_memory(unsigned slots, size_t message, unsigned lanes)
+{
+    return (recvs_of(slots, lanes) + sends_of(slots, lanes)) * buffer_of(message);
+}
+
 int ibx_ofi_msg_init(struct ofi_endpoint *e, struct ibx_error *err)
 {
-    unsigned slots = e->own.slots, spare = spare_recvs(slots);
-    unsigned lane0_recvs = slots + spare;
-    e->recv_count = lane0_recvs + 2 * (e->lane_count - 1);
-    e->send_count = slots + spare + e->lane_count;
+    unsigned slots = e->own.slots, lane0_recvs = recvs_of(slots, 1);
+    e->recv_count = recvs_of(slots, e->lane_count);
+    e->send_count = sends_of(slots, e->lane_count);
     e->window_mask = 1;
     while (e->window_mask < slots)
         e->window_mask <<= 1;
-    e->buffer_bytes = (OFI_HEADER_BYTES + (size_t)e->own.message + 63) & ~(size_t)63;
+    e->buffer_bytes = buffer_of(e->own.message);
     e->memory_bytes = e->buffer_bytes * (e->recv_count + e->send_count);
     e->recvs = calloc(e->recv_count, sizeof(*e->recvs));
     e->sends = calloc(e->send_count, sizeof(*e->sends));

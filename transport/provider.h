@@ -108,6 +108,10 @@ struct ibx_provider {
     int (*probe)(const struct ibx_options *options, char *description, size_t size,
                  struct ibx_error *err);
 
+    /* Bytes of message buffers that an idle connection with these options may hold. Optional; not
+     * of a decorator. */
+    size_t (*message_memory)(const struct ibx_options *options);
+
     int (*open)(struct ibx_link *link, void **endpoint, struct ibx_error *err);
     int (*offer)(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
     int (*join)(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,

@@ -55,6 +55,22 @@ const char *ibx_provider_name(unsigned index)
     return index < IBX_PROVIDERS_MAX ? table[index].name : NULL;
 }
 
+size_t ibx_options_message_memory(const struct ibx_options *options)
+{
+    size_t most = 0;
+    bool any = !strcmp(options->provider, "auto");
+    for (int i = 0; i < IBX_PROVIDERS_MAX; i++) {
+        /* No name is a part of another. */
+        bool wanted = any || strstr(options->provider, table[i].name);
+        size_t bytes = wanted && table[i].provider && table[i].provider->message_memory
+                           ? table[i].provider->message_memory(options)
+                           : 0;
+        if (bytes > most)
+            most = bytes;
+    }
+    return most;
+}
+
 int ibx_provider_probe(const char *name, const struct ibx_options *options, char *description,
                        size_t size, struct ibx_error *err)
 {

@@ -142,6 +142,7 @@ static void close_endpoint(void *endpoint)
 const struct ibx_provider ibx_provider_shm = {
     .name = "shm",
     .probe = probe,
+    .message_memory = ibx_shm_message_memory,
     .open = open_endpoint,
     .offer = ibx_shm_offer,
     .join = ibx_shm_join,

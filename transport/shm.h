@@ -226,6 +226,7 @@ struct shm {
 };
 
 /* shm_meet.c */
+size_t ibx_shm_message_memory(const struct ibx_options *options);
 int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
 int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err);

@@ -412,6 +412,13 @@ static struct shm_geometry geometry_of(uint32_t slots, uint32_t message)
     return g;
 }
 
+/* What both sides have in the segment, which either maps, and a private inbox. */
+size_t ibx_shm_message_memory(const struct ibx_options *options)
+{
+    struct shm_geometry g = geometry_of(options->slots, (uint32_t)options->message);
+    return 3 * (size_t)g.slots * g.stride;
+}
+
 static int segment_map(struct shm *shm, int fd)
 {
     void *address = mmap(NULL, 2 * shm->geometry.half, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -368,6 +368,7 @@ const struct ibx_provider ibx_provider_tcp = {
     .name = "tcp",
     .takes_door = true,
     .probe = probe,
+    .message_memory = ibx_tcp_message_memory,
     .open = open_endpoint,
     .offer = ibx_tcp_offer,
     .join = ibx_tcp_join,

@@ -250,6 +250,7 @@ void ibx_tcp_item_init(struct tcp_item *item, enum tcp_item_kind kind,
                        const struct ibx_tcp_frame *frame);
 
 /* tcp_message.c */
+size_t ibx_tcp_message_memory(const struct ibx_options *options);
 int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err);
 void ibx_tcp_messages_fini(struct tcp *tcp);
 int ibx_tcp_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,

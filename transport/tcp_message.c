@@ -14,14 +14,25 @@
 #define BIG_FACTOR 8u
 #define BIG_EXTRA  4096u
 
+static size_t longest(size_t unit)
+{
+    size_t max = unit * BIG_FACTOR + BIG_EXTRA;
+    return max < IBX_TCP_MESSAGE_MAX ? max : IBX_TCP_MESSAGE_MAX;
+}
+
+/* The inbox, as many letters, the stage of lane 0, and what is kept of long messages. */
+size_t ibx_tcp_message_memory(const struct ibx_options *options)
+{
+    return (2 * (size_t)options->slots + 1) * options->message +
+           IBX_TCP_SPARES * longest(options->message);
+}
+
 /* Both ends come to the same numbers. */
 static void sizes_agree(struct tcp *tcp)
 {
     const struct ibx_tcp_terms *a = &tcp->mine, *b = &tcp->peer;
     tcp->message_unit = a->message < b->message ? a->message : b->message;
-    tcp->message_max = tcp->message_unit * BIG_FACTOR + BIG_EXTRA;
-    if (tcp->message_max > IBX_TCP_MESSAGE_MAX)
-        tcp->message_max = IBX_TCP_MESSAGE_MAX;
+    tcp->message_max = longest(tcp->message_unit);
     tcp->credits = b->slots;
     tcp->peer_credits = a->slots;
 }

@@ -79,6 +79,10 @@ const char *ibx_options_key(unsigned index);
 /* Writes an option's present value as ibx_options_set() takes it, or as much as fits. -ENOENT. */
 int ibx_options_get(const struct ibx_options *options, const char *key, char *value, size_t size);
 
+/* Bytes of message buffers that an idle connection with these options may hold on whichever of the
+ * providers in options->provider it comes about; what is behind a URI is not known here. */
+size_t ibx_options_message_memory(const struct ibx_options *options);
+
 /* Prints every key with its meaning and accepted values, for help texts. */
 void ibx_options_describe(FILE *out, const char *prefix);
 

@@ -463,6 +463,7 @@ static int verbs_arm(void *endpoint)
 const struct ibx_provider ibx_provider_verbs = {
     .name = "verbs",
     .probe = ibx_verbs_probe,
+    .message_memory = ibx_verbs_message_memory,
     .open = verbs_open,
     .offer = ibx_verbs_offer,
     .join = ibx_verbs_join,

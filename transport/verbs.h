@@ -153,6 +153,7 @@ int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_er
 void ibx_verbs_qp_destroy(struct verbs_lane *lane);
 
 /* verbs_message.c */
+size_t ibx_verbs_message_memory(const struct ibx_options *options);
 int ibx_verbs_messages_open(struct verbs *v, struct ibx_error *err);
 void ibx_verbs_messages_close(struct verbs *v);
 /* Queue entries that messages need on lane 0. */

@@ -37,15 +37,34 @@ static unsigned signal_every(unsigned slots)
 }
 
 /* Up to signal_every sends may be over and still wait for the next completion. */
+static unsigned sends_of(unsigned slots)
+{
+    return slots + signal_every(slots) + CREDIT_SENDS;
+}
+
+static unsigned receives_of(unsigned slots)
+{
+    return slots + CREDIT_RECEIVES;
+}
+
 unsigned ibx_verbs_messages_sends(const struct verbs *v)
 {
-    unsigned slots = ibx_link_options(v->link)->slots;
-    return slots + signal_every(slots) + CREDIT_SENDS;
+    return sends_of(ibx_link_options(v->link)->slots);
 }
 
 unsigned ibx_verbs_messages_receives(const struct verbs *v)
 {
-    return ibx_link_options(v->link)->slots + CREDIT_RECEIVES;
+    return receives_of(ibx_link_options(v->link)->slots);
+}
+
+static size_t stride_of(size_t message)
+{
+    return (HEADER_BYTES + message + 63) & ~(size_t)63;
+}
+
+size_t ibx_verbs_message_memory(const struct ibx_options *options)
+{
+    return (sends_of(options->slots) + receives_of(options->slots)) * stride_of(options->message);
 }
 
 int ibx_verbs_messages_open(struct verbs *v, struct ibx_error *err)
@@ -57,7 +76,7 @@ int ibx_verbs_messages_open(struct verbs *v, struct ibx_error *err)
     m->signal_every = signal_every(m->slots);
     m->receives = ibx_verbs_messages_receives(v);
     m->buffers = ibx_verbs_messages_sends(v);
-    m->stride = (HEADER_BYTES + m->message_max + 63) & ~(size_t)63;
+    m->stride = stride_of(m->message_max);
     m->block_length = m->stride * (m->receives + m->buffers);
     m->sends = calloc(m->buffers, sizeof(*m->sends));
     if (!m->sends)

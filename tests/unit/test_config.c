@@ -234,16 +234,43 @@ static void expect_bound(const char *file, unsigned slots, size_t message)
 static void test_memory(void **state)
 {
     (void)state;
-    expect_bound("rdma.memory : 1M\n", 16, 16384); /* large enough: nothing changes */
-    expect_bound("rdma.memory : 512K\n", 16, 16384);
-    expect_bound("rdma.memory : 256K\n", 8, 16384);
-    expect_bound("rdma.memory : 100000\n", 4, 12480);
-    expect_bound("rdma.memory : 256K\nrdma.slots : 16\n", 16, 8192);
-    expect_bound("rdma.message : 32K\nrdma.memory : 256K\n", 4, 32768);
-    expect_refused("rdma.memory : 8000\n", "line 1 (rdma.memory): memory: \"8000\"",
-                   "8192 or more");
-    expect_refused("rdma.message : 64K\nrdma.memory : 256K\n", "line 2", "give 524288 or more");
+    /* tcp: (2 x slots + 1) x message and two long messages of 8 x message + 4K. */
+#define TCP "rdma.provider : tcp\n"
+    expect_bound("rdma.memory : 1M\n" TCP, 16, 16384); /* large enough: nothing changes */
+    expect_bound("rdma.memory : 811008\n" TCP, 16, 16384);
+    expect_bound("rdma.memory : 811007\n" TCP, 15, 16384);
+    expect_bound("rdma.memory : 256K\n" TCP, 4, 10112);
+    expect_bound("rdma.memory : 100000\n" TCP, 4, 3648);
+    expect_bound("rdma.memory : 256K\nrdma.slots : 16\n" TCP, 16, 5120);
+    expect_bound("rdma.message : 32K\nrdma.memory : 1M\n" TCP, 7, 32768);
+    expect_refused("rdma.memory : 8000\n" TCP, "line 1 (rdma.memory): memory: \"8000\"",
+                   "33792 or more");
+    expect_refused("rdma.message : 64K\nrdma.memory : 256K\n" TCP, "line 2",
+                   "give 1646592 or more");
     expect_refused("rdma.memory : lots\n", "\"lots\"", "64K, 1M");
+}
+
+/* Whatever fabric it will be, and no lower than that one needs. */
+static void test_memory_on_every_fabric(void **state)
+{
+    (void)state;
+    static const char *const fabrics[] = {"auto", "shm", "shm,tcp", "tcp"};
+    for (size_t i = 0; i < sizeof(fabrics) / sizeof(fabrics[0]); i++) {
+        for (size_t limit = 64 << 10; limit <= 2 << 20; limit += 64 << 10) {
+            char file[128];
+            snprintf(file, sizeof(file), "rdma.provider : %s\nrdma.memory : %zu\n", fabrics[i],
+                     limit);
+            write_file("home/etc/gvirtus.properties", file);
+            assert_int_equal(load(), 0);
+            assert_true(ibx_options_message_memory(&config.options) <= limit);
+            struct ibx_options more = config.options;
+            if (more.message < 16384)
+                more.message += 64;
+            else
+                more.slots++;
+            assert_true(more.slots > 16 || ibx_options_message_memory(&more) > limit);
+        }
+    }
 }
 
 static void test_log(void **state)
@@ -297,9 +324,12 @@ static void test_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),   TEST(test_search_order), TEST(test_classic_order), TEST(test_uris),
-        TEST(test_options),    TEST(test_bad_keys),     TEST(test_memory),        TEST(test_log),
-        TEST(test_unreadable), TEST(test_gpu),
+        TEST(test_defaults),      TEST(test_search_order),
+        TEST(test_classic_order), TEST(test_uris),
+        TEST(test_options),       TEST(test_bad_keys),
+        TEST(test_memory),        TEST(test_memory_on_every_fabric),
+        TEST(test_log),           TEST(test_unreadable),
+        TEST(test_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
