@@ -126,9 +126,9 @@ void Remote::inject(const char *function, unsigned in, int code, bool sticky)
          Body().u64(in).i32(code).i32(sticky).host(function, std::strlen(function) + 1));
 }
 
-void Remote::slow(unsigned microseconds)
+bool Remote::slow(unsigned microseconds)
 {
-    call("testSlow", Body().u64(microseconds));
+    return call("testSlow", Body().u64(microseconds)) == 0;
 }
 
 /* -------------------------------------------------------------------- back end */
@@ -228,7 +228,9 @@ int double_calls(const std::string &name, Frame &f)
     if (name == "testPeek") {
         auto device = f.get<std::uint64_t>(), n = f.get<std::uint64_t>();
         std::vector<char> bytes(n);
-        return app->peek(device, bytes.data(), n) ? f.answer(bytes.data(), n) : 1;
+        bool good = app->peek ? app->peek(device, bytes.data(), n)
+                              : !app->from_device(bytes.data(), device, n);
+        return good ? f.answer(bytes.data(), n) : 1;
     }
     if (name == "testHandled") {
         std::uint64_t count = handled_copies;
@@ -236,12 +238,14 @@ int double_calls(const std::string &name, Frame &f)
     }
     if (name == "testStats") {
         ibx_double_stats stats{};
-        app->get_stats(&stats);
+        if (app->get_stats)
+            app->get_stats(&stats);
         return f.answer(&stats, sizeof(stats));
     }
     if (name == "testSlow") {
-        app->slow(static_cast<unsigned>(f.get<std::uint64_t>()));
-        return 0;
+        if (app->slow)
+            app->slow(static_cast<unsigned>(f.get<std::uint64_t>()));
+        return app->slow ? 0 : 1;
     }
     if (name == "testInject") {
         auto in = static_cast<unsigned>(f.get<std::uint64_t>());

@@ -62,7 +62,8 @@ class Remote
     std::uint64_t handled();
     ibx_double_stats stats();
     void inject(const char *function, unsigned in, int code, bool sticky);
-    void slow(unsigned microseconds);
+    // False: this is a real driver, to which nothing can be injected.
+    bool slow(unsigned microseconds);
 
   private:
     int take_out(int rc, void *to, std::size_t n);

@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// cudaMemcpy as an application under GVirtuS sees it, between two processes of this host, on the
+// GPU that is here: the front end's memmove into its buffer, the communicator, and either the
+// handler's cuMemcpy or the plugin's own copies. Beside it the same copies by the driver, without
+// GVirtuS.
+//
+//   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...]
+//
+// Paths: native (pageable and pinned), stock (GVirtuS's TCP communicator as ib-bw imitates it, and
+// the handler), shm-off and tcp-off (the plugin with rdma.gpu : off), shm and tcp.
+#include "tests/communicator/gvirtus.h"
+#include "tests/cuda/application.h"
+#include "tools/ib-bw-stream.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+namespace
+{
+
+const std::size_t sizes[] = {4, 65536, 1u << 20, 16u << 20, 256u << 20};
+constexpr std::size_t size_count = sizeof(sizes) / sizeof(sizes[0]);
+constexpr std::size_t largest = 256u << 20;
+double slice = 0.3; // seconds a cell
+std::string plugin, folder;
+
+[[noreturn]] void die(const std::string &why)
+{
+    std::fprintf(stderr, "bench_gpu: %s\n", why.c_str());
+    std::exit(1);
+}
+
+void must(int rc, const char *what)
+{
+    if (rc)
+        die(std::string(what) + ": " + std::to_string(rc));
+}
+
+double now()
+{
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// Seconds of the median call; the first ones warm up.
+double measure(const std::function<void()> &call)
+{
+    for (int i = 0; i < 3; i++)
+        call();
+    std::vector<double> times;
+    for (double end = now() + slice; now() < end || times.size() < 7;) {
+        double begin = now();
+        call();
+        times.push_back(now() - begin);
+    }
+    std::nth_element(times.begin(), times.begin() + static_cast<long>(times.size() / 2),
+                     times.end());
+    return times[times.size() / 2];
+}
+
+void fill(char *bytes, std::size_t n, std::uint64_t seed)
+{
+    std::uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;
+    for (std::size_t i = 0; i < n; i++) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        bytes[i] = static_cast<char>(x >> 56);
+    }
+}
+
+std::uint64_t sum(const char *bytes, std::size_t n)
+{
+    std::uint64_t hash = 14695981039346656037u;
+    for (std::size_t i = 0; i < n; i++)
+        hash = (hash ^ static_cast<unsigned char>(bytes[i])) * 1099511628211u;
+    return hash;
+}
+
+// Memory as malloc gives it for long buffers, with its pages there.
+char *pages(std::size_t n)
+{
+    void *memory = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        die("no memory");
+    std::memset(memory, 1, n);
+    return static_cast<char *>(memory);
+}
+
+struct Times {
+    double to[size_count], from[size_count]; // seconds
+    std::uint64_t handled;                   // copies that GVirtuS's handler ran
+};
+
+/* ------------------------------------------------------------------------ streams */
+
+struct Stream {
+    virtual ~Stream() = default;
+    virtual bool read(void *to, std::size_t n) = 0;
+    virtual void write(const void *from, std::size_t n) = 0;
+    virtual void sync() = 0;
+};
+
+struct PluginStream final : Stream {
+    explicit PluginStream(Communicator *communicator) : over(communicator) {}
+    bool read(void *to, std::size_t n) override
+    {
+        return over->Read(static_cast<char *>(to), n) == n;
+    }
+    void write(const void *from, std::size_t n) override
+    {
+        over->Write(static_cast<const char *>(from), n);
+    }
+    void sync() override { over->Sync(); }
+    Communicator *over;
+};
+
+struct StockStream final : Stream {
+    explicit StockStream(int fd) { must(bw_stream_of_stock(fd, &stream, nullptr), "stock"); }
+    bool read(void *to, std::size_t n) override { return stream->ops->read(stream, to, n) > 0; }
+    void write(const void *from, std::size_t n) override { stream->ops->write(stream, from, n); }
+    void sync() override { stream->ops->sync(stream); }
+    bw_stream *stream = nullptr;
+};
+
+/* ----------------------------------------------------------------------- back end */
+
+template <typename T> T field(const char *at)
+{
+    T value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+}
+
+std::atomic<std::uint64_t> handled;
+
+// As GVirtuS's: the input buffer stays, a payload from the device is copied into a fresh one.
+struct Output {
+    char *bytes = nullptr;
+    std::size_t n = 0;
+    ~Output() { std::free(bytes); }
+    void host(const void *from, std::size_t length)
+    {
+        bytes = static_cast<char *>(std::malloc(length + 8));
+        std::memcpy(bytes, &length, 8);
+        std::memcpy(bytes + 8, from, length);
+        n = length + 8;
+    }
+};
+
+int handle(const std::string &name, const char *in, std::size_t n, Output *out)
+{
+    const cuda_calls *cuda = cuda_application();
+    if (name == "cudaMalloc") {
+        std::uint64_t device = 0;
+        int rc = cuda->mem_alloc(&device, field<std::uint64_t>(in));
+        out->host(&device, 8);
+        return rc;
+    }
+    if (name == "benchHandled") {
+        std::uint64_t count = handled;
+        out->host(&count, 8);
+        return 0;
+    }
+    if (name == "benchSum") { // of device memory, fetched without the plugin
+        auto count = field<std::uint64_t>(in + 8);
+        std::vector<char> bytes(count);
+        int rc = cuda->from_device(bytes.data(), field<std::uint64_t>(in), count);
+        std::uint64_t value = sum(bytes.data(), count);
+        out->host(&value, 8);
+        return rc;
+    }
+    if (name != "cudaMemcpy" || n < 12)
+        return -1;
+    handled++;
+    auto count = field<std::uint64_t>(in + n - 12);
+    if (field<std::int32_t>(in + n - 4) == 1)
+        return cuda->to_device(field<std::uint64_t>(in), in + 16, count);
+    char *bytes = new char[count];
+    int rc = cuda->from_device(bytes, field<std::uint64_t>(in + 9), count);
+    out->host(bytes, count);
+    delete[] bytes;
+    return rc;
+}
+
+void serve(Stream *stream)
+{
+    cuda_application_use(0);
+    char *in = nullptr;
+    std::size_t room = 0;
+    for (std::string name;; name.clear()) {
+        for (char c = 1; c;) {
+            if (!stream->read(&c, 1))
+                return;
+            if (c)
+                name.push_back(c);
+        }
+        std::size_t n = 0;
+        stream->read(&n, 8);
+        if (n > room)
+            in = static_cast<char *>(std::realloc(in, room = n));
+        if (n)
+            stream->read(in, n);
+        Output out;
+        std::int32_t code = handle(name, in, n, &out);
+        double seconds = 0;
+        stream->write(&code, 4);
+        stream->write(&seconds, 8);
+        stream->write(&out.n, 8);
+        if (out.n)
+            stream->write(out.bytes, out.n);
+        stream->sync();
+    }
+}
+
+/* ---------------------------------------------------------------------- front end */
+
+class FrontEndOf
+{
+  public:
+    explicit FrontEndOf(Stream *stream) : over(stream)
+    {
+        in = static_cast<char *>(std::malloc(largest + 64));
+        out = static_cast<char *>(std::malloc(largest + 64));
+    }
+    std::uint64_t ask(const char *name, std::uint64_t a, std::uint64_t b)
+    {
+        at = 0;
+        put(a);
+        put(b);
+        must(call(name), name);
+        return field<std::uint64_t>(out + 8);
+    }
+    void to_device(std::uint64_t device, const char *from, std::uint64_t n)
+    {
+        at = 0;
+        put(device);
+        put(n);
+        std::memmove(in + at, from, n);
+        at += n;
+        put(n);
+        put(std::int32_t{1});
+        must(call("cudaMemcpy"), "cudaMemcpy to the device");
+    }
+    void from_device(char *to, std::uint64_t device, std::uint64_t n)
+    {
+        at = 0;
+        put(std::uint64_t{1});
+        put('\0');
+        put(device);
+        put(n);
+        put(std::int32_t{2});
+        must(call("cudaMemcpy"), "cudaMemcpy from the device");
+        std::memmove(to, out + 8, n);
+    }
+
+  private:
+    template <typename T> void put(T value)
+    {
+        std::memcpy(in + at, &value, sizeof(value));
+        at += sizeof(value);
+    }
+    int call(const char *name)
+    {
+        std::int32_t code = -1;
+        double seconds;
+        std::size_t n = 0;
+        over->write(name, std::strlen(name) + 1);
+        over->write(&at, 8);
+        over->write(in, at);
+        over->sync();
+        over->sync();
+        if (!over->read(&code, 4) || !over->read(&seconds, 8) || !over->read(&n, 8) ||
+            n > largest + 64 || (n && !over->read(out, n)))
+            die("the connection broke");
+        return code;
+    }
+    Stream *over;
+    char *in, *out;
+    std::size_t at = 0;
+};
+
+Times measure_calls(Stream *stream)
+{
+    FrontEndOf front(stream);
+    Times times{};
+    char *sent = pages(largest), *got = pages(largest);
+    std::uint64_t device = front.ask("cudaMalloc", largest, 0);
+    for (std::size_t i = 0; i < size_count; i++) {
+        std::size_t n = sizes[i];
+        fill(sent, n, i + 1);
+        times.to[i] = measure([&] { front.to_device(device, sent, n); });
+        if (front.ask("benchSum", device, n) != sum(sent, n))
+            die("the device has other bytes than were sent");
+        std::memset(got, 2, n);
+        times.from[i] = measure([&] { front.from_device(got, device, n); });
+        if (std::memcmp(sent, got, n) != 0)
+            die("other bytes came back than were sent");
+    }
+    times.handled = front.ask("benchHandled", 0, 0);
+    return times;
+}
+
+/* ---------------------------------------------------------------------- processes */
+
+pid_t spawn(const std::function<void()> &body)
+{
+    std::fflush(stdout);
+    pid_t pid = fork();
+    if (pid)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    body();
+    std::_Exit(0);
+}
+
+void end(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+}
+
+int loopback_listener(std::uint16_t *port)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    must(bind(fd, reinterpret_cast<sockaddr *>(&address), length), "bind");
+    must(listen(fd, 4), "listen");
+    getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length);
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+int loopback_connect(std::uint16_t port)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    must(connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address)), "connect");
+    return fd;
+}
+
+Times stock()
+{
+    std::uint16_t port;
+    int listener = loopback_listener(&port);
+    pid_t pid = spawn([&] {
+        StockStream stream(accept(listener, nullptr, nullptr));
+        serve(&stream);
+    });
+    StockStream stream(loopback_connect(port));
+    Times times = measure_calls(&stream);
+    end(pid);
+    close(listener);
+    return times;
+}
+
+std::shared_ptr<Communicator> communicator_of(const std::string &properties, std::uint16_t port)
+{
+    std::string file = folder + "/gvirtus.properties";
+    std::ofstream(file) << properties;
+    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
+    static Create create = load_plugin(plugin.c_str());
+    return make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", port);
+}
+
+Times ours(const std::string &provider, bool gpu)
+{
+    std::uint16_t port;
+    close(loopback_listener(&port));
+    std::string properties =
+        "rdma.provider : " + provider + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n");
+    auto listening = communicator_of(properties, port);
+    pid_t pid = spawn([&] {
+        listening->Serve();
+        PluginStream stream(const_cast<Communicator *>(listening->Accept()));
+        serve(&stream);
+    });
+    auto over = communicator_of(properties, port);
+    for (int tries = 0;; tries++) {
+        try {
+            over->Connect();
+            break;
+        } catch (const std::string &why) {
+            if (tries == 2000)
+                die(why);
+            usleep(5000);
+            over = communicator_of(properties, port);
+        }
+    }
+    PluginStream stream(over.get());
+    Times times = measure_calls(&stream);
+    end(pid);
+    return times;
+}
+
+// In a process of its own: a front end knows no CUDA.
+Times native(bool pinned)
+{
+    int result[2];
+    must(pipe(result), "pipe");
+    pid_t pid = spawn([&] {
+        const cuda_calls *cuda = cuda_application();
+        cuda_application_use(0);
+        Times times{};
+        std::uint64_t device;
+        char *memory = pages(largest);
+        must(cuda->mem_alloc(&device, largest), "cuMemAlloc");
+        if (pinned)
+            must(cuda->host_register(memory, largest, 0), "cuMemHostRegister");
+        for (std::size_t i = 0; i < size_count; i++) {
+            times.to[i] = measure([&] { must(cuda->to_device(device, memory, sizes[i]), "H2D"); });
+            times.from[i] =
+                measure([&] { must(cuda->from_device(memory, device, sizes[i]), "D2H"); });
+        }
+        if (write(result[1], &times, sizeof(times)) != sizeof(times))
+            std::_Exit(1);
+    });
+    Times times{};
+    close(result[1]);
+    if (read(result[0], &times, sizeof(times)) != sizeof(times))
+        die("the native copies failed");
+    close(result[0]);
+    waitpid(pid, nullptr, 0);
+    return times;
+}
+
+/* ------------------------------------------------------------------------ results */
+
+using Results = std::vector<std::pair<std::string, Times>>;
+
+double gbps(std::size_t n, double seconds)
+{
+    return static_cast<double>(n) / seconds / 1e9;
+}
+
+void print_table(const Results &results, bool to)
+{
+    std::printf("\n| %s |", to ? "H2D" : "D2H");
+    for (const auto &result : results)
+        std::printf(" %s |", result.first.c_str());
+    std::printf("\n|---|");
+    for (std::size_t i = 0; i < results.size(); i++)
+        std::printf("---|");
+    for (std::size_t i = 0; i < size_count; i++) {
+        std::printf("\n| %zu |", sizes[i]);
+        for (const auto &result : results) {
+            double seconds = to ? result.second.to[i] : result.second.from[i];
+            if (sizes[i] < 1024)
+                std::printf(" %.1f us |", seconds * 1e6);
+            else
+                std::printf(" %.2f |", gbps(sizes[i], seconds));
+        }
+    }
+    std::printf("\n");
+}
+
+void write_json(const Results &results, const char *file)
+{
+    std::ofstream out(file);
+    const char *between = "";
+    out << "[";
+    for (const auto &result : results) {
+        for (std::size_t i = 0; i < size_count; i++) {
+            for (bool to : {true, false}) {
+                double seconds = to ? result.second.to[i] : result.second.from[i];
+                out << between << "\n  {\"path\": \"" << result.first << "\", \"op\": \""
+                    << (to ? "h2d" : "d2h") << "\", \"bytes\": " << sizes[i]
+                    << ", \"median_us\": " << seconds * 1e6
+                    << ", \"gbps\": " << gbps(sizes[i], seconds) << "}";
+                between = ",";
+            }
+        }
+    }
+    out << "\n]\n";
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    const char *json = nullptr;
+    std::string paths = "native,stock,shm-off,tcp-off,shm,tcp";
+    if (argc < 2)
+        die("usage: bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...]");
+    plugin = argv[1];
+    for (int i = 2; i + 1 < argc; i += 2) {
+        std::string option = argv[i];
+        if (option == "--json")
+            json = argv[i + 1];
+        else if (option == "--time")
+            slice = std::atof(argv[i + 1]);
+        else if (option == "--paths")
+            paths = argv[i + 1];
+        else
+            die("no such option: " + option);
+    }
+    char name[] = "/tmp/bench_gpuXXXXXX";
+    folder = mkdtemp(name);
+    Results results;
+    for (std::size_t at = 0; at <= paths.size();) {
+        std::size_t comma = std::min(paths.find(',', at), paths.size());
+        std::string path = paths.substr(at, comma - at);
+        at = comma + 1;
+        if (path == "native") {
+            results.emplace_back("native pageable", native(false));
+            results.emplace_back("native pinned", native(true));
+            continue;
+        }
+        bool off = path.size() > 4 && path.substr(path.size() - 4) == "-off";
+        Times times = path == "stock" ? stock() : ours(path.substr(0, 3), !off);
+        bool staged = path != "stock" && !off;
+        if (staged == (times.handled != 0))
+            die(path + ": GVirtuS's handler ran " + std::to_string(times.handled) + " copies");
+        results.emplace_back(path, times);
+    }
+    print_table(results, true);
+    print_table(results, false);
+    if (json)
+        write_json(results, json);
+    std::string remove = "rm -rf " + folder;
+    return std::system(remove.c_str()) != 0;
+}
