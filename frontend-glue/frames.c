@@ -129,7 +129,7 @@ bool ibx_request_begins(const struct ibx_request_watch *watch)
     return watch->stage == IBX_REQUEST_NAME && !watch->got;
 }
 
-static void stage_begin(struct ibx_request_watch *watch, int stage)
+static void stage_begin(struct ibx_request_watch *watch, enum ibx_request_stage stage)
 {
     watch->stage = stage;
     watch->got = 0;

@@ -69,10 +69,12 @@ bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body
 
 /* --------------------------------------------------------------- requests passing by */
 
+enum ibx_request_stage { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY };
+
 /* Where GVirtuS is in the stream of requests that it reads, and what they say about the thread that
  * runs them. */
 struct ibx_request_watch {
-    enum { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY } stage;
+    enum ibx_request_stage stage;
     size_t got;       /* bytes of this stage */
     char name[24];    /* as much as fits, with a NUL */
     uint8_t first[8]; /* of the length, or of the body */

@@ -206,6 +206,51 @@ static void test_names(void **state)
     assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy", 10, &n), 0); /* no NUL yet */
 }
 
+/* --------------------------------------------------------------- requests passing by */
+
+static size_t put_request(uint8_t *at, const char *name, const void *body, uint64_t length)
+{
+    struct ibx_writer w = ibx_writer_of(at, 200);
+    ibx_put_bytes(&w, name, strlen(name) + 1);
+    ibx_put_u64(&w, length);
+    ibx_put_bytes(&w, body, length);
+    assert_false(w.failed);
+    return w.length;
+}
+
+/* However GVirtuS reads: where a request begins is known after each byte. */
+static void test_requests_pass_by(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"cudaGetDevice", "", "cudaDeviceReset", "cudaThreadExit",
+                                        "cudaAnameThatIsLongerThanWhatIsKeptOfIt"};
+    const uint8_t three[4] = {3};
+    uint8_t bytes[800];
+    size_t ends[6], n = 0;
+    for (size_t i = 0; i < 5; i++) {
+        n += put_request(bytes + n, names[i], bytes, i * 7);
+        ends[i] = n;
+    }
+    n += put_request(bytes + n, "cudaSetDevice", three, 4);
+    ends[5] = n;
+    for (size_t piece = 1; piece <= n; piece++) {
+        struct ibx_request_watch watch;
+        ibx_request_watch_init(&watch);
+        assert_true(ibx_request_begins(&watch));
+        assert_int_equal(watch.device, -1);
+        for (size_t at = 0; at < n; at += piece) {
+            size_t some = n - at < piece ? n - at : piece;
+            ibx_request_note_read(&watch, bytes + at, some);
+            bool begins = false;
+            for (size_t i = 0; i < 6; i++)
+                begins = begins || at + some == ends[i];
+            assert_int_equal(ibx_request_begins(&watch), begins);
+        }
+        assert_int_equal(watch.device, 3);
+        assert_int_equal(watch.resets, 2);
+    }
+}
+
 /* ----------------------------------------------------------------------- replies */
 
 /* The shape after one reply of these writes; `second` is the value of the second one. */
@@ -280,7 +325,8 @@ int main(void)
         cmocka_unit_test(test_golden),           cmocka_unit_test(test_other_calls_and_lengths),
         cmocka_unit_test(test_each_byte_counts), cmocka_unit_test(test_hostile_sizes),
         cmocka_unit_test(test_long_body),        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_reply_shapes),     cmocka_unit_test(test_reply_heads),
+        cmocka_unit_test(test_requests_pass_by), cmocka_unit_test(test_reply_shapes),
+        cmocka_unit_test(test_reply_heads),
     };
     return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
 }

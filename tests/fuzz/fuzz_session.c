@@ -6,14 +6,16 @@
  * A connection of this file's own takes the place of transport's. Input:
  *
  *   flags        bit 0: this side is the client; 1: nothing can be registered; 2: every third send
- *                finds no credit; 3: copies fail; 4: registrations come from a cache
- *   n, n steps   what this side does: 0 to 99 reads and 100 to 199 writes that many times 8 bytes
- *                (the last three 20000), 200 and up syncs
- *   messages     of the peer, each after its length in two bytes
+ *                finds no credit; 3: copies fail; 4: registrations come from a cache; 5: the server
+ *                runs copies of a GPU's; 6: one of the GPU's calls fails; 7: what it READs is
+ * frames n, n steps   what this side does: 0 to 99 reads and 100 to 199 writes that many times 8
+ * bytes (the last three 20000), 200 and up syncs messages     of the peer, each after its length in
+ * two bytes
  */
 #include "frontend-glue/session_internal.h"
 
 #include "common/log.h"
+#include "tests/fuzz/fake_cuda.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -42,6 +44,7 @@ struct ibx_conn {
     void *held[SLOTS];
     unsigned completions; /* of copies, not yet polled */
     bool read;            /* what they were */
+    uint64_t cookies[64]; /* the oldest first */
     unsigned regions;
     bool closed;
 };
@@ -197,8 +200,26 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
         remote->keys[i] = ibx_get_u64(reader);
 }
 
+/* A body in the client's memory: the request that copies it whole to the device's first bytes. */
+static void read_frame(uint8_t *at, uint64_t length, uint64_t offset, size_t n)
+{
+    uint8_t head[16], tail[12];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head));
+    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, length - 28);
+    w = ibx_writer_of(tail, sizeof(tail));
+    ibx_put_u64(&w, length - 28);
+    ibx_put_u32(&w, 1);
+    for (size_t i = 0; i < n; i++, offset++) {
+        if (offset < sizeof(head))
+            at[i] = head[offset];
+        else if (length - offset <= sizeof(tail))
+            at[i] = tail[sizeof(tail) - (length - offset)];
+    }
+}
+
 static int copy(struct ibx_conn *conn, bool read, struct ibx_mr *mr, void *local,
-                const struct ibx_remote *remote, uint64_t offset, size_t length)
+                const struct ibx_remote *remote, uint64_t offset, size_t length, uint64_t cookie)
 {
     uint8_t *start = mr->span.address, *at = local;
     if (offset > remote->length || length > remote->length - offset ||
@@ -207,27 +228,28 @@ static int copy(struct ibx_conn *conn, bool read, struct ibx_mr *mr, void *local
     require(length && at >= start && at + length <= start + mr->span.length);
     if (read)
         memset(at, 0x5a, length);
+    if (read && conn->flags & 128)
+        read_frame(at, remote->length, offset, length);
     require(!conn->completions || conn->read == read);
+    require(conn->completions < 64);
     conn->read = read;
-    conn->completions++;
+    conn->cookies[conn->completions++] = cookie;
     return 0;
 }
 
 int ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local, const struct ibx_remote *remote,
              uint64_t offset, size_t length, uint64_t cookie, unsigned flags)
 {
-    (void)cookie;
     (void)flags;
-    return copy(conn, true, mr, local, remote, offset, length);
+    return copy(conn, true, mr, local, remote, offset, length, cookie);
 }
 
 int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
               const struct ibx_remote *remote, uint64_t offset, size_t length, uint64_t cookie,
               unsigned flags)
 {
-    (void)cookie;
     (void)flags;
-    return copy(conn, false, mr, (void *)(uintptr_t)local, remote, offset, length);
+    return copy(conn, false, mr, (void *)(uintptr_t)local, remote, offset, length, cookie);
 }
 
 int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
@@ -275,7 +297,10 @@ int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
     require(max > 0 && !conn->closed);
     if (conn->completions) {
         conn->completions--;
+        uint64_t cookie = conn->cookies[0];
+        memmove(conn->cookies, conn->cookies + 1, conn->completions * sizeof(cookie));
         events[0] = (struct ibx_event){.type = conn->read ? IBX_EVENT_READ : IBX_EVENT_WRITE,
+                                       .cookie = cookie,
                                        .status = conn->flags & 8 ? -EIO : 0};
         return 1;
     }
@@ -407,10 +432,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         s->conn = &fake;
         s->state = SESSION_KNOCKED;
         require(ibx_session_read(s, incoming, 0) == 0 && s->state == SESSION_LIVE);
+        if (flags & 32) {
+            ibx_session_set_gpu(s, IBX_GPU_ON, 2 * (size_t)IBX_PINNED_STRIDE);
+            s->copies.replies.shape = IBX_REPLY_TIMED;
+        }
+        fake_cuda_fail_in = flags & 64 ? 1 + count % 8u : 0;
     }
     for (unsigned i = 0; i < count && run_step(s, steps[i]); i++)
         ;
     ibx_session_destroy(s);
-    require(fake.regions == 0);
+    require(fake.regions == 0 && (!ibx_pinned_count() || !ibx_pinned_taken()));
     return 0;
 }

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* In place of gpudirect/cuda.c. */
+#include "tests/fuzz/fake_cuda.h"
+
+#include "gpudirect/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+unsigned fake_cuda_fail_in;
+
+static int result(void)
+{
+    return fake_cuda_fail_in && !--fake_cuda_fail_in ? 700 : 0;
+}
+
+static void check(int good)
+{
+    if (!good)
+        abort();
+}
+
+static void check_device(uint64_t device, size_t n)
+{
+    check(n && n <= FAKE_DEVICE_BYTES && device <= FAKE_DEVICE_BYTES - n);
+}
+
+static void read_host(const void *from, size_t n)
+{
+    static unsigned char last_read[2u << 20];
+    memcpy(last_read, from, n < sizeof(last_read) ? n : sizeof(last_read));
+}
+
+static int ctx_get_current(void **context)
+{
+    *context = &fake_cuda_fail_in;
+    return 0;
+}
+
+static int ctx_get_device(int *device)
+{
+    *device = 0;
+    return 0;
+}
+
+static int to_device(uint64_t to, const void *from, size_t n)
+{
+    check_device(to, n);
+    read_host(from, n);
+    return result();
+}
+
+static int from_device(void *to, uint64_t from, size_t n)
+{
+    check_device(from, n);
+    memset(to, 0x33, n);
+    return result();
+}
+
+static int to_device_async(uint64_t to, const void *from, size_t n, void *stream)
+{
+    (void)stream;
+    return to_device(to, from, n);
+}
+
+static int from_device_async(void *to, uint64_t from, size_t n, void *stream)
+{
+    (void)stream;
+    return from_device(to, from, n);
+}
+
+static int on_device_async(uint64_t to, uint64_t from, size_t n, void *stream)
+{
+    (void)stream;
+    check_device(to, n);
+    check_device(from, n);
+    return result();
+}
+
+static int rows_async(const struct ibx_cuda_memcpy2d *c, void *stream)
+{
+    (void)stream;
+    check(c->width && c->height && c->width <= c->src_pitch && c->width <= c->dst_pitch);
+    if (c->src_type == IBX_CUDA_MEMORY_DEVICE)
+        check_device(c->src_device, (c->height - 1) * c->src_pitch + c->width);
+    else
+        read_host(c->src_host, (c->height - 1) * c->src_pitch + c->width);
+    if (c->dst_type == IBX_CUDA_MEMORY_DEVICE)
+        check_device(c->dst_device, (c->height - 1) * c->dst_pitch + c->width);
+    else
+        memset(c->dst_host, 0x33, (c->height - 1) * c->dst_pitch + c->width);
+    return result();
+}
+
+static int event_create(void **event, unsigned flags)
+{
+    (void)flags;
+    *event = malloc(1);
+    return 0;
+}
+
+static int event_record(void *event, void *stream)
+{
+    (void)stream;
+    check(event != NULL);
+    return result();
+}
+
+static int event_query(void *event)
+{
+    check(event != NULL);
+    return 0;
+}
+
+static int event_destroy(void *event)
+{
+    free(event);
+    return 0;
+}
+
+static int is_capturing(void *stream, int *status)
+{
+    *status = (uintptr_t)stream & 1;
+    return 0;
+}
+
+static int get_attributes(unsigned count, const int *names, void **values, uint64_t pointer)
+{
+    unsigned type = pointer < FAKE_DEVICE_BYTES ? IBX_CUDA_MEMORY_DEVICE : 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (names[i] == IBX_CUDA_POINTER_MEMORY_TYPE)
+            memcpy(values[i], &type, sizeof(type));
+        else
+            memset(values[i], 0, sizeof(int));
+    }
+    return 0;
+}
+
+static int get_range(uint64_t *base, size_t *size, uint64_t pointer)
+{
+    *base = 0;
+    *size = FAKE_DEVICE_BYTES;
+    return pointer < FAKE_DEVICE_BYTES ? 0 : 1;
+}
+
+static int host_register(void *address, size_t n, unsigned flags)
+{
+    (void)flags;
+    read_host(address, n);
+    return 0;
+}
+
+static int host_unregister(void *address)
+{
+    (void)address;
+    return 0;
+}
+
+static int host_get_flags(unsigned *flags, void *address)
+{
+    static void *known;
+    *flags = 0;
+    if (known == address)
+        return 0;
+    known = address;
+    return 1;
+}
+
+static int error_name(int code, const char **name)
+{
+    (void)code;
+    *name = "told to fail";
+    return 0;
+}
+
+const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
+{
+    static const struct ibx_cuda table = {
+        ctx_get_current,   ctx_get_device,  to_device,       from_device,    to_device_async,
+        from_device_async, on_device_async, rows_async,      event_create,   event_record,
+        event_query,       event_query,     event_destroy,   is_capturing,   get_attributes,
+        get_range,         host_register,   host_unregister, host_get_flags, error_name,
+    };
+    (void)err;
+    return &table;
+}
+
+const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code)
+{
+    (void)cuda;
+    (void)code;
+    return "told to fail";
+}
