@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A running VM moved by ib-migrate between two QEMUs of the test guest, its pages READ through the
+ * guest's two soft-RoCE devices. What goes wrong on the way goes wrong here as well: the wire is
+ * cut, tools are killed, a bit of a page that has not come yet is flipped.
+ *
+ * Runs in the guest only (README.md): two emulators in an emulator, hence the small beats.
+ */
+#include "tests/guest/churn.h"
+#include "tests/migrate/mover.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GUEST "mib=16 beat=64"
+#define BEATS 64     /* after so many each of its pages was visited */
+#define SLOW  "256K" /* bytes a second of the background: the move is not over before us */
+/* After which time a host that does not answer is dead. */
+#define QUICK     "timeout_ms=5000"
+#define USUAL     "timeout_ms=10000"
+#define PATIENT   "timeout_ms=30000"
+#define CUT_MS    3000 /* how long the wire is cut when nobody is to notice */
+#define PAGE      4096
+#define CHURN_END (CHURN_BASE + (16 << 20)) /* physical address behind the guest's pages */
+
+#define BIG_M     "256"
+#define BIG_MIB   256u
+#define BIG_FIRST (64u << 20 >> 12) /* page; the guest uses none from here on */
+#define BIG_END   (BIG_MIB << 20 >> 12)
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+static char key[128], big[2][64];
+
+/* ------------------------------------------------------------------ the scene */
+
+static void make_key(void)
+{
+    snprintf(key, sizeof(key), "%s/key", mover_folder);
+    int fd = open(key, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && write(fd, "0123456789abcdef0123456789abcdef", 32) == 32);
+    close(fd);
+}
+
+static void begin(void)
+{
+    struct vm_options options = {.machine = "microvm", .append = GUEST};
+    mover_begin();
+    make_key();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+/* `more`: another option of the receiver, or NULL. */
+static void move(const char *bandwidth, const char *timeout, const char *more)
+{
+    char uri[96];
+    snprintf(uri, sizeof(uri), "verbs://%s:0", getenv("IBX_VM_ADDR_A"));
+    mover_receive(&receiver, &vms[1], uri,
+                  (const char *[]){"--key-file", key, "--set", timeout, "--max-bandwidth",
+                                   bandwidth, more, NULL});
+    mover_send(&sender, &vms[0], receiver.uri,
+               (const char *[]){"--key-file", key, "--set", timeout, NULL});
+}
+
+static void at_full_speed(void)
+{
+    struct mover set;
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+}
+
+/* Both tools are content; the VM runs at the destination and each of its pages is right. */
+static void arrived(void)
+{
+    char said[256];
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    int rc = vm_expect((const struct vm *[]){&vms[0], &vms[1], NULL}, GUEST, said, sizeof(said));
+    if (rc)
+        fail_msg("expect: %d %s", rc, said);
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+}
+
+static json_int_t figure(const struct mover *mover, const char *name)
+{
+    json_t *summary = mover_summary(mover);
+    json_int_t value = json_integer_value(json_object_get(summary, name));
+    json_decref(summary);
+    return value;
+}
+
+/* ------------------------------------------------------------------ a whole move */
+
+static void test_move(void **state)
+{
+    (void)state;
+    begin();
+    move("0", USUAL, NULL);
+    arrived();
+    json_t *summary = mover_summary(&sender);
+    assert_non_null(strstr(json_string_value(json_object_get(summary, "path")), "verbs rxe"));
+    json_decref(summary);
+    /* Memory that the guest never wrote to was neither exposed nor sent. */
+    assert_true(figure(&sender, "wire_bytes") < figure(&sender, "ram_bytes") / 2);
+    print_message(
+        "figures: downtime %.0f ms, all of it %.0f ms; %lld faults, p50 %.0f us, p99 %.0f us\n",
+        (double)figure(&sender, "downtime_ns") / 1e6, (double)figure(&sender, "total_ns") / 1e6,
+        figure(&sender, "faults"), (double)figure(&sender, "fault_p50_ns") / 1e3,
+        (double)figure(&sender, "fault_p99_ns") / 1e3);
+}
+
+/* READs go into the VM's memory itself. */
+static void test_minor(void **state)
+{
+    (void)state;
+    begin();
+    move("0", USUAL, "--minor");
+    arrived();
+}
+
+/* Its RAM in a file of ours; what the guest does not use of it is to be filled with `fill`. */
+static uint64_t *big_start(unsigned i, bool fill)
+{
+    char ram[160];
+    snprintf(big[i], sizeof(big[i]), "/dev/shm/ibx-big-%d-%u", (int)getpid(), i);
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,share=on,size=%uM,mem-path=%s", BIG_MIB,
+             big[i]);
+    int fd = open(big[i], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && !ftruncate(fd, (off_t)BIG_MIB << 20));
+    int access = PROT_READ | (fill ? PROT_WRITE : 0);
+    uint64_t *words = mmap(NULL, (size_t)BIG_MIB << 20, access, MAP_SHARED, fd, 0);
+    assert_true(words != MAP_FAILED);
+    close(fd);
+    for (uint64_t page = BIG_FIRST; fill && page < BIG_END; page++)
+        words[page * PAGE / 8 + page % 512] = page;
+    vm_start(&vms[i], &(struct vm_options){.machine = "microvm",
+                                           .append = GUEST,
+                                           .incoming = !fill,
+                                           .ram = ram,
+                                           .extra = {"-m", BIG_M}});
+    return words;
+}
+
+/* Of all threads of a process. */
+static uint64_t cpu_ns(pid_t pid)
+{
+    clockid_t clock;
+    struct timespec t;
+    assert_int_equal(clock_getcpuclockid(pid, &clock), 0);
+    assert_int_equal(clock_gettime(clock, &t), 0);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The pages come without the source's processor. */
+static void test_source_rests(void **state)
+{
+    (void)state;
+    mover_begin();
+    make_key();
+    uint64_t *from = big_start(0, true), *to = big_start(1, false);
+    vm_wait_beats(&vms[0], BEATS);
+    move("0", USUAL, NULL);
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    uint64_t began = ibx_now_ns(), cpu = cpu_ns(sender.pid);
+    mover_await(&receiver, "filling", 90);
+    cpu = cpu_ns(sender.pid) - cpu;
+    uint64_t took = ibx_now_ns() - began;
+    arrived();
+    size_t first = (size_t)BIG_FIRST * PAGE, end = (size_t)BIG_END * PAGE;
+    assert_memory_equal(to + first / 8, from + first / 8, end - first);
+    munmap(from, (size_t)BIG_MIB << 20);
+    munmap(to, (size_t)BIG_MIB << 20);
+    print_message(
+        "figures: %.0f MB READ; in %.0f ms of it the source's tool used %.1f ms of CPU time "
+        "(%.1f %%), its page threads in all of the move %.1f ms\n",
+        (double)figure(&sender, "wire_bytes") / 1e6, (double)took / 1e6, (double)cpu / 1e6,
+        100 * (double)cpu / (double)took, (double)figure(&sender, "source_cpu_ns") / 1e6);
+    /* The tool's main thread looks about five times a second, which costs more in an emulator with
+     * other work beside it than all else; pages cost nothing. */
+    assert_true((uint64_t)figure(&sender, "source_cpu_ns") * 50 < took);
+    assert_true(cpu * 4 < took);
+}
+
+/* --------------------------------------------------------------------- the wire */
+
+static void shell(const char *command)
+{
+    if (system(command))
+        fail_msg("%s failed", command);
+}
+
+/* Every packet is lost, in both directions. */
+static void cut(void)
+{
+    shell("tc qdisc add dev veth0 root netem loss 100% && "
+          "tc qdisc add dev veth1 root netem loss 100%");
+}
+
+static void mend(void)
+{
+    shell("tc qdisc del dev veth0 root && tc qdisc del dev veth1 root");
+}
+
+static int mend_and_end(void **state)
+{
+    int rc = system("tc qdisc del dev veth0 root 2>/dev/null; tc qdisc del dev veth1 root "
+                    "2>/dev/null; rm -f /dev/shm/ibx-big-*");
+    return mover_end_all(state) || rc;
+}
+
+/* Bytes of a VM's RAM that are there. */
+static off_t there(const struct vm *vm)
+{
+    struct stat is;
+    assert_int_equal(stat(vm->ram, &is), 0);
+    return is.st_blocks * 512;
+}
+
+/* The VM waits, and nobody makes a fuss. */
+static void test_short_cut(void **state)
+{
+    (void)state;
+    begin();
+    move(SLOW, PATIENT, NULL);
+    mover_await(&receiver, "filling", 0);
+    cut();
+    poll(NULL, 0, CUT_MS / 2); /* what was under way has come */
+    off_t before = there(&vms[1]);
+    poll(NULL, 0, CUT_MS / 2);
+    assert_int_equal(there(&vms[1]), before);
+    assert_true(before < there(&vms[0]));
+    mend();
+    at_full_speed();
+    arrived();
+    assert_int_equal(figure(&sender, "reconnects"), 0);
+}
+
+/* Both tools notice, and connect again when that is possible. */
+static void test_long_cut(void **state)
+{
+    (void)state;
+    begin();
+    move(SLOW, QUICK, NULL);
+    mover_await(&receiver, "filling", 0);
+    cut();
+    mover_await(&sender, "broken", 0);
+    mover_await(&receiver, "broken", 0);
+    mend();
+    at_full_speed();
+    arrived();
+    assert_true(figure(&sender, "reconnects") > 0);
+}
+
+/* ------------------------------------------------------------- dead tools, wrong pages */
+
+static void test_receiver_dies(void **state)
+{
+    (void)state;
+    begin();
+    move(SLOW, USUAL, NULL);
+    mover_await(&receiver, "filling", 0);
+    mover_kill(&receiver, SIGKILL);
+    mover_await(&sender, "broken", 0);
+    mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", NULL});
+    arrived();
+    assert_true(figure(&sender, "reconnects") > 0);
+}
+
+static void test_sender_dies(void **state)
+{
+    (void)state;
+    begin();
+    move(SLOW, USUAL, NULL);
+    mover_await(&receiver, "filling", 0);
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", NULL});
+    at_full_speed();
+    arrived();
+    assert_true(figure(&receiver, "reconnects") > 0);
+}
+
+/* Flips a bit of the guest's last page that has not come yet. */
+static void poison(void)
+{
+    int from = open(vms[0].ram, O_RDWR | O_CLOEXEC), to = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
+    assert_true(from >= 0 && to >= 0);
+    off_t at = CHURN_END - PAGE;
+    while (at > (off_t)CHURN_BASE && lseek(to, at, SEEK_DATA) == at)
+        at -= PAGE;
+    assert_true(at > (off_t)CHURN_BASE);
+    uint8_t byte;
+    assert_int_equal(pread(from, &byte, 1, at), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(from, &byte, 1, at), 1);
+    close(from);
+    close(to);
+}
+
+/* That right heartbeats mean right pages. */
+static void test_wrong_bit_is_seen(void **state)
+{
+    (void)state;
+    char said[256];
+    begin();
+    move(SLOW, PATIENT, NULL);
+    mover_await(&receiver, "filling", 0);
+    cut();
+    poll(NULL, 0, CUT_MS / 2); /* what was under way has come */
+    poison();
+    mend();
+    at_full_speed();
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    assert_int_equal(
+        vm_expect((const struct vm *[]){&vms[0], &vms[1], NULL}, GUEST, said, sizeof(said)), 1);
+    assert_non_null(strstr(said, "memory is wrong"));
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    if (!getenv("IBX_VM")) {
+        print_error("test_vm_move wants the devices of the guest of tests/vm: run it there\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_move, mend_and_end),
+        cmocka_unit_test_teardown(test_minor, mend_and_end),
+        cmocka_unit_test_teardown(test_source_rests, mend_and_end),
+        cmocka_unit_test_teardown(test_short_cut, mend_and_end),
+        cmocka_unit_test_teardown(test_long_cut, mend_and_end),
+        cmocka_unit_test_teardown(test_receiver_dies, mend_and_end),
+        cmocka_unit_test_teardown(test_sender_dies, mend_and_end),
+        cmocka_unit_test_teardown(test_wrong_bit_is_seen, mend_and_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
