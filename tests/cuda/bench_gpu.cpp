@@ -5,10 +5,11 @@
 // handler's cuMemcpy or the plugin's own copies. Beside it the same copies by the driver, without
 // GVirtuS.
 //
-//   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...]
+//   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] [--clients N]
 //
 // Paths: native (pageable and pinned), stock (GVirtuS's TCP communicator as ib-bw imitates it, and
-// the handler), shm-off and tcp-off (the plugin with rdma.gpu : off), shm and tcp.
+// the handler), shm-off and tcp-off (the plugin with rdma.gpu : off), shm and tcp. Over these two N
+// clients copy at once as well, and are summed and compared with one.
 #include "tests/communicator/gvirtus.h"
 #include "tests/cuda/application.h"
 #include "tools/ib-bw-stream.h"
@@ -383,34 +384,122 @@ std::shared_ptr<Communicator> communicator_of(const std::string &properties, std
     return make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", port);
 }
 
-Times ours(const std::string &provider, bool gpu)
-{
+// A back end with the plugin: a thread a client, as GVirtuS's.
+struct BackEnd {
+    std::string properties;
     std::uint16_t port;
-    close(loopback_listener(&port));
-    std::string properties =
-        "rdma.provider : " + provider + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n");
-    auto listening = communicator_of(properties, port);
-    pid_t pid = spawn([&] {
-        listening->Serve();
-        PluginStream stream(const_cast<Communicator *>(listening->Accept()));
-        serve(&stream);
-    });
-    auto over = communicator_of(properties, port);
-    for (int tries = 0;; tries++) {
-        try {
-            over->Connect();
-            break;
-        } catch (const std::string &why) {
-            if (tries == 2000)
-                die(why);
-            usleep(5000);
-            over = communicator_of(properties, port);
+    pid_t pid;
+
+    BackEnd(const std::string &provider, bool gpu)
+        : properties("rdma.provider : " + provider + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n"))
+    {
+        close(loopback_listener(&port));
+        auto listening = communicator_of(properties, port);
+        pid = spawn([&] {
+            listening->Serve();
+            for (;;) {
+                auto *stream = new PluginStream(const_cast<Communicator *>(listening->Accept()));
+                std::thread(serve, stream).detach();
+            }
+        });
+    }
+    ~BackEnd() { end(pid); }
+
+    std::shared_ptr<Communicator> connect() const
+    {
+        for (int tries = 0;; tries++) {
+            auto over = communicator_of(properties, port);
+            try {
+                over->Connect();
+                return over;
+            } catch (const std::string &why) {
+                if (tries == 2000)
+                    die(why);
+                usleep(5000);
+            }
         }
     }
+};
+
+Times ours(const std::string &provider, bool gpu)
+{
+    BackEnd back(provider, gpu);
+    auto over = back.connect();
     PluginStream stream(over.get());
-    Times times = measure_calls(&stream);
-    end(pid);
-    return times;
+    return measure_calls(&stream);
+}
+
+/* ------------------------------------------------------------------ many at once */
+
+// Bytes a second of one client that copies 16 MiB to the device and back, again and again, between
+// the parent's two words.
+double one_of_many(const BackEnd &back, int ready, int go)
+{
+    constexpr std::size_t n = 16u << 20;
+    auto over = back.connect();
+    PluginStream stream(over.get());
+    FrontEndOf front(&stream);
+    char *sent = pages(n), *got = pages(n), word = 'r';
+    std::uint64_t device = front.ask("cudaMalloc", n, 0);
+    fill(sent, n, static_cast<std::uint64_t>(getpid()));
+    for (int i = 0; i < 3; i++) {
+        front.to_device(device, sent, n);
+        front.from_device(got, device, n);
+    }
+    if (write(ready, &word, 1) != 1 || read(go, &word, 1) != 1)
+        die("the parent is gone");
+    double copied = 0, begin = now();
+    while (now() < begin + 4 * slice) {
+        front.to_device(device, sent, n);
+        front.from_device(got, device, n);
+        copied += 2.0 * n;
+    }
+    double rate = copied / (now() - begin);
+    if (std::memcmp(sent, got, n) != 0)
+        die("other bytes came back than were sent");
+    return rate;
+}
+
+std::vector<double> rates_of(const std::string &provider, unsigned clients)
+{
+    BackEnd back(provider, true);
+    int ready[2], go[2], result[2];
+    if (pipe(ready) || pipe(go) || pipe(result))
+        die("no pipe");
+    std::vector<pid_t> pids;
+    for (unsigned i = 0; i < clients; i++)
+        pids.push_back(spawn([&] {
+            double rate = one_of_many(back, ready[1], go[0]);
+            if (write(result[1], &rate, sizeof(rate)) != sizeof(rate))
+                std::_Exit(1);
+        }));
+    char word = 'g';
+    std::vector<double> rates(clients);
+    for (unsigned i = 0; i < clients; i++)
+        must(read(ready[0], &word, 1) != 1, "a client");
+    for (unsigned i = 0; i < clients; i++)
+        must(write(go[1], &word, 1) != 1, "a client");
+    for (double &rate : rates)
+        must(read(result[0], &rate, sizeof(rate)) != sizeof(rate), "a client");
+    for (pid_t pid : pids)
+        waitpid(pid, nullptr, 0);
+    for (int fd : {ready[0], ready[1], go[0], go[1], result[0], result[1]})
+        close(fd);
+    return rates;
+}
+
+void print_clients(const std::string &provider, unsigned clients)
+{
+    double one = rates_of(provider, 1)[0], sum_of_all = 0;
+    std::vector<double> rates = rates_of(provider, clients);
+    for (double rate : rates)
+        sum_of_all += rate;
+    std::sort(rates.begin(), rates.end());
+    std::printf("\n16 MiB there and back over %s: one client %.2f GB/s, %u clients %.2f (x%.2f), "
+                "slowest to fastest %.2f\n",
+                provider.c_str(), one / 1e9, clients, sum_of_all / 1e9, sum_of_all / one,
+                rates.front() / rates.back());
+    std::fflush(stdout);
 }
 
 // In a process of its own: a front end knows no CUDA.
@@ -499,9 +588,11 @@ void write_json(const Results &results, const char *file)
 int main(int argc, char **argv)
 {
     const char *json = nullptr;
+    unsigned clients = 8;
     std::string paths = "native,stock,shm-off,tcp-off,shm,tcp";
     if (argc < 2)
-        die("usage: bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...]");
+        die("usage: bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] "
+            "[--clients N]");
     plugin = argv[1];
     for (int i = 2; i + 1 < argc; i += 2) {
         std::string option = argv[i];
@@ -511,6 +602,8 @@ int main(int argc, char **argv)
             slice = std::atof(argv[i + 1]);
         else if (option == "--paths")
             paths = argv[i + 1];
+        else if (option == "--clients")
+            clients = static_cast<unsigned>(std::atoi(argv[i + 1]));
         else
             die("no such option: " + option);
     }
@@ -537,6 +630,10 @@ int main(int argc, char **argv)
     print_table(results, false);
     if (json)
         write_json(results, json);
+    for (const auto &result : results) {
+        if (clients && (result.first == "shm" || result.first == "tcp"))
+            print_clients(result.first, clients);
+    }
     std::string remove = "rm -rf " + folder;
     return std::system(remove.c_str()) != 0;
 }
