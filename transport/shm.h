@@ -26,7 +26,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define IBX_SHM_VERSION       1u
+#define IBX_SHM_VERSION       2u
 #define IBX_SHM_INLINE        104u          /* bytes of a message that travel inside its command */
 #define IBX_SHM_PIECES        6u            /* bounce buffers for the work that one side starts */
 #define IBX_SHM_URGENT_PIECES 2u            /* of these, kept for urgent work */
@@ -56,8 +56,6 @@ struct shm_command {
     uint16_t piece;
     uint32_t length;
     int32_t status;
-    /* of READ and WRITE: enum shm_claim; who changes it first does the copy */
-    _Atomic uint32_t claim;
     union {
         uint8_t data[IBX_SHM_INLINE]; /* a message of at most so many bytes */
         struct {
@@ -76,6 +74,10 @@ struct shm_control {
     /* 1 + index of the peer's region that this side copies from or to right now, 0: none.
      * The peer's deregistration waits for it. */
     _Alignas(128) _Atomic uint32_t copying;
+    /* enum shm_claim, of the copy that was asked for with this side's piece of the same index; who
+     * changes it first does the copy. Not in the command: that place of the ring may be a newer
+     * command's by the time an overtaken piece is served. A piece is not used again before DONE. */
+    _Alignas(128) _Atomic uint32_t claims[IBX_SHM_PIECES];
 };
 
 /* A region as the peer's copying side sees it. */
@@ -137,8 +139,7 @@ struct shm_piece {
     uint8_t *local;
     uint64_t address;
     size_t length;
-    struct shm_command *place; /* of the command, until it is answered */
-    bool busy;                 /* not answered yet */
+    bool busy; /* not answered yet */
 };
 
 /* What the peer asked for with its bounce buffer of the same index. */
@@ -146,7 +147,6 @@ struct shm_request {
     enum ibx_rdma_kind kind;
     uint64_t key, address;
     size_t length;
-    struct shm_command *place;
     bool pending;
 };
 
@@ -249,8 +249,8 @@ void ibx_shm_ring_fini(struct shm *shm);
 int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
                  uint64_t cookie, unsigned flags);
 void ibx_shm_release(void *endpoint, uint64_t slot);
-/* Publishes a command other than a message; returns its place. */
-struct shm_command *ibx_shm_command_put(struct shm *shm, const struct shm_command *command);
+/* Publishes a command other than a message. */
+void ibx_shm_command_put(struct shm *shm, const struct shm_command *command);
 /* Handles every command that is there; returns the number of upcalls. */
 int ibx_shm_ring_progress(struct shm *shm);
 int ibx_shm_arm(void *endpoint);

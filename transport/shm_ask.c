@@ -7,7 +7,7 @@
  * checks key, range and access itself.
  *
  * Who asked may change its mind as long as the peer has not begun: both change
- * the command's `claim` by compare-and-exchange, and only the first succeeds. The
+ * the piece's claim by compare-and-exchange, and only the first succeeds. The
  * piece's bounce buffer is free again when the peer has answered in any case.
  */
 #include "transport/shm.h"
@@ -22,10 +22,10 @@ static uint8_t *bounce_of(const struct shm_half *half, unsigned piece)
     return half->bounce + (size_t)piece * IBX_SHM_PIECE;
 }
 
-static bool claim(struct shm_command *place, enum shm_claim how)
+static bool claim(struct shm_half *asker, unsigned piece, enum shm_claim how)
 {
     uint32_t open = SHM_CLAIM_OPEN;
-    return atomic_compare_exchange_strong(&place->claim, &open, how);
+    return atomic_compare_exchange_strong(&asker->control->claims[piece], &open, how);
 }
 
 /* --------------------------------------------------------------------- asking */
@@ -65,9 +65,10 @@ bool ibx_shm_ask(struct shm *shm, struct ibx_chunk *chunk, uint8_t *local, uint6
         .local = local,
         .address = address,
         .length = length,
-        .place = ibx_shm_command_put(shm, &command),
         .busy = true,
     };
+    atomic_store_explicit(&shm->mine.control->claims[index], SHM_CLAIM_OPEN, memory_order_relaxed);
+    ibx_shm_command_put(shm, &command);
     return true;
 }
 
@@ -92,8 +93,8 @@ static struct shm_piece *open_piece(struct shm *shm)
 {
     for (unsigned i = 0; i < IBX_SHM_PIECES; i++) {
         struct shm_piece *piece = &shm->pieces[i];
-        if (piece->chunk &&
-            atomic_load_explicit(&piece->place->claim, memory_order_relaxed) == SHM_CLAIM_OPEN)
+        if (piece->chunk && atomic_load_explicit(&shm->mine.control->claims[i],
+                                                 memory_order_relaxed) == SHM_CLAIM_OPEN)
             return piece;
     }
     return NULL;
@@ -107,7 +108,7 @@ bool ibx_shm_ask_open(struct shm *shm)
 int ibx_shm_ask_take_back(struct shm *shm)
 {
     struct shm_piece *piece = open_piece(shm);
-    if (!piece || !claim(piece->place, SHM_CLAIM_TAKEN_BACK))
+    if (!piece || !claim(&shm->mine, (unsigned)(piece - shm->pieces), SHM_CLAIM_TAKEN_BACK))
         return 0;
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;
@@ -150,7 +151,7 @@ static void serve_one(struct shm *shm, struct shm_pieces_fifo *fifo)
     struct shm_request *request = &shm->requests[piece];
     request->pending = false;
     struct shm_command done = {.kind = SHM_COMMAND_DONE, .piece = piece};
-    if (claim(request->place, SHM_CLAIM_TAKEN))
+    if (claim(&shm->theirs, piece, SHM_CLAIM_TAKEN))
         done.status = copy_asked(shm, request, bounce_of(&shm->theirs, piece));
     ibx_shm_command_put(shm, &done);
 }

@@ -81,7 +81,7 @@ static void publish(struct shm *shm, struct shm_command *place)
         wake(shm);
 }
 
-struct shm_command *ibx_shm_command_put(struct shm *shm, const struct shm_command *command)
+void ibx_shm_command_put(struct shm *shm, const struct shm_command *command)
 {
     struct shm_command *place = next_place(shm);
     place->kind = command->kind;
@@ -90,9 +90,7 @@ struct shm_command *ibx_shm_command_put(struct shm *shm, const struct shm_comman
     place->length = command->length;
     place->status = command->status;
     place->target = command->target;
-    atomic_store_explicit(&place->claim, SHM_CLAIM_OPEN, memory_order_relaxed);
     publish(shm, place);
-    return place;
 }
 
 /* Whether a message may be sent, after a look at what the peer has given back. */
@@ -218,7 +216,6 @@ static int receive_command(struct shm *shm)
         .key = command.target.key,
         .address = command.target.address,
         .length = command.length,
-        .place = place,
         .pending = true,
     };
     ibx_shm_request_take(shm, command.piece, command.urgent, &request);

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -320,6 +321,47 @@ static void test_urgent_before_bulk(void **state)
     field_close(&field);
 }
 
+/* Pages that are wanted all the time, several at once, while large READs go on: what was overtaken
+ * arrives all the same, with its own bytes. */
+static void test_bulk_under_urgent(void **state)
+{
+    struct field field = field_open(SIDE_OF(state), 8 * MIB);
+    struct end *end = field.end;
+    uint8_t *page = pages_map(PAGES * PAGE);
+    struct ibx_mr *page_mr = end_register(end, page, PAGES * PAGE, IBX_ACCESS_LOCAL);
+    size_t from[PAGES];
+    unsigned post[PAGES], bulk = 0, rounds = (unsigned)contract_size(4, 2), wanted = 0;
+    for (unsigned i = 0; i < PAGES; i++)
+        post[i] = UINT_MAX;
+    for (unsigned done = 0; done < rounds;) {
+        if (!wanted++)
+            bulk = end_read(end, field.mr, field.bytes, &field.remote, 0, field.length, 0);
+        for (unsigned i = 0; i < PAGES; i++) {
+            if (post[i] != UINT_MAX && !end->posts[post[i]].times)
+                continue;
+            if (post[i] != UINT_MAX)
+                CHECK(pattern_check(page + i * PAGE, PAGE, SEED_REMOTE, from[i]) < 0);
+            from[i] = next_random(&field) % (field.length - PAGE);
+            post[i] =
+                end_read(end, page_mr, page + i * PAGE, &field.remote, from[i], PAGE, IBX_URGENT);
+        }
+        end_poll(end);
+        /* Not for ever: a provider may well hold back bulk for as long as there is urgent work. */
+        if (!end->posts[bulk].times && wanted < 20000)
+            continue;
+        await_all(&field);
+        check_here(&field, 0, field.length, SEED_REMOTE, 0, "READs that were overtaken");
+        memset(field.bytes, 0, field.length);
+        for (unsigned i = 0; i < PAGES; i++)
+            post[i] = UINT_MAX;
+        wanted = 0;
+        done++;
+    }
+    ibx_mr_deregister(page_mr);
+    pages_unmap(page, PAGES * PAGE);
+    field_close(&field);
+}
+
 static unsigned long long memory_available(void)
 {
     char line[128];
@@ -376,6 +418,7 @@ static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_exactly_once),
     TEST_BOTH(test_message_after_write_sees_the_bytes),
     TEST_BOTH(test_urgent_before_bulk),
+    TEST_BOTH(test_bulk_under_urgent),
     TEST_BOTH(test_over_two_gib),
 };
 GROUP(group_rdma, "rdma", tests);
