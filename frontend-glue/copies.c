@@ -166,69 +166,7 @@ static void consume(struct ibx_session *s, const struct request *q)
     s->bodies_read++;
 }
 
-/* ---------------------------------------------------------------- what CUDA says first */
-
-/* Whether this thread can run copies now: CUDA is there, and the context that the runtime would use
- * is current. */
-static bool able(struct ibx_session *s)
-{
-    struct copies *x = &s->copies;
-    struct ibx_error err = {0};
-    if (!x->cuda) {
-        x->cuda = ibx_cuda_load(&err);
-        if (!x->cuda) {
-            ibx_log(x->mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
-                    "GVirtuS runs all copies itself: %s", err.message);
-            x->mode = IBX_GPU_OFF;
-            return false;
-        }
-    }
-    void *context = NULL;
-    int device = -1;
-    if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
-        return false;
-    return x->requests.device < 0 || x->requests.device == device;
-}
-
-/* Whether [address, address + n) is within one allocation of device memory; of the current device
- * unless `any`. */
-static bool on_device(const struct copies *x, uint64_t address, uint64_t n, bool any)
-{
-    static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
-                                IBX_CUDA_POINTER_ORDINAL};
-    unsigned type = 0, managed = 0;
-    int ordinal = -1, device = -2;
-    void *values[] = {&type, &managed, &ordinal};
-    uint64_t base = 0;
-    size_t size = 0;
-    if (x->cuda->pointer_get_attributes(3, names, values, address) ||
-        type != IBX_CUDA_MEMORY_DEVICE || managed)
-        return false;
-    if (!any && (x->cuda->ctx_get_device(&device) || ordinal != device))
-        return false;
-    return !x->cuda->mem_get_address_range(&base, &size, address) && address - base < size &&
-           n <= size - (address - base);
-}
-
-static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
-{
-    return (f->height - 1) * pitch + f->width;
-}
-
-/* Whether everything that the frame names is what it should be. */
-static bool sound(const struct copies *x, const struct ibx_frame *f)
-{
-    int capturing = 0;
-    bool on_both = f->kind == IBX_FRAME_D2D;
-    if (f->kind != IBX_FRAME_D2H && !on_device(x, f->dst, span_of(f->dpitch, f), on_both))
-        return false;
-    if (f->kind != IBX_FRAME_H2D && !on_device(x, f->src, span_of(f->spitch, f), on_both))
-        return false;
-    if (f->stream <= 2) /* the legacy and the per-thread stream */
-        return true;
-    void *stream = (void *)(uintptr_t)f->stream;
-    return !x->cuda->stream_is_capturing(stream, &capturing) && !capturing;
-}
+/* ------------------------------------------------------------------------- wires */
 
 static struct ibx_gpu_copy copy_of(const struct ibx_frame *f)
 {
@@ -242,8 +180,6 @@ static struct ibx_gpu_copy copy_of(const struct ibx_frame *f)
         .stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY,
     };
 }
-
-/* ------------------------------------------------------------------------- wires */
 
 static int post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local, uint64_t at,
                 size_t n, uint64_t cookie, unsigned flags)
@@ -453,7 +389,7 @@ static bool windows_parse(struct copies *x, enum ibx_frame_call call, uint64_t l
     const uint8_t *at = ibx_mr_address(x->windows);
     struct ibx_frame_body body = {at, at + IBX_FRAME_WINDOW, length};
     return ibx_frame_parse(call, &body, &x->frame) && x->frame.kind == IBX_FRAME_H2D &&
-           sound(x, &x->frame);
+           copies_sound(x, &x->frame);
 }
 
 /* ibx_staging_wire.open; the call is in x->frame.call, the body's length in x->remote.length. */
@@ -642,7 +578,7 @@ static int run(struct ibx_session *s, const struct request *q)
     if (q->body) {
         size_t window = q->length < IBX_FRAME_WINDOW ? (size_t)q->length : IBX_FRAME_WINDOW;
         struct ibx_frame_body body = {q->body, q->body + q->length - window, q->length};
-        if (!ibx_frame_parse(q->call, &body, &x->frame) || !sound(x, &x->frame))
+        if (!ibx_frame_parse(q->call, &body, &x->frame) || !copies_sound(x, &x->frame))
             return PASS;
         x->payload = q->body + x->frame.payload_at;
         x->arrived = 0;
@@ -669,7 +605,7 @@ int copies_run(struct ibx_session *s)
            ibx_request_begins(&x->requests)) {
         struct request q;
         rc = find_request(s, &q);
-        if (rc <= 0 || !able(s))
+        if (rc <= 0 || !copies_able(s))
             return rc < 0 ? rc : 0;
         x->answering = true;
         rc = run(s, &q);

@@ -62,4 +62,13 @@ int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_
 void copies_release(struct ibx_session *s);
 void copies_fini(struct ibx_session *s);
 
+/* copies_check.c */
+
+/* Whether this thread can run copies now: CUDA is there, and the context that the runtime would use
+ * is current. */
+bool copies_able(struct ibx_session *s);
+/* Whether all that the frame names is what it should be: device memory of one allocation, of the
+ * current device unless the copy is between two, and a stream that is not being captured. */
+bool copies_sound(const struct copies *copies, const struct ibx_frame *frame);
+
 #endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What CUDA says about a copy before it is run; none of these calls changes anything. */
+#include "frontend-glue/session_internal.h"
+
+#include "common/log.h"
+
+bool copies_able(struct ibx_session *s)
+{
+    struct copies *x = &s->copies;
+    struct ibx_error err = {0};
+    if (!x->cuda) {
+        x->cuda = ibx_cuda_load(&err);
+        if (!x->cuda) {
+            ibx_log(x->mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
+                    "GVirtuS runs all copies itself: %s", err.message);
+            x->mode = IBX_GPU_OFF;
+            return false;
+        }
+    }
+    void *context = NULL;
+    int device = -1;
+    if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
+        return false;
+    return x->requests.device < 0 || x->requests.device == device;
+}
+
+/* Whether [address, address + n) is within one allocation of device memory; of the current device
+ * unless `any`. */
+static bool on_device(const struct copies *x, uint64_t address, uint64_t n, bool any)
+{
+    static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
+                                IBX_CUDA_POINTER_ORDINAL};
+    unsigned type = 0, managed = 0;
+    int ordinal = -1, device = -2;
+    void *values[] = {&type, &managed, &ordinal};
+    uint64_t base = 0;
+    size_t size = 0;
+    if (x->cuda->pointer_get_attributes(3, names, values, address) ||
+        type != IBX_CUDA_MEMORY_DEVICE || managed)
+        return false;
+    if (!any && (x->cuda->ctx_get_device(&device) || ordinal != device))
+        return false;
+    return !x->cuda->mem_get_address_range(&base, &size, address) && address - base < size &&
+           n <= size - (address - base);
+}
+
+static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
+{
+    return (f->height - 1) * pitch + f->width;
+}
+
+bool copies_sound(const struct copies *x, const struct ibx_frame *f)
+{
+    int capturing = 0;
+    bool on_both = f->kind == IBX_FRAME_D2D;
+    if (f->kind != IBX_FRAME_D2H && !on_device(x, f->dst, span_of(f->dpitch, f), on_both))
+        return false;
+    if (f->kind != IBX_FRAME_H2D && !on_device(x, f->src, span_of(f->spitch, f), on_both))
+        return false;
+    if (f->stream <= 2) /* the legacy and the per-thread stream */
+        return true;
+    void *stream = (void *)(uintptr_t)f->stream;
+    return !x->cuda->stream_is_capturing(stream, &capturing) && !capturing;
+}
