@@ -186,3 +186,10 @@ void ibx_guard_release(struct ibx_guard *guard)
     while (waitpid(guard->pid, NULL, 0) < 0 && errno == EINTR)
         ;
 }
+
+void ibx_guard_leave(struct ibx_guard *guard)
+{
+    if (guard->fd >= 0)
+        close(guard->fd);
+    guard->fd = -1;
+}

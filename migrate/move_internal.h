@@ -49,6 +49,8 @@ bool move_event_is(json_t *event, const char *name, const char *status);
 /* An unfinished record of this very QEMU or of another with this UUID: -EBUSY and what to do. */
 int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const char *qmp, bool source,
                   struct ibx_error *err);
+/* The record as it is now, once its lock is held. -EALREADY: the move is over meanwhile. */
+int move_record_again(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* Fills in what a record says of a VM. */
 void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                           const char *qmp, const char *uri, const struct ibx_options *transport);

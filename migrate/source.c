@@ -12,7 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STAY_MS 60000 /* to bring the VM back */
+#define STAY_MS      60000 /* to bring the VM back */
+#define STILL_MIN_MS 10000 /* that a VM may stand still before the commit, and ... */
+#define LOCK_MS      2000  /* for the guardian of a dead tool to end; it may have to do more */
+#define LOCK_LOOK_MS 20
+#define STILL_TIMES  5 /* ... as a multiple of timeout_ms */
 
 /* ---------------------------------------------------------------- states */
 
@@ -60,6 +64,8 @@ void source_move(struct source *s, enum source_state to)
                 names[s->state], names[to]);
     ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[s->state], names[to]);
     s->state = to;
+    if (to == SOURCE_STOPPED)
+        s->still_ns = ibx_now_ns();
     move_stop_at("source", names[to]);
 }
 
@@ -184,14 +190,13 @@ static int hear_qemu(struct source *s, struct ibx_error *err)
 
 static int begin_migration(struct source *s, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
     int rc = source_record(s, IBX_RECORD_MAY_RUN, err);
     if (!rc && (rc = ibx_guard_touched(&s->guard)))
         ibx_error_set(err, rc, "the guardian process has died");
     if (rc)
         return rc;
     s->vm.touched = true;
-    rc = ibx_vm_migrate(s->qmp, &s->stream, deadline, err);
+    rc = ibx_vm_migrate(s->qmp, &s->stream, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc)
         source_move(s, SOURCE_STARTING);
     return rc;
@@ -205,7 +210,7 @@ static int switch_over(struct source *s, struct ibx_error *err)
         return rc;
     s->map_sent = true;
     s->mapped_ns = ibx_now_ns();
-    s->status.map_ns = s->mapped_ns - s->stop_ns;
+    s->status.map_ns = s->stop_ns ? s->mapped_ns - s->stop_ns : 0; /* 0: it was paused before */
     source_move(s, SOURCE_SENDING);
     return ibx_qmp_execute(s->qmp, "migrate-continue",
                            json_pack("{s:s}", "state", "pre-switchover"), NULL, deadline, err);
@@ -324,10 +329,35 @@ static int step_stopped(struct source *s, struct ibx_error *err)
     return switch_over(s, err);
 }
 
+/* A destination that is merely slow is waited for, but not with a VM that stands still and can go
+ * on here. After the commit there is nothing to do but to say so. */
+static int mind_the_clock(struct source *s, struct ibx_error *err)
+{
+    const uint64_t times = (uint64_t)s->transport.timeout_ms * STILL_TIMES;
+    const uint64_t limit = times > STILL_MIN_MS ? times : STILL_MIN_MS;
+    if (s->state < SOURCE_STOPPED || s->state > SOURCE_COMMITTED || !s->still_ns || s->waited ||
+        ibx_now_ns() - s->still_ns < limit * IBX_NS_PER_MS)
+        return 0;
+    if (s->state != SOURCE_COMMITTED)
+        return ibx_error_set(err, -ETIMEDOUT,
+                             "the VM has stood still for %" PRIu64 " s and the destination has not "
+                             "taken its state",
+                             limit / 1000);
+    s->waited = true;
+    snprintf(s->status.sentence, sizeof(s->status.sentence),
+             "the VM has been handed over, but for %" PRIu64 " s the destination has not said that "
+             "it runs there: look at its ib-migrate and QEMU",
+             limit / 1000);
+    move_say(&s->options->tell, "%s", s->status.sentence);
+    return 0;
+}
+
 static int step(struct source *s, struct ibx_error *err)
 {
-    int rc = 0;
-    if (s->linked && s->pages && (rc = ibx_page_export_failed(s->pages, err)))
+    int rc = mind_the_clock(s, err);
+    if (!rc && s->linked && s->pages)
+        rc = ibx_page_export_failed(s->pages, err);
+    if (rc)
         return rc;
     switch (s->state) {
     case SOURCE_EXPOSING:
@@ -365,12 +395,23 @@ static int keep(struct source *s, int code, struct ibx_error *err)
         ibx_control_send_abort(&s->control, err->message);
     if (s->linked)
         ibx_control_linger(&s->control, ibx_deadline_in_ms(code == -ECONNRESET ? 0 : 200));
+    /* First: as long as QEMU waits for somebody to read its device state, it does nothing else. */
+    if (s->stream >= 0)
+        close(s->stream);
+    s->stream = -1;
     if (ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why)) {
-        ibx_error_prefix(err, code, "the VM could not be continued (%s) after this", why.message);
+        ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
+                         why.message,
+                         source_committed(s) ? "ib-migrate rollback tries again"
+                                             : "another process, left behind, tries again");
+        s->unkept = true;
         source_move(s, SOURCE_KEPT);
-        return code; /* the guardian tries again */
+        return code;
     }
+    const bool awaited = s->state_sent && !s->aborted && !source_committed(s);
     source_move(s, SOURCE_KEPT);
+    if (awaited)
+        source_link_disown(s, err->message);
     if (s->status.record.written_s)
         source_record(s, IBX_RECORD_KEPT, &why);
     ibx_guard_release(&s->guard);
@@ -653,6 +694,8 @@ static int finish(struct source *s, int rc, struct ibx_move_status *last, struct
     ibx_page_map_fini(&s->map);
     ibx_guest_ram_fini(&s->ram);
     ibx_qmp_close(s->qmp);
+    if (s->unkept)
+        ibx_guard_leave(&s->guard);
     ibx_guard_release(&s->guard);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
@@ -677,6 +720,34 @@ int ibx_move_send(const struct ibx_send_options *options, struct ibx_move_status
     return finish(s, rc, last, err);
 }
 
+/* What may have been read before the lock was had, by a tool that waited for the guardian. And the
+ * VM of a move that came to its commit has not run here since. */
+static int look_again(struct source *s, struct ibx_error *err)
+{
+    struct ibx_record *record = &s->status.record;
+    int rc = move_record_again(s->options->folder, record, err);
+    if (rc)
+        return rc;
+    if (s->options->uri)
+        snprintf(record->uri, sizeof(record->uri), "%s", s->options->uri);
+    s->state = record->state == IBX_RECORD_MOVED ? SOURCE_SERVING : SOURCE_COMMITTED;
+    rc = find_vm(s, err);
+    if (rc)
+        return rc;
+    if (s->ram.pid != record->pid || ibx_process_started(s->ram.pid) != record->pid_started)
+        return ibx_error_set(err, -ESRCH,
+                             "the QEMU (process %d) that holds this VM's pages has ended: what the "
+                             "destination has not fetched is lost",
+                             (int)record->pid);
+    if (strcmp(s->ram.status, "postmigrate"))
+        return ibx_error_set(err, -EBUSY,
+                             "the VM is \"%s\" in this QEMU (process %d), where one that was moved "
+                             "is \"postmigrate\": the move never came to its commit, or the VM was "
+                             "taken back since; ib-migrate rollback ends it",
+                             s->ram.status, (int)record->pid);
+    return 0;
+}
+
 int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx_record *record,
                         struct ibx_move_status *last, struct ibx_error *err)
 {
@@ -687,19 +758,13 @@ int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx
         return ibx_error_set(err, -ENOMEM, "no memory for a move");
     source_init(s, options);
     s->status.record = *record;
-    s->state = record->state == IBX_RECORD_MOVED ? SOURCE_SERVING : SOURCE_COMMITTED;
-    if (options->uri)
-        snprintf(s->status.record.uri, sizeof(s->status.record.uri), "%s", options->uri);
     s->lost_ns = ibx_now_ns();
-    int rc = find_vm(s, err);
-    if (!rc &&
-        (s->ram.pid != record->pid || ibx_process_started(s->ram.pid) != record->pid_started))
-        rc = ibx_error_set(err, -ESRCH,
-                           "the QEMU (process %d) that holds this VM's pages has ended: what the "
-                           "destination has not fetched is lost",
-                           (int)record->pid);
+    const uint64_t deadline = ibx_deadline_in_ms(LOCK_MS);
+    int rc;
+    while ((rc = open_record(s, err)) == -EBUSY && ibx_now_ns() < deadline)
+        poll(NULL, 0, LOCK_LOOK_MS);
     if (!rc)
-        rc = open_record(s, err);
+        rc = look_again(s, err);
     s->vm.touched = s->vm.was_running = true;
     if (!rc)
         rc = source_find_map(s, err);

@@ -65,8 +65,11 @@ struct source {
     bool cancelled;
     bool aborted; /* the destination's own word, never a mere error of the network */
     bool leaving; /* after the commit: given up or interrupted, recover goes on */
+    bool unkept;  /* it stays here, but could not be continued */
+    bool waited;  /* RUNNING is long overdue, and it was said */
     unsigned interrupts;
     uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */
+    uint64_t still_ns;                      /* since when the VM stands still, by this tool */
 };
 
 /* The one place that moves. */
@@ -88,6 +91,9 @@ int source_link_exposed(struct source *s, struct ibx_error *err);
  * destination has given up, the VM never ran there. */
 int source_link_again(struct source *s, struct ibx_error *err);
 void source_link_close(struct source *s);
+/* Tells a destination that may wait for the commit, over a connection of its own, that the VM goes
+ * on here: as good as that goes. */
+void source_link_disown(struct source *s, const char *why);
 /* Which pages hold data at this moment. */
 int source_find_map(struct source *s, struct ibx_error *err);
 /* Writes the record in this state. */

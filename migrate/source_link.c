@@ -119,6 +119,23 @@ void source_link_close(struct source *s)
     s->linked = s->map_sent = s->exposing = false;
 }
 
+void source_link_disown(struct source *s, const char *why)
+{
+    struct ibx_move_hello hello;
+    struct ibx_move_answer answer;
+    struct ibx_options options = s->transport;
+    source_link_close(s);
+    if (options.timeout_ms > RETRY_SETUP_MS)
+        options.timeout_ms = RETRY_SETUP_MS;
+    s->status.record.epoch++;
+    hello_of(s, IBX_PURPOSE_RESUME, &hello);
+    if (move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, NULL))
+        return;
+    if (answer.accepted && !ibx_control_send_abort(&s->control, why))
+        ibx_control_linger(&s->control, ibx_deadline_in_ms(options.timeout_ms));
+    ibx_control_fini(&s->control);
+}
+
 /* What the destination's standing means for a source that has committed. */
 static int heed_standing(struct source *s, const struct ibx_move_answer *answer,
                          struct ibx_error *err)

@@ -49,5 +49,8 @@ int ibx_guard_touched(struct ibx_guard *guard);
 int ibx_guard_commit(struct ibx_guard *guard);
 /* All is well: it ends. Waits for it. */
 void ibx_guard_release(struct ibx_guard *guard);
+/* The tool could not bring the VM back and ends: the guardian tries, over a monitor of its own. The
+ * tool's must be closed. Nothing after ibx_guard_commit(). */
+void ibx_guard_leave(struct ibx_guard *guard);
 
 #endif
