@@ -174,6 +174,16 @@ static bool takes_map(const struct destination *d)
                              d->state == DESTINATION_RESUMING || d->state == DESTINATION_FILLING);
 }
 
+static int heed_commit(struct destination *d, const struct ibx_move_any *message,
+                       struct ibx_error *err)
+{
+    if (d->state != DESTINATION_WAITING || message->is.epoch != d->status.record.epoch)
+        return unexpected(d, message, err);
+    d->committed = true;
+    destination_move(d, DESTINATION_RESUMING);
+    return destination_vm_feed(d, err);
+}
+
 static int hear(void *context, const struct ibx_move_any *message)
 {
     struct hearing *h = context;
@@ -197,13 +207,10 @@ static int hear(void *context, const struct ibx_move_any *message)
             return unexpected(d, message, h->err);
         return heed_map_end(d, &message->is.map_end, h->err);
     case IBX_MOVE_COMMIT:
-        if (d->state != DESTINATION_WAITING)
-            return unexpected(d, message, h->err);
-        d->committed = true;
-        destination_move(d, DESTINATION_RESUMING);
-        return destination_vm_feed(d, h->err);
+        return heed_commit(d, message, h->err);
     case IBX_MOVE_CONFIRM:
-        d->confirmed = d->state == DESTINATION_COMPLETE;
+        d->confirmed = d->state == DESTINATION_COMPLETE && d->complete_ns &&
+                       message->is.epoch == d->status.record.epoch;
         return d->confirmed ? 0 : unexpected(d, message, h->err);
     case IBX_MOVE_ABORT:
         d->aborted = true;
@@ -211,34 +218,6 @@ static int hear(void *context, const struct ibx_move_any *message)
     default:
         return unexpected(d, message, h->err);
     }
-}
-
-/* ---------------------------------------------------------------- what QEMU says */
-
-/* A VM that was paused at the source does not resume here either. */
-static int heed_loaded(struct destination *d, struct ibx_error *err)
-{
-    char status[32];
-    int rc = ibx_vm_status(d->qmp, status, sizeof(status), ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    if (!rc && strcmp(status, "inmigrate"))
-        d->resumed = true;
-    return rc;
-}
-
-static int hear_qemu(struct destination *d, struct ibx_error *err)
-{
-    json_t *event;
-    int rc = ibx_qmp_pump(d->qmp, err);
-    while (!rc && (event = ibx_qmp_event_next(d->qmp))) {
-        if (move_event_is(event, "RESUME", NULL))
-            d->resumed = true;
-        else if (move_event_is(event, "MIGRATION", "completed"))
-            rc = heed_loaded(d, err);
-        else if (move_event_is(event, "MIGRATION", "failed"))
-            d->qemu_failed = true;
-        json_decref(event);
-    }
-    return rc;
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -284,8 +263,11 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
 {
     if (!destination_vm_loaded(d))
         return 0;
+    int rc = destination_qemu_has_loaded(d, err);
+    if (rc)
+        return rc;
     destination_move(d, DESTINATION_WAITING);
-    int rc = ibx_control_send_plain(&d->control, IBX_MOVE_LOADED);
+    rc = ibx_control_send_plain(&d->control, IBX_MOVE_LOADED);
     return rc ? ibx_error_set(err, rc, "LOADED could not be sent: %s", strerror(-rc)) : 0;
 }
 
@@ -318,7 +300,8 @@ static void progress_of(const struct destination *d, struct ibx_move_progress *p
 static void send_progress(struct destination *d)
 {
     struct ibx_move_any message = {.type = IBX_MOVE_PROGRESS};
-    if (!d->linked || ibx_now_ns() - d->progress_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
+    if (!d->linked || !ibx_control_idle(&d->control) ||
+        ibx_now_ns() - d->progress_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
         return;
     d->progress_ns = ibx_now_ns();
     progress_of(d, &message.is.progress);
@@ -350,7 +333,8 @@ static int step_complete(struct destination *d, struct ibx_error *err)
         destination_move(d, DESTINATION_DONE);
         return 0;
     }
-    if (!d->linked || ibx_now_ns() - d->complete_ns < COMPLETE_AGAIN)
+    if (!d->linked || !ibx_control_idle(&d->control) ||
+        ibx_now_ns() - d->complete_ns < COMPLETE_AGAIN)
         return 0;
     d->complete_ns = ibx_now_ns();
     complete->pages = d->map.pages;
@@ -398,7 +382,7 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     if (d->status.record.written_s)
         destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
     destination_move(d, DESTINATION_GIVEN_UP);
-    if (d->linked && code != -ECONNRESET) {
+    if (d->linked) {
         ibx_control_send_abort(&d->control, err->message);
         ibx_control_linger(&d->control, ibx_deadline_in_ms(500));
     }
@@ -408,7 +392,7 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
 /* Its QEMU has ended, or the end of the state came to nothing. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
-    if (d->state == DESTINATION_RESUMING && d->qemu_failed)
+    if (d->state == DESTINATION_RESUMING && (d->qemu_failed || !d->ending))
         return give_up(d, code, err);
     const bool told = d->state != DESTINATION_RESUMING; /* RUNNING */
     destination_move(d, DESTINATION_FAILED);
@@ -426,12 +410,29 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 
 static int troubled_qemu(struct destination *d, struct ibx_error *err)
 {
-    int rc = hear_qemu(d, err);
-    if (!rc && d->qemu_failed && !d->resumed)
-        rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: its log says why");
+    int rc = destination_qemu_hear(d, err);
     if (!rc)
         return 0;
-    return ours(d) ? vm_lost(d, rc, err) : give_up(d, rc, err);
+    if (!ours(d))
+        return give_up(d, rc, err);
+    if ((d->qemu_failed && !d->resumed) || !destination_qemu_lives(d))
+        return vm_lost(d, rc, err);
+    destination_qemu_lose(d, err->message);
+    return 0;
+}
+
+/* What a lost link means. */
+static const char *what_waits(const struct destination *d)
+{
+    switch (d->state) {
+    case DESTINATION_WAITING:
+        return "the VM has not run here, and waits for the source to be back and say that it shall "
+               "(if it goes on there, interrupt this tool)";
+    case DESTINATION_COMPLETE:
+        return "all pages are here, and only the source's confirmation is waited for";
+    default:
+        return "the VM waits for pages until the source is back";
+    }
 }
 
 /* An error of the link: before WAITING the end of the move, else the beginning of a wait. */
@@ -440,8 +441,7 @@ static int troubled_link(struct destination *d, int code, struct ibx_error *err)
     if (!ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
         return give_up(d, code, err);
     if (d->linked)
-        move_say(&d->options->tell, "%s; the VM waits for pages until the source is back",
-                 err->message);
+        move_say(&d->options->tell, "%s; %s", err->message, what_waits(d));
     destination_unlink(d, code, err->message);
     return 0;
 }
@@ -455,6 +455,10 @@ static int heed_signals(struct destination *d, struct ibx_error *err)
         return give_up(
             d, -ECANCELED,
             (ibx_error_set(err, -ECANCELED, "cancelled: the VM stays at the source"), err));
+    if (d->interrupts && d->state == DESTINATION_COMPLETE && !d->linked)
+        return ibx_error_set(err, -EINTR,
+                             "interrupted; all pages are here, and only the source's confirmation "
+                             "is missing");
     if (d->interrupts > 1)
         return ibx_error_set(err, -EINTR,
                              "interrupted; the VM runs here and waits for its pages: "
@@ -494,12 +498,13 @@ static void wait_for_something(struct destination *d)
     if (ibx_control_arm(&d->control, &fds[0].fd))
         timeout = 0;
     fds[1].fd = ibx_porch_fd(d->porch);
-    fds[2].fd = ibx_qmp_fd(d->qmp);
+    fds[2].fd = d->qmp ? ibx_qmp_fd(d->qmp) : -1;
     fds[3].fd = d->signals.fd;
     fds[4].fd = d->engine ? ibx_fault_event_fd(d->engine) : -1;
     if (d->stream >= 0 && d->stuck)
         fds[5] = (struct pollfd){.fd = d->stream, .events = POLLOUT};
-    const bool ours_to_poll = !d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED;
+    const bool ours_to_poll = d->state < DESTINATION_COMPLETE &&
+                              (!d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED);
     for (unsigned i = 0; ours_to_poll && d->linked && i < d->hello.links; i++) {
         if (!d->sources[i])
             continue;
@@ -700,25 +705,32 @@ int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_
     return finish(d, rc, last, err);
 }
 
+static int ended(const struct destination *d, struct ibx_error *err)
+{
+    return ibx_error_set(err, -ESRCH,
+                         "the QEMU (process %d) of this move has ended, and the VM with it: "
+                         "ib-migrate rollback at the source restarts it from its stop",
+                         (int)d->status.record.pid);
+}
+
 /* What a dead tool left: the VM waits in QEMU, or it never ran. */
-static int take_over(struct destination *d, const struct ibx_record *record, struct ibx_error *err)
+static int take_over(struct destination *d, struct ibx_error *err)
 {
     char status[32];
     struct ibx_move_hello own = {0};
-    d->status.record = *record;
+    struct ibx_record *record = &d->status.record;
     int rc = open_record(d, err);
+    if (!rc)
+        rc = move_record_again(d->options->folder, record, err);
     if (!rc)
         rc = destination_vm_find(d, err);
     if (rc)
         return rc;
-    if (d->ram.pid != record->pid || ibx_process_started(d->ram.pid) != record->pid_started)
-        return ibx_error_set(err, -ESRCH,
-                             "the QEMU (process %d) of this move has ended, and the VM with it: "
-                             "ib-migrate rollback at the source restarts it from its stop",
-                             (int)record->pid);
-    rc = ibx_vm_status(d->qmp, status, sizeof(status), ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (d->ram.pid != record->pid || !destination_qemu_lives(d))
+        return ended(d, err);
+    rc = destination_qemu_await(d, status, sizeof(status), err);
     if (rc)
-        return rc;
+        return destination_qemu_lives(d) ? rc : ended(d, err);
     if (!strcmp(status, "inmigrate"))
         return ibx_error_set(err, -ECANCELED,
                              "the move ended before the VM ran here: start this QEMU anew and move "
@@ -742,7 +754,8 @@ int ibx_move_receive_again(const struct ibx_receive_options *options,
     if (!d)
         return ibx_error_set(err, -ENOMEM, "no memory for a move");
     destination_init(d, options);
-    int rc = take_over(d, record, err);
+    d->status.record = *record;
+    int rc = take_over(d, err);
     if (rc == -ECANCELED)
         destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
     d->lost_ns = ibx_now_ns();

@@ -88,7 +88,9 @@ struct destination {
 
     uint64_t lost_ns, progress_ns, complete_ns;
     bool resumed, qemu_failed, confirmed, cancelled;
-    bool aborted; /* the source's own word, never a mere error of the network */
+    bool aborted;        /* the source's own word, never a mere error of the network */
+    bool ending;         /* QEMU was given some of what is held back until the commit */
+    uint64_t monitor_ns; /* when to look again for a lost monitor; 0: it was never lost */
     unsigned interrupts;
 };
 
@@ -109,6 +111,21 @@ void destination_link_close(struct destination *d);
 int destination_link_complete(struct destination *d, struct ibx_error *err);
 /* The state as the source needs to know it. */
 enum ibx_move_standing destination_standing(const struct destination *d);
+
+/* destination_qemu.c */
+
+/* Events of QEMU. An error: it failed, its monitor or the process is gone, or (-EPROTO) it ran
+ * before the commit and was stopped. */
+int destination_qemu_hear(struct destination *d, struct ibx_error *err);
+/* By process id and start. */
+bool destination_qemu_lives(const struct destination *d);
+/* Goes on without its monitor, which is looked for by later calls of _hear. */
+void destination_qemu_lose(struct destination *d, const char *why);
+/* After destination_vm_loaded(): QEMU's main thread, which loads, answers only when it has nothing
+ * left to load and no error was in it. */
+int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err);
+/* The VM's status, once QEMU has noticed that its stream has ended. */
+int destination_qemu_await(struct destination *d, char *status, size_t size, struct ibx_error *err);
 
 /* destination_vm.c */
 

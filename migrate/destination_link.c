@@ -101,6 +101,21 @@ static void dismiss_because(struct destination *d, struct ibx_conn *conn,
 
 /* ---------------------------------------------------------------- HELLO */
 
+/* Page numbers and regions count through the blocks in their order. */
+static void refuse_order(const struct destination *d, const struct ibx_move_hello *hello,
+                         struct ibx_refusals *refusals)
+{
+    for (unsigned i = 0; i < hello->block_count && i < d->ram.count; i++) {
+        if (!strcmp(hello->blocks[i].id, d->ram.blocks[i].id))
+            continue;
+        ibx_refuse(refusals,
+                   "the source names guest RAM %s where %s is expected: its ib-migrate "
+                   "is not like this one",
+                   hello->blocks[i].id, d->ram.blocks[i].id);
+        return;
+    }
+}
+
 /* All reasons against taking this VM; looked for anew, since QEMU may have changed meanwhile. */
 static int refusals_for(struct destination *d, const struct ibx_move_hello *hello,
                         struct ibx_refusals *refusals, struct ibx_error *err)
@@ -112,6 +127,8 @@ static int refusals_for(struct destination *d, const struct ibx_move_hello *hell
     rc = ibx_refuse_side(d->qmp, &d->ram, IBX_MOVE_DESTINATION, refusals,
                          ibx_deadline_in_ms(MOVE_QMP_MS), err);
     ibx_refuse_pair(&theirs, &d->ram, refusals);
+    if (!refusals->count)
+        refuse_order(d, hello, refusals);
     ibx_guest_ram_fini(&theirs);
     return rc;
 }

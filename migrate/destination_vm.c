@@ -233,6 +233,10 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
         ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(d->engine)))
         ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
+    if (rc) { /* it would keep the page connections, and could not be resumed */
+        ibx_fault_destroy(d->engine);
+        d->engine = NULL;
+    }
     return rc;
 }
 
@@ -313,6 +317,7 @@ int destination_vm_feed(struct destination *d, struct ibx_error *err)
             break;
         done += (size_t)n;
     }
+    d->ending = d->ending || (d->committed && done);
     if (done) {
         d->unfed_length -= done;
         memmove(d->unfed, d->unfed + done, d->unfed_length);
@@ -362,7 +367,8 @@ int destination_vm_let_go(struct destination *d, struct ibx_error *err)
         close(d->uffd.fd);
     }
     d->uffd.fd = -1;
-    ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MOVE_QMP_MS), &silent);
+    if (d->qmp)
+        ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MOVE_QMP_MS), &silent);
     return 0;
 }
 
