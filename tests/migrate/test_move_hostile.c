@@ -1,0 +1,1040 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * ib-migrate against a peer that lies. The test process is a source that talks to `receive`, or a
+ * destination that talks to `send`, and says the wrong thing at each state; both have real QEMUs.
+ * Afterwards the guest is alive and right at the source, and the destination's QEMU never ran.
+ * Then misfortunes that are nobody's lie: a full file system, a lost monitor, a crowd at the door.
+ */
+#include "migrate/control.h"
+#include "migrate/page_map.h"
+#include "migrate/porch.h"
+#include "migrate/refuse.h"
+#include "migrate/source_vm.h"
+#include "tests/migrate/mover.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS      20
+#define LISTEN     "tcp://127.0.0.1:0?timeout_ms=3000"
+#define TIMED      "--set", "timeout_ms=3000"
+#define CROWD      40
+#define STATE_MAX  (16u << 20)
+#define FULL_MIB   (VM_RAM_MIB + 8)
+#define LOOK_MS    5
+#define TAIL_BYTES 64 /* of the state, before its end: inside the last device's section */
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+static struct ibx_options options;
+
+static void heartbeats(const struct vm *const *of)
+{
+    char said[256];
+    int rc = vm_expect(of, "", said, sizeof(said));
+    if (rc)
+        fail_msg("expect: %d %s", rc, said);
+}
+
+static bool resumed(struct vm *vm)
+{
+    json_t *event;
+    struct ibx_error silent;
+    bool yes = false;
+    ibx_qmp_pump(vm->qmp, &silent);
+    while ((event = ibx_qmp_event_next(vm->qmp))) {
+        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
+        json_decref(event);
+    }
+    return yes;
+}
+
+static void runs_at_the_source(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    heartbeats((const struct vm *[]){&vms[0], NULL});
+}
+
+static void went(void)
+{
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+}
+
+static void start_source(void)
+{
+    mover_begin();
+    ibx_options_init(&options);
+    options.message = IBX_MOVE_MESSAGE;
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+static void start_destination(void)
+{
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+}
+
+static void await_stop(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t info = {0};
+    while (info.si_pid != m->pid || info.si_code != CLD_STOPPED) {
+        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, WSTOPPED | WNOHANG | WNOWAIT), 0);
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the tool did not come to its state");
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* ------------------------------------------------------------ one connection */
+
+struct line {
+    struct ibx_control control;
+    uint32_t heard; /* a bit a type */
+    struct ibx_move_any last;
+    bool ended;
+};
+
+static int note(void *context, const struct ibx_move_any *message)
+{
+    struct line *line = context;
+    line->heard |= 1u << message->type;
+    line->last = *message;
+    return 0;
+}
+
+static void serve_pages(void);
+
+static void turn(struct line *line)
+{
+    serve_pages();
+    struct pollfd wait = {.events = POLLIN};
+    if (ibx_control_take(&line->control, note, line, NULL))
+        line->ended = true;
+    else if (!ibx_control_arm(&line->control, &wait.fd))
+        poll(&wait, 1, LOOK_MS);
+}
+
+/* Until it has said this, or closed; true when it was said. */
+static bool hears(struct line *line, enum ibx_move_message type)
+{
+    const uint64_t deadline = vm_soon();
+    while (!(line->heard & 1u << type) && !line->ended) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("%s never came", ibx_move_message_name(type));
+        turn(line);
+    }
+    return line->heard & 1u << type;
+}
+
+static void closes(struct line *line)
+{
+    const uint64_t deadline = vm_soon();
+    while (!line->ended) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the connection was not closed");
+        turn(line);
+    }
+}
+
+static void hang_up(struct line *line)
+{
+    ibx_control_fini(&line->control);
+    *line = (struct line){0};
+}
+
+static void say(struct line *line, const struct ibx_move_any *message)
+{
+    ibx_control_send(&line->control, message);
+}
+
+static void say_plain(struct line *line, enum ibx_move_message type)
+{
+    say(line, &(struct ibx_move_any){.type = type});
+}
+
+static void say_epoch(struct line *line, enum ibx_move_message type, uint64_t epoch)
+{
+    struct ibx_move_any message = {.type = type};
+    message.is.epoch = epoch;
+    say(line, &message);
+}
+
+static void say_bytes(struct line *line, enum ibx_move_message type, const void *bytes, size_t n)
+{
+    for (size_t at = 0, part; at < n; at += part) {
+        struct ibx_move_any message = {.type = type};
+        part = n - at < 32768 ? n - at : 32768;
+        message.is.state.bytes = (const uint8_t *)bytes + at;
+        message.is.state.length = part;
+        say(line, &message);
+    }
+}
+
+static void say_state_end(struct line *line, uint64_t bytes)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_STATE_END};
+    message.is.state_bytes = bytes;
+    say(line, &message);
+}
+
+/* ------------------------------------------------------------ a source that lies */
+
+struct liar {
+    struct line control, page;
+    struct ibx_guest_ram ram;
+    void *memory; /* the source's, READ by the destination */
+    struct ibx_move_hello hello;
+    struct ibx_page_map map;
+    uint64_t pages;
+};
+
+static struct liar liar;
+static uint8_t *real_state; /* of the source's QEMU, whole */
+static size_t real_length;
+
+/* On tcp the peer's CPU answers READs, while it polls. */
+static void serve_pages(void)
+{
+    if (liar.page.control.conn && !liar.page.ended)
+        liar.page.ended = ibx_control_take(&liar.page.control, note, &liar.page, NULL);
+}
+
+static void knock(struct line *line, const struct ibx_move_any *first)
+{
+    struct ibx_conn *conn;
+    *line = (struct line){0};
+    vm_soon();
+    vm_ok(ibx_connect(receiver.uri, &options, &conn, &vm_error));
+    ibx_control_init(&line->control, conn);
+    say(line, first);
+}
+
+static void knock_hello(struct line *line, enum ibx_move_purpose purpose, uint8_t id,
+                        uint64_t epoch)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_HELLO};
+    message.is.hello = liar.hello;
+    message.is.hello.purpose = (uint8_t)purpose;
+    message.is.hello.id[0] = id;
+    message.is.hello.epoch = epoch;
+    knock(line, &message);
+}
+
+static void knock_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t number)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_JOIN};
+    memcpy(message.is.join.id, liar.hello.id, sizeof(liar.hello.id));
+    message.is.join.id[0] = id;
+    message.is.join.epoch = epoch;
+    message.is.join.link = number;
+    knock(line, &message);
+}
+
+/* Not accepted, with this standing. */
+static void turned_away(struct line *line, enum ibx_move_standing standing)
+{
+    assert_true(hears(line, IBX_MOVE_ANSWER));
+    assert_false(line->last.is.answer.accepted);
+    assert_int_equal(line->last.is.answer.standing, standing);
+    hang_up(line);
+}
+
+static void to_joining(void)
+{
+    knock_hello(&liar.control, IBX_PURPOSE_MOVE, 1, 1);
+    assert_true(hears(&liar.control, IBX_MOVE_ANSWER));
+    assert_true(liar.control.last.is.answer.accepted);
+}
+
+static void to_ready(void)
+{
+    to_joining();
+    knock_join(&liar.page, 1, 1, 0);
+    assert_true(hears(&liar.control, IBX_MOVE_READY));
+}
+
+static void say_map(uint64_t data_pages, uint32_t regions)
+{
+    uint8_t bytes[IBX_MOVE_MESSAGE];
+    uint64_t from = 0;
+    size_t length;
+    struct ibx_move_any message = {.type = IBX_MOVE_MAP_END};
+    while ((length = ibx_page_map_give(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
+        say_bytes(&liar.control, IBX_MOVE_MAP, bytes, length);
+    message.is.map_end.pages = liar.map.pages;
+    message.is.map_end.data_pages = data_pages;
+    message.is.map_end.regions = regions;
+    ibx_page_map_hash(&liar.map, message.is.map_end.hash);
+    say(&liar.control, &message);
+}
+
+/* All of the source's RAM, truly exposed: devices look at it when they are loaded. */
+static void say_whole_map(void)
+{
+    const struct ibx_guest_block *block = &liar.ram.blocks[0];
+    uint64_t written, *bits = calloc((size_t)(liar.pages + 63) / 64, 8);
+    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    struct ibx_mr *mr;
+    assert_non_null(bits);
+    vm_ok(ibx_guest_block_written(&liar.ram, block, bits, &written, &vm_error));
+    ibx_page_map_put_block(&liar.map, 0, bits);
+    free(bits);
+    liar.memory = mmap(NULL, block->size, PROT_READ, MAP_SHARED, block->fd, (off_t)block->offset);
+    assert_true(liar.memory != MAP_FAILED);
+    struct ibx_span span = ibx_span_host(liar.memory, block->size);
+    vm_ok(ibx_mr_register(liar.page.control.conn, &span, IBX_ACCESS_REMOTE_READ, &mr, &vm_error));
+    message.is.region.length = block->size;
+    vm_ok(ibx_mr_remote(mr, 0, block->size, &message.is.region.remote));
+    say(&liar.page, &message);
+    say_map(liar.map.data_pages, 1);
+}
+
+static void say_region(uint64_t offset, uint64_t length)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    message.is.region.offset = offset;
+    message.is.region.length = length;
+    message.is.region.remote.address = 1 << 20;
+    message.is.region.remote.length = length;
+    say(&liar.page, &message);
+}
+
+static void one_page_has_data(void)
+{
+    uint64_t *bits = calloc((size_t)(liar.pages + 63) / 64, 8);
+    assert_non_null(bits);
+    bits[0] = 1 << 7;
+    ibx_page_map_put_block(&liar.map, 0, bits);
+    free(bits);
+}
+
+/* The last word, and whatever was being said. */
+static void liar_ends(void)
+{
+    hang_up(&liar.control);
+    hang_up(&liar.page);
+    if (liar.memory)
+        munmap(liar.memory, liar.ram.bytes);
+    liar.memory = NULL;
+}
+
+static void lie_commit_early(void)
+{
+    to_joining();
+    say_epoch(&liar.control, IBX_MOVE_COMMIT, 1);
+    assert_true(hears(&liar.control, IBX_MOVE_ABORT));
+}
+
+static void lie_state_early(void)
+{
+    to_joining();
+    say_bytes(&liar.control, IBX_MOVE_STATE, "QEVM", 4);
+    closes(&liar.control);
+}
+
+static void lie_confirm_early(void)
+{
+    to_ready();
+    say_epoch(&liar.control, IBX_MOVE_CONFIRM, 1);
+    closes(&liar.control);
+}
+
+static void lie_map_garbage(void)
+{
+    to_ready();
+    say_bytes(&liar.control, IBX_MOVE_MAP, "\0\0\0\0\0\0\0\0\377garbage", 16);
+    closes(&liar.control);
+}
+
+static void lie_map_sum(void)
+{
+    to_ready();
+    say_map(5, 0);
+    closes(&liar.control);
+}
+
+static void lie_region_outside(void)
+{
+    to_ready();
+    say_region((uint64_t)VM_RAM_MIB << 20, 4096);
+    closes(&liar.control);
+}
+
+static void lie_regions_overlap(void)
+{
+    to_ready();
+    say_region(0, 8192);
+    say_region(4096, 8192);
+    say_map(0, 2);
+    closes(&liar.control);
+}
+
+static void lie_not_exposed(void)
+{
+    to_ready();
+    one_page_has_data();
+    say_region(0, 4096);
+    say_map(1, 1);
+    closes(&liar.control);
+}
+
+static void lie_garbage_state(void)
+{
+    to_ready();
+    say_map(0, 0);
+    say_bytes(&liar.control, IBX_MOVE_STATE, "this is no QEMU's device state, is it?", 38);
+    closes(&liar.control);
+}
+
+/* Cut off in the middle, and called complete. */
+static void lie_truncated_state(void)
+{
+    to_ready();
+    say_map(0, 0);
+    say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length / 2);
+    say_state_end(&liar.control, real_length / 2);
+    closes(&liar.control);
+    assert_false(liar.control.heard & 1u << IBX_MOVE_LOADED);
+}
+
+/* Where EOF is in the real one: its description follows. */
+static size_t real_eof(void)
+{
+    for (size_t at = real_length - 7; at; at--)
+        if (!real_state[at] && real_state[at + 1] == 6 && real_state[at + 6] == '{')
+            return at;
+    fail_msg("the device state has no end");
+    return 0;
+}
+
+/* The very last thing before the end is wrong: it must be found before LOADED. */
+static void lie_last_section(void)
+{
+    uint8_t *wrong = malloc(real_length);
+    size_t at = real_eof();
+    assert_non_null(wrong);
+    memcpy(wrong, real_state, real_length);
+    wrong[at - 1] ^= 0x55; /* the last section's footer */
+    to_ready();
+    say_whole_map();
+    say_bytes(&liar.control, IBX_MOVE_STATE, wrong, real_length);
+    say_state_end(&liar.control, real_length);
+    closes(&liar.control);
+    free(wrong);
+    assert_false(liar.control.heard & 1u << IBX_MOVE_LOADED);
+}
+
+/* EOF where the tool cannot know it: QEMU runs, and is stopped at once. */
+static void lie_end_in_the_middle(void)
+{
+    size_t at = real_eof();
+    to_ready();
+    say_whole_map();
+    say_bytes(&liar.control, IBX_MOVE_STATE, real_state, at + 1);
+    say_bytes(&liar.control, IBX_MOVE_STATE, "no end", 6);
+    closes(&liar.control);
+}
+
+static void lie_closes_in_joining(void)
+{
+    to_joining();
+}
+
+static void lie_closes_when_ready(void)
+{
+    to_ready();
+}
+
+/* Strangers, while a move is under way: it goes on. */
+static void lie_strangers(void)
+{
+    struct line other;
+    to_joining();
+    knock_hello(&other, IBX_PURPOSE_MOVE, 2, 1);
+    turned_away(&other, IBX_STANDING_NONE);
+    knock_hello(&other, IBX_PURPOSE_RESUME, 2, 2);
+    turned_away(&other, IBX_STANDING_NONE);
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 2);
+    turned_away(&other, IBX_STANDING_NONE);
+    knock_join(&other, 2, 1, 0);
+    closes(&other);
+    hang_up(&other);
+    knock_join(&other, 1, 7, 0);
+    closes(&other);
+    hang_up(&other);
+    knock_join(&liar.page, 1, 1, 0);
+    assert_true(hears(&liar.control, IBX_MOVE_READY));
+    knock_join(&other, 1, 1, 0);
+    closes(&other);
+    hang_up(&other);
+    say(&liar.control, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "enough"});
+    closes(&liar.control);
+}
+
+/* All is well until the commit, which is of another epoch. */
+static void lie_epochs(void)
+{
+    struct line other;
+    to_ready();
+    say_whole_map();
+    say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    say_state_end(&liar.control, real_length);
+    assert_true(hears(&liar.control, IBX_MOVE_LOADED));
+    say_epoch(&liar.control, IBX_MOVE_COMMIT, 2);
+    closes(&liar.control);
+    liar_ends();
+    mover_await_words(&receiver, "has not run here");
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 1);
+    turned_away(&other, IBX_STANDING_WAITING);
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
+    assert_true(hears(&other, IBX_MOVE_ANSWER));
+    assert_true(other.last.is.answer.accepted);
+    say(&other, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    closes(&other);
+    hang_up(&other);
+}
+
+static const struct lie {
+    const char *name;
+    void (*tell)(void);
+    const char *words; /* that `receive` says at its end */
+    bool runs;         /* its QEMU runs for an instant */
+} lies[] = {
+    {"COMMIT before LOADED", lie_commit_early, "COMMIT while", false},
+    {"STATE before READY", lie_state_early, "STATE while", false},
+    {"CONFIRM early", lie_confirm_early, "CONFIRM while", false},
+    {"MAP of garbage", lie_map_garbage, "page map", false},
+    {"MAP_END does not add up", lie_map_sum, "does not add up", false},
+    {"a region outside", lie_region_outside, "lies outside", false},
+    {"regions overlap", lie_regions_overlap, "in two regions", false},
+    {"data that is not exposed", lie_not_exposed, "does not expose it", false},
+    {"garbage for QEMU", lie_garbage_state, "QEMU", false},
+    {"half a state", lie_truncated_state, "device state", false},
+    {"a wrong last section", lie_last_section, "QEMU", false},
+    {"an end in the middle", lie_end_in_the_middle, "without the source's word", true},
+    {"closes in JOINING", lie_closes_in_joining, "lost", false},
+    {"closes when READY", lie_closes_when_ready, "lost", false},
+    {"strangers", lie_strangers, "enough", false},
+    {"epochs", lie_epochs, "it stays", false},
+};
+
+static void take_real_state(void)
+{
+    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    int stream;
+    uint64_t deadline = vm_soon();
+    real_state = malloc(STATE_MAX);
+    real_length = 0;
+    assert_non_null(real_state);
+    vm_ok(ibx_capabilities_set(vms[0].qmp, IBX_MOVE_SOURCE, &vm.before, deadline, &vm_error));
+    vm_ok(ibx_vm_migrate(vms[0].qmp, &stream, deadline, &vm_error));
+    bool asked = false;
+    for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
+        struct pollfd wait[] = {{.fd = stream, .events = POLLIN},
+                                {.fd = ibx_qmp_fd(vms[0].qmp), .events = POLLIN}};
+        poll(wait, 2, 100);
+        vm_ok(ibx_qmp_pump(vms[0].qmp, &vm_error));
+        for (json_t *event; (event = ibx_qmp_event_next(vms[0].qmp)); json_decref(event))
+            asked |= !strcmp(json_string_value(json_object_get(event, "event")), "STOP");
+        if (asked &&
+            !ibx_qmp_execute(vms[0].qmp, "migrate-continue",
+                             json_pack("{s:s}", "state", "pre-switchover"), NULL, deadline, NULL))
+            asked = false;
+        while ((n = read(stream, real_state + real_length, STATE_MAX - real_length)) > 0)
+            real_length += (size_t)n;
+    }
+    close(stream);
+    vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
+}
+
+static void describe(void)
+{
+    memset(&liar, 0, sizeof(liar));
+    vm_ok(ibx_guest_ram_find(vms[0].qmp, 0, false, &liar.ram, vm_soon(), &vm_error));
+    liar.hello.links = 1;
+    ibx_move_hello_describe(&liar.hello, &liar.ram);
+    liar.pages = liar.ram.bytes / 4096;
+    vm_ok(ibx_page_map_init(&liar.map, liar.hello.blocks, liar.hello.block_count, &vm_error));
+}
+
+/* The destination's QEMU has not run; or was stopped, where nothing better is possible. */
+static void lie_came_to_nothing(const struct lie *lie)
+{
+    struct ibx_error silent;
+    json_t *status;
+    if (!lie->runs) {
+        assert_false(resumed(&vms[1]));
+        assert_int_equal(vm_beats(&vms[1]), 0);
+    } else if (!ibx_qmp_execute(vms[1].qmp, "query-status", NULL, &status, vm_soon(), &silent)) {
+        assert_false(json_is_true(json_object_get(status, "running")));
+        json_decref(status);
+    }
+}
+
+static void test_sources_that_lie(void **state)
+{
+    (void)state;
+    start_source();
+    take_real_state();
+    for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        print_message("%s\n", lies[i].name);
+        describe();
+        liar.hello.id[1] = (uint8_t)i; /* a move's id is used once */
+        /* A guest on RAM of zeros does not last long: QEMU shall not end with it. */
+        vm_start(&vms[1],
+                 &(struct vm_options){.append = "", .incoming = true, .extra = {"-no-shutdown"}});
+        mover_receive(&receiver, &vms[1], LISTEN, NULL);
+        lies[i].tell();
+        liar_ends();
+        mover_ends(&receiver, 1);
+        mover_must_say(&receiver, lies[i].words);
+        lie_came_to_nothing(&lies[i]);
+        ibx_page_map_fini(&liar.map);
+        ibx_guest_ram_fini(&liar.ram);
+        vm_end(&vms[1]);
+    }
+    free(real_state);
+    runs_at_the_source();
+}
+
+/* ------------------------------------------------------------ a destination that lies */
+
+static struct ibx_porch *porch;
+static struct line source; /* its control connection, as we hear it */
+static struct line source_page;
+
+static void take_knock(struct ibx_knock *knock)
+{
+    const uint64_t deadline = vm_soon();
+    struct pollfd wait = {.fd = ibx_porch_fd(porch), .events = POLLIN};
+    while (!ibx_porch_take(porch, knock)) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("nobody knocked");
+        poll(&wait, 1, LOOK_MS);
+    }
+}
+
+static void answer(struct line *line, bool accepted, enum ibx_move_standing standing)
+{
+    static struct ibx_move_any message;
+    message = (struct ibx_move_any){.type = IBX_MOVE_ANSWER};
+    message.is.answer.accepted = accepted;
+    message.is.answer.standing = (uint8_t)standing;
+    strcpy(message.is.answer.host, "liar");
+    message.is.answer.count = accepted ? 0 : 1;
+    strcpy(message.is.answer.sentences[0], "no room");
+    say(line, &message);
+}
+
+/* The source's HELLO, not answered yet. */
+static void greeted(enum ibx_move_purpose purpose)
+{
+    struct ibx_knock *first = malloc(sizeof(*first));
+    assert_non_null(first);
+    take_knock(first);
+    assert_int_equal(first->first.type, IBX_MOVE_HELLO);
+    assert_int_equal(first->first.is.hello.purpose, purpose);
+    source = (struct line){0};
+    ibx_control_init(&source.control, first->conn);
+    free(first);
+}
+
+static void joined(void)
+{
+    struct ibx_knock *knock = malloc(sizeof(*knock));
+    assert_non_null(knock);
+    greeted(IBX_PURPOSE_MOVE);
+    answer(&source, true, IBX_STANDING_NONE);
+    take_knock(knock);
+    assert_int_equal(knock->first.type, IBX_MOVE_JOIN);
+    source_page = (struct line){0};
+    ibx_control_init(&source_page.control, knock->conn);
+    free(knock);
+    assert_true(hears(&source_page, IBX_MOVE_REGION));
+}
+
+/* The VM stands still at the source, and all of its state has come. */
+static void got_state(void)
+{
+    joined();
+    say_plain(&source, IBX_MOVE_READY);
+    assert_true(hears(&source, IBX_MOVE_STATE_END));
+}
+
+static void got_commit(void)
+{
+    got_state();
+    say_plain(&source, IBX_MOVE_LOADED);
+    assert_true(hears(&source, IBX_MOVE_COMMIT));
+}
+
+static void say_abort(void)
+{
+    say(&source, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "no longer"});
+    closes(&source);
+}
+
+static void hush(void)
+{
+    hang_up(&source);
+    hang_up(&source_page);
+}
+
+static void fib_refuses(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+    answer(&source, false, IBX_STANDING_NONE);
+    closes(&source);
+}
+
+static void fib_closes_at_hello(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+}
+
+static void fib_ready_for_an_answer(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+    say_plain(&source, IBX_MOVE_READY);
+    closes(&source);
+}
+
+static void fib_closes_when_joined(void)
+{
+    joined();
+}
+
+static void fib_loaded_early(void)
+{
+    joined();
+    say_plain(&source, IBX_MOVE_LOADED);
+    closes(&source);
+}
+
+static void fib_running_early(void)
+{
+    joined();
+    say_plain(&source, IBX_MOVE_RUNNING);
+    closes(&source);
+}
+
+static void fib_ready_twice(void)
+{
+    got_state();
+    say_plain(&source, IBX_MOVE_READY);
+    closes(&source);
+}
+
+static void fib_complete_early(void)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    message.is.complete.pages = message.is.complete.fetched_pages = 1;
+    message.is.complete.progress.pages = message.is.complete.progress.present = 1;
+    got_state();
+    say(&source, &message);
+    closes(&source);
+}
+
+static void fib_closes_with_the_state(void)
+{
+    got_state();
+}
+
+static void fib_aborts_with_the_state(void)
+{
+    got_state();
+    say_abort();
+}
+
+/* Says nothing any more, with a VM that stands still in its hands. */
+static void fib_silent_with_the_state(void)
+{
+    got_state();
+    assert_true(hears(&source, IBX_MOVE_ABORT));
+}
+
+static void fib_aborts_after_the_commit(void)
+{
+    got_commit();
+    say_abort();
+}
+
+static void fib_gives_up_when_asked(void)
+{
+    got_commit();
+    hush();
+    greeted(IBX_PURPOSE_RESUME);
+    answer(&source, false, IBX_STANDING_GIVEN_UP);
+    closes(&source);
+}
+
+static const struct fib {
+    const char *name;
+    void (*tell)(void);
+    const char *words; /* that `send` says at its end */
+    const char *timed;
+} fibs[] = {
+    {"refuses", fib_refuses, "no room", NULL},
+    {"closes at HELLO", fib_closes_at_hello, "lost", NULL},
+    {"READY for an answer", fib_ready_for_an_answer, "answered HELLO with READY", NULL},
+    {"closes when joined", fib_closes_when_joined, "", NULL},
+    {"LOADED early", fib_loaded_early, "said LOADED while", NULL},
+    {"RUNNING early", fib_running_early, "said RUNNING while", NULL},
+    {"READY twice", fib_ready_twice, "said READY while", NULL},
+    {"COMPLETE early", fib_complete_early, "said COMPLETE while", NULL},
+    {"closes with the state", fib_closes_with_the_state, "", NULL},
+    {"ABORT with the state", fib_aborts_with_the_state, "no longer", NULL},
+    {"silent with the state", fib_silent_with_the_state, "has stood still", "timeout_ms=1000"},
+    {"ABORT after the commit", fib_aborts_after_the_commit, "no longer", NULL},
+    {"GIVEN_UP when asked", fib_gives_up_when_asked, "has given up", NULL},
+};
+
+static void send_to_us(const char *timed)
+{
+    vm_soon();
+    vm_ok(ibx_porch_open("tcp://127.0.0.1:0", &options, &porch, &vm_error));
+    mover_send(&sender, &vms[0], ibx_porch_uri(porch),
+               (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=3000", NULL});
+}
+
+static void test_destinations_that_lie(void **state)
+{
+    (void)state;
+    start_source();
+    for (unsigned i = 0; i < sizeof(fibs) / sizeof(fibs[0]); i++) {
+        print_message("%s\n", fibs[i].name);
+        send_to_us(fibs[i].timed);
+        fibs[i].tell();
+        hush();
+        ibx_porch_close(porch);
+        mover_ends(&sender, 1);
+        mover_must_say(&sender, fibs[i].words);
+        vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 1);
+    }
+    runs_at_the_source();
+}
+
+/* Calls a move complete whose pages it cannot have: the source keeps them all. */
+static void test_a_lie_about_the_end(void **state)
+{
+    (void)state;
+    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    message.is.complete.pages = message.is.complete.fetched_pages = VM_RAM_MIB << 8;
+    message.is.complete.progress.pages = message.is.complete.progress.present = VM_RAM_MIB << 8;
+    start_source();
+    send_to_us(NULL);
+    got_commit();
+    say_plain(&source, IBX_MOVE_RUNNING);
+    say(&source, &message);
+    closes(&source);
+    assert_false(source.heard & 1u << IBX_MOVE_CONFIRM);
+    mover_await_words(&sender, "another page map");
+    hush();
+    ibx_porch_close(porch);
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more");
+    mover_kill(&sender, SIGINT);
+    mover_ends(&sender, 3);
+    struct mover rollback;
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    runs_at_the_source();
+}
+
+/* ------------------------------------------------------------ misfortunes */
+
+/* Takes QEMU's own end of what is connected to this monitor, and ends the connection. */
+static void cut_monitor(const struct vm *vm)
+{
+    int process = (int)syscall(SYS_pidfd_open, vm->pid, 0), cut = 0;
+    assert_true(process >= 0);
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un name = {0};
+        socklen_t size = sizeof(name), peer = sizeof(name);
+        int mine = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+        struct sockaddr_un other;
+        if (mine >= 0 && !getsockname(mine, (struct sockaddr *)&name, &size) &&
+            name.sun_family == AF_UNIX && !strcmp(name.sun_path, vm->tool) &&
+            !getpeername(mine, (struct sockaddr *)&other, &peer)) {
+            assert_int_equal(shutdown(mine, SHUT_RDWR), 0);
+            cut++;
+        }
+        if (mine >= 0)
+            close(mine);
+    }
+    close(process);
+    assert_int_equal(cut, 1);
+}
+
+/* The tool cannot give the VM back, having lost the monitor: its guardian does. */
+static void test_source_loses_the_monitor(void **state)
+{
+    (void)state;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    await_stop(&sender);
+    cut_monitor(&vms[0]);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender,
+               3); /* by its record it may run there: the guardian writes that it does not */
+    mover_ends(&receiver, 1);
+    assert_false(resumed(&vms[1]));
+    runs_at_the_source();
+}
+
+/* A monitor is not a VM: that runs on, and gets its pages. */
+static void test_destination_loses_the_monitor(void **state)
+{
+    (void)state;
+    struct mover set;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    cut_monitor(&vms[1]);
+    mover_await_words(&receiver, "not its monitor");
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static pid_t guardian_of(const struct mover *m)
+{
+    char path[64];
+    int pid = 0;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)m->pid, (int)m->pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%d", &pid), 1);
+    fclose(file);
+    return pid;
+}
+
+/* Tool and guardian killed before the commit, the VM continued by hand: recover must not move it.
+ */
+static void test_recover_of_a_vm_that_runs(void **state)
+{
+    (void)state;
+    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    struct mover again;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    await_stop(&sender);
+    kill(guardian_of(&sender), SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[0].tool, TIMED, NULL});
+    mover_ends(&again, 3);
+    mover_must_say(&again, "postmigrate");
+    mover_ends(&receiver, 1);
+    assert_false(resumed(&vms[1]));
+    runs_at_the_source();
+}
+
+/* Connections that say nothing, more than are let in at a time. */
+static void test_crowd_at_the_door(void **state)
+{
+    (void)state;
+    int crowd[CROWD];
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1500", NULL);
+    to.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
+    for (unsigned i = 0; i < CROWD; i++) {
+        crowd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(crowd[i], (struct sockaddr *)&to, sizeof(to)), 0);
+    }
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    for (unsigned i = 0; i < CROWD; i++)
+        close(crowd[i]);
+    went();
+}
+
+/* Room for the RAM when it was looked for, and then not. */
+static void test_full_file_system(void **state)
+{
+    (void)state;
+    char place[96], mount_options[32], ram[256], filler[128];
+    struct mover set;
+    start_source();
+    snprintf(place, sizeof(place), "%s/full", mover_folder);
+    snprintf(mount_options, sizeof(mount_options), "size=%uM", FULL_MIB);
+    snprintf(filler, sizeof(filler), "%s/filler", place);
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s/ram,share=on",
+             VM_RAM_MIB, place);
+    assert_int_equal(mkdir(place, 0700), 0);
+    if (mount("none", place, "tmpfs", 0, mount_options))
+        skip();
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true, .ram = ram});
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    int fd = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    for (off_t at = 0; fd >= 0 && !posix_fallocate(fd, at, 4096); at += 4096)
+        ;
+    close(fd);
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_await_words(&receiver, "make room");
+    unlink(filler);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+    vm_end(&vms[1]);
+    assert_int_equal(umount2(place, MNT_DETACH), 0);
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_sources_that_lie, mover_end_all),
+        cmocka_unit_test_teardown(test_destinations_that_lie, mover_end_all),
+        cmocka_unit_test_teardown(test_a_lie_about_the_end, mover_end_all),
+        cmocka_unit_test_teardown(test_source_loses_the_monitor, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_loses_the_monitor, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_of_a_vm_that_runs, mover_end_all),
+        cmocka_unit_test_teardown(test_crowd_at_the_door, mover_end_all),
+        cmocka_unit_test_teardown(test_full_file_system, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
