@@ -529,7 +529,8 @@ static int run_from_device(struct ibx_session *s, const struct request *q, uint6
 {
     struct copies *x = &s->copies;
     const struct ibx_frame *f = &x->frame;
-    if (f->height == 1 && f->stream <= 1 && f->width <= SYNC_FROM_DEVICE_MAX)
+    bool plain = f->height == 1 && f->out == f->width && f->stream <= 1;
+    if (plain && f->width <= SYNC_FROM_DEVICE_MAX)
         return run_short_from_device(s, q, began);
     struct ibx_gpu_copy copy = copy_of(f);
     uint64_t total = 8 + f->out;

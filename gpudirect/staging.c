@@ -46,20 +46,26 @@ struct ibx_staging {
 
 /* ------------------------------------------------------------------------ sizes */
 
+/* One row, and nothing behind it. */
+static bool is_plain(const struct ibx_gpu_copy *copy)
+{
+    return copy->height == 1 && copy->host_pitch <= copy->width;
+}
+
 uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy)
 {
-    return copy->height == 1 ? copy->width : copy->host_pitch * copy->height;
+    return is_plain(copy) ? copy->width : copy->host_pitch * copy->height;
 }
 
 bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
 {
-    return copy->height == 1 || copy->host_pitch <= IBX_PINNED_CHUNK;
+    return is_plain(copy) || copy->host_pitch <= IBX_PINNED_CHUNK;
 }
 
 /* Bytes of one chunk: an eighth of a short copy, so that its parts overlap too; whole rows. */
 static size_t step_of(const struct ibx_gpu_copy *copy, uint64_t total)
 {
-    if (copy->height != 1)
+    if (!is_plain(copy))
         return IBX_PINNED_CHUNK - IBX_PINNED_CHUNK % (size_t)copy->host_pitch;
     uint64_t part = total / IBX_STAGING_DEPTH / STEP_UNIT * STEP_UNIT;
     if (part < STEP_UNIT)
@@ -213,7 +219,7 @@ static int dma_start(struct ibx_staging *st, struct place *place, bool to_device
     const struct ibx_gpu_copy *copy = &st->copy;
     void *host = ibx_pinned_payload(place->chunk);
     int rc;
-    if (copy->height != 1)
+    if (!is_plain(copy))
         rc = dma_rows(st, place, to_device);
     else if (to_device)
         rc = st->cuda->memcpy_to_device_async(copy->device + place->at, host, place->length,

@@ -28,7 +28,8 @@
 #define IBX_STAGING_DEPTH 8u /* chunks of one copy */
 
 /* The host's side is rows of `host_pitch` bytes one after the other, the device's rows of
- * `device_pitch`; a plain copy is one row of `width` bytes. */
+ * `device_pitch`; a plain copy is one row of `width` bytes, which its pitches, or zeros, do not
+ * exceed. */
 struct ibx_gpu_copy {
     uint64_t device; /* address of the first row */
     uint64_t device_pitch, host_pitch;

@@ -165,6 +165,7 @@ const std::size_t sizes[] = {1,      4,      100,     4096,    4097,    16384,  
                              65507,  65536,  100001,  131072,  262145,  524259,  524288,
                              524289, 786432, 1048576, 1048577, 4194304, 17000003};
 constexpr std::size_t device_size = 20u << 20;
+unsigned programs = 1000;
 
 bool all_sizes(const std::string &more, bool timed, bool ours)
 {
@@ -439,6 +440,111 @@ bool killed()
     return true;
 }
 
+// Numbers that are the same in each run.
+struct Dice {
+    std::uint32_t state;
+    std::size_t below(std::size_t n)
+    {
+        state = state * 1664525u + 1013904223u;
+        return (static_cast<std::size_t>(state >> 8) * 65537u + (state >> 4)) % n;
+    }
+    // Short ones more often than long ones.
+    std::size_t size(std::size_t most) { return 1 + below((most >> below(12)) | 1); }
+};
+
+struct Twin { // device memory, and what it has to hold
+    std::uint64_t device;
+    std::vector<char> bytes;
+};
+
+bool random_copy(Remote *remote, Dice *dice, Twin *twins, const std::uint64_t *streams)
+{
+    Twin &a = twins[dice->below(2)], &b = twins[dice->below(2)];
+    std::size_t n = dice->size(a.bytes.size() / 2), most = a.bytes.size() - n + 1;
+    std::size_t at = dice->below(most), from = dice->below(most);
+    std::uint64_t stream = streams[dice->below(4)];
+    bool async = dice->below(2);
+    auto memory = random_bytes(n, dice->state);
+    if (&a == &b && at < from + n && from < at + n)
+        from = at; // parts of one memory must not overlap, unless they are the same
+    switch (dice->below(3)) {
+    case 0:
+        REQUIRE((async ? remote->to_device_async(a.device + at, memory.data(), n, stream)
+                       : remote->to_device(a.device + at, memory.data(), n)) == 0);
+        std::memcpy(&a.bytes[at], memory.data(), n);
+        return true;
+    case 1:
+        REQUIRE((async ? remote->on_device_async(a.device + at, b.device + from, n, stream)
+                       : remote->on_device(a.device + at, b.device + from, n)) == 0);
+        std::memmove(&a.bytes[at], &b.bytes[from], n);
+        return true;
+    default:
+        REQUIRE((async ? remote->from_device_async(memory.data(), b.device + from, n, stream)
+                       : remote->from_device(memory.data(), b.device + from, n)) == 0);
+        REQUIRE(!std::memcmp(&b.bytes[from], memory.data(), n));
+        return true;
+    }
+}
+
+bool random_rows(Remote *remote, Dice *dice, Twin *twins)
+{
+    Twin &a = twins[dice->below(2)];
+    std::size_t width = dice->size(5000), height = dice->size(200);
+    std::size_t device_pitch = width + dice->below(300), host_pitch = width + dice->below(300);
+    std::size_t at = dice->below(a.bytes.size() - device_pitch * height);
+    auto memory = random_bytes(host_pitch * height, dice->state);
+    Body body;
+    if (dice->below(2)) {
+        body.u64(a.device + at).host(memory.data(), memory.size());
+        body.u64(device_pitch).u64(host_pitch).u64(width).u64(height).i32(H2D);
+        REQUIRE(remote->call("cudaMemcpy2D", body) == 0);
+        for (std::size_t i = 0; i < height; i++)
+            std::memcpy(&a.bytes[at + i * device_pitch], &memory[i * host_pitch], width);
+        return true;
+    }
+    body.host("", 1).u64(a.device + at);
+    body.u64(host_pitch).u64(device_pitch).u64(width).u64(height).i32(D2H);
+    REQUIRE(remote->call("cudaMemcpy2D", body) == 0);
+    REQUIRE(remote->out.size() == 8 + host_pitch * height);
+    for (std::size_t i = 0; i < height; i++)
+        REQUIRE(
+            !std::memcmp(&a.bytes[at + i * device_pitch], &remote->out[8 + i * host_pitch], width));
+    return true;
+}
+
+// On the legacy stream and blocking ones, whose order with it is CUDA's.
+bool random_programs()
+{
+    BackEnd back;
+    auto over = connected(back.port);
+    Remote remote(over.get());
+    Twin twins[2];
+    std::uint64_t streams[4] = {0, 1, 0, 0};
+    for (Twin &twin : twins) {
+        twin.bytes = random_bytes(2500000, 11);
+        twin.device = remote.malloc(twin.bytes.size());
+        REQUIRE(remote.to_device(twin.device, twin.bytes.data(), twin.bytes.size()) == 0);
+    }
+    // Two blocking streams have no order between them: one is enough to mix with the legacy one.
+    streams[2] = streams[3] = remote.stream_create();
+    for (std::uint32_t seed = 0; seed < programs; seed++) {
+        Dice dice{seed * 2654435761u};
+        remote.slow(seed % 4 ? 0 : 100);
+        for (std::size_t steps = dice.size(12); steps; steps--) {
+            bool good = dice.below(5) ? random_copy(&remote, &dice, twins, streams)
+                                      : random_rows(&remote, &dice, twins);
+            if (!good) {
+                std::fprintf(stderr, "in program %u\n", seed);
+                return false;
+            }
+        }
+    }
+    for (Twin &twin : twins)
+        REQUIRE(device_has(&remote, twin.device, twin.bytes));
+    REQUIRE(clean(&remote, 0));
+    return true;
+}
+
 bool is_double()
 {
     BackEnd back;
@@ -475,6 +581,8 @@ int main(int argc, char **argv)
     common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
     if (host != "127.0.0.1")
         common += "rdma.insecure : yes\n";
+    if (provider == "verbs" || getenv("IBX_CONTRACT_SMALL")) // an emulator, or a sanitizer
+        programs = 60;
     char name[] = "/tmp/test_gpuXXXXXX";
     folder = mkdtemp(name);
 
@@ -487,6 +595,7 @@ int main(int argc, char **argv)
           [] { return all_sizes("rdma.gpu_memory : 1M\n", true, true); });
     check("streams, and copies within the device", streams_and_device);
     check("rows", rows);
+    check((std::to_string(programs) + " random programs").c_str(), random_programs);
     check("what is no copy passes through", passes_through);
     if (is_double()) {
         check("errors", errors);
