@@ -604,6 +604,7 @@ static void destination_init(struct destination *d, const struct ibx_receive_opt
     d->teller.tell = &options->tell;
     d->status.began_ns = ibx_now_ns();
     d->status.max_bandwidth = options->max_bandwidth;
+    d->minor = options->minor;
     ibx_control_init(&d->control, NULL);
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
         ibx_control_init(&d->guests[i], NULL);

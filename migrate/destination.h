@@ -58,6 +58,7 @@ struct destination {
     struct ibx_uffd uffd;                /* fd -1: none */
     json_t *capabilities;                /* to put back */
     bool registered;                     /* the ranges are, on uffd */
+    bool minor;                          /* for minor faults too */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
 
     /* The move */

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <linux/userfaultfd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -96,13 +97,13 @@ static int watch_memory(struct destination *d, struct ibx_error *err)
 {
     uint64_t features = IBX_FAULT_EVENT_REMOVE;
 #ifdef UFFD_FEATURE_MINOR_SHMEM
-    features |= d->options->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
+    features |= d->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
 #endif
     int rc = ibx_fault_uffd_enable(d->uffd.fd, features, err);
     for (unsigned i = 0; !rc && i < d->ram.count; i++) {
         struct ibx_fault_range range;
         rc = punch(&d->ram.blocks[i], err);
-        if (!rc && d->options->minor)
+        if (!rc && d->minor)
             rc = map_alias(d, i, err);
         range_of(d, i, &range);
         if (!rc)
@@ -146,11 +147,33 @@ int destination_vm_prepare(struct destination *d, struct ibx_error *err)
     return rc ? rc : await_state(d, err);
 }
 
+/* Whether the dead tool had registered this address for minor faults too: VmFlags has "ui". */
+static bool was_minor(pid_t pid, uint64_t address)
+{
+    char line[512];
+    bool within = false, minor = false;
+    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
+    FILE *file = fopen(line, "re");
+    while (file && fgets(line, sizeof(line), file)) {
+        unsigned long long from, to;
+        if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
+            within = from <= address && address < to;
+        else if (within && !strncmp(line, "VmFlags:", 8))
+            minor = strstr(line, " ui") != NULL;
+    }
+    if (file)
+        fclose(file);
+    return minor;
+}
+
 int destination_vm_take_over(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_uffd_take(d->ram.pid, d->status.record.uffd, &d->uffd, err);
     d->registered = !rc;
     d->taken_over = true;
+    d->minor = was_minor(d->ram.pid, d->ram.blocks[0].address);
+    for (unsigned i = 0; !rc && d->minor && i < d->ram.count; i++)
+        rc = map_alias(d, i, err);
     return rc;
 }
 
@@ -163,7 +186,10 @@ static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
     return data ? 0 : ibx_fault_mark_zero(d->engine, first, count);
 }
 
-/* What is there already, after a tool has died: the pages in the page cache. */
+/* What is there already, after a tool has died: the pages in the page cache. But READs go into that
+ * in minor mode, and may have been cut off half-way: there it is what QEMU has mapped. (What was
+ * unmapped since, as swapping does it, is fetched anew: --minor is for memory that stays.) Of huge
+ * pages the cache tells only the number. */
 static int rebuild(struct destination *d, struct ibx_error *err)
 {
     uint8_t *present = calloc(1, (size_t)(d->map.pages + 7) / 8);
@@ -176,7 +202,9 @@ static int rebuild(struct destination *d, struct ibx_error *err)
             rc = ibx_error_set(err, -ENOMEM, "no memory for a page map");
             break;
         }
-        rc = ibx_guest_block_written(&d->ram, block, bits, &written, err);
+        rc = d->minor || block->page_size > 4096
+                 ? ibx_guest_block_mapped(&d->ram, block, bits, &written, err)
+                 : ibx_guest_block_written(&d->ram, block, bits, &written, err);
         for (uint64_t k = 0; !rc && k < pages; k++) {
             uint64_t at = d->map.blocks[i].first + k;
             if (bits[k / 64] >> (k % 64) & 1)
@@ -199,7 +227,7 @@ static int arm_sources(struct destination *d, const struct ibx_fault_config *con
         rc = ibx_page_source_arm(d->sources[i], bytes, &as[i], err);
         if (!rc)
             rc = ibx_page_source_covers(d->sources[i], &d->map, err);
-        if (!rc && d->options->minor)
+        if (!rc && d->minor)
             rc = ibx_page_source_aliases(d->sources[i], d->aliases, err);
     }
     return rc;

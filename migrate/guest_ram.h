@@ -62,5 +62,9 @@ const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ra
  * page, so it allocates none. Exact for the moment of the call: while the VM runs, it is a hint. */
 int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                             uint64_t *bits, uint64_t *count, struct ibx_error *err);
+/* The same for every page that QEMU itself has mapped or that was swapped out from there. Pages
+ * that others have put in the file do not count, nor those that were only unmapped. */
+int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                           uint64_t *bits, uint64_t *count, struct ibx_error *err);
 
 #endif

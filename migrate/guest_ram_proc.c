@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define PAGEMAP_PRESENT (1ull << 63)
+#define PAGEMAP_SWAPPED (1ull << 62) /* or on its way between two places */
 
 /* ------------------------------------------------------------ mappings */
 
@@ -285,7 +286,7 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
         off_t at = (off_t)((block->address / small + i * step) * sizeof(entry));
         if (pread(fd, &entry, sizeof(entry), at) != (ssize_t)sizeof(entry))
             rc = -EIO;
-        else if (entry & PAGEMAP_PRESENT)
+        else if (entry & (PAGEMAP_PRESENT | PAGEMAP_SWAPPED))
             set_bits(bits, i, i + 1, count);
     }
     close(fd);
@@ -323,5 +324,18 @@ int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_gu
         return ibx_error_set(err, rc, "cannot find the holes of guest RAM %s: %s", block->id,
                              strerror(-rc));
     *count = written;
+    return 0;
+}
+
+int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                           uint64_t *bits, uint64_t *count, struct ibx_error *err)
+{
+    uint64_t pages = block->size / block->page_size, mapped = 0;
+    memset(bits, 0, (size_t)((pages + 63) / 64) * sizeof(*bits));
+    int rc = written_by_pagemap(ram->pid, block, bits, &mapped);
+    if (rc)
+        return ibx_error_set(err, rc, "/proc/%d/pagemap cannot be read: %s", (int)ram->pid,
+                             strerror(-rc));
+    *count = mapped;
     return 0;
 }
