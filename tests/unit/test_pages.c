@@ -14,6 +14,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#define MORE_MAX (5 * (2u << 20) / SMALL) /* pages: what five regions hold at most */
+
 static uint64_t data_bytes(const struct scene *s)
 {
     const struct ibx_page_map *map = &s->map;
@@ -47,8 +49,8 @@ static void move_all(struct scene *s, bool minor)
     assert_string_equal(ibx_page_source_reason(s->sources[0]), "");
     assert_string_equal(ibx_page_export_path(s->pages)->provider,
                         ibx_page_source_path(s->sources[0])->provider);
-    if (whole) /* elsewhere to register is to allocate */
-        assert_int_equal(scene_allocated(s), before);
+    /* Where to register is to allocate, holes far from data stay holes. */
+    assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
 }
 
