@@ -30,6 +30,7 @@ static const struct {
     {"cuEventQuery", offsetof(struct ibx_cuda, event_query)},
     {"cuEventSynchronize", offsetof(struct ibx_cuda, event_synchronize)},
     {"cuEventDestroy_v2", offsetof(struct ibx_cuda, event_destroy)},
+    {"cuStreamSynchronize", offsetof(struct ibx_cuda, stream_synchronize)},
     {"cuStreamIsCapturing", offsetof(struct ibx_cuda, stream_is_capturing)},
     {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},
     {"cuMemGetAddressRange_v2", offsetof(struct ibx_cuda, mem_get_address_range)},

@@ -69,6 +69,7 @@ struct ibx_cuda {
     int (*event_query)(void *event);
     int (*event_synchronize)(void *event);
     int (*event_destroy)(void *event);
+    int (*stream_synchronize)(void *stream);
     int (*stream_is_capturing)(void *stream, int *status);
     int (*pointer_get_attributes)(unsigned count, const int *attributes, void **values,
                                   uint64_t pointer);

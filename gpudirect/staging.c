@@ -227,10 +227,14 @@ static int dma_start(struct ibx_staging *st, struct place *place, bool to_device
     else
         rc = st->cuda->memcpy_from_device_async(host, copy->device + place->at, place->length,
                                                 copy->stream);
-    if (!rc)
-        rc = st->cuda->event_record(place->event, copy->stream);
     if (rc)
         return rc;
+    rc = st->cuda->event_record(place->event, copy->stream);
+    if (rc) {
+        /* A stream of another device takes copies but no event of ours. This one is under way. */
+        st->cuda->stream_synchronize(copy->stream);
+        return rc;
+    }
     place->state = PLACE_DMA;
     place->serial = ++st->serial;
     return 0;

@@ -329,6 +329,38 @@ static void test_refusals_of_cuda(void **state)
     scene_close(&scene);
 }
 
+/* What the next user of the chunk that was given back last puts there, and what becomes of it. */
+static void use_chunk(const struct scene *scene, uint8_t byte)
+{
+    int chunk = ibx_pinned_take(0);
+    assert_true(chunk >= 0);
+    uint8_t *payload = ibx_pinned_payload((unsigned)chunk);
+    memset(payload, byte, IBX_PINNED_CHUNK);
+    assert_int_equal(app->stream_synchronize(IBX_CUDA_STREAM_LEGACY), 0);
+    for (size_t i = 0; i < scene->size; i++)
+        assert_int_equal(payload[i], byte);
+    ibx_pinned_give((unsigned)chunk);
+}
+
+/* CUDA copies on the stream of another device, but records no event there. The copy has begun, and
+ * the chunk is somebody else's only when it is over. */
+static void test_event_refused(void **state)
+{
+    (void)state;
+    struct scene scene;
+    scene_open(&scene, 65536);
+    app->slow(100000);
+    app->inject("cuEventRecord", 1, 400, false);
+    assert_int_equal(send_plain(&scene, scene.size), 400);
+    use_chunk(&scene, 0xee);
+    assert_device(&scene, scene.wire.bytes, scene.size);
+    scene.wire.to_peer = true;
+    app->inject("cuEventRecord", 1, 400, false);
+    assert_int_equal(fetch_plain(&scene, scene.size, scene.size + 8), 400);
+    use_chunk(&scene, 0xdd);
+    scene_close(&scene);
+}
+
 static void test_wire_fails(void **state)
 {
     (void)state;
@@ -466,7 +498,7 @@ int main(void)
         cmocka_unit_test(test_rows),          cmocka_unit_test(test_refusals_of_cuda),
         cmocka_unit_test(test_wire_fails),    cmocka_unit_test(test_gate),
         cmocka_unit_test(test_exhausted),     cmocka_unit_test(test_many_clients),
-        cmocka_unit_test(test_context_reset),
+        cmocka_unit_test(test_context_reset), cmocka_unit_test(test_event_refused),
     };
     return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
 }

@@ -118,6 +118,12 @@ static int event_destroy(void *event)
     return 0;
 }
 
+static int stream_synchronize(void *stream)
+{
+    (void)stream;
+    return result();
+}
+
 static int is_capturing(void *stream, int *status)
 {
     *status = (uintptr_t)stream & 1;
@@ -176,10 +182,27 @@ static int error_name(int code, const char **name)
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
 {
     static const struct ibx_cuda table = {
-        ctx_get_current,   ctx_get_device,  to_device,       from_device,    to_device_async,
-        from_device_async, on_device_async, rows_async,      event_create,   event_record,
-        event_query,       event_query,     event_destroy,   is_capturing,   get_attributes,
-        get_range,         host_register,   host_unregister, host_get_flags, error_name,
+        .ctx_get_current = ctx_get_current,
+        .ctx_get_device = ctx_get_device,
+        .memcpy_to_device = to_device,
+        .memcpy_from_device = from_device,
+        .memcpy_to_device_async = to_device_async,
+        .memcpy_from_device_async = from_device_async,
+        .memcpy_async = on_device_async,
+        .memcpy_2d_async = rows_async,
+        .event_create = event_create,
+        .event_record = event_record,
+        .event_query = event_query,
+        .event_synchronize = event_query,
+        .event_destroy = event_destroy,
+        .stream_synchronize = stream_synchronize,
+        .stream_is_capturing = is_capturing,
+        .pointer_get_attributes = get_attributes,
+        .mem_get_address_range = get_range,
+        .mem_host_register = host_register,
+        .mem_host_unregister = host_unregister,
+        .mem_host_get_flags = host_get_flags,
+        .get_error_name = error_name,
     };
     (void)err;
     return &table;
