@@ -140,6 +140,8 @@ static int hear(void *context, const struct ibx_move_any *message)
         if (!source_committed(s))
             return unexpected(s, message, h->err);
         heed_running(s);
+        if (s->waited)
+            s->status.sentence[0] = 0;
         if (s->state == SOURCE_COMMITTED)
             source_move(s, SOURCE_SERVING);
         return 0;
@@ -758,7 +760,7 @@ int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx
         return ibx_error_set(err, -ENOMEM, "no memory for a move");
     source_init(s, options);
     s->status.record = *record;
-    s->lost_ns = ibx_now_ns();
+    s->lost_ns = s->still_ns = ibx_now_ns();
     const uint64_t deadline = ibx_deadline_in_ms(LOCK_MS);
     int rc;
     while ((rc = open_record(s, err)) == -EBUSY && ibx_now_ns() < deadline)
