@@ -471,7 +471,7 @@ static int add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* A long write by reference: -ENOTSUP when it has to be copied. */
+/* A long write by reference: 1 when it has to be copied. */
 static int write_body(struct ibx_session *s, const void *data, size_t n)
 {
     uint8_t bytes[1 + IBX_REMOTE_BYTES];
@@ -491,7 +491,7 @@ static int write_body(struct ibx_session *s, const void *data, size_t n)
     }
     struct ibx_remote remote;
     if (body_expose(s, data, n, &remote))
-        return -ENOTSUP;
+        return 1;
     ibx_put_u8(&w, SEGMENT_EXPOSED);
     ibx_remote_put(&w, &remote);
     return add_segment(s, bytes, w.length);
@@ -529,8 +529,8 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
         return rc;
     if (s->server)
         copies_note_write(s, buffer, n);
-    rc = n >= s->caps->rendezvous ? write_body(s, buffer, n) : -ENOTSUP;
-    if (rc == -ENOTSUP)
+    rc = n >= s->caps->rendezvous ? write_body(s, buffer, n) : 1;
+    if (rc > 0)
         rc = n >= SEND_ALONG ? send_along(s, buffer, n) : gather(s, buffer, n);
     return rc ? rc : (ssize_t)n;
 }

@@ -302,6 +302,34 @@ static void granted_memory_that_is_not_there(void **state)
     session_pair_close(&pair);
 }
 
+/* Over shm it is the peer that says how a copy ended: by any errno, also one that means something
+ * to who writes. */
+static void a_copy_that_is_not_supported(void **state)
+{
+    (void)state;
+    static uint8_t body[BODY], filler[1000];
+    struct session_pair pair;
+    struct ibx_conn *client = session_pair_open_bare_client(&pair);
+    uint8_t grant[49] = {2};
+    struct ibx_mr *to;
+    struct ibx_remote remote;
+    assert_int_equal(ibx_mr_allocate(client, BODY, IBX_ACCESS_REMOTE_WRITE, &to, NULL), 0);
+    assert_int_equal(ibx_mr_remote(to, 0, BODY, &remote), 0);
+    struct ibx_writer w = ibx_writer_of(grant + 1, 48);
+    ibx_remote_put(&w, &remote);
+    say(client, grant, sizeof(grant));
+    assert_int_equal(ibx_session_write(pair.server, body, BODY), BODY);
+    while (pair.message - pair.server->out_length > sizeof(filler) + 5)
+        assert_true(ibx_session_write(pair.server, filler, sizeof(filler)) > 0);
+    size_t left = pair.message - pair.server->out_length - 5;
+    assert_int_equal(ibx_session_write(pair.server, filler, left), left);
+    memory_control.refuse = -EOPNOTSUPP;
+    assert_int_equal(ibx_session_write(pair.server, body, BODY), -EOPNOTSUPP);
+    expect_reason(pair.server);
+    ibx_close(client);
+    session_pair_close(&pair);
+}
+
 /* --------------------------------------------------------------- nonsense to a client */
 
 static void nonsense_to_a_client(void **state)
@@ -472,6 +500,7 @@ int main(void)
         TEST(answers_without_a_question),
         TEST(grants_of_nonsense),
         TEST(granted_memory_that_is_not_there),
+        TEST(a_copy_that_is_not_supported),
         TEST(nonsense_to_a_client),
         TEST(body_that_is_never_confirmed),
         TEST(flush_that_is_never_confirmed),
