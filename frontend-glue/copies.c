@@ -34,6 +34,14 @@ struct request {
 /* Contexts that were reset in this process: pinned memory and events went with them. */
 static _Atomic unsigned process_resets;
 
+/* Whether there were any since `staging` was last used. */
+static bool resets_seen(struct copies *x)
+{
+    unsigned resets = atomic_load(&process_resets), before = x->resets;
+    x->resets = resets;
+    return resets != before;
+}
+
 void copies_init(struct copies *x, enum ibx_gpu_mode mode, size_t memory)
 {
     *x = (struct copies){.mode = mode, .memory = memory};
@@ -57,6 +65,11 @@ void copies_fini(struct ibx_session *s)
     struct copies *x = &s->copies;
     if (x->ran)
         ibx_log(IBX_LOG_INFO, "%lu copies were run for %s", x->ran, s->path.peer);
+    if (x->staging) {
+        ibx_staging_end(x->staging);
+        if (resets_seen(x) || x->requests.resets)
+            ibx_staging_forget(x->staging);
+    }
     ibx_staging_destroy(x->staging);
     free(x->held);
     x->staging = NULL;
@@ -301,12 +314,10 @@ static bool stage(struct ibx_session *s, uint64_t bytes, bool fabric)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
-    unsigned resets = atomic_load(&process_resets);
     if (!x->staging && ibx_staging_create(x->cuda, &x->staging, &err))
         return false;
-    if (x->resets != resets)
+    if (resets_seen(x))
         ibx_staging_forget(x->staging);
-    x->resets = resets;
     if (ibx_pinned_open(x->cuda, x->memory, &err)) {
         say_poor(x, err.message);
         return false;

@@ -311,6 +311,7 @@ EXPORT int cuEventDestroy_v2(void *handle)
     struct event **at = &events;
     while (*at && *at != handle)
         at = &(*at)->next;
+    stats.lost_events += !*at;
     if (!*at)
         return leave(INVALID_HANDLE);
     *at = (*at)->next;

@@ -31,6 +31,7 @@ struct ibx_double_stats {
         unpinned_async; /* of these, with host memory that is not pinned: an error of ours */
     unsigned long in_flight_max; /* asynchronous copies submitted and not done, at most */
     unsigned long events;        /* alive */
+    unsigned long lost_events;   /* destroyed when they were gone already: an error of ours */
 };
 
 /* The bytes of device memory; false when the range is not one allocation's. */

@@ -77,6 +77,8 @@ static int serve(struct session_pair *p, void *argument)
             return 0;
         back->requests++;
         note(back);
+        if (!strcmp(back->last_name, "cudaDeviceReset"))
+            app->primary_reset(0);
         const int32_t code = HANDLED;
         const uint8_t zeros[16] = {0};
         ibx_session_write(p->server, &code, 4);
@@ -198,7 +200,7 @@ static int tear_down(void **state)
     app->slow(0);
     app->mem_free(device);
     app->get_stats(&stats);
-    return ibx_pinned_taken() || stats.unpinned_async;
+    return ibx_pinned_taken() || stats.unpinned_async || stats.lost_events;
 }
 
 static uint8_t *pattern(size_t n, uint64_t seed)
@@ -369,6 +371,37 @@ static void test_client_leaves_late(void **state)
     free(request.bytes);
 }
 
+/* An application's last call is often a reset, which takes our events with it. Some do not wait for
+ * the answer. */
+static void test_reset_and_end(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(3000000, 5);
+    struct frame request = to_device(payload, 3000000), nothing = {0};
+    send("cudaMemcpy", &request);
+    assert_int_equal(receive(NULL, 0), 0);
+    send("cudaDeviceReset", &nothing);
+    assert_int_equal(receive(NULL, 0), HANDLED);
+    ibx_session_close(pair.client);
+    join();
+    free(payload);
+    free(request.bytes);
+}
+
+static void test_reset_and_leave(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(3000000, 7);
+    struct frame request = to_device(payload, 3000000), nothing = {0};
+    send("cudaMemcpy", &request);
+    assert_int_equal(receive(NULL, 0), 0);
+    send("cudaDeviceReset", &nothing);
+    ibx_session_close(pair.client);
+    join();
+    free(payload);
+    free(request.bytes);
+}
+
 static struct ibx_faults faults;
 
 static int set_up_faulty(void **state)
@@ -390,6 +423,8 @@ int main(int argc, char **argv)
         TEST(test_gpu_fails_in_reply),
         TEST(test_client_leaves_early),
         TEST(test_client_leaves_late),
+        TEST(test_reset_and_end),
+        TEST(test_reset_and_leave),
     };
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
     app = cuda_application();
