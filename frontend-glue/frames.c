@@ -137,13 +137,23 @@ static void stage_begin(struct ibx_request_watch *watch, enum ibx_request_stage 
         memset(watch->name, 0, sizeof(watch->name));
 }
 
+static bool takes_context(const char *name)
+{
+    static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit", "cuCtxDestroy",
+                                        "cuCtxDetach"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (!strcmp(name, names[i]))
+            return true;
+    }
+    return false;
+}
+
 static void request_ends(struct ibx_request_watch *watch)
 {
     struct ibx_reader r = ibx_reader_of(watch->first, 4);
     if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
         watch->device = (int)ibx_get_u32(&r);
-    if (!strcmp(watch->name, "cudaDeviceReset") || !strcmp(watch->name, "cudaThreadExit"))
-        watch->resets++;
+    watch->resets += takes_context(watch->name);
     stage_begin(watch, IBX_REQUEST_NAME);
 }
 

@@ -222,17 +222,22 @@ static size_t put_request(uint8_t *at, const char *name, const void *body, uint6
 static void test_requests_pass_by(void **state)
 {
     (void)state;
-    static const char *const names[] = {"cudaGetDevice", "", "cudaDeviceReset", "cudaThreadExit",
+    static const char *const names[] = {"cudaGetDevice",
+                                        "",
+                                        "cudaDeviceReset",
+                                        "cudaThreadExit",
+                                        "cuCtxDestroy",
+                                        "cuCtxDetach",
                                         "cudaAnameThatIsLongerThanWhatIsKeptOfIt"};
     const uint8_t three[4] = {3};
     uint8_t bytes[800];
-    size_t ends[6], n = 0;
-    for (size_t i = 0; i < 5; i++) {
+    size_t ends[8], n = 0;
+    for (size_t i = 0; i < 7; i++) {
         n += put_request(bytes + n, names[i], bytes, i * 7);
         ends[i] = n;
     }
     n += put_request(bytes + n, "cudaSetDevice", three, 4);
-    ends[5] = n;
+    ends[7] = n;
     for (size_t piece = 1; piece <= n; piece++) {
         struct ibx_request_watch watch;
         ibx_request_watch_init(&watch);
@@ -242,12 +247,12 @@ static void test_requests_pass_by(void **state)
             size_t some = n - at < piece ? n - at : piece;
             ibx_request_note_read(&watch, bytes + at, some);
             bool begins = false;
-            for (size_t i = 0; i < 6; i++)
+            for (size_t i = 0; i < 8; i++)
                 begins = begins || at + some == ends[i];
             assert_int_equal(ibx_request_begins(&watch), begins);
         }
         assert_int_equal(watch.device, 3);
-        assert_int_equal(watch.resets, 2);
+        assert_int_equal(watch.resets, 4);
     }
 }
 
