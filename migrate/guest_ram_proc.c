@@ -244,21 +244,24 @@ static void set_bits(uint64_t *bits, uint64_t from, uint64_t to, uint64_t *count
     *count += to - from;
 }
 
-/* The extents of a tmpfs file are its pages in memory or swap. */
-static int written_by_seek(const struct ibx_guest_block *block, uint64_t *bits, uint64_t *count)
+/* The extents of a tmpfs file are its pages in memory or swap; here those of pages `first` on,
+ * before `last`. */
+static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, uint64_t last,
+                           uint64_t *bits, uint64_t *count)
 {
-    off_t at = (off_t)block->offset, end = at + (off_t)block->size;
+    off_t at = (off_t)(block->offset + first * block->page_size);
+    off_t end = (off_t)(block->offset + last * block->page_size);
     while (at < end) {
         off_t data = lseek(block->fd, at, SEEK_DATA);
         if (data < 0 && errno == ENXIO)
             return 0;
         if (data < 0)
             return -errno;
+        if (data >= end)
+            return 0;
         off_t hole = lseek(block->fd, data, SEEK_HOLE);
         if (hole < 0)
             return -errno;
-        if (data >= end)
-            return 0;
         hole = hole < end ? hole : end;
         /* Outwards to whole pages, and never the same page twice. */
         uint64_t from = (uint64_t)(data - (off_t)block->offset) / block->page_size;
@@ -319,7 +322,7 @@ int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_gu
     memset(bits, 0, (size_t)((pages + 63) / 64) * sizeof(*bits));
     int rc = block->page_size > (uint64_t)sysconf(_SC_PAGESIZE)
                  ? written_huge(ram, block, bits, &written)
-                 : written_by_seek(block, bits, &written);
+                 : written_by_seek(block, 0, pages, bits, &written);
     if (rc)
         return ibx_error_set(err, rc, "cannot find the holes of guest RAM %s: %s", block->id,
                              strerror(-rc));
@@ -337,5 +340,39 @@ int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_gue
         return ibx_error_set(err, rc, "/proc/%d/pagemap cannot be read: %s", (int)ram->pid,
                              strerror(-rc));
     *count = mapped;
+    return 0;
+}
+
+/* The first page from `page` on whose bit is `value`, or `end`. */
+static uint64_t bit_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value)
+{
+    const uint64_t flip = value ? 0 : UINT64_MAX;
+    while (page < end) {
+        uint64_t word = (bits[page / 64] ^ flip) >> page % 64;
+        if (word) {
+            page += (unsigned)__builtin_ctzll(word);
+            return page < end ? page : end;
+        }
+        page += 64 - page % 64;
+    }
+    return end;
+}
+
+int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
+                                  const struct ibx_guest_block *block, uint64_t *bits,
+                                  uint64_t *count, struct ibx_error *err)
+{
+    uint64_t pages = block->size / block->page_size, came = 0, last;
+    if (block->fd < 0 || block->page_size > (uint64_t)sysconf(_SC_PAGESIZE))
+        return ibx_guest_block_written(ram, block, bits, count, err);
+    for (uint64_t at = bit_next(bits, 0, pages, false); at < pages;
+         at = bit_next(bits, last, pages, false)) {
+        last = bit_next(bits, at, pages, true);
+        int rc = written_by_seek(block, at, last, bits, &came);
+        if (rc)
+            return ibx_error_set(err, rc, "cannot find the holes of guest RAM %s: %s", block->id,
+                                 strerror(-rc));
+    }
+    *count += came;
     return 0;
 }

@@ -130,6 +130,16 @@ void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint
     }
 }
 
+uint64_t ibx_page_map_get_block(const struct ibx_page_map *map, unsigned block, uint64_t *bits)
+{
+    uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages, set = 0;
+    for (uint64_t done = 0; done < pages; done += 64) {
+        bits[done / 64] = bits_get(map->bits, first + done, (unsigned)min_u64(pages - done, 64));
+        set += (uint64_t)__builtin_popcountll(bits[done / 64]);
+    }
+    return set;
+}
+
 int ibx_page_map_runs(const struct ibx_page_map *map,
                       int (*each)(void *context, uint64_t first, uint64_t count, bool data),
                       void *context)

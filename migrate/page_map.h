@@ -29,6 +29,8 @@ int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_move_block *blo
 void ibx_page_map_fini(struct ibx_page_map *map);
 /* Takes over a block's bits, as ibx_guest_block_written() sets them. */
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits);
+/* The reverse; returns how many are set. */
+uint64_t ibx_page_map_get_block(const struct ibx_page_map *map, unsigned block, uint64_t *bits);
 static inline bool ibx_page_map_data(const struct ibx_page_map *map, uint64_t page)
 {
     return map->bits[page / 64] >> (page % 64) & 1;

@@ -84,7 +84,9 @@ int source_find_map(struct source *s, struct ibx_error *err)
         uint64_t written, *bits = malloc((block->size / block->page_size + 63) / 64 * 8);
         if (!bits)
             return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_guest_block_written(&s->ram, block, bits, &written, err);
+        written = ibx_page_map_get_block(&s->map, i, bits);
+        rc = written ? ibx_guest_block_written_since(&s->ram, block, bits, &written, err)
+                     : ibx_guest_block_written(&s->ram, block, bits, &written, err);
         if (!rc)
             ibx_page_map_put_block(&s->map, i, bits);
         free(bits);

@@ -227,6 +227,37 @@ static void test_written(void **state)
     vm_end(&vm);
 }
 
+/* Looking again finds what came since, in the holes, and keeps what it knew. */
+static void test_written_since(void **state)
+{
+    (void)state;
+    const uint64_t known = CHURN_BASE / 4096 + 17, edge = CHURN_BASE / 4096 + 1024;
+    uint64_t all[VM_RAM_MIB * 256 / 64], bits[VM_RAM_MIB * 256 / 64] = {0}, count, later = 0;
+    vm_start(&vm, &(struct vm_options){.append = "mib=8"});
+    vm_wait_beats(&vm, 20);
+    vm_do(&vm, "stop", NULL);
+    struct ibx_guest_ram ram;
+    find(&ram);
+    vm_ok(ibx_guest_block_written(&ram, &ram.blocks[0], all, &count, &vm_error));
+    vm_ok(ibx_guest_block_written_since(&ram, &ram.blocks[0], bits, &later, &vm_error));
+    assert_int_equal(later, count);
+    assert_memory_equal(bits, all, sizeof(all));
+    /* As if these had not been there before, at the edges of words and inside of one. */
+    for (uint64_t page = known; page < edge; page += 61)
+        bits[page / 64] &= ~(1ull << (page % 64)), later--;
+    vm_ok(ibx_guest_block_written_since(&ram, &ram.blocks[0], bits, &later, &vm_error));
+    assert_int_equal(later, count);
+    assert_memory_equal(bits, all, sizeof(all));
+    /* What was known to be written stays. */
+    assert_int_equal(fallocate(ram.blocks[0].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)(known * 4096), 4096),
+                     0);
+    vm_ok(ibx_guest_block_written_since(&ram, &ram.blocks[0], bits, &later, &vm_error));
+    assert_true(bit(bits, known) && later == count);
+    ibx_guest_ram_fini(&ram);
+    vm_end(&vm);
+}
+
 static unsigned free_huge_pages(void)
 {
     unsigned count = 0;
@@ -286,6 +317,7 @@ int main(void)
         cmocka_unit_test_teardown(test_private, vm_end_all),
         cmocka_unit_test_teardown(test_not_the_one, vm_end_all),
         cmocka_unit_test_teardown(test_written, vm_end_all),
+        cmocka_unit_test_teardown(test_written_since, vm_end_all),
         cmocka_unit_test_teardown(test_written_huge, vm_end_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
