@@ -106,7 +106,7 @@ struct ibx_fault_config {
     bool no_background;     /* faults only */
     uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
     uint32_t surroundings;  /* bytes, a power of two; 0: 64 KiB; 1: none */
-    uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 64 KiB */
+    uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */
     uint32_t chunk_max;     /* ... and at most; 0: 1 MiB. At least one page each */
     unsigned depth;         /* background requests in flight a worker, at most; 0: 8 */
 };

@@ -26,6 +26,7 @@
 #define NEAR_SLOTS     2u  /* kept for surroundings, beside `depth` for the background */
 #define WINDOWS        64u /* surroundings still to be asked for, a worker */
 #define EVENTS_AT_ONCE 32u
+#define DEPTH_LOW      4u /* background requests in flight, a worker, while faults come */
 
 struct waiter {
     uint64_t page;

@@ -292,7 +292,7 @@ static void window_adapt(struct fault_worker *w)
     if (faults != w->seen_faults) {
         w->seen_faults = faults;
         w->chunk = e->chunk_min;
-        w->depth = e->depth < 2 ? e->depth : 2;
+        w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
     }
 }
 

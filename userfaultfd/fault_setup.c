@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define DEFAULT_NEAR      (64u * 1024)
-#define DEFAULT_CHUNK_MIN (64u * 1024)
+#define DEFAULT_CHUNK_MIN (128u * 1024)
 #define DEFAULT_CHUNK_MAX (1024u * 1024)
 #define DEFAULT_DEPTH     8u
 #define DEPTH_MAX         1024u
@@ -194,7 +194,7 @@ static int worker_make(struct ibx_fault *e, struct fault_worker *w,
 {
     w->engine = e;
     w->source = *source;
-    w->depth = e->depth < 2 ? e->depth : 2;
+    w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
     w->chunk = e->chunk_min;
     w->slot_count = URGENT_SLOTS + NEAR_SLOTS + e->depth;
     w->slots = calloc(w->slot_count, sizeof *w->slots);

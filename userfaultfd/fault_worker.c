@@ -13,7 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define PIECE_BYTES    (256u * 1024) /* placed between two looks at the faults */
+#define PIECE_BYTES    (64u * 1024) /* placed between two looks at the faults */
 #define ARRIVALS       16
 #define AWAITED        16u
 #define POLL_MS_NO_FD  1

@@ -459,6 +459,7 @@ static void test_stop_and_destroy_in_flight(void **state)
     struct rig g;
     struct ibx_error err = {0};
     rig_make(&g, 1, 0);
+    g.config.depth = 2;
     g.sources[0]->hold = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
