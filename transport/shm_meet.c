@@ -429,9 +429,11 @@ static int segment_map(struct shm *shm, int fd)
     return 0;
 }
 
+/* A mapping of its own, which the kernel does not join with its neighbours: so it can be shut also
+ * where the process has as many mappings as it may have, and none could be cut in two. */
 static int gate_make(struct shm *shm, struct ibx_error *err)
 {
-    void *page = mmap(NULL, GATE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *page = mmap(NULL, GATE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         return ibx_error_set(err, -errno, "no memory for a page: %s", strerror(errno));
     shm->nonce = page;

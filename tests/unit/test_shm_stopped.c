@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 #define LENGTH 4096u
@@ -16,7 +17,8 @@
 static struct pair pair;
 static uint8_t owned[LENGTH], local[LENGTH];
 static struct ibx_mr *mr;
-static bool stop_here; /* at the next call that moves more than the nonce */
+static bool stop_here; /* at the next call that moves more than the nonce ... */
+static bool crowded;   /* ... when the process has as many mappings as it may have */
 
 ssize_t __real_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
                                 const struct iovec *from, unsigned long from_count,
@@ -31,13 +33,31 @@ ssize_t __wrap_process_vm_writev(pid_t pid, const struct iovec *from, unsigned l
                                  const struct iovec *to, unsigned long to_count,
                                  unsigned long flags);
 
+#define CROWD ((size_t)4 << 30) /* a million pages: more mappings than most kernels allow */
+#define PAGE  4096u
+
+/* Every second page differs from the first, until there is no mapping left. */
+static uint8_t *crowd(void)
+{
+    uint8_t *pages =
+        mmap(NULL, CROWD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(pages != MAP_FAILED);
+    size_t at = PAGE;
+    while (at < CROWD && !mprotect(pages + at, PAGE, PROT_READ))
+        at += (size_t)2 * PAGE;
+    return pages;
+}
+
 static void maybe_stopped(void)
 {
     if (!stop_here)
         return;
     stop_here = false;
+    uint8_t *pages = crowded ? crowd() : NULL;
     region_drop(&pair.client, mr);
     mr = NULL;
+    if (pages)
+        munmap(pages, CROWD);
     memset(owned, 0x0f, sizeof(owned)); /* somebody else's now */
 }
 
@@ -111,11 +131,21 @@ static void test_stopped_before_a_read(void **state)
     stopped_before(IBX_RDMA_READ);
 }
 
+static void test_stopped_in_a_crowd(void **state)
+{
+    (void)state;
+    crowded = true;
+    stopped_before(IBX_RDMA_WRITE);
+    stopped_before(IBX_RDMA_READ);
+    crowded = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stopped_before_a_write),
         cmocka_unit_test(test_stopped_before_a_read),
+        cmocka_unit_test(test_stopped_in_a_crowd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
