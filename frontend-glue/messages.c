@@ -149,7 +149,8 @@ int session_send_short(struct ibx_session *s, enum message_type type)
  * on. */
 static int answer_early_flush(struct ibx_session *s)
 {
-    bool all_read = !s->segment.left && !(s->has_current && ibx_reader_left(&s->reader));
+    bool behind = s->behind.kind && s->behind.left;
+    bool all_read = !s->segment.left && !behind && !(s->has_current && ibx_reader_left(&s->reader));
     for (unsigned i = 0; i < s->stream.count; i++) {
         if (!message_is(queue_at(&s->stream, i), MESSAGE_FLUSH))
             continue;

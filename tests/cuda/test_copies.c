@@ -402,6 +402,46 @@ static void test_reset_and_leave(void **state)
     free(request.bytes);
 }
 
+/* A body that goes on behind a copy in pieces has not been read when the copy is answered, and no
+ * FLUSHED may say so. */
+static void test_flush_before_all_is_read(void **state)
+{
+    (void)state;
+    struct session_pair by_hand;
+    struct ibx_conn *client = session_pair_open_bare_client(&by_hand);
+    ibx_session_set_gpu(by_hand.server, IBX_GPU_ON, POOL);
+    session_pair_start(&by_hand, serve, NULL);
+    uint8_t bytes[128] = {1, 1, 14, 0, 0, 0, 'f', 'i', 'r', 's', 't'};
+    say(client, bytes, 20);
+    assert_true(hear(client, bytes, sizeof(bytes)) > 5);
+
+    struct frame body = from_device(DEVICE_BYTES), all = {0};
+    put(&all, "cudaMemcpy", 11);
+    put_u64(&all, body.n);
+    put(&all, body.bytes, body.n);
+    struct ibx_mr *mr;
+    struct ibx_remote rest;
+    assert_int_equal(ibx_mr_allocate(client, 19, IBX_ACCESS_REMOTE_READ, &mr, NULL), 0);
+    assert_int_equal(ibx_mr_remote(mr, 0, 19, &rest), 0);
+    memcpy(ibx_mr_address(mr), all.bytes + all.n - 9, 9);
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u16(&w, 0x0101);
+    ibx_put_u32(&w, (uint32_t)all.n - 9);
+    ibx_put_bytes(&w, all.bytes, all.n - 9);
+    ibx_put_u8(&w, 2);
+    ibx_remote_put(&w, &rest);
+    say(client, bytes, w.length);
+    assert_true(hear(client, bytes, sizeof(bytes)) > 5); /* there is a body to grant memory for */
+    say(client, "\4", 1);
+    expect_closed(client);
+    session_pair_join(&by_hand);
+    assert_non_null(strstr(ibx_session_reason(by_hand.server), "ahead of long replies"));
+    ibx_close(client);
+    session_pair_close(&by_hand);
+    free(body.bytes);
+    free(all.bytes);
+}
+
 static struct ibx_faults faults;
 
 static int set_up_faulty(void **state)
@@ -425,6 +465,7 @@ int main(int argc, char **argv)
         TEST(test_client_leaves_late),
         TEST(test_reset_and_end),
         TEST(test_reset_and_leave),
+        TEST(test_flush_before_all_is_read),
     };
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
     app = cuda_application();
