@@ -27,8 +27,8 @@
 #include <cmocka.h>
 
 #define BEATS     20
-#define LISTEN    "tcp://127.0.0.1:0?timeout_ms=3000"
-#define TIMED     "--set", "timeout_ms=3000"
+#define LISTEN    "tcp://127.0.0.1:0?timeout_ms=10000"
+#define TIMED     "--set", "timeout_ms=10000"
 #define STATE_MAX (16u << 20)
 #define LOOK_MS   5
 
@@ -771,7 +771,7 @@ static const struct fib {
     {"COMPLETE early", fib_complete_early, "said COMPLETE while", NULL},
     {"closes with the state", fib_closes_with_the_state, "", NULL},
     {"ABORT with the state", fib_aborts_with_the_state, "no longer", NULL},
-    {"silent with the state", fib_silent_with_the_state, "has stood still", "timeout_ms=1000"},
+    {"silent with the state", fib_silent_with_the_state, "has stood still", "timeout_ms=2000"},
     {"ABORT after the commit", fib_aborts_after_the_commit, "no longer", NULL},
     {"GIVEN_UP when asked", fib_gives_up_when_asked, "has given up", NULL},
 };
@@ -781,7 +781,7 @@ static void send_to_us(const char *timed)
     vm_soon();
     vm_ok(ibx_porch_open("tcp://127.0.0.1:0", &options, &porch, &vm_error));
     mover_send(&sender, &vms[0], ibx_porch_uri(porch),
-               (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=3000", NULL});
+               (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=10000", NULL});
 }
 
 static void test_destinations_that_lie(void **state)

@@ -30,8 +30,8 @@
 #include <cmocka.h>
 
 #define BEATS    20
-#define LISTEN   "tcp://127.0.0.1:0?timeout_ms=3000"
-#define TIMED    "--set", "timeout_ms=3000"
+#define LISTEN   "tcp://127.0.0.1:0?timeout_ms=10000"
+#define TIMED    "--set", "timeout_ms=10000"
 #define CROWD    40
 #define FULL_MIB (VM_RAM_MIB + 8)
 #define LOOK_MS  5
