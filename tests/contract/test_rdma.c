@@ -281,6 +281,7 @@ static void urgent_one_by_one(struct field *field, uint8_t *page, struct ibx_mr 
         size_t from = next_random(field) % (field->length - PAGE);
         unsigned urgent = end_read(end, page_mr, page, &field->remote, from, PAGE, IBX_URGENT);
         AWAIT(end, end->posts[urgent].times);
+        CHECK(end->failed == 0);
         CHECK(pattern_check(page, PAGE, SEED_REMOTE, from) < 0);
         served += end_before(end, urgent, bulk);
     }
@@ -308,8 +309,9 @@ static void urgent_all_at_once(struct field *field, uint8_t *page, struct ibx_mr
 
 static void test_urgent_before_bulk(void **state)
 {
-    /* Well over what a provider has in flight at once: that much is ahead of what comes later. */
-    size_t length = contract_size(128 * MIB, 64 * MIB);
+    /* Well over what libfabric has in flight at once: that much is ahead of what comes later.
+     * soft-RoCE paces itself, and runs out of memory for packets with more. */
+    size_t length = contract_size(128 * MIB, (!strcmp(contract.provider, "verbs") ? 16 : 64) * MIB);
     struct field field = field_open(SIDE_OF(state), length);
     uint8_t *page = pages_map(PAGES * PAGE);
     struct ibx_mr *page_mr = end_register(field.end, page, PAGES * PAGE, IBX_ACCESS_LOCAL);
@@ -339,6 +341,7 @@ static void test_bulk_under_urgent(void **state)
         for (unsigned i = 0; i < PAGES; i++) {
             if (post[i] != UINT_MAX && !end->posts[post[i]].times)
                 continue;
+            CHECK(end->failed == 0);
             if (post[i] != UINT_MAX)
                 CHECK(pattern_check(page + i * PAGE, PAGE, SEED_REMOTE, from[i]) < 0);
             from[i] = next_random(&field) % (field.length - PAGE);
@@ -347,7 +350,7 @@ static void test_bulk_under_urgent(void **state)
         }
         end_poll(end);
         /* Not for ever: a provider may well hold back bulk for as long as there is urgent work. */
-        if (!end->posts[bulk].times && wanted < 20000)
+        if (!end->posts[bulk].times && wanted < contract_size(20000, 4000))
             continue;
         await_all(&field);
         check_here(&field, 0, field.length, SEED_REMOTE, 0, "READs that were overtaken");
