@@ -19,7 +19,8 @@
  *
  * Direct copies are only tried between processes of one user. Such a peer could
  * trace us anyway; one of another user could have us stuck in the kernel, on
- * memory whose faults it does not answer. The option shm_direct can forbid them.
+ * memory whose faults it does not answer. The option shm_direct of either end can
+ * forbid them.
  */
 #include "transport/shm.h"
 
@@ -154,6 +155,10 @@ void ibx_shm_direct_probe(struct shm *shm)
     }
     if (!ibx_link_options(shm->link)->shm_direct) {
         no_direct(shm, "shm_direct : no");
+        return;
+    }
+    if (!shm->peer_nonce_address) {
+        no_direct(shm, "the peer has shm_direct : no");
         return;
     }
     shm->peer_pid = peer.pid;

@@ -13,7 +13,8 @@
  *
  * Each is one packet. A nonce is 16 random bytes and the address where the
  * sender keeps them: who can read them there with process_vm_readv has found
- * the right process. The socket stays open for wakes and arenas.
+ * the right process. An address of 0 forbids that, and all copies of that kind.
+ * The socket stays open for wakes and arenas.
  */
 #include "transport/shm.h"
 
@@ -448,7 +449,8 @@ void ibx_shm_gate_shut(struct shm *shm)
 
 static void put_nonce(struct shm *shm, struct ibx_writer *w)
 {
-    ibx_put_u64(w, (uintptr_t)shm->nonce);
+    bool direct = ibx_link_options(shm->link)->shm_direct;
+    ibx_put_u64(w, direct ? (uintptr_t)shm->nonce : 0);
     ibx_put_bytes(w, shm->nonce, IBX_SHM_NONCE);
 }
 

@@ -46,7 +46,7 @@ struct ibx_options {
     char device[128];      /* verbs devices, one a rail, comma separated; "" by route [""] */
     char ofi_provider[64]; /* libfabric provider name, "" the best native one [""] */
     char shm_dir[256];     /* directory for shm sockets shared by containers, "" abstract [""] */
-    bool shm_direct;       /* shm may copy by process_vm_readv and _writev [true] */
+    bool shm_direct;       /* shm may use process_vm_readv and _writev; of both ends [true] */
     char tcp_engine[64];   /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
     char key_file[256];    /* "" none [""] */
     bool insecure;         /* serve other hosts without a key [false] */

@@ -140,12 +140,27 @@ static void test_stopped_in_a_crowd(void **state)
     crowded = false;
 }
 
+/* Who forbids them keeps the peer's out as well. */
+static void test_forbidden_by_one(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        pair_init(&pair);
+        (i ? &pair.client : &pair.server)->options.shm_direct = false;
+        pair_meet(&pair);
+        assert_false(pair.client.shm->direct || pair.server.shm->direct);
+        assert_non_null(strstr((i ? &pair.server : &pair.client)->shm->direct_reason, "the peer"));
+        pair_fini(&pair);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stopped_before_a_write),
         cmocka_unit_test(test_stopped_before_a_read),
         cmocka_unit_test(test_stopped_in_a_crowd),
+        cmocka_unit_test(test_forbidden_by_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
