@@ -35,7 +35,6 @@ static const struct {
     {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},
     {"cuMemGetAddressRange_v2", offsetof(struct ibx_cuda, mem_get_address_range)},
     {"cuMemHostRegister_v2", offsetof(struct ibx_cuda, mem_host_register)},
-    {"cuMemHostUnregister", offsetof(struct ibx_cuda, mem_host_unregister)},
     {"cuMemHostGetFlags", offsetof(struct ibx_cuda, mem_host_get_flags)},
     {"cuGetErrorName", offsetof(struct ibx_cuda, get_error_name)},
 };

@@ -28,11 +28,10 @@
 #define IBX_CUDA_POINTER_IS_MANAGED  8
 #define IBX_CUDA_POINTER_ORDINAL     9
 
-#define IBX_CUDA_HOST_REGISTER_PORTABLE                                                            \
-    1u /* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts                                      \
-        */
-#define IBX_CUDA_HOST_REGISTER_READ_ONLY 8u
-#define IBX_CUDA_EVENT_DISABLE_TIMING    2u
+/* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts */
+#define IBX_CUDA_HOST_REGISTER_PORTABLE 1u
+
+#define IBX_CUDA_EVENT_DISABLE_TIMING 2u
 
 /* CU_STREAM_LEGACY: what a stream of 0 means to programs that were not built for another one. */
 #define IBX_CUDA_STREAM_LEGACY ((void *)(uintptr_t)1)
@@ -75,7 +74,6 @@ struct ibx_cuda {
                                   uint64_t pointer);
     int (*mem_get_address_range)(uint64_t *base, size_t *size, uint64_t pointer);
     int (*mem_host_register)(void *address, size_t n, unsigned flags);
-    int (*mem_host_unregister)(void *address);
     int (*mem_host_get_flags)(unsigned *flags, void *address);
     int (*get_error_name)(int code, const char **name);
 };

@@ -432,12 +432,6 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
     return 0;
 }
 
-const void *ibx_staging_first(const struct ibx_staging *st, size_t *length)
-{
-    *length = st->places[0].left;
-    return st->places[0].next;
-}
-
 /* Waits until the current place is filled; meanwhile the wire goes on. */
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {

@@ -85,8 +85,6 @@ int ibx_staging_to_device(struct ibx_staging *staging, const struct ibx_staging_
  * the stream and bad addresses have shown. The host's bytes are preceded by `head`. */
 int ibx_staging_from_device(struct ibx_staging *staging, const struct ibx_gpu_copy *copy,
                             const void *head, size_t head_length);
-/* The first chunk's bytes, head included. */
-const void *ibx_staging_first(const struct ibx_staging *staging, size_t *length);
 /* Moves the next `n` bytes (head included); returns when they have arrived. The wire's offsets
  * count from the first byte of this call. -ERANGE: the copy has fewer. */
 int ibx_staging_deliver(struct ibx_staging *staging, const struct ibx_staging_wire *wire,

@@ -156,12 +156,6 @@ static int host_register(void *address, size_t n, unsigned flags)
     return 0;
 }
 
-static int host_unregister(void *address)
-{
-    (void)address;
-    return 0;
-}
-
 static int host_get_flags(unsigned *flags, void *address)
 {
     static void *known;
@@ -200,7 +194,6 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .pointer_get_attributes = get_attributes,
         .mem_get_address_range = get_range,
         .mem_host_register = host_register,
-        .mem_host_unregister = host_unregister,
         .mem_host_get_flags = host_get_flags,
         .get_error_name = error_name,
     };
