@@ -10,6 +10,7 @@
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1;
+static _Atomic bool over_bar;
 
 static int level_from_environment(void)
 {
@@ -36,12 +37,19 @@ void ibx_log_set_level(enum ibx_log_level level)
     atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
 }
 
+void ibx_log_over_bar(bool over)
+{
+    atomic_store_explicit(&over_bar, over, memory_order_relaxed);
+}
+
 void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
     if (!ibx_log_enabled(level))
         return;
     char line[1024];
-    int head = snprintf(line, sizeof(line), "ibx: %s: ", level_names[level]);
+    const bool over = atomic_load_explicit(&over_bar, memory_order_relaxed);
+    int head =
+        snprintf(line, sizeof(line), "%sibx: %s: ", over ? "\r\033[K" : "", level_names[level]);
     va_list args;
     va_start(args, format);
     int n = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);

@@ -30,6 +30,8 @@ static void say_failure(const struct ibx_move_status *last, const struct ibx_err
     migrate_complain(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
+    if (!last->source && migrate_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
+        return;
     ibx_record_say(&last->record, said, sizeof(said));
     ibx_text_sanitize(said);
     migrate_complain(said);

@@ -57,6 +57,12 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
+bool migrate_qemu_gone(const struct ibx_record *record)
+{
+    return record->pid > 0 && record->pid_started &&
+           ibx_process_started(record->pid) != record->pid_started;
+}
+
 static void print_record(const struct ibx_record *record, json_t *live, const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
@@ -83,6 +89,10 @@ static void say_record(const struct ibx_record *record, const json_t *live, stru
         printf("  %s\n", err->message);
     } else if (!ibx_record_over(record)) {
         printf("  no ib-migrate is at work on it\n");
+        if (migrate_qemu_gone(record))
+            printf("  its QEMU (process %d) is gone: %s\n", record->pid,
+                   record->source ? "pages that had not come are lost"
+                                  : "\"ib-migrate rollback\" at the source restarts the VM");
     }
 }
 

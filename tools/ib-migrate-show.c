@@ -2,6 +2,8 @@
 /* A move's progress, from a thread of its own; why is said in ib-migrate.h. */
 #include "tools/ib-migrate.h"
 
+#include "common/log.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -176,6 +178,7 @@ int migrate_show_start(const struct migrate_args *args, struct migrate_show **ou
         free(show);
         return ibx_error_set(err, rc, "no thread to show the move: %s", strerror(-rc));
     }
+    ibx_log_over_bar(show->terminal && !show->quiet);
     *tell = (struct ibx_move_tell){tell_status, tell_line, show};
     *out = show;
     return 0;
@@ -188,6 +191,7 @@ void migrate_show_end(struct migrate_show *show)
     pthread_cond_signal(&show->more);
     pthread_mutex_unlock(&show->lock);
     pthread_join(show->thread, NULL);
+    ibx_log_over_bar(false);
     pthread_cond_destroy(&show->more);
     pthread_mutex_destroy(&show->lock);
     free(show);

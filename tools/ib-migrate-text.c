@@ -80,16 +80,17 @@ static uint64_t seconds_gone(const struct ibx_move_status *s)
 enum piece { PHASE, BAR, LEFT, RATE, FAULTS, LATENCY, TIME, PIECES };
 
 /* Which piece is left out first when the line is too narrow. */
-static const enum piece least_first[] = {BAR, LATENCY, FAULTS, RATE, TIME, LEFT};
+static const enum piece least_first[] = {LATENCY, FAULTS, BAR, RATE, TIME, LEFT};
 
 static void put_bar(const struct ibx_move_status *s, char *out, size_t size)
 {
-    unsigned full = (unsigned)(s->present * BAR_COLUMNS / s->pages), i;
+    const uint64_t there = s->pages - pages_left(s);
+    unsigned full = (unsigned)(there * BAR_COLUMNS / s->pages), i;
     char line[BAR_COLUMNS + 1];
     for (i = 0; i < BAR_COLUMNS; i++)
         line[i] = i < full ? '#' : '-';
     line[i] = '\0';
-    snprintf(out, size, "[%s] %" PRIu64 "%%", line, s->present * 100 / s->pages);
+    snprintf(out, size, "[%s] %" PRIu64 "%%", line, there * 100 / s->pages);
 }
 
 static void put_figures(const struct ibx_move_status *s, char pieces[PIECES][64])
@@ -169,12 +170,19 @@ void migrate_phase_line(const struct ibx_move_status *s, char *out, size_t size)
         snprintf(out, size, "switching: the VM stands still");
         break;
     case IBX_PHASE_FILLING:
-        snprintf(out, size,
-                 "filling: the VM runs at the destination, %" PRIu64 " pages are to come over %s",
-                 pages_left(s), s->path[0] ? s->path : "the link");
+        if (s->pages && s->path[0])
+            snprintf(out, size,
+                     "filling: the VM runs at the destination, %" PRIu64 " pages are to come "
+                     "over %s",
+                     pages_left(s), s->path);
+        else /* gone on with, and not looked yet at what is there */
+            snprintf(out, size, "filling: the VM runs at the destination");
         break;
     case IBX_PHASE_BROKEN:
-        snprintf(out, size, "broken: %s; connecting again", s->sentence);
+        if (s->sentence[0])
+            snprintf(out, size, "broken: %s; connecting again", s->sentence);
+        else
+            snprintf(out, size, "broken: the other side is not there yet");
         break;
     case IBX_PHASE_DONE:
         snprintf(out, size, "done: complete and confirmed");

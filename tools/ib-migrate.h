@@ -48,6 +48,8 @@ int migrate_rollback(const struct migrate_args *args);
 int migrate_status(const struct migrate_args *args);
 int migrate_cancel(const struct migrate_args *args);
 int migrate_set(const struct migrate_args *args);
+/* Whether the process that was the VM's QEMU here has ended. */
+bool migrate_qemu_gone(const struct ibx_record *record);
 
 /* "ib-migrate: SENTENCE" on stderr. */
 void migrate_complain(const char *sentence);

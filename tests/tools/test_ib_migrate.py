@@ -537,6 +537,8 @@ def rollback_says_what_is_true_and_asks(scene):
     destination.process.wait()
     waiting.kill()
     waiting.communicate()
+    _, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
+    assert re.search(r"its QEMU \(process \d+\) is gone: .*rollback", out), out
     wait_for_status(sender, lambda status: status["phase"] == "broken")
     sender.send_signal(signal.SIGINT)
     wait_for(sender, "say", "interrupt once more")

@@ -115,10 +115,12 @@ static void test_narrow_bars(void **state)
         assert_in_range(strlen(text), 1, width);
     }
     migrate_bar(&status, 90, text, sizeof(text));
-    is(text,
-       "filling  750 pages left  40.0 KiB/s  34 faults/s  p50 45.6 us p99 1.23 ms  1:15 left");
+    is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
+             "1:15 left");
     migrate_bar(&status, 80, text, sizeof(text));
-    is(text, "filling  750 pages left  40.0 KiB/s  34 faults/s  1:15 left");
+    is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  1:15 left");
+    migrate_bar(&status, 60, text, sizeof(text));
+    is(text, "filling  750 pages left  40.0 KiB/s  1:15 left");
     migrate_bar(&status, 40, text, sizeof(text));
     is(text, "filling  750 pages left  1:15 left");
     migrate_bar(&status, 25, text, sizeof(text));
@@ -139,9 +141,13 @@ static void test_bar_without_figures(void **state)
     migrate_bar(&status, 200, text, sizeof(text));
     assert_null(strstr(text, "p50"));
     assert_null(strstr(text, "1:15"));
+    status.present = 0; /* the bar and the pages left say the same */
+    status.zero_pages = 600;
+    migrate_bar(&status, 200, text, sizeof(text));
+    says(text, "[############--------] 60%  400 pages left");
     status.present = 2000; /* what a peer says need not be sane */
     migrate_bar(&status, 200, text, sizeof(text));
-    says(text, "[####################] 200%  0 pages left");
+    says(text, "[####################] 100%  0 pages left");
     status.pages = 0;
     migrate_bar(&status, 200, text, sizeof(text));
     says(text, "filling");
@@ -179,6 +185,12 @@ static void test_phase_lines(void **state)
     status.source = true;
     migrate_phase_line(&status, text, sizeof(text));
     says(text, "waiting for the destination at tcp://0.0.0.0:18600");
+    struct ibx_move_status again = {.phase = IBX_PHASE_FILLING}; /* before anything was looked at */
+    migrate_phase_line(&again, text, sizeof(text));
+    is(text, "filling: the VM runs at the destination");
+    again.phase = IBX_PHASE_BROKEN;
+    migrate_phase_line(&again, text, sizeof(text));
+    is(text, "broken: the other side is not there yet");
     const char *const words[] = {"waiting", "preparing", "switching", "filling",
                                  "broken",  "done",      "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
