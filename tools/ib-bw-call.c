@@ -247,7 +247,7 @@ static int run_slice(struct bw_path *path, const struct bw_slice *slice, struct 
     struct call_path *p = (struct call_path *)path;
     int rc = make_payloads(p, slice, err);
     if (rc && rc != -ENOMEM && !p->answered)
-        return ibx_error_prefix(err, rc, BW_NO_ANSWER);
+        return rc == -EFBIG ? rc : ibx_error_prefix(err, rc, BW_NO_ANSWER);
     if (!rc) {
         p->answered = true;
         rc = run_calls(p, slice, results, cell, err);

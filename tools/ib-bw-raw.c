@@ -30,7 +30,7 @@ static int ended(struct raw_path *p, struct ibx_error *err)
     const char *reason = ibx_conn_reason(p->conn);
     int rc = ibx_error_set(err, -ECONNRESET, "the connection ended: %s",
                            *reason ? reason : "the server closed it");
-    return p->answered ? rc : ibx_error_prefix(err, rc, BW_NO_ANSWER);
+    return p->answered || rc == -EFBIG ? rc : ibx_error_prefix(err, rc, BW_NO_ANSWER);
 }
 
 static int next_message(struct raw_path *p, struct ibx_event *event, struct ibx_error *err)

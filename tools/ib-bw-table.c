@@ -178,7 +178,8 @@ void bw_table_print(const struct bw_results *results, bool plain, FILE *out)
 {
     char text[BW_SIZE_TEXT];
     if (results->ops[0] == BW_H2D && results->path_count > 1)
-        fputs("Median of a call, and how many times faster than stock it is (x)\n\n", out);
+        fprintf(out, "Median of a call%s\n\n",
+                has_stock(results) ? ", and how many times faster than stock it is (x)" : "");
     for (unsigned op = 0; op < results->op_count; op++) {
         if (plain || results->path_count == 1)
             print_long_block(results, op, out);

@@ -186,6 +186,10 @@ def a_payload_too_long_for_the_server_is_one_sentence(scene):
     one_sentence(err)
     assert "--max-bytes" in err, err
     equal({one["bytes"] for one in json.loads(out)["results"]}, {65536, 64001})
+    for raw in ((), ("--raw",)):
+        _, uri = scene.serve("--max-bytes", "64K", *raw)
+        code, _, err = scene.run("run", "--sizes", "1M", "--count", "1", *raw, uri)
+        assert code == 1 and "--max-bytes" in err and "both ends or to neither" not in err, err
 
 
 # -------------------------------------------------------------------- hostile clients
