@@ -27,6 +27,9 @@ static void row(const char *name, const char *format, ...)
 static int imitate(const struct gvirtus_args *args, struct ibx_error *err)
 {
     int bad = 0;
+    if (args->properties && access(args->properties, F_OK))
+        return ibx_error_set(err, -errno, "--properties: %s cannot be found: %s", args->properties,
+                             strerror(errno));
     if (args->home)
         bad |= setenv("GVIRTUS_HOME", args->home, 1);
     if (args->config)

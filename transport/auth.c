@@ -38,8 +38,12 @@ int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
     /* O_NONBLOCK: a FIFO must not hold up the caller; check_key_file() then refuses it. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return ibx_error_set(err, -errno, "key file %s cannot be read: %s%s", path, strerror(errno),
-                             errno == EACCES ? "; it must belong to the user of this process" : "");
+        return ibx_error_set(
+            err, -errno, "key file %s cannot be read: %s%s", path, strerror(errno),
+            errno == EACCES ? "; it must belong to the user of this process"
+            : errno == ENOENT
+                ? "; copy the other end's there, or make one by \"openssl rand -hex 32\""
+                : "");
     int rc = check_key_file(fd, path, err);
     /* Room for a final newline, and for one byte more that tells a longer file from a whole one. */
     uint8_t content[IBX_KEY_MAX + 2];
