@@ -174,9 +174,10 @@ static int apply_key(struct ibx_glue_config *config, const char *key, const char
 
 /* Lowers slots, then message, until no provider's message buffers take more than the limit; not
  * those given by the user. */
-static int bound_memory(struct ibx_options *options, const struct memory_bound *bound,
+static int bound_memory(struct ibx_glue_config *config, const struct memory_bound *bound,
                         struct ibx_error *err)
 {
+    struct ibx_options *options = &config->options;
     size_t limit;
     int rc = ibx_size_parse(bound->memory->value, &limit, err);
     if (rc)
@@ -188,6 +189,7 @@ static int bound_memory(struct ibx_options *options, const struct memory_bound *
            options->message > MESSAGE_MIN)
         options->message = (options->message - 1) & ~(size_t)63;
     size_t least = ibx_options_message_memory(options);
+    config->memory = limit;
     if (least <= limit)
         return 0;
     return ibx_error_set(
@@ -229,7 +231,7 @@ static int apply_entries(struct ibx_glue_config *config, const struct ibx_proper
         bound.slots_given |= !strcmp(key, "slots");
         bound.message_given |= !strcmp(key, "message");
     }
-    int rc = bound.memory ? bound_memory(&config->options, &bound, err) : 0;
+    int rc = bound.memory ? bound_memory(config, &bound, err) : 0;
     return rc ? blame(config, bound.memory, rc, err) : 0;
 }
 
@@ -251,6 +253,12 @@ static int set_uri(struct ibx_glue_config *config, const char *text, struct ibx_
     rc = ibx_uri_options(&uri, &scratch, err);
     if (rc)
         return unknown_is_bad(rc, err);
+    size_t bytes = ibx_options_message_memory(&scratch);
+    if (config->memory && bytes > config->memory)
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.300s\" makes %zu bytes of message buffers, rdma.memory allows "
+                             "%zu: lower slots or message in the query, or raise rdma.memory",
+                             text, bytes, config->memory);
     snprintf(config->uri, sizeof(config->uri), "%s", text);
     return 0;
 }

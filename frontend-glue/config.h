@@ -35,6 +35,7 @@
 struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
     struct ibx_options options;
+    size_t memory;         /* rdma.memory, 0: not given */
     enum ibx_gpu_mode gpu; /* [auto] */
     size_t gpu_memory;     /* [IBX_GLUE_GPU_MEMORY] */
     char file[PATH_MAX];   /* the properties file, "" when there is none */

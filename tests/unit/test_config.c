@@ -248,6 +248,10 @@ static void test_memory(void **state)
     expect_refused("rdma.message : 64K\nrdma.memory : 256K\n" TCP, "line 2",
                    "give 1646592 or more");
     expect_refused("rdma.memory : lots\n", "\"lots\"", "64K, 1M");
+    /* What the query asks for is asked for by the user, too. */
+    expect_bound("rdma.memory : 1M\n" TCP "communicator : tcp://host:9999?slots=8\n", 16, 16384);
+    expect_refused("rdma.memory : 1M\n" TCP "communicator : tcp://host:9999?slots=64\n",
+                   "line 3 (communicator)", "rdma.memory");
 }
 
 /* Whatever fabric it will be, and no lower than that one needs. */
