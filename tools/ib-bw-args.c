@@ -263,6 +263,16 @@ static int take_number(struct bw_args *args, int option, const char *value, stru
     }
 }
 
+/* Now, and not when all has been measured. */
+static int check_file(const char *option, const char *name, struct ibx_error *err)
+{
+    int rc = strcmp(option, "--plot") ? 0 : bw_plot_check(name, err);
+    if (rc)
+        return rc;
+    rc = bw_file_check(name, err);
+    return rc ? ibx_error_prefix(err, rc, option) : 0;
+}
+
 static int take_option(struct bw_args *args, int option, const char *value, struct ibx_error *err)
 {
     switch (option) {
@@ -288,10 +298,10 @@ static int take_option(struct bw_args *args, int option, const char *value, stru
         return 0;
     case OPT_JSON:
         args->json = value;
-        return 0;
+        return strcmp(value, "-") ? check_file("--json", value, err) : 0;
     case OPT_PLOT:
         args->plot = value;
-        return bw_plot_check(value, err);
+        return check_file("--plot", value, err);
     case OPT_STOCK:
         args->stock = value;
         return 0;

@@ -34,3 +34,12 @@ int bw_file_close(struct bw_file *file, int rc, struct ibx_error *err)
         unlink(file->temporary);
     return rc;
 }
+
+int bw_file_check(const char *name, struct ibx_error *err)
+{
+    struct bw_file file;
+    int rc = bw_file_open(&file, name, err);
+    if (!rc)
+        bw_file_close(&file, -ECANCELED, NULL);
+    return rc;
+}

@@ -201,6 +201,8 @@ struct bw_file {
     char temporary[4096 + 8];
     int fd;
 };
+/* Whether it could be made; leaves nothing. */
+int bw_file_check(const char *name, struct ibx_error *err);
 int bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err);
 /* Renames it into place, or removes it if `rc` is an error; closes. Returns rc or its own error. */
 int bw_file_close(struct bw_file *file, int rc, struct ibx_error *err);

@@ -71,7 +71,8 @@ def bad_values_exit_1_with_one_sentence(scene):
                           ("--time", "0"), ("--time", "-1"), ("--time", "soon"), ("--time", "nan"),
                           ("--count", "0"), ("--count", "1x"), ("--rounds", "0"), ("--depth", "1000"),
                           ("--set", "chunk"), ("--set", "chunk=7"), ("--set", "nonsense=1"),
-                          ("--plot", "picture.jpg"), ("--paths", "shm,carrier"), ("--paths", "")):
+                          ("--plot", "picture.jpg"), ("--json", "/nowhere/x.json"),
+                          ("--paths", "shm,carrier"), ("--paths", "")):
         code, out, err = scene.run("self", option, value)
         equal((option, value, code, out), (option, value, 1, ""))
         one_sentence(err)
@@ -486,9 +487,17 @@ def iperf_is_a_yardstick(scene):
 def a_file_that_cannot_be_written_is_one_sentence(scene):
     for file in ("missing/results.json", "/proc/results.json"):
         code, out, err = scene.run("self", *QUICK, "--paths", "stock", "--json", file)
-        equal(code, 1)
+        equal((code, out), (1, ""))  # before anything is measured
         one_sentence(err)
-        assert "H2D" in out and file in err, (out, err)
+        assert file in err, err
+    folder = scene.path("folder")
+    os.mkdir(folder)
+    client = Terminal(scene, "self", *QUICK, "--paths", "stock", "--json", "folder/results.json")
+    client.wait_for(r"h2d .*: stock")
+    os.rmdir(folder)
+    out = client.finish()
+    equal(client.process.returncode, 1)
+    assert "H2D" in out and any("folder/results.json" in line for line in client.lines), (out, client.lines)
 
 
 @test
