@@ -74,7 +74,8 @@ static void check_numa(void)
 {
     char nodes[128];
     if (doctor_read("/sys/devices/system/node/online", nodes, sizeof(nodes)))
-        doctor_add("memory", "NUMA nodes", DOCTOR_OK, NULL, "%s", nodes);
+        doctor_add("memory", "NUMA nodes", DOCTOR_OK, NULL, "%s%s",
+                   strpbrk(nodes, ",-") ? "" : "only ", nodes);
 }
 
 void doctor_check_memory(void)
