@@ -275,6 +275,8 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
 {
     if (!d->resumed)
         return 0;
+    if (d->engine)
+        ibx_fault_set_background(d->engine, true);
     destination_move(d, DESTINATION_FILLING);
     if (d->linked)
         ibx_control_send_plain(&d->control, IBX_MOVE_RUNNING);

@@ -245,6 +245,9 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
         .sources = as,
         .worker_count = d->hello.links,
         .spin_us = SPIN_US,
+        /* Before it runs only loading devices wants pages, and processors are dear. */
+        .no_background = !d->resumed,
+        .fault_workers = 1,
         .max_bandwidth = d->status.max_bandwidth,
     };
     for (unsigned i = 0; i < d->ram.count; i++)

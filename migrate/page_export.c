@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -189,6 +190,9 @@ static void *link_main(void *arg)
     struct ibx_page_export *pages = link->pages;
     struct ibx_error err = {0};
     pthread_setname_np(pthread_self(), "ibx-pages");
+    /* The connection that the destination keeps for faults, as there: where we may. */
+    if (!link->index && pages->link_count > 1)
+        setpriority(PRIO_PROCESS, (id_t)gettid(), IBX_FAULT_NICE);
     while (!pages->closing)
         if (link_step(link, &err)) {
             link_failed(link, &err);

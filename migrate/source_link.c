@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINKS_DEFAULT   2
+#define LINKS_DEFAULT   3 /* one of them for faults only */
 #define RETRY_MIN_MS    250
 #define RETRY_MAX_MS    5000
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */

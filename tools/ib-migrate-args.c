@@ -53,7 +53,7 @@ static const char help[] =
     "                        [no limit]; also: set\n"
     "  --minor               READ pages into place instead of copying them\n"
     "send, recover:\n"
-    "  --links N             page connections, 1 to 16 [2]\n"
+    "  --links N             page connections, 1 to 16 [3]\n"
     "  --quit                end the source's QEMU when all is confirmed\n"
     "check:\n"
     "  --destination         this QEMU is to receive\n"

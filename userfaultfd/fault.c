@@ -193,8 +193,9 @@ int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t pages
         n += pagemap_move(&engine->map, first + i, PAGE_MISSING, PAGE_PRESENT);
     marked(engine, n, IBX_FAULT_BY_ZERO);
     if (n) {
-        count(&engine->changes, 1); /* somebody may wait for one of them */
-        ibx_fault_wake_workers(engine);
+        count(&engine->changes, 1);
+        if (ibx_fault_now(engine) != IBX_FAULT_HELD) /* somebody may wait for one of them */
+            ibx_fault_wake_workers(engine);
         ibx_fault_check_complete(engine);
     }
     return 0;
@@ -225,6 +226,12 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
                                  (unsigned long long)r->start, strerror(-rc));
     }
     return 0;
+}
+
+void ibx_fault_set_background(struct ibx_fault *engine, bool on)
+{
+    atomic_store_explicit(&engine->background, on, memory_order_relaxed);
+    ibx_fault_wake_workers(engine);
 }
 
 void ibx_fault_set_bandwidth(struct ibx_fault *engine, uint64_t bytes_per_second)

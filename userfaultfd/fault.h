@@ -34,6 +34,7 @@
 
 #define IBX_FAULT_RANGES_MAX  1024
 #define IBX_FAULT_WORKERS_MAX 64
+#define IBX_FAULT_NICE        (-10) /* of threads for faults only, where that is permitted */
 
 struct ibx_fault;
 
@@ -103,7 +104,10 @@ struct ibx_fault_config {
     const struct ibx_fault_source *sources; /* one a worker thread; copied */
     unsigned worker_count;
     unsigned spin_us;       /* how long to look busily before sleeping; UINT_MAX: never sleep */
-    bool no_background;     /* faults only */
+    bool no_background;     /* faults only, until ibx_fault_set_background() */
+    unsigned fault_workers; /* the first so many fetch what faults want and nothing else, and ask
+                             * for IBX_FAULT_NICE; at least one worker does the rest, whatever this
+                             * says */
     uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
     uint32_t surroundings;  /* bytes, a power of two; 0: 64 KiB; 1: none */
     uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */
@@ -172,6 +176,8 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
                       struct ibx_error *err);
 /* Whether a page is present (or known to be zero, or discarded). */
 bool ibx_fault_present(const struct ibx_fault *engine, uint64_t page);
+/* Whether what nobody waits for is fetched as well; at once. */
+void ibx_fault_set_background(struct ibx_fault *engine, bool on);
 /* Bytes a second, 0 for no limit; at once. */
 void ibx_fault_set_bandwidth(struct ibx_fault *engine, uint64_t bytes_per_second);
 

@@ -81,7 +81,9 @@ struct fault_worker {
 
 struct ibx_fault {
     int uffd, event_fd;
-    bool events, no_background;
+    bool events;
+    _Atomic bool background;
+    unsigned fault_workers;
     unsigned spin_us, depth;
     uint32_t surroundings, chunk_min, chunk_max, page_max, slot_bytes;
     size_t buffer_bytes;

@@ -301,7 +301,8 @@ bool ibx_fault_policy_background(struct fault_worker *w)
     struct ibx_fault *e = w->engine;
     window_adapt(w);
     /* One at a time: between two there is a look at the faults. */
-    if (e->no_background || w->bulk >= w->depth ||
+    if (!atomic_load_explicit(&e->background, memory_order_relaxed) ||
+        w < e->workers + e->fault_workers || w->bulk >= w->depth ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))
         return false;
     uint64_t cursor = atomic_load_explicit(&e->cursor, memory_order_relaxed);

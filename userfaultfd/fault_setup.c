@@ -213,7 +213,9 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
 {
     e->uffd = config->uffd;
     e->events = config->events;
-    e->no_background = config->no_background;
+    e->background = !config->no_background;
+    e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
+                                                                    : config->worker_count - 1;
     e->spin_us = config->spin_us;
     e->depth = or_default(config->depth, DEFAULT_DEPTH);
     e->surroundings = or_default(config->surroundings, DEFAULT_NEAR);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define PIECE_BYTES    (64u * 1024) /* placed between two looks at the faults */
@@ -207,6 +208,9 @@ void *ibx_fault_worker_main(void *worker)
     struct ibx_fault *e = w->engine;
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
+    /* Where it may: a page that is waited for does not wait for a processor behind the others. */
+    if (w < e->workers + e->fault_workers)
+        setpriority(PRIO_PROCESS, (id_t)gettid(), IBX_FAULT_NICE);
     while (true) {
         bool ending = atomic_load(&e->ending);
         bool busy = !ending && ibx_fault_events_read(e);

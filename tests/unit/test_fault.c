@@ -269,6 +269,31 @@ static void test_order(void **state)
     rig_end(&g);
 }
 
+/* The background begins when it is told to, and leaves the first worker alone, which has its hands
+ * free for faults. */
+static void test_a_worker_for_faults(void **state)
+{
+    (void)state;
+    struct rig g;
+    struct toucher t;
+    rig_make(&g, 3, 0);
+    g.config.no_background = true;
+    g.config.fault_workers = 1;
+    rig_start(&g);
+    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    touch_start(&t, &g, 105);
+    touch_end(&t);
+    assert_true(REACHES(g.engine, present, 16));
+    assert_int_equal(stats_of(&g).present, 16); /* the window round it */
+    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 0);
+    unsigned before = g.sources[0]->accepted;
+    ibx_fault_set_background(g.engine, true);
+    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+    all_right_once(&g);
+    assert_int_equal(g.sources[0]->accepted, before);
+    rig_end(&g);
+}
+
 /* The background's requests grow while it is quiet, and are small again after a fault. */
 static void test_window(void **state)
 {
@@ -592,6 +617,7 @@ int main(void)
         cmocka_unit_test(test_source_says_zero),
         cmocka_unit_test(test_held),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_a_worker_for_faults),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_bandwidth),
         cmocka_unit_test(test_window_falls_back),
