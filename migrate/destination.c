@@ -708,43 +708,12 @@ int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_
     return finish(d, rc, last, err);
 }
 
-static int ended(const struct destination *d, struct ibx_error *err)
-{
-    return ibx_error_set(err, -ESRCH,
-                         "the QEMU (process %d) of this move has ended, and the VM with it: "
-                         "ib-migrate rollback at the source restarts it from its stop",
-                         (int)d->status.record.pid);
-}
-
-/* What a dead tool left: the VM waits in QEMU, or it never ran. */
 static int take_over(struct destination *d, struct ibx_error *err)
 {
-    char status[32];
-    struct ibx_move_hello own = {0};
-    struct ibx_record *record = &d->status.record;
     int rc = open_record(d, err);
     if (!rc)
-        rc = move_record_again(d->options->folder, record, err);
-    if (!rc)
-        rc = destination_vm_find(d, err);
-    if (rc)
-        return rc;
-    if (d->ram.pid != record->pid || !destination_qemu_lives(d))
-        return ended(d, err);
-    rc = destination_qemu_await(d, status, sizeof(status), err);
-    if (rc)
-        return destination_qemu_lives(d) ? rc : ended(d, err);
-    if (!strcmp(status, "inmigrate"))
-        return ibx_error_set(err, -ECANCELED,
-                             "the move ended before the VM ran here: start this QEMU anew and move "
-                             "again; the VM is at the source");
-    ibx_move_hello_describe(&own, &d->ram);
-    d->hello = own;
-    d->committed = d->resumed = true;
-    d->state = DESTINATION_FILLING;
-    if (record->state == IBX_RECORD_MAY_RUN)
-        rc = destination_record(d, IBX_RECORD_RUNNING, err);
-    return rc ? rc : destination_vm_take_over(d, err);
+        rc = move_record_again(d->options->folder, &d->status.record, err);
+    return rc ? rc : destination_take_over(d, err);
 }
 
 int ibx_move_receive_again(const struct ibx_receive_options *options,

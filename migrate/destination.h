@@ -89,9 +89,10 @@ struct destination {
 
     uint64_t lost_ns, progress_ns, complete_ns;
     bool resumed, qemu_failed, confirmed, cancelled;
-    bool aborted;        /* the source's own word, never a mere error of the network */
-    bool ending;         /* QEMU was given some of what is held back until the commit */
-    uint64_t monitor_ns; /* when to look again for a lost monitor; 0: it was never lost */
+    bool aborted;   /* the source's own word, never a mere error of the network */
+    bool ending;    /* QEMU was given some of what is held back until the commit */
+    uint64_t monitor_ns;   /* when to look again for a lost monitor; 0: it was never lost */
+    uint64_t inmigrate_ns; /* taken_over: when QEMU was first heard to wait for the state; or 0 */
     unsigned interrupts;
 };
 
@@ -100,6 +101,13 @@ int destination_record(struct destination *d, enum ibx_record_state state, struc
 /* The connection or one of its page connections is gone: everything of it is closed as soon as the
  * engine has stopped. */
 void destination_unlink(struct destination *d, int code, const char *reason);
+
+/* destination_again.c */
+
+/* What a dead tool left, by its record, whose lock is held: the VM runs in QEMU (FILLING), or that
+ * does not say yet whether it does (RESUMING, until its monitor answers), or (-ECANCELED) it never
+ * ran. -ESRCH: its QEMU has ended. */
+int destination_take_over(struct destination *d, struct ibx_error *err);
 
 /* destination_link.c */
 
@@ -125,6 +133,8 @@ void destination_qemu_lose(struct destination *d, const char *why);
 /* After destination_vm_loaded(): QEMU's main thread, which loads, answers only when it has nothing
  * left to load and no error was in it. */
 int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err);
+/* The monitor, which must be that of this very process. -ETIMEDOUT: it does not answer. */
+int destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err);
 /* The VM's status, once QEMU has noticed that its stream has ended. */
 int destination_qemu_await(struct destination *d, char *status, size_t size, struct ibx_error *err);
 
@@ -132,6 +142,9 @@ int destination_qemu_await(struct destination *d, char *status, size_t size, str
 
 /* Finds QEMU and what cannot be moved to it. */
 int destination_vm_find(struct destination *d, struct ibx_error *err);
+/* For a tool that takes over, without the monitor: by what the record says of guest RAM. -ESTALE:
+ * it is not there any more. */
+int destination_vm_find_again(struct destination *d, struct ibx_error *err);
 /* userfaultfd, punch, registration; then QEMU waits for the device state. */
 int destination_vm_prepare(struct destination *d, struct ibx_error *err);
 /* For a tool that takes over: the descriptor that QEMU still has. */

@@ -54,6 +54,31 @@ static int hear(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
+int destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = ibx_qmp_connect(d->options->qmp, deadline_ns, &d->qmp, err);
+    if (rc || !ibx_qmp_pid(d->qmp) || ibx_qmp_pid(d->qmp) == d->ram.pid)
+        return rc;
+    rc = ibx_error_set(err, -ESRCH, "process %d has %s, and not QEMU (process %d)",
+                       (int)ibx_qmp_pid(d->qmp), d->options->qmp, (int)d->ram.pid);
+    ibx_qmp_close(d->qmp);
+    d->qmp = NULL;
+    return rc;
+}
+
+/* For a tool that took over before it could know whether the VM runs: QEMU that still waits for its
+ * state has lost it with the dead tool, as soon as it notices. */
+static int learn(struct destination *d, struct ibx_error *err)
+{
+    int rc = heed_loaded(d, ibx_deadline_in_ms(MONITOR_MS), err);
+    if (rc || d->resumed)
+        return rc;
+    if (!d->inmigrate_ns)
+        d->inmigrate_ns = ibx_now_ns();
+    d->qemu_failed |= ibx_now_ns() - d->inmigrate_ns > LOADING_MS * IBX_NS_PER_MS;
+    return 0;
+}
+
 /* Only while the VM is ours: before that a lost monitor is the end of the move. */
 static int look_for_monitor(struct destination *d, struct ibx_error *err)
 {
@@ -62,13 +87,13 @@ static int look_for_monitor(struct destination *d, struct ibx_error *err)
         return ibx_error_set(err, -ESRCH, "QEMU (process %d) has ended", (int)d->ram.pid);
     if (ibx_now_ns() < d->monitor_ns)
         return 0;
-    int rc = ibx_qmp_connect(d->options->qmp, ibx_deadline_in_ms(MONITOR_MS), &d->qmp, &silent);
+    int rc = destination_qemu_reach(d, ibx_deadline_in_ms(MONITOR_MS), &silent);
     if (!rc)
         rc = heed_loaded(d, ibx_deadline_in_ms(MONITOR_MS), &silent);
     if (rc)
         destination_qemu_lose(d, silent.message);
     else
-        ibx_log(IBX_LOG_WARN, "move: QEMU's monitor is back");
+        ibx_log(IBX_LOG_WARN, "move: QEMU's monitor is there");
     return 0;
 }
 
@@ -99,6 +124,8 @@ static int ran_early(struct destination *d, struct ibx_error *err)
 int destination_qemu_hear(struct destination *d, struct ibx_error *err)
 {
     int rc = d->qmp ? hear(d, err) : look_for_monitor(d, err);
+    if (!rc && d->qmp && d->taken_over && !d->resumed)
+        rc = learn(d, err);
     if (d->resumed && !d->committed)
         return ran_early(d, err);
     if (!rc && d->qemu_failed && !d->resumed)

@@ -22,18 +22,66 @@
 
 /* ---------------------------------------------------------------- finding */
 
+static int measure(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_move_hello own = {0};
+    ibx_move_hello_describe(&own, &d->ram);
+    d->status.ram_bytes = d->ram.bytes;
+    return ibx_page_map_init(&d->map, own.blocks, own.block_count, err);
+}
+
 int destination_vm_find(struct destination *d, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
     int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qmp, 0, true, &d->ram, deadline, err);
-    if (rc)
-        return rc;
-    struct ibx_move_hello own = {0};
-    ibx_move_hello_describe(&own, &d->ram);
-    d->status.ram_bytes = d->ram.bytes;
-    return ibx_page_map_init(&d->map, own.blocks, own.block_count, err);
+    return rc ? rc : measure(d, err);
+}
+
+/* So that it can be found again without the monitor. */
+static void put_on_record(struct destination *d)
+{
+    struct ibx_record *record = &d->status.record;
+    record->block_count = (unsigned)d->ram.count;
+    for (size_t i = 0; i < d->ram.count; i++) {
+        const struct ibx_guest_block *block = &d->ram.blocks[i];
+        struct ibx_record_block *at = &record->blocks[i];
+        memcpy(at->id, block->id, sizeof(at->id));
+        at->size = block->size;
+        at->page_size = block->page_size;
+        at->offset = block->offset;
+        at->address = block->address;
+        at->dev = block->dev;
+        at->ino = block->ino;
+    }
+}
+
+int destination_vm_find_again(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_record *record = &d->status.record;
+    struct ibx_guest_ram *ram = &d->ram;
+    ram->blocks = calloc(record->block_count, sizeof(*ram->blocks));
+    if (!ram->blocks)
+        return ibx_error_set(err, -ENOMEM, "no memory for a description of guest RAM");
+    ram->pid = record->pid;
+    ram->count = record->block_count;
+    memcpy(ram->uuid, record->uuid, sizeof(ram->uuid));
+    memcpy(ram->name, record->name, sizeof(ram->name));
+    for (unsigned i = 0; i < record->block_count; i++) {
+        const struct ibx_record_block *at = &record->blocks[i];
+        ram->blocks[i] = (struct ibx_guest_block){.size = at->size,
+                                                  .page_size = at->page_size,
+                                                  .offset = at->offset,
+                                                  .address = at->address,
+                                                  .dev = at->dev,
+                                                  .ino = at->ino,
+                                                  .fd = -1};
+        memcpy(ram->blocks[i].id, at->id, sizeof(at->id));
+        ram->bytes += at->size;
+    }
+    int rc = ibx_guest_ram_again(ram, true, err);
+    return rc ? rc : measure(d, err);
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -143,6 +191,7 @@ int destination_vm_prepare(struct destination *d, struct ibx_error *err)
         return rc;
     d->status.record.uffd = d->uffd.remote;
     d->status.record.device_way = d->uffd.way == IBX_UFFD_DEVICE;
+    put_on_record(d);
     rc = destination_record(d, IBX_RECORD_MAY_RUN, err);
     return rc ? rc : await_state(d, err);
 }

@@ -276,6 +276,30 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx
     return 0;
 }
 
+int ibx_guest_ram_again(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
+{
+    struct guest_mappings mappings;
+    int rc = ibx_guest_mappings_read(ram->pid, &mappings, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        struct ibx_guest_block *block = &ram->blocks[i];
+        const struct guest_mapping *where;
+        const uint64_t page_size = block->page_size;
+        rc = ibx_guest_block_relocate(ram->pid, &mappings, block, &where, err);
+        if (!rc)
+            rc = ibx_guest_block_open(ram->pid, where, writable, block, err);
+        block->shared = !rc;
+        if (!rc && block->page_size != page_size)
+            rc = ibx_error_set(err, -ESTALE,
+                               "guest RAM %s of process %d has pages of %" PRIu64
+                               " bytes, not of %" PRIu64 " as when the move began",
+                               block->id, (int)ram->pid, block->page_size, page_size);
+    }
+    ibx_guest_mappings_fini(&mappings);
+    return rc;
+}
+
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram)
 {
     for (size_t i = 0; i < ram->count; i++) {

@@ -52,6 +52,10 @@ struct ibx_guest_ram {
  * this RAM. `ram` is set on success only and ended by fini. */
 int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err);
+/* The same without QMP, for who knows the layout: pid and of each block id, size, page_size,
+ * offset, address, dev and ino are given, and the files are opened (fd -1 before, to be ended by
+ * fini also after a failure). -ESTALE: the process has something else there. */
+int ibx_guest_ram_again(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err);
 /* Closes the files. */
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 

@@ -27,6 +27,10 @@ void ibx_guest_mappings_fini(struct guest_mappings *mappings);
 int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
                            struct ibx_guest_block *block, const struct guest_mapping **where,
                            struct ibx_error *err);
+/* The mapping of a block whose address, offset and file are known; -ESTALE. */
+int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
+                             struct ibx_guest_block *block, const struct guest_mapping **where,
+                             struct ibx_error *err);
 int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writable,
                          struct ibx_guest_block *block, struct ibx_error *err);
 

@@ -161,6 +161,26 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
     return 0;
 }
 
+int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
+                             struct ibx_guest_block *block, const struct guest_mapping **where,
+                             struct ibx_error *err)
+{
+    for (size_t i = 0; i < mappings->count; i++) {
+        const struct guest_mapping *m = &mappings->items[i];
+        if (m->dev != block->dev || m->ino != block->ino || block->address < m->start ||
+            block->address >= m->end || m->end - block->address < block->size ||
+            m->offset + (block->address - m->start) != block->offset)
+            continue;
+        snprintf(block->path, sizeof(block->path), "%s", m->path);
+        block->named = m->path[0] == '/'; /* whoever opens it looks whether it is this file */
+        *where = m;
+        return 0;
+    }
+    return ibx_error_set(err, -ESTALE,
+                         "process %d does not have guest RAM %s where it was when the move began",
+                         (int)pid, block->id);
+}
+
 /* ------------------------------------------------------------ opening */
 
 static bool is_file(int fd, const struct ibx_guest_block *block)

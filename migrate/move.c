@@ -332,7 +332,7 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
     struct ibx_move_answer answer;
     struct ibx_qmp *qmp;
     struct ibx_error silent = {0};
-    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    struct ibx_source_vm vm = {.was_running = record->was_running, .touched = true};
     uint64_t deadline;
     int lock_fd;
     if (!record->source || ibx_record_over(record))

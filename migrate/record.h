@@ -21,6 +21,7 @@
 #ifndef IBX_MIGRATE_RECORD_H
 #define IBX_MIGRATE_RECORD_H
 
+#include "migrate/guest_ram.h"
 #include "migrate/protocol.h"
 
 #include <limits.h>
@@ -35,6 +36,12 @@ enum ibx_record_state {
     IBX_RECORD_NOT_YET,
     IBX_RECORD_RUNNING,
     IBX_RECORD_GIVEN_UP,
+};
+
+/* Where a block of guest RAM lies, as in struct ibx_guest_block. */
+struct ibx_record_block {
+    char id[IBX_GUEST_ID_MAX];
+    uint64_t size, page_size, offset, address, dev, ino;
 };
 
 struct ibx_record {
@@ -52,7 +59,12 @@ struct ibx_record {
     char key_file[256];   /* "" none */
     int uffd;             /* destination: the userfaultfd's number in QEMU; -1 none */
     bool device_way;      /* it was made by /dev/userfaultfd */
-    uint64_t written_s;   /* seconds since 1970, set by ibx_record_write */
+    bool was_running;     /* source: the VM ran before the move, and shall when it comes back */
+    /* destination, from MAY_RUN on: found again without the monitor, which does not answer while
+     * QEMU's main thread waits for a page. 0: a record of before there were any */
+    unsigned block_count;
+    struct ibx_record_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
+    uint64_t written_s; /* seconds since 1970, set by ibx_record_write */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else

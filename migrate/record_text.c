@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RECORD_VERSION 1
+#define RECORD_VERSION       2
+#define RECORD_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
 
 #define BIT(state) (1u << IBX_RECORD_##state)
 
@@ -102,6 +103,23 @@ static int check_text(const struct ibx_record *record, struct ibx_error *err)
     return 0;
 }
 
+static json_t *blocks_json(const struct ibx_record *record)
+{
+    json_t *list = json_array();
+    for (unsigned i = 0; list && i < record->block_count; i++) {
+        const struct ibx_record_block *b = &record->blocks[i];
+        json_t *item = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", b->id, "size",
+                                 (json_int_t)b->size, "page-size", (json_int_t)b->page_size,
+                                 "offset", (json_int_t)b->offset, "address", (json_int_t)b->address,
+                                 "dev", (json_int_t)b->dev, "ino", (json_int_t)b->ino);
+        if (json_array_append_new(list, item)) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 int record_text_make(const struct ibx_record *record, char **text, size_t *length,
                      struct ibx_error *err)
 {
@@ -111,13 +129,15 @@ int record_text_make(const struct ibx_record *record, char **text, size_t *lengt
     if (check_text(record, err))
         return -EINVAL;
     json_t *json = json_pack(
-        "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:I}",
+        "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
+        "s:I}",
         "ibx-record", RECORD_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_record_state_name(record->state), "uuid",
         record->uuid, "name", name_json(record->name), "qmp", record->qmp, "pid",
         (json_int_t)record->pid, "pid-started", (json_int_t)record->pid_started, "uri", record->uri,
         "peer", name_json(record->peer), "key-file", record->key_file, "uffd", record->uffd,
-        "device-way", record->device_way, "written", (json_int_t)record->written_s);
+        "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
+        blocks_json(record), "written", (json_int_t)record->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -168,7 +188,8 @@ static int take_text(const char *key, const char *text, char *out, size_t size,
 }
 
 struct fields {
-    int device_way;
+    int device_way, was_running;
+    json_t *blocks; /* borrowed; NULL: of the first version */
     json_int_t version, uffd, epoch, pid, pid_started, written;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
 };
@@ -187,7 +208,58 @@ static int take_numbers(const struct fields *f, struct ibx_record *record, struc
     record->pid_started = (uint64_t)f->pid_started;
     record->uffd = (int)f->uffd;
     record->device_way = f->device_way;
+    record->was_running = f->was_running;
     record->written_s = (uint64_t)f->written;
+    return 0;
+}
+
+/* dev and ino are any 64 bits. */
+static int take_block(json_t *json, const struct ibx_record_block *previous,
+                      struct ibx_record_block *block, struct ibx_error *err)
+{
+    const char *id;
+    json_int_t size, page, offset, address, dev, ino;
+    json_error_t why;
+    if (json_unpack_ex(json, &why, JSON_STRICT, "{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", &id,
+                       "size", &size, "page-size", &page, "offset", &offset, "address", &address,
+                       "dev", &dev, "ino", &ino))
+        return ibx_error_set(err, -EINVAL, "guest-ram: %.200s", why.text);
+    if (!*id || strlen(id) >= sizeof(block->id) || (previous && strcmp(previous->id, id) >= 0))
+        return ibx_error_set(err, -EINVAL,
+                             "guest RAM \"%.64s\" has no id of up to %zu bytes, or does not follow "
+                             "by it",
+                             id, sizeof(block->id) - 1);
+    if (page < 4096 || (page & (page - 1)) || size <= 0 || size % page || address <= 0 ||
+        address % page || offset < 0 || size > INT64_MAX - address || size > INT64_MAX - offset)
+        return ibx_error_set(
+            err, -EINVAL,
+            "guest RAM %.64s has size %lld, page-size %lld, offset %lld or address "
+            "%lld out of range",
+            id, (long long)size, (long long)page, (long long)offset, (long long)address);
+    *block = (struct ibx_record_block){.size = (uint64_t)size,
+                                       .page_size = (uint64_t)page,
+                                       .offset = (uint64_t)offset,
+                                       .address = (uint64_t)address,
+                                       .dev = (uint64_t)dev,
+                                       .ino = (uint64_t)ino};
+    memcpy(block->id, id, strlen(id) + 1);
+    return 0;
+}
+
+static int take_blocks(json_t *list, struct ibx_record *record, struct ibx_error *err)
+{
+    const size_t count = json_array_size(list);
+    if (list && (!json_is_array(list) || count > (record->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
+        return ibx_error_set(err, -EINVAL,
+                             "guest-ram is no list of up to %u blocks, empty for a source",
+                             IBX_GUEST_BLOCKS_MAX);
+    for (size_t i = 0; i < count; i++) {
+        int rc = take_block(json_array_get(list, i), i ? &record->blocks[i - 1] : NULL,
+                            &record->blocks[i], err);
+        if (rc)
+            return rc;
+    }
+    record->block_count = (unsigned)count;
     return 0;
 }
 
@@ -196,6 +268,7 @@ static int take_fields(const struct fields *f, struct ibx_record *record, struct
     int rc = take_id(f->id, record->id, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
     rc = rc ? rc : take_numbers(f, record, err);
+    rc = rc ? rc : take_blocks(f->blocks, record, err);
     rc = rc ? rc : take_text("uuid", f->uuid, record->uuid, sizeof(record->uuid), err);
     rc = rc ? rc : take_text("name", f->name, record->name, sizeof(record->name), err);
     rc = rc ? rc : take_text("qmp", f->qmp, record->qmp, sizeof(record->qmp), err);
@@ -205,23 +278,29 @@ static int take_fields(const struct fields *f, struct ibx_record *record, struct
               : take_text("key-file", f->key_file, record->key_file, sizeof(record->key_file), err);
 }
 
+#define FIRST_FIELDS                                                                               \
+    "{s:I, s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:b, s:I"
+
 static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *err)
 {
-    struct fields f = {0};
+    /* Before it was on record a VM was taken to have run. */
+    struct fields f = {.was_running = true};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
         return ibx_error_set(err, -EINVAL, "it has no \"ibx-record\"");
-    if (json_integer_value(version) != RECORD_VERSION)
-        return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows %d",
-                             (long long)json_integer_value(version), RECORD_VERSION);
+    const json_int_t number = json_integer_value(version);
+    if (number < RECORD_VERSION_FIRST || number > RECORD_VERSION)
+        return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows %d to %d",
+                             (long long)number, RECORD_VERSION_FIRST, RECORD_VERSION);
     if (json_unpack_ex(
             json, &why, JSON_STRICT,
-            "{s:I, s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:b, s:I}",
+            number == RECORD_VERSION_FIRST ? FIRST_FIELDS "}" : FIRST_FIELDS ", s:b, s:o}",
             "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch, "state",
             &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid", &f.pid, "pid-started",
             &f.pid_started, "uri", &f.uri, "peer", &f.peer, "key-file", &f.key_file, "uffd",
-            &f.uffd, "device-way", &f.device_way, "written", &f.written))
+            &f.uffd, "device-way", &f.device_way, "written", &f.written, "was-running",
+            &f.was_running, "guest-ram", &f.blocks))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

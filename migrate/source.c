@@ -628,7 +628,7 @@ static int look(struct source *s, struct ibx_error *err)
     record->uffd = -1;
     record->state = IBX_RECORD_HERE;
     move_record_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
-    s->vm.was_running = !strcmp(s->ram.status, "running");
+    s->vm.was_running = record->was_running = !strcmp(s->ram.status, "running");
     return 0;
 }
 
@@ -767,7 +767,8 @@ int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx
         poll(NULL, 0, LOCK_LOOK_MS);
     if (!rc)
         rc = look_again(s, err);
-    s->vm.touched = s->vm.was_running = true;
+    s->vm.touched = true;
+    s->vm.was_running = s->status.record.was_running;
     if (!rc)
         rc = source_find_map(s, err);
     if (!rc)

@@ -44,6 +44,53 @@ static void same_memory(const struct ibx_guest_ram *ram, const struct ibx_guest_
     assert_string_equal(seen, mark);
 }
 
+/* What a record keeps of it. */
+static void copy_layout(const struct ibx_guest_ram *ram, struct ibx_guest_ram *again)
+{
+    *again = (struct ibx_guest_ram){.pid = ram->pid, .count = ram->count};
+    again->blocks = calloc(ram->count, sizeof(*again->blocks));
+    assert_non_null(again->blocks);
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *from = &ram->blocks[i];
+        again->blocks[i] = (struct ibx_guest_block){.size = from->size,
+                                                    .page_size = from->page_size,
+                                                    .offset = from->offset,
+                                                    .address = from->address,
+                                                    .dev = from->dev,
+                                                    .ino = from->ino,
+                                                    .fd = -1};
+        memcpy(again->blocks[i].id, from->id, sizeof(from->id));
+    }
+}
+
+static void not_found_again(const struct ibx_guest_ram *ram, size_t member)
+{
+    struct ibx_guest_ram again;
+    copy_layout(ram, &again);
+    *(uint64_t *)((char *)&again.blocks[0] + member) += MIB;
+    vm_soon();
+    vm_refused(ibx_guest_ram_again(&again, true, &vm_error), -ESTALE, again.blocks[0].id);
+    ibx_guest_ram_fini(&again);
+}
+
+/* Without a word of QEMU, and only where it was. */
+static void found_again(const struct ibx_guest_ram *ram)
+{
+    struct ibx_guest_ram again;
+    copy_layout(ram, &again);
+    vm_soon();
+    vm_ok(ibx_guest_ram_again(&again, true, &vm_error));
+    for (size_t i = 0; i < again.count; i++)
+        same_memory(&again, &again.blocks[i], 2 * MIB);
+    ibx_guest_ram_fini(&again);
+    not_found_again(ram, offsetof(struct ibx_guest_block, size));
+    not_found_again(ram, offsetof(struct ibx_guest_block, page_size));
+    not_found_again(ram, offsetof(struct ibx_guest_block, offset));
+    not_found_again(ram, offsetof(struct ibx_guest_block, address));
+    not_found_again(ram, offsetof(struct ibx_guest_block, dev));
+    not_found_again(ram, offsetof(struct ibx_guest_block, ino));
+}
+
 static bool bit(const uint64_t *bits, uint64_t i)
 {
     return bits[i / 64] >> (i % 64) & 1;
@@ -76,6 +123,7 @@ static void test_file(void **state)
     assert_int_equal(stat(vm.ram, &st), 0);
     assert_true(block->dev == st.st_dev && block->ino == st.st_ino);
     same_memory(&ram, block, 40 * MIB);
+    found_again(&ram);
     ibx_guest_ram_fini(&ram);
     vm_end(&vm);
 }
@@ -99,6 +147,7 @@ static void test_numa_memfd(void **state)
     assert_true(left->ino != right->ino && left->address != right->address);
     same_memory(&ram, left, MIB);
     same_memory(&ram, right, MIB);
+    found_again(&ram);
     /* Node 0 is the right one, so it is what the guest sees at 1 MiB. */
     char text[256];
     vm_hmp(&vm, "xp /8c 0x100000", text, sizeof(text));

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -232,6 +233,66 @@ static void test_destination_killed_when_it_runs(void **state)
     went();
 }
 
+/* Has QEMU's main thread read a page that has not come: until then it answers nobody. The call ends
+ * with ibx_qmp_finish. */
+static uint64_t block_main_thread(void)
+{
+    char line[64], path[64], where[64] = "";
+    const uint64_t deadline = vm_soon();
+    uint64_t call;
+    int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
+    off_t at = 1 << 20;
+    while (lseek(from, at, SEEK_DATA) != at || lseek(to, at, SEEK_HOLE) != at) {
+        at += 4096;
+        assert_true(at < (off_t)VM_RAM_MIB << 20);
+    }
+    close(from);
+    close(to);
+    snprintf(line, sizeof(line), "xp /1xb 0x%llx", (unsigned long long)at);
+    vm_ok(ibx_qmp_start(vms[1].qmp, "human-monitor-command",
+                        json_pack("{s:s}", "command-line", line), &call, vm_soon(), &vm_error));
+    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[1].pid);
+    while (!strstr(where, "userfault")) {
+        FILE *file = fopen(path, "re");
+        assert_non_null(file);
+        where[fread(where, 1, sizeof(where) - 1, file)] = 0;
+        fclose(file);
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU's main thread waits in %s", where);
+        poll(NULL, 0, 2);
+    }
+    return call;
+}
+
+/* The monitor cannot answer before the pages come: recover goes by the record alone. Whether that
+ * says RUNNING already, or not yet. */
+static void test_destination_killed_with_a_silent_monitor(void **state)
+{
+    (void)state;
+    for (int known = 0; known < 2; known++) {
+        print_message("%s\n", known ? "running" : "may-run");
+        start_both();
+        if (!known)
+            setenv("IBX_MOVE_STOP_AT", "destination:filling", 1); /* before it is written */
+        mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+        unsetenv("IBX_MOVE_STOP_AT");
+        mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+        if (known)
+            mover_await(&receiver, "filling", 0);
+        else
+            await_stop(&receiver);
+        mover_kill(&receiver, SIGKILL);
+        uint64_t call = block_main_thread();
+        recover(&receiver, &vms[1]);
+        mover_ends(&receiver, 0);
+        mover_must_say(&receiver, "not its monitor");
+        mover_ends(&sender, 0);
+        vm_ok(ibx_qmp_finish(vms[1].qmp, call, NULL, vm_soon(), &vm_error));
+        went();
+        mover_end_all(NULL);
+    }
+}
+
 /* Both die, each is started again, and the VM has every page in the end. */
 static void test_both_killed(void **state)
 {
@@ -262,6 +323,44 @@ static void test_destination_killed_in_the_commit(void **state)
     mover_start(&rollback,
                 (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
     mover_ends(&rollback, 0);
+    stayed();
+}
+
+static void still_paused(void)
+{
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+    vm_do(&vms[0], "cont", NULL);
+}
+
+/* The source's tool is gone after its commit, and the destination gives up for itself. */
+static void given_up_alone(bool paused)
+{
+    start_both();
+    if (paused)
+        vm_do(&vms[0], "stop", NULL);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:committed", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    await_stop(&sender);
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    mover_kill(&receiver, SIGINT);
+}
+
+/* What was paused before the move stays that when it is taken back. */
+static void test_rollback_of_a_paused_vm(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    given_up_alone(true);
+    mover_ends(&receiver, 1);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    still_paused();
     stayed();
 }
 
@@ -459,8 +558,10 @@ int main(void)
         cmocka_unit_test_teardown(test_cancelled, mover_end_all),
         cmocka_unit_test_teardown(test_source_killed_after_the_commit, mover_end_all),
         cmocka_unit_test_teardown(test_destination_killed_when_it_runs, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_killed_with_a_silent_monitor, mover_end_all),
         cmocka_unit_test_teardown(test_both_killed, mover_end_all),
         cmocka_unit_test_teardown(test_destination_killed_in_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_rollback_of_a_paused_vm, mover_end_all),
         cmocka_unit_test_teardown(test_destination_lost, mover_end_all),
         cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
         cmocka_unit_test_teardown(test_stopped_for_a_while, mover_end_all),

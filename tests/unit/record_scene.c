@@ -43,7 +43,18 @@ struct ibx_record sample(bool source, uint8_t number)
                            .peer = "node-b",
                            .key_file = "/etc/ibx.key",
                            .uffd = source ? -1 : 31,
-                           .device_way = !source};
+                           .device_way = !source,
+                           .was_running = source,
+                           .block_count = source ? 0 : 2,
+                           .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
+    for (unsigned i = 0; i < r.block_count; i++) {
+        r.blocks[i].size = 64 << 20;
+        r.blocks[i].page_size = i ? 2 << 20 : 4096;
+        r.blocks[i].offset = (uint64_t)i << 30;
+        r.blocks[i].address = 0x7f0000000000 + ((uint64_t)i << 30);
+        r.blocks[i].dev = 26;
+        r.blocks[i].ino = UINT64_MAX - i;
+    }
     memset(r.id, number, sizeof(r.id));
     return r;
 }

@@ -41,10 +41,49 @@ static void records_come_back_as_they_were(void **state)
         assert_string_equal(found.key_file, r.key_file);
         assert_int_equal(found.uffd, r.uffd);
         assert_int_equal(found.device_way, r.device_way);
+        assert_int_equal(found.was_running, r.was_running);
+        assert_int_equal(found.block_count, r.block_count);
+        for (unsigned i = 0; i < r.block_count; i++) {
+            const struct ibx_record_block *a = &found.blocks[i], *b = &r.blocks[i];
+            assert_string_equal(a->id, b->id);
+            assert_true(a->size == b->size && a->page_size == b->page_size &&
+                        a->offset == b->offset && a->address == b->address && a->dev == b->dev &&
+                        a->ino == b->ino);
+        }
         assert_int_equal(found.written_s, r.written_s);
         assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
         assert_int_equal(ibx_record_remove(folder, &r, &error), -ENOENT);
     }
+}
+
+/* Written by hand, as the first version did. */
+static void records_of_the_first_version(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"ibx-record\": 1, \"id\": \"07070707070707070707070707070707\", "
+        "\"role\": \"destination\", \"epoch\": 3, \"state\": \"may-run\", \"uuid\": \"\", "
+        "\"name\": \"db1\", \"qmp\": \"/run/db1.qmp\", \"pid\": 4242, \"pid-started\": 99, "
+        "\"uri\": \"tcp://node-b:7471\", \"peer\": \"node-a\", \"key-file\": \"\", \"uffd\": 31, "
+        "\"device-way\": false, \"written\": 1700000000%s}";
+    char path[PATH_MAX], whole[1024];
+    struct ibx_record r = sample(false, 7), *all;
+    size_t count;
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    snprintf(whole, sizeof(whole), text, "");
+    put_file(path, whole, strlen(whole));
+    r = only();
+    assert_int_equal(r.state, IBX_RECORD_MAY_RUN);
+    assert_int_equal(r.uffd, 31);
+    assert_int_equal(r.block_count, 0);
+    assert_true(r.was_running); /* as it was taken to have been */
+    r.state = IBX_RECORD_RUNNING;
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(only().state, IBX_RECORD_RUNNING);
+    snprintf(whole, sizeof(whole), text, ", \"was-running\": true, \"guest-ram\": []");
+    put_file(path, whole, strlen(whole));
+    assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    says("unpacked");
 }
 
 /* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
@@ -383,6 +422,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(records_come_back_as_they_were),
+        TEST(records_of_the_first_version),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
         TEST(states_have_names_and_sentences),

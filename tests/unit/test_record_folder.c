@@ -50,9 +50,15 @@ static void hostile_files_are_named(void **state)
     static const struct {
         const char *from, *to, *word;
     } cases[] = {
-        {"\"ibx-record\": 1", "\"ibx-record\": 2", "version 2"},
-        {"\"ibx-record\": 1", "\"ibx-record\": \"1\"", "ibx-record"},
-        {"\"ibx-record\": 1,", "", "ibx-record"},
+        {"\"ibx-record\": 2", "\"ibx-record\": 3", "version 3"},
+        {"\"ibx-record\": 2", "\"ibx-record\": \"2\"", "ibx-record"},
+        {"\"ibx-record\": 2", "\"ibx-record\": 1", "unpacked"},
+        {"\"ibx-record\": 2", "\"ibx-record\": 0", "version 0"},
+        {"\"ibx-record\": 2,", "", "ibx-record"},
+        {"\"was-running\": true,", "", "was-running"},
+        {"\"was-running\": true", "\"was-running\": 1", "true or false"},
+        {"\"guest-ram\": []", "\"guest-ram\": {}", "guest-ram"},
+        {"\"guest-ram\": []", "\"guest-ram\": [{}]", "empty for a source"},
         {"\"epoch\": 1", "\"epoch\": 0", "epoch 0"},
         {"\"epoch\": 1", "\"epoch\": -1", "epoch -1"},
         {"\"epoch\": 1", "\"epoch\": 1.5", "integer"},
@@ -88,6 +94,39 @@ static void hostile_files_are_named(void **state)
     }
     put_file(path, "[]", 2);
     list_refuses("abab.source.json", "ibx-record");
+}
+
+static void hostile_layouts_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *word;
+    } cases[] = {
+        {"\"id\": \"mem0\"", "\"id\": \"\"", "no id"},
+        {"\"id\": \"mem0\"", "\"id\": \"mem1\"", "follow"},
+        {"\"id\": \"mem0\"", "\"id\": 5", "guest-ram"},
+        {"\"id\": \"mem0\",", "", "id"},
+        {"\"id\": \"mem0\"", "\"id\": \"mem0\", \"more\": 1", "unpacked"},
+        {"\"size\": 67108864", "\"size\": 0", "size 0"},
+        {"\"size\": 67108864", "\"size\": 67108865", "size 67108865"},
+        {"\"size\": 67108864", "\"size\": 9223372036854771712", "size 9223372036854771712"},
+        {"\"page-size\": 4096", "\"page-size\": 0", "page-size 0"},
+        {"\"page-size\": 4096", "\"page-size\": 12288", "page-size 12288"},
+        {"\"offset\": 0", "\"offset\": -4096", "offset -4096"},
+        {"\"address\": ", "\"address\": -", "address -"},
+        {"\"address\": 4096", "\"address\": 4097", "address 4097"},
+        {"\"ino\": -1", "\"ino\": \"-1\"", "guest-ram"},
+    };
+    char path[PATH_MAX], text[4096];
+    struct ibx_record r = sample(false, 0xab);
+    r.blocks[0].address = 4096;
+    assert_int_equal(write_record(&r), 0);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        with(path, text, cases[i].from, cases[i].to);
+        list_refuses("abab.destination.json", cases[i].word);
+    }
 }
 
 static void deep_and_large_files_are_refused(void **state)
@@ -399,12 +438,19 @@ static void processes_are_told_apart(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(every_truncation_is_noticed),      TEST(hostile_files_are_named),
-        TEST(deep_and_large_files_are_refused), TEST(only_plain_files_of_this_user_count),
-        TEST(folders_are_chosen_and_made),      TEST(users_have_theirs_at_home),
-        TEST(unfit_folders_are_refused),        TEST(locks_name_their_holder),
-        TEST(locks_outlive_their_file),         TEST(one_holds_it_at_a_time),
-        TEST(an_ended_holder_is_told_apart),    TEST(processes_are_told_apart),
+        TEST(every_truncation_is_noticed),
+        TEST(hostile_files_are_named),
+        TEST(hostile_layouts_are_named),
+        TEST(deep_and_large_files_are_refused),
+        TEST(only_plain_files_of_this_user_count),
+        TEST(folders_are_chosen_and_made),
+        TEST(users_have_theirs_at_home),
+        TEST(unfit_folders_are_refused),
+        TEST(locks_name_their_holder),
+        TEST(locks_outlive_their_file),
+        TEST(one_holds_it_at_a_time),
+        TEST(an_ended_holder_is_told_apart),
+        TEST(processes_are_told_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
