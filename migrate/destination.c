@@ -14,6 +14,7 @@
 
 #define LOAD_LOOK_MS   1 /* while QEMU reads the last of the device state */
 #define COMPLETE_AGAIN (1000 * IBX_NS_PER_MS)
+#define ANSWER_MS      60000 /* for a source that was away to hear that the move was given up */
 
 /* ---------------------------------------------------------------- states */
 
@@ -380,6 +381,8 @@ static int step(struct destination *d, struct ibx_error *err)
 static int give_up(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
+    /* A tool that took over knows less for sure, and leaves it to the operator. */
+    d->answering = d->state >= DESTINATION_WAITING && !d->linked && !d->aborted && !d->taken_over;
     destination_vm_give_up(d);
     if (d->status.record.written_s)
         destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
@@ -567,6 +570,29 @@ static int run(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
+/* The source may have committed, and then goes on asking for ever: with this answer it lets the VM
+ * go on there. Until it has heard that, or for a while, or until somebody interrupts. */
+static void answer(struct destination *d, const struct ibx_error *why)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ANSWER_MS);
+    struct ibx_error silent = {0};
+    memcpy(d->status.sentence, why->message, sizeof(d->status.sentence));
+    move_say(&d->options->tell,
+             "%s; a source that asks within %u s is told that the VM never ran here (interrupt "
+             "to end at once)",
+             why->message, ANSWER_MS / 1000);
+    ibx_qmp_close(d->qmp);
+    d->qmp = NULL;
+    d->stopping = d->serving = false; /* there is no engine any more */
+    destination_link_close(d);
+    while ((!d->told || !destination_link_alone(d)) && ibx_now_ns() < deadline &&
+           !move_signals_take(&d->signals)) {
+        wait_for_something(d);
+        destination_link_tend(d);
+        destination_link_serve(d, &silent);
+    }
+}
+
 /* ---------------------------------------------------------------- beginning and end */
 
 static void talk_status(void *context, struct ibx_move_status *status)
@@ -705,6 +731,8 @@ int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_
         rc = open_porch(d, options->listen, err);
     if (!rc)
         rc = run(d, err);
+    if (rc && d->answering)
+        answer(d, err);
     return finish(d, rc, last, err);
 }
 

@@ -89,6 +89,8 @@ struct destination {
 
     uint64_t lost_ns, progress_ns, complete_ns;
     bool resumed, qemu_failed, confirmed, cancelled;
+    bool answering; /* given up where the source may have committed, and without a link to say so */
+    bool told;      /* that source has asked since, and was answered */
     bool aborted;   /* the source's own word, never a mere error of the network */
     bool ending;    /* QEMU was given some of what is held back until the commit */
     uint64_t monitor_ns;   /* when to look again for a lost monitor; 0: it was never lost */
@@ -116,6 +118,8 @@ int destination_link_serve(struct destination *d, struct ibx_error *err);
 /* Connections that only asked. */
 void destination_link_tend(struct destination *d);
 void destination_link_close(struct destination *d);
+/* Whether those that asked have taken their answers. */
+bool destination_link_alone(const struct destination *d);
 /* All page connections have joined and know all regions of the map. -EAGAIN: not yet. */
 int destination_link_complete(struct destination *d, struct ibx_error *err);
 /* The state as the source needs to know it. */

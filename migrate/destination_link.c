@@ -91,6 +91,14 @@ void destination_link_tend(struct destination *d)
             guest_end(d, i);
 }
 
+bool destination_link_alone(const struct destination *d)
+{
+    for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
+        if (d->guests[i].conn)
+            return false;
+    return true;
+}
+
 static void dismiss_because(struct destination *d, struct ibx_conn *conn,
                             enum ibx_move_standing standing, const char *why)
 {
@@ -160,7 +168,9 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
     const struct ibx_move_hello *hello = &knock->first.is.hello;
     struct ibx_refusals refusals = {0};
     if (d->state != DESTINATION_LISTENING) {
-        dismiss_because(d, knock->conn, IBX_STANDING_NONE, "another VM is being moved here");
+        dismiss_because(d, knock->conn, IBX_STANDING_NONE,
+                        d->state == DESTINATION_GIVEN_UP ? "a move has just failed here"
+                                                         : "another VM is being moved here");
         return 0;
     }
     int rc = refusals_for(d, hello, &refusals, err);
@@ -198,6 +208,8 @@ static const char *against_resume(const struct destination *d, const struct ibx_
 {
     if (!same_move(d, hello->id))
         return "this destination knows nothing of that move";
+    if (d->state == DESTINATION_GIVEN_UP)
+        return d->status.sentence[0] ? d->status.sentence : "the move was given up";
     if (hello->epoch <= d->status.record.epoch)
         return "a newer source has been here: this one is out of date";
     if (d->engine && hello->links != d->hello.links)
@@ -211,6 +223,7 @@ static void heed_resume(struct destination *d, struct ibx_knock *knock)
 {
     const char *why = against_resume(d, &knock->first.is.hello);
     if (why) {
+        d->told |= d->state == DESTINATION_GIVEN_UP && same_move(d, knock->first.is.hello.id);
         dismiss_because(d, knock->conn,
                         same_move(d, knock->first.is.hello.id) ? destination_standing(d)
                                                                : IBX_STANDING_NONE,
@@ -273,7 +286,10 @@ int destination_link_serve(struct destination *d, struct ibx_error *err)
     if (d->resume.conn && !d->linked && !d->stopping) {
         struct ibx_knock resume = d->resume;
         d->resume.conn = NULL;
-        resume_link(d, &resume);
+        if (d->state == DESTINATION_GIVEN_UP)
+            heed_resume(d, &resume);
+        else
+            resume_link(d, &resume);
     }
     while (!rc && ibx_porch_take(d->porch, knock))
         rc = knock->first.type == IBX_MOVE_HELLO ? heed_hello(d, knock, err)

@@ -348,14 +348,33 @@ static void given_up_alone(bool paused)
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "interrupt to end");
 }
 
-/* What was paused before the move stays that when it is taken back. */
+/* It tells so a source that comes back. What was paused before the move stays that. */
+static void test_destination_gives_up_while_the_source_is_away(void **state)
+{
+    (void)state;
+    for (int paused = 0; paused < 2; paused++) {
+        given_up_alone(paused);
+        recover(&sender, &vms[0]);
+        mover_ends(&sender, 1);
+        mover_must_say(&sender, "given up before the VM ran there");
+        mover_ends(&receiver, 1);
+        if (paused)
+            still_paused();
+        stayed();
+        mover_end_all(NULL);
+    }
+}
+
+/* ... also when it is taken back. */
 static void test_rollback_of_a_paused_vm(void **state)
 {
     (void)state;
     struct mover rollback;
     given_up_alone(true);
+    mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
     mover_start(&rollback,
                 (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
@@ -561,6 +580,8 @@ int main(void)
         cmocka_unit_test_teardown(test_destination_killed_with_a_silent_monitor, mover_end_all),
         cmocka_unit_test_teardown(test_both_killed, mover_end_all),
         cmocka_unit_test_teardown(test_destination_killed_in_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_gives_up_while_the_source_is_away,
+                                  mover_end_all),
         cmocka_unit_test_teardown(test_rollback_of_a_paused_vm, mover_end_all),
         cmocka_unit_test_teardown(test_destination_lost, mover_end_all),
         cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
