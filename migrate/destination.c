@@ -68,13 +68,13 @@ static enum ibx_move_phase phase_of(const struct destination *d)
     }
 }
 
-static bool over(const struct destination *d)
+bool destination_over(const struct destination *d)
 {
     return d->state >= DESTINATION_DONE;
 }
 
 /* The VM runs here, or will. */
-static bool ours(const struct destination *d)
+bool destination_ours(const struct destination *d)
 {
     return d->state == DESTINATION_RESUMING || d->state == DESTINATION_FILLING ||
            d->state == DESTINATION_COMPLETE;
@@ -223,13 +223,11 @@ static int hear(void *context, const struct ibx_move_any *message)
 
 /* ---------------------------------------------------------------- steps */
 
-static int open_record(struct destination *d, struct ibx_error *err);
-
 static int step_joining(struct destination *d, struct ibx_error *err)
 {
     if (d->joined < d->hello.links)
         return 0;
-    int rc = open_record(d, err);
+    int rc = destination_open_record(d, err);
     if (!rc)
         rc = destination_record(d, IBX_RECORD_NOT_YET, err);
     if (!rc)
@@ -418,7 +416,7 @@ static int troubled_qemu(struct destination *d, struct ibx_error *err)
     int rc = destination_qemu_hear(d, err);
     if (!rc)
         return 0;
-    if (!ours(d))
+    if (!destination_ours(d))
         return give_up(d, rc, err);
     if ((d->qemu_failed && !d->resumed) || !destination_qemu_lives(d))
         return vm_lost(d, rc, err);
@@ -443,7 +441,7 @@ static const char *what_waits(const struct destination *d)
 /* An error of the link: before WAITING the end of the move, else the beginning of a wait. */
 static int troubled_link(struct destination *d, int code, struct ibx_error *err)
 {
-    if (!ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
+    if (!destination_ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
         return give_up(d, code, err);
     if (d->linked)
         move_say(&d->options->tell, "%s; %s", err->message, what_waits(d));
@@ -456,10 +454,13 @@ static int heed_signals(struct destination *d, struct ibx_error *err)
     d->interrupts += move_signals_take(&d->signals);
     if (!d->interrupts && !d->cancelled)
         return 0;
-    if (!ours(d))
-        return give_up(
-            d, -ECANCELED,
-            (ibx_error_set(err, -ECANCELED, "cancelled: the VM stays at the source"), err));
+    if (!destination_ours(d))
+        return give_up(d,
+                       ibx_error_set(err, -ECANCELED, "cancelled: %s",
+                                     d->state == DESTINATION_LISTENING
+                                         ? "no VM had come"
+                                         : "the VM stays at the source"),
+                       err);
     if (d->interrupts && d->state == DESTINATION_COMPLETE && !d->linked)
         return ibx_error_set(err, -EINTR,
                              "interrupted; all pages are here, and only the source's confirmation "
@@ -486,9 +487,9 @@ static int heed_patience(struct destination *d, struct ibx_error *err)
     ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
                   d->state == DESTINATION_COMPLETE ? "; all pages are here, only its confirmation "
                                                      "is missing"
-                  : ours(d)                        ? ": ib-migrate recover waits again"
+                  : destination_ours(d)            ? ": ib-migrate recover waits again"
                                                    : "");
-    return ours(d) ? -ETIMEDOUT : give_up(d, -ETIMEDOUT, err);
+    return destination_ours(d) ? -ETIMEDOUT : give_up(d, -ETIMEDOUT, err);
 }
 
 /* ---------------------------------------------------------------- the loop */
@@ -557,14 +558,14 @@ static int turn(struct destination *d, struct ibx_error *err)
     return rc ? troubled_link(d, rc, err) : 0;
 }
 
-static int run(struct destination *d, struct ibx_error *err)
+int destination_run(struct destination *d, struct ibx_error *err)
 {
     int rc = 0;
-    while (!rc && !over(d)) {
+    while (!rc && !destination_over(d)) {
         err->message[0] = 0;
         rc = turn(d, err);
         show(d);
-        if (!rc && !over(d))
+        if (!rc && !destination_over(d))
             wait_for_something(d);
     }
     return rc;
@@ -572,7 +573,7 @@ static int run(struct destination *d, struct ibx_error *err)
 
 /* The source may have committed, and then goes on asking for ever: with this answer it lets the VM
  * go on there. Until it has heard that, or for a while, or until somebody interrupts. */
-static void answer(struct destination *d, const struct ibx_error *why)
+void destination_answer(struct destination *d, const struct ibx_error *why)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ANSWER_MS);
     struct ibx_error silent = {0};
@@ -591,177 +592,4 @@ static void answer(struct destination *d, const struct ibx_error *why)
         destination_link_tend(d);
         destination_link_serve(d, &silent);
     }
-}
-
-/* ---------------------------------------------------------------- beginning and end */
-
-static void talk_status(void *context, struct ibx_move_status *status)
-{
-    struct destination *d = context;
-    destination_vm_stats(d);
-    *status = d->status;
-    status->now_ns = ibx_now_ns();
-}
-
-static int talk_cancel(void *context, struct ibx_error *err)
-{
-    struct destination *d = context;
-    if (ours(d) || over(d))
-        return ibx_error_set(err, -EBUSY, "the VM runs here already: it cannot be cancelled");
-    d->cancelled = true;
-    return 0;
-}
-
-static int talk_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_error *err)
-{
-    struct destination *d = context;
-    (void)err;
-    d->status.max_bandwidth = bytes_per_second;
-    if (d->engine)
-        ibx_fault_set_bandwidth(d->engine, bytes_per_second);
-    return 0;
-}
-
-static const struct ibx_talk_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
-
-static void destination_init(struct destination *d, const struct ibx_receive_options *options)
-{
-    *d = (struct destination){.options = options, .stream = -1, .lock_fd = -1};
-    d->transport = move_options(&options->transport);
-    d->signals.fd = d->uffd.fd = -1;
-    d->teller.tell = &options->tell;
-    d->status.began_ns = ibx_now_ns();
-    d->status.max_bandwidth = options->max_bandwidth;
-    d->minor = options->minor;
-    ibx_control_init(&d->control, NULL);
-    for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
-        ibx_control_init(&d->guests[i], NULL);
-}
-
-/* With the move's id, which the source brings, there is a record, a lock and a socket. */
-static int open_record(struct destination *d, struct ibx_error *err)
-{
-    char path[PATH_MAX];
-    int rc = ibx_record_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
-    if (rc)
-        return rc;
-    ibx_record_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
-    return ibx_talk_open(path, &talk_ops, d, &d->talk, err);
-}
-
-static int look(struct destination *d, struct ibx_error *err)
-{
-    struct ibx_refusals refusals = {0};
-    struct ibx_record *record = &d->status.record;
-    struct ibx_uffd old;
-    int rc = destination_vm_find(d, err);
-    if (!rc)
-        rc = ibx_refuse_side(d->qmp, &d->ram, IBX_MOVE_DESTINATION, &refusals,
-                             ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    if (!rc && !ibx_uffd_take(d->ram.pid, -1, &old, NULL)) {
-        close(old.fd);
-        ibx_refuse(&refusals,
-                   "an earlier move has left its userfaultfd in this QEMU (process %d): "
-                   "start it anew",
-                   (int)d->ram.pid);
-    }
-    if (!rc && refusals.count)
-        rc = move_refused("no VM can be moved here", &refusals, err);
-    if (!rc)
-        rc = move_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
-    if (rc)
-        return rc;
-    record->epoch = 1;
-    record->uffd = -1;
-    record->state = IBX_RECORD_NOT_YET;
-    move_record_describe(record, &d->ram, d->options->qmp, d->options->listen, &d->transport);
-    return 0;
-}
-
-static int open_porch(struct destination *d, const char *uri, struct ibx_error *err)
-{
-    int rc = move_signals_open(&d->signals, err);
-    if (!rc)
-        rc = ibx_porch_open(uri, &d->transport, &d->porch, err);
-    if (rc)
-        return rc;
-    snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", ibx_porch_uri(d->porch));
-    move_say(&d->options->tell, "waiting at %s", d->status.record.uri);
-    return 0;
-}
-
-static int finish(struct destination *d, int rc, struct ibx_move_status *last,
-                  struct ibx_error *err)
-{
-    if (rc && err)
-        memcpy(d->status.sentence, err->message, sizeof(d->status.sentence));
-    d->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
-    destination_vm_stats(d);
-    ibx_fault_destroy(d->engine);
-    d->engine = NULL;
-    ibx_control_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(100));
-    destination_link_close(d);
-    for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
-        ibx_control_fini(&d->guests[i]);
-    ibx_close(d->resume.conn);
-    move_tell(&d->teller, &d->status, true);
-    if (last)
-        *last = d->status;
-    ibx_porch_close(d->porch);
-    ibx_talk_close(d->talk);
-    destination_vm_fini(d);
-    move_signals_close(&d->signals);
-    if (d->lock_fd >= 0)
-        close(d->lock_fd);
-    free(d);
-    return rc;
-}
-
-int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_status *last,
-                     struct ibx_error *err)
-{
-    struct ibx_error local = {0};
-    struct destination *d = malloc(sizeof(*d));
-    err = err ? err : &local;
-    if (!d)
-        return ibx_error_set(err, -ENOMEM, "no memory for a move");
-    destination_init(d, options);
-    int rc = look(d, err);
-    if (!rc)
-        rc = open_porch(d, options->listen, err);
-    if (!rc)
-        rc = run(d, err);
-    if (rc && d->answering)
-        answer(d, err);
-    return finish(d, rc, last, err);
-}
-
-static int take_over(struct destination *d, struct ibx_error *err)
-{
-    int rc = open_record(d, err);
-    if (!rc)
-        rc = move_record_again(d->options->folder, &d->status.record, err);
-    return rc ? rc : destination_take_over(d, err);
-}
-
-int ibx_move_receive_again(const struct ibx_receive_options *options,
-                           const struct ibx_record *record, struct ibx_move_status *last,
-                           struct ibx_error *err)
-{
-    struct ibx_error local = {0}, silent = {0};
-    struct destination *d = malloc(sizeof(*d));
-    err = err ? err : &local;
-    if (!d)
-        return ibx_error_set(err, -ENOMEM, "no memory for a move");
-    destination_init(d, options);
-    d->status.record = *record;
-    int rc = take_over(d, err);
-    if (rc == -ECANCELED)
-        destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
-    d->lost_ns = ibx_now_ns();
-    if (!rc)
-        rc = open_porch(d, options->listen ? options->listen : d->status.record.uri, err);
-    if (!rc)
-        rc = run(d, err);
-    return finish(d, rc, last, err);
 }

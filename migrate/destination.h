@@ -111,6 +111,18 @@ void destination_unlink(struct destination *d, int code, const char *reason);
  * ran. -ESRCH: its QEMU has ended. */
 int destination_take_over(struct destination *d, struct ibx_error *err);
 
+/* The VM runs here, or will. */
+bool destination_ours(const struct destination *d);
+bool destination_over(const struct destination *d);
+/* destination.c: until the move is over here, or left to ib-migrate recover. */
+int destination_run(struct destination *d, struct ibx_error *err);
+/* After a move that was given up without a link: stays a while to say so to its source. */
+void destination_answer(struct destination *d, const struct ibx_error *err);
+
+/* destination_begin.c: with the move's id, which the source brings, there is a record, a lock and a
+ * socket. */
+int destination_open_record(struct destination *d, struct ibx_error *err);
+
 /* destination_link.c */
 
 /* Serves whoever knocked. */
@@ -144,7 +156,9 @@ int destination_qemu_await(struct destination *d, char *status, size_t size, str
 
 /* destination_vm.c */
 
-/* Finds QEMU and what cannot be moved to it. */
+/* Makes the page map: of RAM that can be moved. */
+int destination_vm_measure(struct destination *d, struct ibx_error *err);
+/* Finds QEMU and its RAM. */
 int destination_vm_find(struct destination *d, struct ibx_error *err);
 /* For a tool that takes over, without the monitor: by what the record says of guest RAM. -ESTALE:
  * it is not there any more. */

@@ -26,7 +26,11 @@ static int find(struct destination *d, struct ibx_error *err)
     const struct ibx_record *record = &d->status.record;
     if (!record->block_count) {
         int rc = destination_vm_find(d, err);
-        return rc ? rc : d->ram.pid == record->pid && destination_qemu_lives(d) ? 0 : ended(d, err);
+        if (rc)
+            return rc;
+        return d->ram.pid == record->pid && destination_qemu_lives(d)
+                   ? destination_vm_measure(d, err)
+                   : ended(d, err);
     }
     d->ram.pid = record->pid;
     if (!destination_qemu_lives(d))

@@ -22,7 +22,7 @@
 
 /* ---------------------------------------------------------------- finding */
 
-static int measure(struct destination *d, struct ibx_error *err)
+int destination_vm_measure(struct destination *d, struct ibx_error *err)
 {
     struct ibx_move_hello own = {0};
     ibx_move_hello_describe(&own, &d->ram);
@@ -36,7 +36,7 @@ int destination_vm_find(struct destination *d, struct ibx_error *err)
     int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qmp, 0, true, &d->ram, deadline, err);
-    return rc ? rc : measure(d, err);
+    return rc;
 }
 
 /* So that it can be found again without the monitor. */
@@ -81,7 +81,7 @@ int destination_vm_find_again(struct destination *d, struct ibx_error *err)
         ram->bytes += at->size;
     }
     int rc = ibx_guest_ram_again(ram, true, err);
-    return rc ? rc : measure(d, err);
+    return rc ? rc : destination_vm_measure(d, err);
 }
 
 /* ---------------------------------------------------------------- memory */

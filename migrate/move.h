@@ -75,7 +75,7 @@ struct ibx_send_options {
     const char *uri;
     const char *folder;
     struct ibx_options transport;
-    unsigned links; /* page connections; 0: 2 */
+    unsigned links; /* page connections; 0: 3, of which one is for faults only */
     unsigned give_up_s;
     bool quit; /* ends the source QEMU when all is confirmed */
     struct ibx_move_tell tell;

@@ -79,6 +79,11 @@ static inline bool source_committed(const struct source *s)
     return s->state == SOURCE_COMMITTED || s->state == SOURCE_SERVING;
 }
 
+/* source.c: until DONE or KEPT, or until it is left to ib-migrate recover. */
+int source_run(struct source *s, struct ibx_error *err);
+/* Before the commit: the VM goes on here; returns `code`. */
+int source_keep(struct source *s, int code, struct ibx_error *err);
+
 /* source_link.c */
 
 /* HELLO and its answer, then the page connections. */

@@ -270,7 +270,7 @@ static int check_file(const char *option, const char *name, struct ibx_error *er
     if (rc)
         return rc;
     rc = bw_file_check(name, err);
-    return rc ? ibx_error_prefix(err, rc, option) : 0;
+    return rc ? ibx_error_prefix(err, rc, "%s", option) : 0;
 }
 
 static int take_option(struct bw_args *args, int option, const char *value, struct ibx_error *err)
