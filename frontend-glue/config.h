@@ -36,7 +36,7 @@ struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
     struct ibx_options options;
     size_t memory;         /* rdma.memory, 0: not given */
-    enum ibx_gpu_mode gpu; /* [auto] */
+    enum ibx_gpu_mode gpu; /* [off] */
     size_t gpu_memory;     /* [IBX_GLUE_GPU_MEMORY] */
     char file[PATH_MAX];   /* the properties file, "" when there is none */
     unsigned uri_line;     /* of its key `communicator`, 0 when the URI came from the caller */

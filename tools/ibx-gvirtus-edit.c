@@ -151,7 +151,7 @@ static int edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx
 const struct gvirtus_key gvirtus_own_keys[] = {
     {"memory", "", "900K",
      "bytes of message buffers of an idle connection; lowers slots and message"},
-    {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
+    {"gpu", "off", "off", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
     {"log", "warn", "warn", "error, warn, info or debug"},
     {NULL, NULL, NULL, NULL},

@@ -60,7 +60,7 @@ std::uint16_t free_port()
 std::shared_ptr<Communicator> configured(std::uint16_t port, const std::string &more)
 {
     std::string file = folder + "/" + std::to_string(getpid()) + ".properties";
-    std::ofstream(file) << common << more;
+    std::ofstream(file) << common << more << "rdma.gpu : auto\n"; // unless `more` says otherwise
     setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
     auto communicator = make_communicator(create, "tcp/ip", "oldtcp", host, port);
     unlink(file.c_str());

@@ -173,7 +173,7 @@ static void test_unreachable(void **state)
              uri, strrchr(uri, ':') + 1);
     expect_said(expected);
 
-    expect_said("rdma.gpu : auto (default)\n");
+    expect_said("rdma.gpu : off (default)\n");
     expect_said("rdma.gpu_memory : 64M (default)\n");
 
     add_properties("rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n");

@@ -312,11 +312,11 @@ static void test_gpu(void **state)
     (void)state;
     write_file("home/etc/gvirtus.properties", "# nothing\n");
     assert_int_equal(load(), 0);
-    assert_int_equal(config.gpu, IBX_GPU_AUTO);
-    assert_int_equal(config.gpu_memory, 64 << 20);
-    write_file("home/etc/gvirtus.properties", "rdma.gpu : off\nrdma.gpu_memory : 8M\n");
-    assert_int_equal(load(), 0);
     assert_int_equal(config.gpu, IBX_GPU_OFF);
+    assert_int_equal(config.gpu_memory, 64 << 20);
+    write_file("home/etc/gvirtus.properties", "rdma.gpu : auto\nrdma.gpu_memory : 8M\n");
+    assert_int_equal(load(), 0);
+    assert_int_equal(config.gpu, IBX_GPU_AUTO);
     assert_int_equal(config.gpu_memory, 8 << 20);
     write_file("home/etc/gvirtus.properties", "rdma.gpu : on\n");
     assert_int_equal(ibx_glue_config_load_classic("rdma://a:1", NULL, &config, &error), 0);
