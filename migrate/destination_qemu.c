@@ -93,7 +93,7 @@ static int look_for_monitor(struct destination *d, struct ibx_error *err)
     if (rc)
         destination_qemu_lose(d, silent.message);
     else
-        ibx_log(IBX_LOG_WARN, "move: QEMU's monitor is there");
+        ibx_log(IBX_LOG_INFO, "move: QEMU's monitor is there");
     return 0;
 }
 
