@@ -415,7 +415,7 @@ struct BackEnd {
             } catch (const std::string &why) {
                 if (tries == 2000)
                     die(why);
-                usleep(5000);
+                usleep(5000); // one poll's pause until it listens
             }
         }
     }

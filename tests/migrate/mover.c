@@ -279,3 +279,39 @@ void mover_send(struct mover *m, const struct vm *vm, const char *uri, const cha
         arguments[n++] = *more;
     mover_start(m, arguments);
 }
+
+void mover_await_stop(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t info = {0};
+    for (;;) {
+        const int what = WSTOPPED | WEXITED | WNOHANG | WNOWAIT;
+        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, what), 0);
+        if (info.si_pid == m->pid && info.si_code == CLD_STOPPED)
+            return;
+        if (info.si_pid == m->pid || ibx_now_ns() >= deadline)
+            fail_with_words(m, "the tool did not come to its state");
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
+void mover_heartbeats(const struct vm *const *of, const char *options)
+{
+    char said[256];
+    int rc = vm_expect(of, options, said, sizeof(said));
+    if (rc)
+        fail_msg("expect: %d %s", rc, said);
+}
+
+bool mover_resumed(struct vm *vm)
+{
+    json_t *event;
+    struct ibx_error silent;
+    bool yes = false;
+    ibx_qmp_pump(vm->qmp, &silent);
+    while ((event = ibx_qmp_event_next(vm->qmp))) {
+        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
+        json_decref(event);
+    }
+    return yes;
+}

@@ -40,6 +40,13 @@ bool mover_said(const struct mover *mover, const char *words);
 void mover_must_say(const struct mover *mover, const char *words);
 /* Until it has said them. */
 void mover_await_words(struct mover *mover, const char *words);
+/* Until it has stopped itself at its state (IBX_MOVE_STOP_AT). */
+void mover_await_stop(struct mover *mover);
+/* The heartbeats of these VMs, one after the other up to a NULL, are right for a guest with these
+ * options. */
+void mover_heartbeats(const struct vm *const *of, const char *options);
+/* Whether its QEMU, which may be gone, has said RESUME since this was asked last. */
+bool mover_resumed(struct vm *vm);
 /* The last status, or the summary, that it printed: a reference. */
 json_t *mover_summary(const struct mover *mover);
 

@@ -19,20 +19,12 @@
 
 static struct vm vms[2];
 
-static void heartbeats(const struct vm *const *of, const char *options)
-{
-    char said[256];
-    int rc = vm_expect(of, options, said, sizeof(said));
-    if (rc)
-        fail_msg("expect: %d %s", rc, said);
-}
-
 /* The VM runs and is right at the destination, and the source stands still for good. */
 static void arrived(struct vm *from, struct vm *to, const char *options)
 {
     unsigned long at = vm_beats(to);
     vm_wait_beats(to, at + BEATS);
-    heartbeats((const struct vm *[]){from, to, NULL}, options);
+    mover_heartbeats((const struct vm *[]){from, to, NULL}, options);
     json_t *status = vm_run(from, "query-status", NULL);
     assert_false(json_is_true(json_object_get(status, "running")));
     json_decref(status);
@@ -254,7 +246,7 @@ static void test_ten_times(void **state)
     vm_wait_beats(&chain[TIMES], BEATS);
     for (unsigned i = 0; i <= TIMES; i++)
         all[i] = &chain[i];
-    heartbeats(all, options.append);
+    mover_heartbeats(all, options.append);
 }
 
 /* A VM that was paused arrives paused, and runs when it is told to. */

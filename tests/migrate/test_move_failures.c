@@ -30,14 +30,6 @@
 static struct vm vms[2];
 static struct mover receiver, sender;
 
-static void heartbeats(const struct vm *const *of)
-{
-    char said[256];
-    int rc = vm_expect(of, "", said, sizeof(said));
-    if (rc)
-        fail_msg("expect: %d %s", rc, said);
-}
-
 static void start_both(void)
 {
     struct vm_options options = {.append = ""};
@@ -48,55 +40,23 @@ static void start_both(void)
     vm_wait_beats(&vms[0], BEATS);
 }
 
-/* Not even for an instant: its QEMU never said RESUME, whether it lives or not. */
-static void never_ran(struct vm *vm)
-{
-    json_t *event;
-    struct ibx_error silent;
-    ibx_qmp_pump(vm->qmp, &silent);
-    while ((event = ibx_qmp_event_next(vm->qmp))) {
-        if (!strcmp(json_string_value(json_object_get(event, "event")), "RESUME"))
-            fail_msg("the VM ran at the destination too");
-        json_decref(event);
-    }
-}
-
 /* The VM goes on at the source, and never ran at the destination. */
 static void stayed(void)
 {
-    never_ran(&vms[1]);
+    assert_false(mover_resumed(&vms[1])); /* not even for an instant */
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
     assert_int_equal(vm_beats(&vms[1]), 0);
-    heartbeats((const struct vm *[]){&vms[0], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 /* The VM goes on at the destination, and the source stands still. */
 static void went(void)
 {
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
     json_t *status = vm_run(&vms[0], "query-status", NULL);
     assert_false(json_is_true(json_object_get(status, "running")));
     json_decref(status);
-}
-
-/* Until the process has stopped itself at its state. */
-static void await_stop(struct mover *m)
-{
-    const uint64_t deadline = vm_soon();
-    siginfo_t info = {0};
-    while (ibx_now_ns() < deadline) {
-        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, WSTOPPED | WEXITED | WNOHANG | WNOWAIT),
-                         0);
-        if (info.si_pid == m->pid && info.si_code == CLD_STOPPED)
-            return;
-        if (info.si_pid == m->pid) {
-            mover_must_say(m, "anything: it ended before it came to the state");
-            return;
-        }
-        poll(NULL, 0, 2);
-    }
-    fail_msg("the tool did not come to its state");
 }
 
 /* Both tools, of which one stops at a state: it is killed there. */
@@ -111,7 +71,7 @@ static void killed_at(const char *state)
     setenv("IBX_MOVE_STOP_AT", state, 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
-    await_stop(victim);
+    mover_await_stop(victim);
     mover_kill(victim, SIGKILL);
 }
 
@@ -168,7 +128,7 @@ static void test_interrupted(void **state)
     setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
-    await_stop(&sender);
+    mover_await_stop(&sender);
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
@@ -188,7 +148,7 @@ static void test_cancelled(void **state)
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
     unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", "timeout_ms=60000", NULL});
-    await_stop(&receiver);
+    mover_await_stop(&receiver);
     mover_start(&cancel, (const char *[]){"cancel", "--qmp", vms[0].tool, NULL});
     mover_ends(&cancel, 0);
     mover_kill(&receiver, SIGCONT);
@@ -280,7 +240,7 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
         if (known)
             mover_await(&receiver, "filling", 0);
         else
-            await_stop(&receiver);
+            mover_await_stop(&receiver);
         mover_kill(&receiver, SIGKILL);
         uint64_t call = block_main_thread();
         recover(&receiver, &vms[1]);
@@ -344,7 +304,7 @@ static void given_up_alone(bool paused)
     setenv("IBX_MOVE_STOP_AT", "source:committed", 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
-    await_stop(&sender);
+    mover_await_stop(&sender);
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
@@ -402,7 +362,7 @@ static void test_destination_lost(void **state)
                 (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
     mover_ends(&rollback, 0);
     vm_wait_beats(&vms[0], before + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 /* While the VM runs at the destination it cannot be taken back. */
@@ -457,7 +417,7 @@ static void test_source_qemu_ends(void **state)
     mover_ends(&sender, 0);
     mover_ends(&receiver, 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
 }
 
 /* The destination's QEMU crashes before the switch: the VM stays. */
@@ -469,7 +429,7 @@ static void test_destination_qemu_ends(void **state)
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
     unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    await_stop(&receiver);
+    mover_await_stop(&receiver);
     kill(vms[1].pid, SIGKILL);
     waitpid(vms[1].pid, NULL, 0);
     vms[1].pid = 0;

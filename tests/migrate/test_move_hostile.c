@@ -36,31 +36,10 @@ static struct vm vms[2];
 static struct mover receiver, sender;
 static struct ibx_options options;
 
-static void heartbeats(const struct vm *const *of)
-{
-    char said[256];
-    int rc = vm_expect(of, "", said, sizeof(said));
-    if (rc)
-        fail_msg("expect: %d %s", rc, said);
-}
-
-static bool resumed(struct vm *vm)
-{
-    json_t *event;
-    struct ibx_error silent;
-    bool yes = false;
-    ibx_qmp_pump(vm->qmp, &silent);
-    while ((event = ibx_qmp_event_next(vm->qmp))) {
-        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
-        json_decref(event);
-    }
-    return yes;
-}
-
 static void runs_at_the_source(void)
 {
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 static void start_source(void)
@@ -550,7 +529,7 @@ static void lie_came_to_nothing(const struct lie *lie)
     struct ibx_error silent;
     json_t *status;
     if (!lie->runs) {
-        assert_false(resumed(&vms[1]));
+        assert_false(mover_resumed(&vms[1]));
         assert_int_equal(vm_beats(&vms[1]), 0);
     } else if (!ibx_qmp_execute(vms[1].qmp, "query-status", NULL, &status, vm_soon(), &silent)) {
         assert_false(json_is_true(json_object_get(status, "running")));

@@ -67,14 +67,6 @@ static int end(void **state)
     return rc;
 }
 
-static void heartbeats(const struct vm *const *of)
-{
-    char said[256];
-    int rc = vm_expect(of, "", said, sizeof(said));
-    if (rc)
-        fail_msg("expect: %d %s", rc, said);
-}
-
 /* Both tools under way, the source stopped at a state when one is given. */
 static void begin(const char *stop_at, const char *bandwidth)
 {
@@ -96,23 +88,12 @@ static void begin(const char *stop_at, const char *bandwidth)
     unsetenv("IBX_MOVE_STOP_AT");
 }
 
-static void await_stop(struct mover *m)
-{
-    const uint64_t deadline = vm_soon();
-    siginfo_t info = {0};
-    do {
-        assert_true(ibx_now_ns() < deadline);
-        poll(NULL, 0, 2);
-        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, WSTOPPED | WNOHANG | WNOWAIT), 0);
-    } while (info.si_pid != m->pid);
-}
-
 static void went(void)
 {
     mover_ends(&sender, 0);
     mover_ends(&receiver, 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
 }
 
 /* Pages are still to come when the wire is cut, and it stays so until both have noticed. */
@@ -153,7 +134,7 @@ static void test_cut_at_the_commit(void **state)
 {
     (void)state;
     begin("source:committed", "0");
-    await_stop(&sender);
+    mover_await_stop(&sender);
     wire("down");
     mover_kill(&sender, SIGCONT);
     mover_await(&sender, "broken", 0);
@@ -168,14 +149,14 @@ static void test_cut_before_the_commit(void **state)
 {
     (void)state;
     begin("source:stopped", "0");
-    await_stop(&sender);
+    mover_await_stop(&sender);
     wire("down");
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
     mover_ends(&receiver, 1);
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
     assert_int_equal(vm_beats(&vms[1]), 0);
-    heartbeats((const struct vm *[]){&vms[0], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 int main(void)

@@ -40,37 +40,16 @@
 static struct vm vms[2];
 static struct mover receiver, sender;
 
-static void heartbeats(const struct vm *const *of)
-{
-    char said[256];
-    int rc = vm_expect(of, "", said, sizeof(said));
-    if (rc)
-        fail_msg("expect: %d %s", rc, said);
-}
-
-static bool resumed(struct vm *vm)
-{
-    json_t *event;
-    struct ibx_error silent;
-    bool yes = false;
-    ibx_qmp_pump(vm->qmp, &silent);
-    while ((event = ibx_qmp_event_next(vm->qmp))) {
-        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
-        json_decref(event);
-    }
-    return yes;
-}
-
 static void runs_at_the_source(void)
 {
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 static void went(void)
 {
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL});
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
 }
 
 static void start_source(void)
@@ -83,18 +62,6 @@ static void start_source(void)
 static void start_destination(void)
 {
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
-}
-
-static void await_stop(struct mover *m)
-{
-    const uint64_t deadline = vm_soon();
-    siginfo_t info = {0};
-    while (info.si_pid != m->pid || info.si_code != CLD_STOPPED) {
-        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, WSTOPPED | WNOHANG | WNOWAIT), 0);
-        if (ibx_now_ns() >= deadline)
-            fail_msg("the tool did not come to its state");
-        poll(NULL, 0, LOOK_MS);
-    }
 }
 
 /* ------------------------------------------------------------ misfortunes */
@@ -132,13 +99,13 @@ static void test_source_loses_the_monitor(void **state)
     setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
-    await_stop(&sender);
+    mover_await_stop(&sender);
     cut_monitor(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender,
                3); /* by its record it may run there: the guardian writes that it does not */
     mover_ends(&receiver, 1);
-    assert_false(resumed(&vms[1]));
+    assert_false(mover_resumed(&vms[1]));
     runs_at_the_source();
 }
 
@@ -186,7 +153,7 @@ static void test_recover_of_a_vm_that_runs(void **state)
     setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
-    await_stop(&sender);
+    mover_await_stop(&sender);
     kill(guardian_of(&sender), SIGKILL);
     mover_kill(&sender, SIGKILL);
     vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
@@ -194,7 +161,7 @@ static void test_recover_of_a_vm_that_runs(void **state)
     mover_ends(&again, 3);
     mover_must_say(&again, "postmigrate");
     mover_ends(&receiver, 1);
-    assert_false(resumed(&vms[1]));
+    assert_false(mover_resumed(&vms[1]));
     runs_at_the_source();
 }
 
@@ -267,7 +234,7 @@ static void test_recover_in_minor_mode(void **state)
                   (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
     unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    await_stop(&receiver);
+    mover_await_stop(&receiver);
     mover_kill(&receiver, SIGKILL);
     int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDWR | O_CLOEXEC);
     unsigned cut_off = 0;
