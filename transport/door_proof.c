@@ -63,6 +63,14 @@ static bool address_bytes(const struct sockaddr_storage *address, uint8_t out[16
     return true;
 }
 
+/* Who goes to another address of IPv4's loopback comes from 127.0.0.1 all the same. Debian has a
+ * host's own name at 127.0.1.1. */
+static bool over_loopback(const uint8_t here[16], const uint8_t there[16])
+{
+    static const uint8_t address[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
+    return !memcmp(there, address, 16) && !memcmp(here, address, 13);
+}
+
 /* Whether the peer speaks from this host: a unix socket, loopback, or our own address. */
 static bool peer_is_local(int fd)
 {
@@ -74,7 +82,8 @@ static bool peer_is_local(int fd)
         return false;
     if (here.ss_family == AF_UNIX)
         return true;
-    return address_bytes(&here, a) && address_bytes(&there, b) && !memcmp(a, b, 16);
+    return address_bytes(&here, a) && address_bytes(&there, b) &&
+           (!memcmp(a, b, 16) || over_loopback(a, b));
 }
 
 /* Both ends go on with the smaller of both wishes. */

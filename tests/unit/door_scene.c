@@ -69,7 +69,7 @@ void *door_serve(void *argument)
 struct raw door_knock(struct door_scene *s)
 {
     pthread_create(&s->thread, NULL, door_serve, s);
-    return raw_connect(s->port, "127.0.0.1");
+    return raw_connect(s->port, "127.0.0.1", "127.0.0.1");
 }
 
 int door_served(struct door_scene *s)

@@ -26,10 +26,10 @@ static struct sockaddr_in address_of(const char *host, uint16_t port)
     return address;
 }
 
-struct raw raw_connect(uint16_t port, const char *from)
+struct raw raw_connect(uint16_t port, const char *from, const char *to)
 {
     struct raw raw = {.client = true};
-    struct sockaddr_in here = address_of(from, 0), there = address_of("127.0.0.1", port);
+    struct sockaddr_in here = address_of(from, 0), there = address_of(to, port);
     raw.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(raw.fd, (struct sockaddr *)&here, sizeof(here)), 0);
     assert_int_equal(connect(raw.fd, (struct sockaddr *)&there, sizeof(there)), 0);

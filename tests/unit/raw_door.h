@@ -34,8 +34,8 @@ struct raw_frame {
     size_t payload_length;
 };
 
-/* A client connected to 127.0.0.1, from that address or another of this host. */
-struct raw raw_connect(uint16_t port, const char *from);
+/* A client that goes from one address of this host ("0.0.0.0": as the kernel likes) to another. */
+struct raw raw_connect(uint16_t port, const char *from, const char *to);
 /* A listening socket on a free port of 127.0.0.1; raw_accept() waits for one client. */
 int raw_listen(uint16_t *port);
 struct raw raw_accept(int listening);

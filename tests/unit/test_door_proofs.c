@@ -21,7 +21,7 @@ static void expect_refused(struct door_scene *s, bool has_key, const char *key, 
 {
     struct raw_frame frame;
     pthread_create(&s->thread, NULL, door_serve, s);
-    struct raw raw = raw_connect(s->port, from);
+    struct raw raw = raw_connect(s->port, from, "127.0.0.1");
     uint8_t opening[64], client[RAW_HASH], server[RAW_HASH];
     raw_say(&raw, HELLO, opening, raw_opening(&raw, opening, has_key));
     assert_true(raw_hear(&raw, &frame));
@@ -67,7 +67,25 @@ static void without_a_key_only_this_host(void **state)
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
     pthread_create(&s.thread, NULL, door_serve, &s);
-    struct raw raw = raw_connect(s.port, "127.0.0.2");
+    struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
+    door_walk_to(&raw, STEPS);
+    raw_close(&raw);
+    assert_int_equal(door_served(&s), 0);
+    door_close(&s);
+}
+
+/* All of 127.0.0.0/8 is this host, and Debian has the host's name at 127.0.1.1: a client that goes
+ * there comes from 127.0.0.1. */
+static void without_a_key_by_the_hosts_own_name(void **state)
+{
+    (void)state;
+    struct door_scene s;
+    door_open(&s, false, 10000);
+    ibx_listener_close(s.listener);
+    assert_int_equal(ibx_listen("rdma://0.0.0.0:0", &s.options, &s.listener, NULL), 0);
+    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
+    pthread_create(&s.thread, NULL, door_serve, &s);
+    struct raw raw = raw_connect(s.port, "0.0.0.0", "127.0.1.1");
     door_walk_to(&raw, STEPS);
     raw_close(&raw);
     assert_int_equal(door_served(&s), 0);
@@ -352,6 +370,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_that_do_not_fit),
         cmocka_unit_test(without_a_key_only_this_host),
+        cmocka_unit_test(without_a_key_by_the_hosts_own_name),
         cmocka_unit_test(tampered_before_the_proof),
         cmocka_unit_test(tampered_after_the_proof),
         cmocka_unit_test(replays),
