@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define EVENTS_MAX      16
 #define POLLS_PER_SLEEP 200
@@ -84,6 +85,23 @@ void *pages_map(size_t length)
     void *pages = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED)
         FAIL("no %zu bytes: %s", length, strerror(errno));
+    return pages;
+}
+
+void *pages_map_repeating(size_t length, size_t period)
+{
+    size_t whole = (length + 4095) & ~(size_t)4095;
+    int fd = memfd_create("repeating", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)period))
+        FAIL("no memfd of %zu bytes: %s", period, strerror(errno));
+    char *pages = pages_map(whole);
+    for (size_t at = 0; at < whole; at += period) {
+        size_t n = whole - at < period ? whole - at : period;
+        if (mmap(pages + at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+            MAP_FAILED)
+            FAIL("no %zu bytes: %s", n, strerror(errno));
+    }
+    close(fd);
     return pages;
 }
 

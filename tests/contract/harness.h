@@ -73,6 +73,8 @@ size_t sequence_length(uint64_t seed, uint64_t n, size_t message_max);
 
 /* Private zeroed pages. */
 void *pages_map(size_t length);
+/* The same `period` bytes (whole pages) again and again; shared, for pages_unmap(). */
+void *pages_map_repeating(size_t length, size_t period);
 void pages_unmap(void *pages, size_t length);
 
 /* --------------------------------------------------------------------- ends */
@@ -163,7 +165,7 @@ enum side { SIDE_SERVER, SIDE_CLIENT };
 
 enum verb {
     ORDER_PING,
-    ORDER_EXPOSE,  /* region, length, access, seed, allocate -> remote */
+    ORDER_EXPOSE,  /* region, length, access, seed, period, allocate -> remote */
     ORDER_FILL,    /* region, seed: the whole region */
     ORDER_CHECK,   /* region, offset, length, seed, position -> value: first mismatch or -1 */
     ORDER_DROP,    /* region: deregister and unmap it; another mapping takes its place */
@@ -184,6 +186,7 @@ struct order {
     enum verb verb;
     unsigned region, access;
     uint64_t offset, length, seed, position, value;
+    uint64_t period; /* of memory that repeats itself, 0: it does not */
     bool allocate;
 };
 

@@ -18,7 +18,8 @@
 #define SEED_SURROUND  0x5055ull
 
 struct region {
-    uint8_t *pages; /* SURROUND, the region, SURROUND; NULL when the transport allocated */
+    uint8_t *pages; /* SURROUND, the region, SURROUND; NULL when the transport allocated, or it
+                       repeats itself */
     uint8_t *bytes;
     size_t length;
     struct ibx_mr *mr;
@@ -106,6 +107,9 @@ static int expose(struct peer *peer, const struct order *order, struct answer *a
         if (rc)
             return rc;
         region->bytes = ibx_mr_address(region->mr);
+    } else if (order->period) {
+        region->bytes = pages_map_repeating(region->length, order->period);
+        region->mr = end_register(&peer->end, region->bytes, region->length, order->access);
     } else {
         region->pages = pages_map(region->length + 2 * SURROUND);
         region->bytes = region->pages + SURROUND;
@@ -115,7 +119,7 @@ static int expose(struct peer *peer, const struct order *order, struct answer *a
     CHECK(ibx_mr_length(region->mr) == region->length);
     CHECK(ibx_mr_address(region->mr) == region->bytes);
     if (order->seed)
-        pattern_fill(region->bytes, region->length, order->seed, 0);
+        pattern_fill(region->bytes, order->period ? order->period : region->length, order->seed, 0);
     if (order->access)
         return ibx_mr_remote(region->mr, 0, region->length, &answer->remote);
     CHECK(ibx_mr_remote(region->mr, 0, region->length, &answer->remote) == -EACCES);
