@@ -29,6 +29,8 @@ struct request {
     struct ibx_reader after;  /* ... and the message goes on there */
     uint64_t length;          /* of the body */
     size_t inline_length;     /* bytes of it in the segment, with name and length */
+    bool payload_only;        /* only the payload is exposed: the body's ends stand here */
+    uint8_t ends[2 * IBX_FRAME_WINDOW];
 };
 
 /* Contexts that were reset in this process: pinned memory and events went with them. */
@@ -115,6 +117,30 @@ static bool peek_exposed(struct ibx_session *s, struct request *q)
     return !q->after.failed && q->remote.length == q->length && q->length >= 2 * IBX_FRAME_WINDOW;
 }
 
+/* The same where only the payload is exposed, between the ends of the body. */
+static bool peek_payload(struct ibx_session *s, struct request *q)
+{
+    size_t tail = ibx_frame_tail(q->call);
+    const uint8_t *head = q->body;
+    q->after = s->reader;
+    if (!s->has_current || ibx_get_u8(&q->after) != SEGMENT_EXPOSED)
+        return false;
+    ibx_remote_get(&q->after, &q->remote);
+    if (ibx_get_u8(&q->after) != SEGMENT_INLINE || ibx_get_u32(&q->after) != tail)
+        return false;
+    const uint8_t *last = ibx_get_bytes(&q->after, tail);
+    if (q->after.failed || q->length < sizeof(q->ends) ||
+        q->remote.length != q->length - IBX_FRAME_PAYLOAD_AT - tail)
+        return false;
+    memset(q->ends, 0, sizeof(q->ends));
+    memcpy(q->ends, head, IBX_FRAME_PAYLOAD_AT);
+    memcpy(q->ends + sizeof(q->ends) - tail, last, tail);
+    q->payload_only = true;
+    q->inline_length += IBX_FRAME_PAYLOAD_AT;
+    q->body = NULL;
+    return true;
+}
+
 /* Puts the next n bytes of the stream into memory of our own, and that in front of the rest. */
 static int gather(struct ibx_session *s, size_t n)
 {
@@ -149,6 +175,7 @@ static int find_request(struct ibx_session *s, struct request *q)
     if (rc || s->segment.kind != SEGMENT_INLINE)
         return rc;
     size_t name, left = (size_t)s->segment.left;
+    q->payload_only = false;
     q->call = ibx_frame_name(s->segment.inline_at, left, &name);
     if (q->call == IBX_FRAME_OTHER || left - name < 8)
         return 0;
@@ -161,6 +188,8 @@ static int find_request(struct ibx_session *s, struct request *q)
     }
     q->inline_length = name + 8;
     if (left == q->inline_length && peek_exposed(s, q))
+        return 1;
+    if (left == q->inline_length + IBX_FRAME_PAYLOAD_AT && peek_payload(s, q))
         return 1;
     if (q->length > GATHER_MAX || s->behind.kind)
         return 0;
@@ -395,9 +424,9 @@ static int windows_wait(struct ibx_session *s)
 }
 
 /* Both windows are here: whether they are those of a good copy to the device. */
-static bool windows_parse(struct copies *x, enum ibx_frame_call call, uint64_t length)
+static bool windows_parse(struct copies *x, const uint8_t *at, enum ibx_frame_call call,
+                          uint64_t length)
 {
-    const uint8_t *at = ibx_mr_address(x->windows);
     struct ibx_frame_body body = {at, at + IBX_FRAME_WINDOW, length};
     return ibx_frame_parse(call, &body, &x->frame) && x->frame.kind == IBX_FRAME_H2D &&
            copies_sound(x, &x->frame);
@@ -410,7 +439,7 @@ static int exposed_open(void *context, struct ibx_gpu_copy *copy)
     struct copies *x = &s->copies;
     if ((x->arrived & WINDOWS) != WINDOWS)
         return 1;
-    if (!windows_parse(x, x->frame.call, x->remote.length))
+    if (!windows_parse(x, ibx_mr_address(x->windows), x->frame.call, x->remote.length))
         return IBX_STAGING_REFUSED;
     *copy = copy_of(&x->frame);
     return 0;
@@ -434,15 +463,11 @@ static int run_exposed_plain(struct ibx_session *s, const struct request *q)
     return windows ? windows : stage_end(x, rc);
 }
 
-static int run_exposed_rows(struct ibx_session *s, const struct request *q)
+/* With both ends of the body. */
+static int run_exposed_known(struct ibx_session *s, const struct request *q, const uint8_t *ends)
 {
     struct copies *x = &s->copies;
-    int rc = windows_fetch(s, q->length);
-    if (!rc)
-        rc = windows_wait(s);
-    if (rc)
-        return rc;
-    if (!windows_parse(x, q->call, q->length))
+    if (!windows_parse(x, ends, q->call, q->length))
         return PASS;
     struct ibx_gpu_copy copy = copy_of(&x->frame);
     struct ibx_staging_wire wire = {s, fabric_read, fabric_arrived, NULL};
@@ -451,12 +476,22 @@ static int run_exposed_rows(struct ibx_session *s, const struct request *q)
     return stage_end(x, ibx_staging_to_device(x->staging, &wire, &copy));
 }
 
+static int run_exposed_rows(struct ibx_session *s, const struct request *q)
+{
+    int rc = windows_fetch(s, q->length);
+    if (!rc)
+        rc = windows_wait(s);
+    return rc ? rc : run_exposed_known(s, q, ibx_mr_address(s->copies.windows));
+}
+
 static int run_exposed(struct ibx_session *s, const struct request *q)
 {
     struct copies *x = &s->copies;
     x->remote = q->remote;
-    x->remote_at = IBX_FRAME_PAYLOAD_AT;
+    x->remote_at = q->payload_only ? 0 : IBX_FRAME_PAYLOAD_AT;
     x->arrived = 0;
+    if (q->payload_only)
+        return run_exposed_known(s, q, q->ends);
     /* The ends of the body count from its first byte, not from the payload's. */
     return q->call == IBX_FRAME_MEMCPY_2D ? run_exposed_rows(s, q) : run_exposed_plain(s, q);
 }
@@ -497,18 +532,24 @@ int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_
     return rc > 0 ? gpu_failed(s, rc) : rc;
 }
 
-/* The copy stands in chunks; its first bytes have come from the GPU. */
-static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t total)
+/* The copy of n bytes stands in chunks, of which the first have come from the GPU. Its count stays
+ * inline: so a client can have the bytes, and nothing else, where it wants them. */
+static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t n)
 {
     struct copies *x = &s->copies;
-    int rc = write_head(s, began, total);
+    uint8_t count[8];
+    struct ibx_writer w = ibx_writer_of(count, sizeof(count));
+    ibx_put_u64(&w, n);
+    int rc = write_head(s, began, sizeof(count) + n);
+    if (!rc)
+        rc = session_gather(s, count, sizeof(count));
     if (rc)
         return rc;
-    if (total >= s->caps->rendezvous) {
-        rc = session_write_copy(s, (size_t)total);
+    if (n >= s->caps->rendezvous) {
+        rc = session_write_body(s, NULL, (size_t)n);
     } else {
         struct ibx_staging_wire wire = {s, message_write, memory_arrived, NULL};
-        rc = ibx_staging_deliver(x->staging, &wire, total);
+        rc = ibx_staging_deliver(x->staging, &wire, n);
         if (rc > 0)
             rc = gpu_failed(s, rc);
     }
@@ -544,18 +585,14 @@ static int run_from_device(struct ibx_session *s, const struct request *q, uint6
     if (plain && f->width <= SYNC_FROM_DEVICE_MAX)
         return run_short_from_device(s, q, began);
     struct ibx_gpu_copy copy = copy_of(f);
-    uint64_t total = 8 + f->out;
-    uint8_t head[8];
-    struct ibx_writer w = ibx_writer_of(head, sizeof(head));
-    ibx_put_u64(&w, f->out);
-    if (!ibx_gpu_copy_fits(&copy) || !stage(s, f->out, total >= s->caps->rendezvous))
+    if (!ibx_gpu_copy_fits(&copy) || !stage(s, f->out, f->out >= s->caps->rendezvous))
         return PASS;
     x->arrived = 0;
-    int rc = ibx_staging_from_device(x->staging, &copy, head, sizeof(head));
+    int rc = ibx_staging_from_device(x->staging, &copy, "", 0);
     if (rc)
         return stage_end(x, rc);
     consume(s, q);
-    rc = answer_staged(s, began, total);
+    rc = answer_staged(s, began, f->out);
     return rc ? rc : DONE;
 }
 

@@ -25,8 +25,7 @@ enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *lengt
     return IBX_FRAME_OTHER;
 }
 
-/* What follows the addresses and the payload. */
-static size_t tail_bytes(enum ibx_frame_call call)
+size_t ibx_frame_tail(enum ibx_frame_call call)
 {
     switch (call) {
     case IBX_FRAME_MEMCPY:
@@ -43,7 +42,7 @@ static size_t tail_bytes(enum ibx_frame_call call)
 /* Reads the tail; false when its kind is none of ours. */
 static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
 {
-    struct ibx_reader r = ibx_reader_of(tail, tail_bytes(frame->call));
+    struct ibx_reader r = ibx_reader_of(tail, ibx_frame_tail(frame->call));
     if (frame->call == IBX_FRAME_MEMCPY_2D) {
         frame->dpitch = ibx_get_u64(&r);
         frame->spitch = ibx_get_u64(&r);
@@ -63,7 +62,7 @@ static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
 /* The addresses before the tail; false when the body's length is not what its kind asks for. */
 static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *frame)
 {
-    uint64_t before = body->length - tail_bytes(frame->call);
+    uint64_t before = body->length - ibx_frame_tail(frame->call);
     struct ibx_reader r =
         ibx_reader_of(body->first, before < IBX_FRAME_WINDOW ? before : IBX_FRAME_WINDOW);
     switch (frame->kind) {
@@ -105,7 +104,7 @@ static bool sizes_agree(struct ibx_frame *frame)
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
                      struct ibx_frame *frame)
 {
-    size_t tail = tail_bytes(call);
+    size_t tail = ibx_frame_tail(call);
     if (!tail || body->length < tail)
         return false;
     size_t window = body->length < IBX_FRAME_WINDOW ? (size_t)body->length : IBX_FRAME_WINDOW;

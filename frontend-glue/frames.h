@@ -50,6 +50,8 @@ struct ibx_frame {
 
 #define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, in each of the calls */
 #define IBX_FRAME_TAIL_MAX   36u /* what follows it */
+/* Bytes that follow the addresses and the payload, 0 for OTHER. */
+size_t ibx_frame_tail(enum ibx_frame_call call);
 
 /* The call whose name, with its NUL, is at the beginning of `bytes`; *length is the name's. */
 enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length);

@@ -413,8 +413,7 @@ static void patch_inline(struct ibx_session *s, size_t length)
     ibx_put_u32(&w, (uint32_t)length);
 }
 
-/* Adds bytes to the open inline segment, or opens one. */
-static int gather(struct ibx_session *s, const uint8_t *from, size_t n)
+int session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
 {
     while (n) {
         int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
@@ -471,8 +470,7 @@ static int add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* A long write by reference: 1 when it has to be copied. */
-static int write_body(struct ibx_session *s, const void *data, size_t n)
+int session_write_body(struct ibx_session *s, const void *data, size_t n)
 {
     uint8_t bytes[1 + IBX_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
@@ -495,11 +493,6 @@ static int write_body(struct ibx_session *s, const void *data, size_t n)
     ibx_put_u8(&w, SEGMENT_EXPOSED);
     ibx_remote_put(&w, &remote);
     return add_segment(s, bytes, w.length);
-}
-
-int session_write_copy(struct ibx_session *s, size_t n)
-{
-    return write_body(s, NULL, n);
 }
 
 /* A client that writes again without having read a reply: its earlier bodies may still be needed
@@ -529,9 +522,9 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
         return rc;
     if (s->server)
         copies_note_write(s, buffer, n);
-    rc = n >= s->caps->rendezvous ? write_body(s, buffer, n) : 1;
+    rc = n >= s->caps->rendezvous ? session_write_body(s, buffer, n) : 1;
     if (rc > 0)
-        rc = n >= SEND_ALONG ? send_along(s, buffer, n) : gather(s, buffer, n);
+        rc = n >= SEND_ALONG ? send_along(s, buffer, n) : session_gather(s, buffer, n);
     return rc ? rc : (ssize_t)n;
 }
 

@@ -145,8 +145,10 @@ int session_leave(struct ibx_session *s, const char *why);
 int session_refill(struct ibx_session *s);
 /* Reads n bytes, of which it has no fewer. */
 int session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
-/* Server: adds a long body to the reply which comes from the GPU. */
-int session_write_copy(struct ibx_session *s, size_t n);
+/* Adds bytes to the message being gathered, which leaves whenever it is full. */
+int session_gather(struct ibx_session *s, const uint8_t *from, size_t n);
+/* A long write by reference; server: of NULL, it comes from the GPU. 1: it has to be copied. */
+int session_write_body(struct ibx_session *s, const void *data, size_t n);
 
 /* messages.c */
 
