@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * shm between containers: the client has its own user, mount, PID and network namespaces, as
+ * container engines make them, and sees one folder of the server's under another name. Or it shares
+ * the network namespace alone, as containers of one pod do.
+ */
+#include "common/clock.h"
+#include "transport/transport.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_MS 30000u
+#define BYTES       (3u << 20)
+#define INSIDE      "/mnt/ibx" /* where the client sees the folder */
+#define OWN_NETWORK CLONE_NEWNET
+
+enum { ENDED_WELL, ENDED_BADLY, NO_NAMESPACES };
+
+static char folder[64];
+
+/* What the client is to be refused with, or NULL. */
+struct client {
+    int namespaces; /* beside user, mount and PID */
+    const char *uri, *shm_dir, *refusal;
+};
+
+/* ---------------------------------------------------------------- the client */
+
+static void write_text(const char *file, const char *text)
+{
+    int fd = open(file, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        ssize_t ignored = write(fd, text, strlen(text));
+        (void)ignored;
+        close(fd);
+    }
+}
+
+/* Only the folder, as INSIDE, and /proc; as root of its own user namespace. */
+static bool enter_container(const struct client *client)
+{
+    char user[32], group[32];
+    snprintf(user, sizeof(user), "0 %u 1", (unsigned)geteuid());
+    snprintf(group, sizeof(group), "0 %u 1", (unsigned)getegid());
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | client->namespaces))
+        return false;
+    write_text("/proc/self/setgroups", "deny");
+    write_text("/proc/self/uid_map", user);
+    write_text("/proc/self/gid_map", group);
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", "/mnt", "tmpfs", 0, NULL))
+        return false;
+    return !mkdir(INSIDE, 0700) && !mount(folder, INSIDE, NULL, MS_BIND, NULL) &&
+           !mount("none", "/tmp", "tmpfs", 0, NULL);
+}
+
+static struct ibx_event next_event(struct ibx_conn *conn)
+{
+    struct ibx_event event = {.type = IBX_EVENT_CLOSED};
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    int n;
+    while ((n = ibx_poll(conn, &event, 1)) == 0 && ibx_now_ns() < deadline)
+        ibx_wait(conn, 100);
+    return event;
+}
+
+/* Exposes BYTES, names them to the server, and stays until it has gone. */
+static bool be_read(struct ibx_conn *conn)
+{
+    struct ibx_mr *mr;
+    struct ibx_remote remote;
+    uint8_t bytes[IBX_REMOTE_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    uint8_t *memory = malloc(BYTES);
+    struct ibx_span span = ibx_span_host(memory, BYTES);
+    if (!memory || ibx_mr_register(conn, &span, IBX_ACCESS_REMOTE_READ, &mr, NULL) ||
+        ibx_mr_remote(mr, 0, BYTES, &remote))
+        return false;
+    for (size_t i = 0; i < BYTES; i++)
+        memory[i] = (uint8_t)(i * 7 >> 9);
+    ibx_remote_put(&w, &remote);
+    struct iovec iov = {bytes, w.length};
+    bool good = !ibx_send(conn, &iov, 1, 0, 0) && next_event(conn).type == IBX_EVENT_CLOSED;
+    ibx_mr_deregister(mr);
+    free(memory);
+    return good;
+}
+
+static bool said(const struct ibx_error *err, const char *part)
+{
+    if (strstr(err->message, part))
+        return true;
+    print_error("\"%s\" does not say \"%s\"\n", err->message, part);
+    return false;
+}
+
+/* In process 1 of the new PID namespace. */
+static int client_run(const struct client *client)
+{
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    struct ibx_conn *conn = NULL;
+    ibx_options_init(&options);
+    snprintf(options.provider, sizeof(options.provider), "shm");
+    snprintf(options.shm_dir, sizeof(options.shm_dir), "%s", client->shm_dir);
+    if (ibx_connect(client->uri, &options, &conn, &err))
+        return client->refusal && said(&err, client->refusal) ? ENDED_WELL : ENDED_BADLY;
+    bool good = !client->refusal && !strcmp(ibx_conn_path(conn)->provider, "shm") && be_read(conn);
+    ibx_close(conn);
+    return good ? ENDED_WELL : ENDED_BADLY;
+}
+
+static int client_main(const struct client *client)
+{
+    int status;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(3 * PATIENCE_MS / 1000);
+    if (!enter_container(client))
+        return NO_NAMESPACES;
+    pid_t pid = fork();
+    if (!pid)
+        _exit(client_run(client));
+    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : ENDED_BADLY;
+}
+
+/* ---------------------------------------------------------------- the server */
+
+static bool permitted(void)
+{
+    int status;
+    struct client nothing = {.namespaces = OWN_NETWORK};
+    pid_t pid = fork();
+    if (!pid)
+        _exit(enter_container(&nothing) ? ENDED_WELL : NO_NAMESPACES);
+    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && !WEXITSTATUS(status);
+}
+
+static struct ibx_listener *listen_at(const char *uri, const char *shm_dir)
+{
+    struct ibx_options options;
+    struct ibx_listener *listener;
+    struct ibx_error err;
+    ibx_options_init(&options);
+    snprintf(options.shm_dir, sizeof(options.shm_dir), "%s", shm_dir);
+    if (ibx_listen(uri, &options, &listener, &err))
+        fail_msg("%s", err.message);
+    return listener;
+}
+
+static struct ibx_conn *take(struct ibx_listener *listener)
+{
+    struct ibx_conn *conn = NULL;
+    struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
+    assert_int_equal(poll(&wait, 1, PATIENCE_MS), 1);
+    assert_int_equal(ibx_accept(listener, &conn, NULL), 0);
+    return conn;
+}
+
+static void read_and_check(struct ibx_conn *conn)
+{
+    struct ibx_mr *mr;
+    struct ibx_remote remote;
+    struct ibx_event event = next_event(conn);
+    assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+    struct ibx_reader r = ibx_reader_of(event.data, event.length);
+    ibx_remote_get(&r, &remote);
+    ibx_message_release(conn, &event);
+    assert_int_equal(ibx_mr_allocate(conn, BYTES, IBX_ACCESS_LOCAL, &mr, NULL), 0);
+    const uint8_t *got = ibx_mr_address(mr);
+    assert_int_equal(ibx_read(conn, mr, ibx_mr_address(mr), &remote, 0, BYTES, 1, 0), 0);
+    event = next_event(conn);
+    assert_int_equal(event.type, IBX_EVENT_READ);
+    assert_int_equal(event.status, 0);
+    for (size_t i = 0; i < BYTES; i++) {
+        if (got[i] != (uint8_t)(i * 7 >> 9))
+            fail_msg("byte %zu is wrong", i);
+    }
+    ibx_mr_deregister(mr);
+}
+
+/* Serves such a client, who gets what it comes for unless it is to be refused. */
+static void serve(struct ibx_listener *listener, const struct client *client)
+{
+    struct ibx_error err = {0};
+    int status;
+    pid_t pid = fork();
+    if (!pid)
+        _exit(client_main(client));
+    struct ibx_conn *conn = take(listener);
+    int rc = ibx_establish(conn, &err);
+    if (!client->refusal && rc)
+        fail_msg("%s", err.message);
+    if (client->refusal)
+        assert_int_not_equal(rc, 0);
+    else
+        read_and_check(conn);
+    ibx_close(conn);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, ENDED_WELL);
+    ibx_listener_close(listener);
+}
+
+/* --------------------------------------------------------------------- tests */
+
+static void test_a_shared_folder(void **state)
+{
+    (void)state;
+    char uri[128];
+    snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
+    struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", INSIDE, NULL};
+    serve(listen_at(uri, folder), &client);
+}
+
+/* One network namespace: neither a folder nor an option is needed. */
+static void test_a_shared_network(void **state)
+{
+    (void)state;
+    struct ibx_listener *listener = listen_at("rdma://127.0.0.1:0", "");
+    struct client client = {0, ibx_listener_uri(listener), "", NULL};
+    serve(listener, &client);
+}
+
+static void test_a_shared_door_alone(void **state)
+{
+    (void)state;
+    char uri[128];
+    snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
+    struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", "",
+                            "another network namespace: give both containers one directory and "
+                            "name it with shm_dir"};
+    serve(listen_at(uri, ""), &client);
+}
+
+/* The server says where its folder is there; here it is elsewhere. */
+static void test_a_folder_of_another_name(void **state)
+{
+    (void)state;
+    char uri[128];
+    snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
+    struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", "",
+                            "the server's shm_dir has to be mounted here too, and shm_dir on this "
+                            "side has to say where"};
+    serve(listen_at(uri, folder), &client);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/ibx-containers-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_shared_folder, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_shared_network, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_shared_door_alone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_folder_of_another_name, set_up, tear_down),
+    };
+    bool can = !set_up(NULL) && permitted();
+    if (tear_down(NULL) || !can) {
+        print_message("SKIPPED: namespaces of one's own are not permitted here\n");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
