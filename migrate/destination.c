@@ -27,7 +27,7 @@ static const uint16_t allowed[DESTINATION_STATES] = {
     [DESTINATION_RESUMING] =
         1u << DESTINATION_FILLING | 1u << DESTINATION_GIVEN_UP | 1u << DESTINATION_FAILED,
     [DESTINATION_FILLING] = 1u << DESTINATION_COMPLETE | 1u << DESTINATION_FAILED,
-    [DESTINATION_COMPLETE] = 1u << DESTINATION_DONE | 1u << DESTINATION_FAILED,
+    [DESTINATION_COMPLETE] = 1u << DESTINATION_DONE,
 };
 
 static const char *const names[DESTINATION_STATES] = {
@@ -314,22 +314,34 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     send_progress(d);
     if (!d->engine || ibx_fault_state(d->engine) != IBX_FAULT_COMPLETE)
         return 0;
-    int rc = destination_vm_let_go(d, err);
-    if (rc)
-        return rc;
-    d->serving = d->stopping;
-    destination_move(d, DESTINATION_COMPLETE);
-    if (destination_record(d, IBX_RECORD_DONE, err))
-        move_say(&d->options->tell, "%s", err->message);
-    return 0;
+    return destination_complete(d, err);
+}
+
+static int send_complete(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_record_complete *is = &d->status.record.complete;
+    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    struct ibx_move_complete *complete = &message.is.complete;
+    complete->pages = is->pages;
+    complete->zero_pages = is->zero_pages;
+    complete->discarded_pages = is->discarded_pages;
+    complete->fetched_pages = is->pages - is->zero_pages - is->discarded_pages;
+    memcpy(complete->hash, is->hash, sizeof(complete->hash));
+    progress_of(d, &complete->progress);
+    int rc = ibx_control_send(&d->control, &message);
+    return rc ? ibx_error_set(err, rc, "COMPLETE could not be sent: %s", strerror(-rc)) : 0;
 }
 
 /* Said until it is confirmed: the source may have been away when it was said first. */
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
-    struct ibx_move_complete *complete = &message.is.complete;
+    struct ibx_error silent = {0};
+    if (!destination_has_let_go(d))
+        return 0;
     if (d->confirmed) {
+        /* COMPLETE on record is true as well, and recover asks the source again. */
+        if (destination_record(d, IBX_RECORD_DONE, &silent))
+            move_say(&d->options->tell, "%s", silent.message);
         d->status.total_ns = ibx_now_ns() - d->status.began_ns;
         destination_move(d, DESTINATION_DONE);
         return 0;
@@ -338,14 +350,7 @@ static int step_complete(struct destination *d, struct ibx_error *err)
         ibx_now_ns() - d->complete_ns < COMPLETE_AGAIN)
         return 0;
     d->complete_ns = ibx_now_ns();
-    complete->pages = d->map.pages;
-    complete->zero_pages = d->status.zero_pages;
-    complete->discarded_pages = d->discarded;
-    complete->fetched_pages = complete->pages - complete->zero_pages - complete->discarded_pages;
-    ibx_page_map_hash(&d->map, complete->hash);
-    progress_of(d, &complete->progress);
-    int rc = ibx_control_send(&d->control, &message);
-    return rc ? ibx_error_set(err, rc, "COMPLETE could not be sent: %s", strerror(-rc)) : 0;
+    return send_complete(d, err);
 }
 
 static int step(struct destination *d, struct ibx_error *err)
@@ -413,6 +418,8 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 
 static int troubled_qemu(struct destination *d, struct ibx_error *err)
 {
+    if (d->state == DESTINATION_COMPLETE) /* its own master */
+        return 0;
     int rc = destination_qemu_hear(d, err);
     if (!rc)
         return 0;
@@ -461,10 +468,11 @@ static int heed_signals(struct destination *d, struct ibx_error *err)
                                          ? "no VM had come"
                                          : "the VM stays at the source"),
                        err);
-    if (d->interrupts && d->state == DESTINATION_COMPLETE && !d->linked)
+    if (d->interrupts && d->state == DESTINATION_COMPLETE && (!d->linked || d->uffd.fd >= 0))
         return ibx_error_set(err, -EINTR,
-                             "interrupted; all pages are here, and only the source's confirmation "
-                             "is missing");
+                             "interrupted; all pages are here, but the source does not know yet: "
+                             "ib-migrate recover --qmp %s tells it",
+                             d->options->qmp);
     if (d->interrupts > 1)
         return ibx_error_set(err, -EINTR,
                              "interrupted; the VM runs here and waits for its pages: "
@@ -486,7 +494,7 @@ static int heed_patience(struct destination *d, struct ibx_error *err)
         return 0;
     ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
                   d->state == DESTINATION_COMPLETE ? "; all pages are here, only its confirmation "
-                                                     "is missing"
+                                                     "is missing: ib-migrate recover asks for it"
                   : destination_ours(d)            ? ": ib-migrate recover waits again"
                                                    : "");
     return destination_ours(d) ? -ETIMEDOUT : give_up(d, -ETIMEDOUT, err);

@@ -20,6 +20,9 @@
  *                GIVEN_UP <------------------------------------- (FAILED: the VM ran here and
  *                the VM never ran here                            is lost with its QEMU)
  *
+ * COMPLETE: every page is here, on record and by QEMU's own count no more business of this tool: it
+ * lets go of QEMU, which may end from now on, and only the source is to be told.
+ *
  * Before WAITING a lost connection ends the move here, as it does at the source. From there on it
  * (`linked` is false) is waited for: the source makes it again.
  */
@@ -71,6 +74,9 @@ struct destination {
     bool serving;       /* the engine has the page connections */
     bool stopping;      /* and gives them back, for want of a link */
     uint64_t discarded; /* pages that the guest gave back before they came */
+    uint64_t again_ns;  /* when to try again what failed at the end: the record, letting go */
+    uint64_t
+        let_go_by_ns; /* until when QEMU's descriptor, that needs no care any more, is seen to */
 
     /* The link */
     struct ibx_control control;
@@ -106,9 +112,9 @@ void destination_unlink(struct destination *d, int code, const char *reason);
 
 /* destination_again.c */
 
-/* What a dead tool left, by its record, whose lock is held: the VM runs in QEMU (FILLING), or that
- * does not say yet whether it does (RESUMING, until its monitor answers), or (-ECANCELED) it never
- * ran. -ESRCH: its QEMU has ended. */
+/* What a dead tool left, by its record, whose lock is held: all pages are there (COMPLETE), or the
+ * VM runs in QEMU (FILLING), or that does not say yet whether it does (RESUMING, until its monitor
+ * answers), or (-ECANCELED) it never ran. -ESRCH: its QEMU has ended before it had all pages. */
 int destination_take_over(struct destination *d, struct ibx_error *err);
 
 /* The VM runs here, or will. */
@@ -122,6 +128,14 @@ void destination_answer(struct destination *d, const struct ibx_error *err);
 /* destination_begin.c: with the move's id, which the source brings, there is a record, a lock and a
  * socket. */
 int destination_open_record(struct destination *d, struct ibx_error *err);
+
+/* destination_end.c */
+
+/* The engine has put every page in its place: puts that on record and goes to COMPLETE, or tries
+ * again when it is called later. */
+int destination_complete(struct destination *d, struct ibx_error *err);
+/* In COMPLETE: whether nothing of ours is left in QEMU; tries it when it is time for that. */
+bool destination_has_let_go(struct destination *d);
 
 /* destination_link.c */
 
@@ -160,8 +174,9 @@ int destination_qemu_await(struct destination *d, char *status, size_t size, str
 int destination_vm_measure(struct destination *d, struct ibx_error *err);
 /* Finds QEMU and its RAM. */
 int destination_vm_find(struct destination *d, struct ibx_error *err);
-/* For a tool that takes over, without the monitor: by what the record says of guest RAM. -ESTALE:
- * it is not there any more. */
+/* For a tool that takes over: guest RAM as the record says it was, and the map of its pages. */
+int destination_vm_recall(struct destination *d, struct ibx_error *err);
+/* The same, and it must be there still, without the monitor. -ESTALE: it is not. */
 int destination_vm_find_again(struct destination *d, struct ibx_error *err);
 /* userfaultfd, punch, registration; then QEMU waits for the device state. */
 int destination_vm_prepare(struct destination *d, struct ibx_error *err);
@@ -178,7 +193,11 @@ int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t len
 int destination_vm_state_end(struct destination *d, struct ibx_error *err);
 /* QEMU has read everything but the end. */
 bool destination_vm_loaded(const struct destination *d);
-/* Every page is there: lets go of QEMU's memory. */
+/* Every page is there: the monitor is QEMU's other users'. */
+void destination_vm_leave_monitor(struct destination *d);
+/* Every page is there: takes our hands off QEMU's memory and the userfaultfd out of QEMU. After a
+ * failure it can be called again; while `registered`, the VM may wait where it touches memory for
+ * the first time. 0 also when there is nothing (any more) to let go. */
 int destination_vm_let_go(struct destination *d, struct ibx_error *err);
 /* The VM will not run here: nothing of ours stays in QEMU, whose incoming migration fails. */
 void destination_vm_give_up(struct destination *d);

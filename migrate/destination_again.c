@@ -68,9 +68,32 @@ static int learn_state(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
+/* QEMU is not needed for that, and may have ended, or have other RAM by now. What the dead tool had
+ * not undone in it yet is undone. */
+static int take_over_complete(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_record *record = &d->status.record;
+    int rc = destination_vm_recall(d, err);
+    if (rc)
+        return rc;
+    ibx_move_hello_describe(&d->hello, &d->ram);
+    d->taken_over = d->committed = d->ending = d->resumed = true;
+    d->state = DESTINATION_COMPLETE;
+    d->status.pages = d->status.present = record->complete.pages;
+    d->status.zero_pages = record->complete.zero_pages;
+    d->discarded = record->complete.discarded_pages;
+    if (!destination_qemu_lives(d))
+        return 0;
+    rc = ibx_uffd_take(record->pid, record->uffd, &d->uffd, err);
+    d->registered = !rc;
+    return rc == -ENOENT ? 0 : rc;
+}
+
 int destination_take_over(struct destination *d, struct ibx_error *err)
 {
     struct ibx_move_hello own = {0};
+    if (d->status.record.state == IBX_RECORD_COMPLETE)
+        return take_over_complete(d, err);
     int rc = find(d, err);
     if (!rc)
         rc = learn_state(d, err);

@@ -19,6 +19,7 @@
 #define STREAM_NAME "ibx-state"
 #define STATE_MAX   (1ull << 30) /* bytes of device state that wait for QEMU */
 #define SPIN_US     50
+#define LET_GO_MS   1000 /* for QEMU to close its descriptor, at a time */
 
 /* ---------------------------------------------------------------- finding */
 
@@ -57,7 +58,7 @@ static void put_on_record(struct destination *d)
     }
 }
 
-int destination_vm_find_again(struct destination *d, struct ibx_error *err)
+int destination_vm_recall(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram;
@@ -80,8 +81,13 @@ int destination_vm_find_again(struct destination *d, struct ibx_error *err)
         memcpy(ram->blocks[i].id, at->id, sizeof(at->id));
         ram->bytes += at->size;
     }
-    int rc = ibx_guest_ram_again(ram, true, err);
-    return rc ? rc : destination_vm_measure(d, err);
+    return destination_vm_measure(d, err);
+}
+
+int destination_vm_find_again(struct destination *d, struct ibx_error *err)
+{
+    int rc = destination_vm_recall(d, err);
+    return rc ? rc : ibx_guest_ram_again(&d->ram, true, err);
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -419,36 +425,47 @@ bool destination_vm_loaded(const struct destination *d)
 
 /* ---------------------------------------------------------------- letting go */
 
+/* As far as it goes, and again without harm; the first error. */
 static int unregister(struct destination *d, struct ibx_error *err)
 {
-    int rc = 0;
-    for (unsigned i = 0; d->registered && !rc && i < d->ram.count; i++) {
+    int first = 0;
+    for (unsigned i = 0; d->registered && i < d->ram.count; i++) {
         struct ibx_fault_range range;
         range_of(d, i, &range);
-        rc = ibx_fault_unregister(d->uffd.fd, &range, err);
+        int rc = ibx_fault_unregister(d->uffd.fd, &range, first ? NULL : err);
+        first = first ? first : rc;
     }
-    d->registered = d->registered && rc;
-    return rc;
+    d->registered = d->registered && first;
+    return first;
+}
+
+void destination_vm_leave_monitor(struct destination *d)
+{
+    struct ibx_error silent = {0};
+    if (d->qmp)
+        ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MOVE_QMP_MS), &silent);
+    ibx_qmp_close(d->qmp);
+    d->qmp = NULL;
 }
 
 int destination_vm_let_go(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_error silent = {0};
+    struct ibx_error why = {0};
+    if (d->uffd.fd < 0)
+        return 0;
     destination_vm_stats(d);
+    int rc =
+        unregister(d, err); /* first: until then the engine answers those who touch zero pages */
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
-    int rc = unregister(d, err);
-    if (rc)
-        return rc;
-    /* A descriptor that stays open in QEMU with nothing registered harms nobody. */
-    if (ibx_uffd_close_in_qemu(&d->uffd, ibx_deadline_in_ms(MOVE_QMP_MS), &silent)) {
-        move_say(&d->options->tell, "QEMU keeps a descriptor that it needs no more: %s",
-                 silent.message);
+    /* With the last descriptor the kernel itself unregisters what is left. */
+    int closed = ibx_uffd_close_in_qemu(&d->uffd, ibx_deadline_in_ms(LET_GO_MS), &why);
+    if (closed && destination_qemu_lives(d))
+        return rc ? rc : ibx_error_set(err, closed, "%s", why.message);
+    if (closed)
         close(d->uffd.fd);
-    }
     d->uffd.fd = -1;
-    if (d->qmp)
-        ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MOVE_QMP_MS), &silent);
+    d->registered = false;
     return 0;
 }
 

@@ -164,7 +164,9 @@ int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const cha
         const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
                                   r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
-        if (ibx_record_over(r) || r->source != source || (!same_process && !same_vm))
+        /* COMPLETE needs nothing of any QEMU. */
+        if (ibx_record_over(r) || r->state == IBX_RECORD_COMPLETE || r->source != source ||
+            (!same_process && !same_vm))
             continue;
         ibx_record_say(r, said, sizeof(said));
         rc =

@@ -14,7 +14,9 @@
  *     |                               |
  *   MOVED      it runs there       RUNNING   it runs here, pages are missing
  *     |                               |
- *   DONE       confirmed           DONE      all pages are here
+ *     |                            COMPLETE  all pages are here, the source does not know yet
+ *     |                               |
+ *   DONE       confirmed           DONE      confirmed
  *   (KEPT: aborted, it stayed;     (GIVEN_UP: aborted)
  *    ROLLED_BACK: taken back)
  */
@@ -36,12 +38,19 @@ enum ibx_record_state {
     IBX_RECORD_NOT_YET,
     IBX_RECORD_RUNNING,
     IBX_RECORD_GIVEN_UP,
+    IBX_RECORD_COMPLETE,
 };
 
 /* Where a block of guest RAM lies, as in struct ibx_guest_block. */
 struct ibx_record_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size, page_size, offset, address, dev, ino;
+};
+
+/* What the destination says in COMPLETE, so that a tool that comes later can say it. */
+struct ibx_record_complete {
+    uint64_t pages, zero_pages, discarded_pages;
+    uint8_t hash[IBX_MOVE_HASH_BYTES];
 };
 
 struct ibx_record {
@@ -64,7 +73,8 @@ struct ibx_record {
      * QEMU's main thread waits for a page. 0: a record of before there were any */
     unsigned block_count;
     struct ibx_record_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
-    uint64_t written_s; /* seconds since 1970, set by ibx_record_write */
+    struct ibx_record_complete complete; /* destination, in COMPLETE and DONE; else all zeros */
+    uint64_t written_s;                  /* seconds since 1970, set by ibx_record_write */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else

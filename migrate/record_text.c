@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RECORD_VERSION       2
+#define RECORD_VERSION       3
 #define RECORD_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
+#define RECORD_VERSION_2     2 /* without "complete" */
 
 #define BIT(state) (1u << IBX_RECORD_##state)
 
@@ -17,7 +18,7 @@ static const char *const state_names[] = {
     [IBX_RECORD_MOVED] = "moved",       [IBX_RECORD_DONE] = "done",
     [IBX_RECORD_KEPT] = "kept",         [IBX_RECORD_ROLLED_BACK] = "rolled-back",
     [IBX_RECORD_NOT_YET] = "not-yet",   [IBX_RECORD_RUNNING] = "running",
-    [IBX_RECORD_GIVEN_UP] = "given-up",
+    [IBX_RECORD_GIVEN_UP] = "given-up", [IBX_RECORD_COMPLETE] = "complete",
 };
 #define STATES (sizeof(state_names) / sizeof(state_names[0]))
 
@@ -36,14 +37,16 @@ static const unsigned source_moves[STATES] = {
 static const unsigned destination_moves[STATES] = {
     [0] = BIT(NOT_YET),
     [IBX_RECORD_NOT_YET] = BIT(MAY_RUN) | BIT(GIVEN_UP),
-    [IBX_RECORD_MAY_RUN] = BIT(RUNNING) | BIT(DONE) | BIT(GIVEN_UP),
-    [IBX_RECORD_RUNNING] = BIT(DONE) | BIT(GIVEN_UP),
+    [IBX_RECORD_MAY_RUN] = BIT(RUNNING) | BIT(COMPLETE) | BIT(GIVEN_UP),
+    [IBX_RECORD_RUNNING] = BIT(COMPLETE) | BIT(GIVEN_UP),
+    [IBX_RECORD_COMPLETE] = BIT(DONE),
 };
 
 #define SOURCE_STATES                                                                              \
     (BIT(HERE) | BIT(MAY_RUN) | BIT(MOVED) | BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK))
-#define DESTINATION_STATES (BIT(NOT_YET) | BIT(MAY_RUN) | BIT(RUNNING) | BIT(DONE) | BIT(GIVEN_UP))
-#define OVER_STATES        (BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK) | BIT(GIVEN_UP))
+#define DESTINATION_STATES                                                                         \
+    (BIT(NOT_YET) | BIT(MAY_RUN) | BIT(RUNNING) | BIT(COMPLETE) | BIT(DONE) | BIT(GIVEN_UP))
+#define OVER_STATES (BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK) | BIT(GIVEN_UP))
 
 static bool among(enum ibx_record_state state, unsigned set)
 {
@@ -120,24 +123,42 @@ static json_t *blocks_json(const struct ibx_record *record)
     return list;
 }
 
+static void hex_of(const uint8_t *bytes, unsigned count, char *text)
+{
+    for (unsigned i = 0; i < count; i++)
+        snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
+}
+
+static json_t *complete_json(const struct ibx_record *record)
+{
+    const struct ibx_record_complete *c = &record->complete;
+    char hash[2 * IBX_MOVE_HASH_BYTES + 1];
+    if (!c->pages)
+        return json_null();
+    hex_of(c->hash, IBX_MOVE_HASH_BYTES, hash);
+    return json_pack("{s:I, s:I, s:I, s:s}", "pages", (json_int_t)c->pages, "zero",
+                     (json_int_t)c->zero_pages, "discarded", (json_int_t)c->discarded_pages, "hash",
+                     hash);
+}
+
 int record_text_make(const struct ibx_record *record, char **text, size_t *length,
                      struct ibx_error *err)
 {
     char id[2 * IBX_MOVE_ID_BYTES + 1];
-    for (unsigned i = 0; i < IBX_MOVE_ID_BYTES; i++)
-        snprintf(id + (size_t)2 * i, 3, "%02x", record->id[i]);
+    hex_of(record->id, IBX_MOVE_ID_BYTES, id);
     if (check_text(record, err))
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:I}",
+        "s:o, s:I}",
         "ibx-record", RECORD_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_record_state_name(record->state), "uuid",
         record->uuid, "name", name_json(record->name), "qmp", record->qmp, "pid",
         (json_int_t)record->pid, "pid-started", (json_int_t)record->pid_started, "uri", record->uri,
         "peer", name_json(record->peer), "key-file", record->key_file, "uffd", record->uffd,
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
-        blocks_json(record), "written", (json_int_t)record->written_s);
+        blocks_json(record), "complete", complete_json(record), "written",
+        (json_int_t)record->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -149,14 +170,16 @@ int record_text_make(const struct ibx_record *record, char **text, size_t *lengt
 
 /* ------------------------------------------------------------ and back */
 
-static int take_id(const char *text, uint8_t id[IBX_MOVE_ID_BYTES], struct ibx_error *err)
+static int take_hex(const char *key, const char *text, uint8_t *bytes, unsigned count,
+                    struct ibx_error *err)
 {
     const char digits[] = "0123456789abcdef";
-    if (strlen(text) != (size_t)2 * IBX_MOVE_ID_BYTES || strspn(text, digits) != strlen(text))
-        return ibx_error_set(err, -EINVAL, "id \"%.64s\" is not 32 hexadecimal digits", text);
-    for (unsigned i = 0; i < IBX_MOVE_ID_BYTES; i++)
-        id[i] = (uint8_t)((strchr(digits, text[2 * i]) - digits) << 4 |
-                          (strchr(digits, text[2 * i + 1]) - digits));
+    if (strlen(text) != (size_t)2 * count || strspn(text, digits) != strlen(text))
+        return ibx_error_set(err, -EINVAL, "%s \"%.64s\" is not %u hexadecimal digits", key, text,
+                             2 * count);
+    for (unsigned i = 0; i < count; i++)
+        bytes[i] = (uint8_t)((strchr(digits, text[2 * i]) - digits) << 4 |
+                             (strchr(digits, text[2 * i + 1]) - digits));
     return 0;
 }
 
@@ -189,7 +212,8 @@ static int take_text(const char *key, const char *text, char *out, size_t size,
 
 struct fields {
     int device_way, was_running;
-    json_t *blocks; /* borrowed; NULL: of the first version */
+    json_t *blocks;   /* borrowed; NULL: of the first version */
+    json_t *complete; /* borrowed; NULL: of an earlier version */
     json_int_t version, uffd, epoch, pid, pid_started, written;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
 };
@@ -263,10 +287,40 @@ static int take_blocks(json_t *list, struct ibx_record *record, struct ibx_error
     return 0;
 }
 
+/* An earlier version called a move done when all pages were there. */
+static int take_complete(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_record_complete *c = &record->complete;
+    json_int_t pages, zero, discarded;
+    const char *hash;
+    json_error_t why;
+    const bool wanted = record->state == IBX_RECORD_COMPLETE ||
+                        (record->state == IBX_RECORD_DONE && !record->source && f->complete);
+    if (!wanted && (!f->complete || json_is_null(f->complete)))
+        return 0;
+    if (!wanted || !json_is_object(f->complete))
+        return ibx_error_set(err, -EINVAL, "\"complete\" does not fit to a %s in state %s",
+                             record->source ? "source" : "destination",
+                             ibx_record_state_name(record->state));
+    if (json_unpack_ex(f->complete, &why, JSON_STRICT, "{s:I, s:I, s:I, s:s}", "pages", &pages,
+                       "zero", &zero, "discarded", &discarded, "hash", &hash))
+        return ibx_error_set(err, -EINVAL, "complete: %.200s", why.text);
+    if (pages < 1 || zero < 0 || discarded < 0 || zero > pages || discarded > pages - zero)
+        return ibx_error_set(err, -EINVAL,
+                             "complete: %lld pages, %lld of them zero and %lld discarded, do not "
+                             "add up",
+                             (long long)pages, (long long)zero, (long long)discarded);
+    c->pages = (uint64_t)pages;
+    c->zero_pages = (uint64_t)zero;
+    c->discarded_pages = (uint64_t)discarded;
+    return take_hex("hash", hash, c->hash, IBX_MOVE_HASH_BYTES, err);
+}
+
 static int take_fields(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
-    int rc = take_id(f->id, record->id, err);
+    int rc = take_hex("id", f->id, record->id, IBX_MOVE_ID_BYTES, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
+    rc = rc ? rc : take_complete(f, record, err);
     rc = rc ? rc : take_numbers(f, record, err);
     rc = rc ? rc : take_blocks(f->blocks, record, err);
     rc = rc ? rc : take_text("uuid", f->uuid, record->uuid, sizeof(record->uuid), err);
@@ -293,14 +347,16 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
     if (number < RECORD_VERSION_FIRST || number > RECORD_VERSION)
         return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows %d to %d",
                              (long long)number, RECORD_VERSION_FIRST, RECORD_VERSION);
-    if (json_unpack_ex(
-            json, &why, JSON_STRICT,
-            number == RECORD_VERSION_FIRST ? FIRST_FIELDS "}" : FIRST_FIELDS ", s:b, s:o}",
-            "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch, "state",
-            &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid", &f.pid, "pid-started",
-            &f.pid_started, "uri", &f.uri, "peer", &f.peer, "key-file", &f.key_file, "uffd",
-            &f.uffd, "device-way", &f.device_way, "written", &f.written, "was-running",
-            &f.was_running, "guest-ram", &f.blocks))
+    if (json_unpack_ex(json, &why, JSON_STRICT,
+                       number == RECORD_VERSION_FIRST ? FIRST_FIELDS "}"
+                       : number == RECORD_VERSION_2   ? FIRST_FIELDS ", s:b, s:o}"
+                                                      : FIRST_FIELDS ", s:b, s:o, s:o}",
+                       "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
+                       "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
+                       &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
+                       "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
+                       "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
+                       "complete", &f.complete))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }
@@ -358,6 +414,9 @@ static const char *say_destination(enum ibx_record_state state)
     case IBX_RECORD_RUNNING:
         return "%s runs here and needs pages that are still at %s: leave both QEMUs as they are; "
                "\"ib-migrate recover\" goes on fetching";
+    case IBX_RECORD_COMPLETE:
+        return "%s runs here with all of its pages, but %s has not confirmed it and keeps them, "
+               "too: \"ib-migrate recover\" here lets it end";
     case IBX_RECORD_DONE:
         return "%s runs here with all of its pages: that at %s is not needed any more";
     case IBX_RECORD_GIVEN_UP:

@@ -10,11 +10,11 @@
 
 /* ------------------------------------------------------------ the end of a move */
 
-/* Whether the VM runs at the destination, or may, and pages are missing there. */
+/* Whether the VM runs at the destination, or may, and that is not agreed by both sides. */
 static bool unfinished(const struct ibx_record *record)
 {
     return record->state == IBX_RECORD_MAY_RUN || record->state == IBX_RECORD_MOVED ||
-           record->state == IBX_RECORD_RUNNING;
+           record->state == IBX_RECORD_RUNNING || record->state == IBX_RECORD_COMPLETE;
 }
 
 static int exit_status(int rc, const struct ibx_record *record)
@@ -30,7 +30,8 @@ static void say_failure(const struct ibx_move_status *last, const struct ibx_err
     migrate_complain(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
-    if (!last->source && migrate_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
+    if (!last->source && last->record.state != IBX_RECORD_COMPLETE &&
+        migrate_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
         return;
     ibx_record_say(&last->record, said, sizeof(said));
     ibx_text_sanitize(said);

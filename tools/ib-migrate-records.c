@@ -89,7 +89,7 @@ static void say_record(const struct ibx_record *record, const json_t *live, stru
         printf("  %s\n", err->message);
     } else if (!ibx_record_over(record)) {
         printf("  no ib-migrate is at work on it\n");
-        if (migrate_qemu_gone(record))
+        if (migrate_qemu_gone(record) && record->state != IBX_RECORD_COMPLETE)
             printf("  its QEMU (process %d) is gone: %s\n", record->pid,
                    record->source ? "pages that had not come are lost"
                                   : "\"ib-migrate rollback\" at the source restarts the VM");

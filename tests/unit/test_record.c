@@ -87,7 +87,7 @@ static void records_of_the_first_version(void **state)
 }
 
 /* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
-static const unsigned source_table[10] = {
+static const unsigned source_table[11] = {
     [0] = 1 << IBX_RECORD_HERE,
     [IBX_RECORD_HERE] =
         1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_KEPT | 1 << IBX_RECORD_ROLLED_BACK,
@@ -95,23 +95,36 @@ static const unsigned source_table[10] = {
                            1 << IBX_RECORD_ROLLED_BACK,
     [IBX_RECORD_MOVED] = 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_ROLLED_BACK,
 };
-static const unsigned destination_table[10] = {
+static const unsigned destination_table[11] = {
     [0] = 1 << IBX_RECORD_NOT_YET,
     [IBX_RECORD_NOT_YET] = 1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_GIVEN_UP,
     [IBX_RECORD_MAY_RUN] =
-        1 << IBX_RECORD_RUNNING | 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_GIVEN_UP,
-    [IBX_RECORD_RUNNING] = 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_GIVEN_UP,
+        1 << IBX_RECORD_RUNNING | 1 << IBX_RECORD_COMPLETE | 1 << IBX_RECORD_GIVEN_UP,
+    [IBX_RECORD_RUNNING] = 1 << IBX_RECORD_COMPLETE | 1 << IBX_RECORD_GIVEN_UP,
+    [IBX_RECORD_COMPLETE] = 1 << IBX_RECORD_DONE,
 };
+
+/* What is known of a move when all of its pages are there, and not before. */
+static void complete_as_its_state(struct ibx_record *r)
+{
+    const bool has = !r->source && (r->state == IBX_RECORD_COMPLETE || r->state == IBX_RECORD_DONE);
+    memset(&r->complete, 0, sizeof(r->complete));
+    if (!has)
+        return;
+    r->complete = (struct ibx_record_complete){1000, 600, 7, {0}};
+    memset(r->complete.hash, 0xa7, sizeof(r->complete.hash));
+}
 
 /* The states by which one is reached, from new on. */
 static void bring_to(struct ibx_record *r, enum ibx_record_state wanted)
 {
-    static const enum ibx_record_state ways[2][10][4] = {
+    static const enum ibx_record_state ways[2][11][5] = {
         {[IBX_RECORD_NOT_YET] = {IBX_RECORD_NOT_YET},
          [IBX_RECORD_MAY_RUN] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN},
          [IBX_RECORD_RUNNING] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN, IBX_RECORD_RUNNING},
+         [IBX_RECORD_COMPLETE] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN, IBX_RECORD_COMPLETE},
          [IBX_RECORD_DONE] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN, IBX_RECORD_RUNNING,
-                              IBX_RECORD_DONE},
+                              IBX_RECORD_COMPLETE, IBX_RECORD_DONE},
          [IBX_RECORD_GIVEN_UP] = {IBX_RECORD_NOT_YET, IBX_RECORD_GIVEN_UP}},
         {[IBX_RECORD_HERE] = {IBX_RECORD_HERE},
          [IBX_RECORD_MAY_RUN] = {IBX_RECORD_HERE, IBX_RECORD_MAY_RUN},
@@ -120,11 +133,61 @@ static void bring_to(struct ibx_record *r, enum ibx_record_state wanted)
                               IBX_RECORD_DONE},
          [IBX_RECORD_KEPT] = {IBX_RECORD_HERE, IBX_RECORD_KEPT},
          [IBX_RECORD_ROLLED_BACK] = {IBX_RECORD_HERE, IBX_RECORD_MAY_RUN, IBX_RECORD_ROLLED_BACK}}};
-    for (unsigned i = 0; i < 4 && ways[r->source][wanted][i]; i++) {
+    for (unsigned i = 0; i < 5 && ways[r->source][wanted][i]; i++) {
         r->state = ways[r->source][wanted][i];
+        complete_as_its_state(r);
         assert_int_equal(write_record(r), 0);
     }
     assert_true(!wanted || r->state == wanted);
+}
+
+static void what_a_complete_move_has_to_say(void **state)
+{
+    (void)state;
+    static const char *const wrong[][2] = {
+        {"\"pages\": 1000", "\"pages\": 606"},
+        {"\"pages\": 1000", "\"pages\": 0"},
+        {"\"zero\": 600", "\"zero\": -1"},
+        {"\"discarded\": 7", "\"discarded\": 401"},
+        {"\"discarded\": 7", "\"discarded\": -1"},
+        {"a7a7", "A7A7"},
+        {"a7a7", "a7"},
+        {"\"zero\": 600,", ""},
+    };
+    struct ibx_record r = sample(false, 7), *all;
+    char path[PATH_MAX], text[8192];
+    size_t count;
+    bring_to(&r, IBX_RECORD_COMPLETE);
+    assert_false(ibx_record_over(&r));
+    const struct ibx_record found = only();
+    assert_memory_equal(&found.complete, &r.complete, sizeof(r.complete));
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        with(path, text, wrong[i][0], wrong[i][1]);
+        assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    }
+    with(path, text, "\"state\": \"complete\"", "\"state\": \"running\"");
+    assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    says("does not fit");
+}
+
+/* As the version before wrote it, which called a move done when all pages were there. */
+static void records_of_the_second_version(void **state)
+{
+    (void)state;
+    struct ibx_record r = sample(false, 7);
+    char path[PATH_MAX], text[8192];
+    bring_to(&r, IBX_RECORD_RUNNING);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    with(path, text, "  \"complete\": null,\n", "");
+    get_file(path, text, sizeof(text));
+    with(path, text, "\"ibx-record\": 3", "\"ibx-record\": 2");
+    get_file(path, text, sizeof(text));
+    with(path, text, "\"running\"", "\"done\"");
+    assert_int_equal(only().state, IBX_RECORD_DONE);
+    assert_int_equal(only().complete.pages, 0);
 }
 
 static void check_step(bool source, unsigned from, unsigned to, bool allowed)
@@ -132,6 +195,7 @@ static void check_step(bool source, unsigned from, unsigned to, bool allowed)
     struct ibx_record r = sample(source, 9);
     bring_to(&r, (enum ibx_record_state)from);
     r.state = (enum ibx_record_state)to;
+    complete_as_its_state(&r);
     int rc = write_record(&r);
     if (rc != (allowed ? 0 : -EINVAL))
         fail_msg("%s from %u to %u: %d", source ? "source" : "destination", from, to, rc);
@@ -150,15 +214,15 @@ static void only_moves_of_the_table(void **state)
     (void)state;
     const unsigned all[2] = {
         1 << IBX_RECORD_NOT_YET | 1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_RUNNING |
-            1 << IBX_RECORD_DONE | 1 << IBX_RECORD_GIVEN_UP,
+            1 << IBX_RECORD_COMPLETE | 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_GIVEN_UP,
         1 << IBX_RECORD_HERE | 1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_MOVED |
             1 << IBX_RECORD_DONE | 1 << IBX_RECORD_KEPT | 1 << IBX_RECORD_ROLLED_BACK};
     for (unsigned source = 0; source < 2; source++) {
         const unsigned *table = source ? source_table : destination_table;
-        for (unsigned from = 0; from < 10; from++) {
+        for (unsigned from = 0; from < 11; from++) {
             if (from && !(all[source] >> from & 1))
                 continue;
-            for (unsigned to = 0; to < 12; to++) /* some are no states */
+            for (unsigned to = 0; to < 13; to++) /* some are no states */
                 check_step(source, from, to, table[from] >> to & 1 || (from && to == from));
         }
     }
@@ -187,11 +251,11 @@ static void states_have_names_and_sentences(void **state)
 {
     (void)state;
     char said[IBX_ERROR_MAX];
-    const bool over[10] = {[IBX_RECORD_DONE] = true,
+    const bool over[11] = {[IBX_RECORD_DONE] = true,
                            [IBX_RECORD_KEPT] = true,
                            [IBX_RECORD_ROLLED_BACK] = true,
                            [IBX_RECORD_GIVEN_UP] = true};
-    for (unsigned i = 1; i < 10; i++) {
+    for (unsigned i = 1; i < 11; i++) {
         struct ibx_record r = sample(i < IBX_RECORD_NOT_YET, 1);
         r.state = (enum ibx_record_state)i;
         assert_int_equal(ibx_record_over(&r), over[i]);
@@ -423,6 +487,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(records_come_back_as_they_were),
         TEST(records_of_the_first_version),
+        TEST(records_of_the_second_version),
+        TEST(what_a_complete_move_has_to_say),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
         TEST(states_have_names_and_sentences),

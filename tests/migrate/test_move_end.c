@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The end of a move at its destination: every page is there, and the source does not know yet. A
+ * tool that dies there, a disk that is full and a QEMU that cannot be let go of hold up nothing but
+ * the end, which comes as soon as it can.
+ */
+#include "tests/migrate/mover.h"
+
+#include "migrate/inject.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <glob.h>
+#include <limits.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  40
+#define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
+#define TIMED  "--set", "timeout_ms=3000"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+/* A move whose receiver has stopped itself at a state. */
+static void stopped_at(const char *state)
+{
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await_stop(&receiver);
+}
+
+static void recover(void)
+{
+    mover_start(&receiver,
+                (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
+}
+
+static bool has_userfaultfd(void)
+{
+    struct ibx_uffd uffd;
+    if (ibx_uffd_take(vms[1].pid, -1, &uffd, NULL))
+        return false;
+    close(uffd.fd);
+    return true;
+}
+
+static void await_let_go(void)
+{
+    const uint64_t deadline = vm_soon();
+    while (has_userfaultfd()) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU still has its userfaultfd");
+        poll(NULL, 0, 2);
+    }
+}
+
+static void on_record(const struct vm *vm, const char *state, const char *words)
+{
+    struct mover status;
+    mover_start(&status, (const char *[]){"status", "--qmp", vm->tool, NULL});
+    mover_ends(&status, 0);
+    mover_must_say(&status, state);
+    mover_must_say(&status, words);
+}
+
+/* Both have ended well, and the VM runs at the destination, which nothing of ours is left in. */
+static void ended(void)
+{
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    assert_false(has_userfaultfd());
+    on_record(&vms[1], "done", "not needed any more");
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
+/* With its hands still on QEMU: the next tool takes them off. */
+static void test_killed_when_complete(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete");
+    mover_kill(&receiver, SIGKILL);
+    mover_await(&sender, "broken", 0);
+    assert_true(has_userfaultfd());
+    on_record(&vms[1], "complete", "ib-migrate recover");
+    recover();
+    ended();
+}
+
+/* A source that is away: until it has heard that all pages are there it keeps them, whatever
+ * becomes of the tools at the destination, and of QEMU there. */
+static void test_killed_again_and_qemu_ended(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete");
+    mover_kill(&sender, SIGSTOP);
+    mover_kill(&receiver, SIGKILL);
+    recover();
+    mover_await_words(&receiver, "waiting at ");
+    await_let_go();
+    mover_kill(&receiver, SIGKILL);
+    kill(vms[1].pid, SIGKILL);
+    waitpid(vms[1].pid, NULL, 0);
+    vms[1].pid = 0;
+    on_record(&vms[0], "moved", "leave this QEMU");
+    on_record(&vms[1], "complete", "with all of its pages");
+    recover();
+    mover_await_words(&receiver, "waiting at ");
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    on_record(&vms[0], "done", "must not be continued");
+}
+
+/* The source's tool is killed as well, and each is started again. */
+static void test_both_killed(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete");
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
+    recover();
+    ended();
+}
+
+/* A QEMU that is stopped can close nothing. */
+static void test_qemu_cannot_be_let_go_of(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete");
+    kill(vms[1].pid, SIGSTOP);
+    mover_kill(&receiver, SIGCONT);
+    mover_await_words(&receiver, "QEMU cannot be let go of");
+    assert_true(has_userfaultfd());
+    assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    kill(vms[1].pid, SIGCONT);
+    ended();
+}
+
+/* No record, no end: a tool that died then would leave what nobody could tell from a VM that needs
+ * its pages. A folder in the place of the new record stands for a disk that takes none. */
+static void test_record_cannot_be_written(void **state)
+{
+    (void)state;
+    glob_t found;
+    char pattern[160], place[PATH_MAX];
+    stopped_at("destination:filling");
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    snprintf(place, sizeof(place), "%.*s.new", (int)strlen(found.gl_pathv[0]) - 5,
+             found.gl_pathv[0]);
+    globfree(&found);
+    assert_int_equal(mkdir(place, 0700), 0);
+    mover_kill(&receiver, SIGCONT);
+    mover_await_words(&receiver, "cannot be put on record");
+    assert_true(has_userfaultfd());
+    assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS); /* the VM does not wait for it */
+    assert_int_equal(rmdir(place), 0);
+    ended();
+}
+
+/* Whoever interrupts a tool that only waits for the source is told what is still to be done. */
+static void test_interrupted_when_complete(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete");
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGCONT);
+    mover_await(&receiver, "broken", 0);
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 3);
+    mover_must_say(&receiver, "the source does not know yet");
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
+    recover();
+    ended();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_killed_when_complete, mover_end_all),
+        cmocka_unit_test_teardown(test_killed_again_and_qemu_ended, mover_end_all),
+        cmocka_unit_test_teardown(test_both_killed, mover_end_all),
+        cmocka_unit_test_teardown(test_qemu_cannot_be_let_go_of, mover_end_all),
+        cmocka_unit_test_teardown(test_record_cannot_be_written, mover_end_all),
+        cmocka_unit_test_teardown(test_interrupted_when_complete, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
