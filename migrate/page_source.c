@@ -426,6 +426,19 @@ int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases
     return 0;
 }
 
+int ibx_page_source_remote(const struct ibx_page_source *source, uint64_t offset, size_t length,
+                           struct ibx_remote *remote)
+{
+    size_t i = region_find(source, offset);
+    const struct region *r = &source->regions[i];
+    if (i == source->region_count || offset < r->start || length > r->length - (offset - r->start))
+        return -ERANGE;
+    *remote = r->remote;
+    remote->address += offset - r->start;
+    remote->length = length;
+    return 0;
+}
+
 /* ------------------------------------------------------------------ before the commit */
 
 struct cover {

@@ -95,6 +95,10 @@ int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases
  * page that is not would be missing for ever. -EPROTO names the first that is not. */
 int ibx_page_source_covers(const struct ibx_page_source *source, const struct ibx_page_map *map,
                            struct ibx_error *err);
+/* Armed: the source's memory with these bytes, for who READs them without the engine while that
+ * does not use the source. -ERANGE: not in one region. */
+int ibx_page_source_remote(const struct ibx_page_source *source, uint64_t offset, size_t length,
+                           struct ibx_remote *remote);
 /* Why it ended; "" while it lives. Safe from any thread after the engine has stopped. */
 const char *ibx_page_source_reason(const struct ibx_page_source *source);
 const struct ibx_path *ibx_page_source_path(const struct ibx_page_source *source);

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""ib-fault: both ends, its figures, and what it says when something is wrong."""
+import json
+import os
+import re
+import signal
+import sys
+
+from harness import LIMIT, Skip, children, equal, run_all, test, until
+
+SMALL = ["--rounds", "1", "--touches", "200", "--time", "0.02", "--pause", "0"]
+
+
+def whole(text):
+    """The figures of a run: all there, and none without a value."""
+    result = json.loads(text)
+    figures = result["median"]
+    equal(len(figures), 25)
+    for name, value in figures.items():
+        assert value > 0 or name.startswith("beyond"), f"{name} is {value}"
+    return result
+
+
+def measured(scene, *args):
+    status, out, err = scene.run("self", "--size", "32M", *SMALL, "--json", "-", *args)
+    if status and ("userfaultfd" in err or "No such device" in err):
+        raise Skip(err.strip())
+    equal((status, "wrong" in err), (0, False))
+    return whole(out)
+
+
+@test
+def self_over_tcp(scene):
+    result = measured(scene)
+    equal(result["provider"], "tcp")
+    equal(result["settings"]["links"], 3)
+    equal(result["settings"]["fault_workers"], 1)
+    equal(len(result["rounds"]), 1)
+
+
+@test
+def self_in_place_over_shm(scene):
+    result = measured(scene, "--minor", "--links", "1", "--threads", "2", "shm://127.0.0.1:0")
+    equal(result["provider"], "shm")
+    equal((result["settings"]["minor"], result["settings"]["fault_workers"]), (True, 0))
+
+
+@test
+def the_lender_says_what_is_lent(scene):
+    fetch = scene.start("fetch", *SMALL, "--json", scene.path("json"), "tcp://127.0.0.1:0")
+    uri = re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
+    status, _, err = scene.run("lend", "--size", "6M", "--links", "2", uri)
+    out, said = fetch.communicate(timeout=LIMIT)
+    if fetch.returncode and "userfaultfd" in said:
+        raise Skip(said.strip())
+    equal((status, fetch.returncode), (0, 0))
+    assert "processor time" in err, err
+    assert "6 MiB of 4 KiB pages" in out and "wanted" in out, out
+    with open(scene.path("json"), encoding="utf-8") as file:
+        settings = whole(file.read())["settings"]
+    equal((settings["links"], settings["bytes"]), (2, 6 << 20))
+
+
+@test
+def a_lender_that_dies_ends_it(scene):
+    process = scene.start("self", "--size", "32M", "--rounds", "100")
+    process.stderr.readline()  # the first round
+    for child in until(lambda: children(process.pid), "the end that lends"):
+        os.kill(child, signal.SIGKILL)
+    _, err = process.communicate(timeout=LIMIT)
+    equal(process.returncode, 1)
+    assert re.search(r"^ib-fault: .*(closed the connection|broke|reset)", err, re.M), err
+
+
+@test
+def a_stranger_is_sent_away(scene):
+    fetch = scene.start("fetch", *SMALL, "tcp://127.0.0.1:0")
+    uri = re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
+    key = scene.path("key")
+    with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
+        file.write("0123456789abcdef0123456789abcdef\n")
+    status, _, err = scene.run("lend", "--size", "2M", "--key-file", key, uri)
+    equal(status, 1)
+    assert "key" in err, err
+    fetch.communicate(timeout=LIMIT)
+    equal(fetch.returncode, 1)
+
+
+@test
+def what_does_not_fit_is_refused(scene):
+    for command in (["self"], ["lend", "tcp://127.0.0.1:1"]):
+        status, _, err = scene.run(command[0], "--size", "4096G", *command[1:])
+        equal(status, 1)
+        assert "smaller --size" in err, err
+
+
+@test
+def bad_values_are_named(scene):
+    for option, value in (("--size", "3M"), ("--page", "8K"), ("--links", "17"), ("--cpus", "0-"), ("--cpus", "a"),
+                          ("--threads", "0"), ("--time", "0"), ("--nice", "20"), ("--set", "chunk"), ("--rounds", "101")):
+        status, _, err = scene.run("self", option, value)
+        equal(status, 1)
+        assert option in err and f'"{value}"' in err and err.count("\n") == 1, err
+    for args in ([], ["loan"], ["fetch"], ["lend", "--minor", "tcp://127.0.0.1:1"], ["fetch", "--links", "2", "tcp://x:1"],
+                 ["self", "a", "b"]):
+        status, _, err = scene.run(*args)
+        equal(status, 2)
+        assert "usage: " in err, err
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))
