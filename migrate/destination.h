@@ -63,6 +63,8 @@ struct destination {
     bool registered;                     /* the ranges are, on uffd */
     bool minor;                          /* for minor faults too */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
+    _Atomic uint64_t *arrived;           /* minor mode: destination_arrived.c */
+    size_t arrived_bytes;
 
     /* The move */
     struct ibx_move_hello hello;
@@ -128,6 +130,16 @@ void destination_answer(struct destination *d, const struct ibx_error *err);
 /* destination_begin.c: with the move's id, which the source brings, there is a record, a lock and a
  * socket. */
 int destination_open_record(struct destination *d, struct ibx_error *err);
+
+/* destination_arrived.c */
+
+/* Makes the file of pages that have come, for ranges as given to the engine; -EEXIST and others
+ * with what is in the way. */
+int destination_arrived_make(struct destination *d, struct ibx_error *err);
+/* Finds that of the tool that died. -ESTALE: it is gone, or is not it. */
+int destination_arrived_find(struct destination *d, struct ibx_error *err);
+/* Lets it go; with `remove` nobody will ask for it any more. */
+void destination_arrived_end(struct destination *d, bool remove);
 
 /* destination_end.c */
 

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <linux/userfaultfd.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,6 +155,8 @@ static int watch_memory(struct destination *d, struct ibx_error *err)
     features |= d->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
 #endif
     int rc = ibx_fault_uffd_enable(d->uffd.fd, features, err);
+    if (!rc && d->minor)
+        rc = destination_arrived_make(d, err);
     for (unsigned i = 0; !rc && i < d->ram.count; i++) {
         struct ibx_fault_range range;
         rc = punch(&d->ram.blocks[i], err);
@@ -229,7 +232,7 @@ int destination_vm_take_over(struct destination *d, struct ibx_error *err)
     d->minor = was_minor(d->ram.pid, d->ram.blocks[0].address);
     for (unsigned i = 0; !rc && d->minor && i < d->ram.count; i++)
         rc = map_alias(d, i, err);
-    return rc;
+    return rc || !d->minor ? rc : destination_arrived_find(d, err);
 }
 
 /* ---------------------------------------------------------------- engine */
@@ -241,15 +244,24 @@ static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
     return data ? 0 : ibx_fault_mark_zero(d->engine, first, count);
 }
 
-/* What is there already, after a tool has died: the pages in the page cache. But READs go into that
- * in minor mode, and may have been cut off half-way: there it is what QEMU has mapped. (What was
- * unmapped since, as swapping does it, is fetched anew: --minor is for memory that stays.) Of huge
- * pages the cache tells only the number. */
+static void arrived_before(const struct destination *d, uint8_t *present)
+{
+    for (uint64_t k = 0; k < d->map.pages; k++)
+        if (atomic_load(&d->arrived[k / 64]) >> (k % 64) & 1)
+            present[k / 8] = (uint8_t)(present[k / 8] | 1u << (k % 8));
+}
+
+/* What is there already, after a tool has died: the pages in the page cache, and among them those
+ * that were swapped out. But READs go into that in minor mode, and may have been cut off half-way:
+ * there it is what was noted. Of huge pages, which nobody unmaps, the cache tells only the number.
+ */
 static int rebuild(struct destination *d, struct ibx_error *err)
 {
     uint8_t *present = calloc(1, (size_t)(d->map.pages + 7) / 8);
     int rc = present ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
-    for (unsigned i = 0; !rc && i < d->ram.count; i++) {
+    if (present && d->minor)
+        arrived_before(d, present);
+    for (unsigned i = 0; !rc && !d->minor && i < d->ram.count; i++) {
         const struct ibx_guest_block *block = &d->ram.blocks[i];
         const uint64_t pages = block->size / block->page_size;
         uint64_t written, *bits = malloc((size_t)(pages + 63) / 64 * 8);
@@ -257,9 +269,8 @@ static int rebuild(struct destination *d, struct ibx_error *err)
             rc = ibx_error_set(err, -ENOMEM, "no memory for a page map");
             break;
         }
-        rc = d->minor || block->page_size > 4096
-                 ? ibx_guest_block_mapped(&d->ram, block, bits, &written, err)
-                 : ibx_guest_block_written(&d->ram, block, bits, &written, err);
+        rc = block->page_size > 4096 ? ibx_guest_block_mapped(&d->ram, block, bits, &written, err)
+                                     : ibx_guest_block_written(&d->ram, block, bits, &written, err);
         for (uint64_t k = 0; !rc && k < pages; k++) {
             uint64_t at = d->map.blocks[i].first + k;
             if (bits[k / 64] >> (k % 64) & 1)
@@ -304,6 +315,7 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
         .no_background = !d->resumed,
         .fault_workers = 1,
         .max_bandwidth = d->status.max_bandwidth,
+        .arrived = d->arrived,
     };
     for (unsigned i = 0; i < d->ram.count; i++)
         range_of(d, i, &ranges[i]);
@@ -466,6 +478,7 @@ int destination_vm_let_go(struct destination *d, struct ibx_error *err)
         close(d->uffd.fd);
     d->uffd.fd = -1;
     d->registered = false;
+    destination_arrived_end(d, true);
     return 0;
 }
 
@@ -477,6 +490,7 @@ void destination_vm_give_up(struct destination *d)
     d->stream = -1;
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
+    destination_arrived_end(d, true);
     if (d->uffd.fd < 0)
         return;
     unregister(d, &silent);
@@ -495,6 +509,7 @@ void destination_vm_fini(struct destination *d)
     for (unsigned i = 0; i < d->ram.count; i++)
         if (d->aliases[i])
             munmap(d->aliases[i], d->ram.blocks[i].size);
+    destination_arrived_end(d, false);
     free(d->unfed);
     json_decref(d->capabilities);
     ibx_page_map_fini(&d->map);

@@ -36,6 +36,13 @@ void ibx_record_path(const char *folder, const struct ibx_record *record, const 
     snprintf(path, size, "%s/%s", folder, name);
 }
 
+void ibx_record_arrived_path(const struct ibx_record *record, char *path, size_t size)
+{
+    char name[NAME_BYTES];
+    name_of(record, ".arrived", name);
+    snprintf(path, size, "/dev/shm/ibx-%s", name);
+}
+
 /* ------------------------------------------------------------ the folder */
 
 static const char *home(void)
@@ -408,7 +415,7 @@ int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_e
 int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
     static const char *const beside[] = {".new", ".sock", ".lock"};
-    char name[NAME_BYTES];
+    char name[NAME_BYTES], arrived[NAME_BYTES + 32];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
@@ -420,6 +427,9 @@ int ibx_record_remove(const char *folder, const struct ibx_record *record, struc
         name_of(record, beside[i], name);
         unlinkat(dir, name, 0);
     }
+    ibx_record_arrived_path(record, arrived, sizeof(arrived));
+    if (!rc)
+        unlink(arrived);
     close(dir);
     return rc;
 }

@@ -94,7 +94,10 @@ int ibx_record_list(const char *folder, struct ibx_record **records, size_t *cou
  * only one: -ENOTUNIQ). -ENOENT. */
 int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,
                     struct ibx_error *err);
-/* With what lies beside it. Its lock should be held. */
+/* Where the destination of a move in minor mode notes which pages have come: in memory, since a
+ * disk could hold up the VM, and with the host all is lost anyway. */
+void ibx_record_arrived_path(const struct ibx_record *record, char *path, size_t size);
+/* With what lies beside it, and that. Its lock should be held. */
 int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 
 /* Whether the move is over for this side: DONE, KEPT, ROLLED_BACK, GIVEN_UP. */

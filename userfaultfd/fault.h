@@ -113,7 +113,16 @@ struct ibx_fault_config {
     uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */
     uint32_t chunk_max;     /* ... and at most; 0: 1 MiB. At least one page each */
     unsigned depth;         /* background requests in flight a worker, at most; 0: 8 */
+    /* A bit a page, of ibx_fault_arrived_words() words: set before the faulting process can see the
+     * page, when all of its bytes have come or it was discarded. For ranges with an alias only this
+     * tells an engine that takes over (ibx_fault_rebuild) which pages may not be fetched again: the
+     * page cache has half pages, too, and what is not mapped may have been unmapped. In memory that
+     * outlives this process, then. Kept by the caller until destroy; NULL: not wanted. */
+    _Atomic uint64_t *arrived;
 };
+
+/* One bit for each page up to the last of these ranges. */
+size_t ibx_fault_arrived_words(const struct ibx_fault_range *ranges, unsigned count);
 
 /* Bytes of buffer that each source of such a config needs (0 when all ranges have an alias). */
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config);
@@ -168,8 +177,9 @@ int ibx_fault_event_fd(const struct ibx_fault *engine);
 /* These pages are zero and shall not be fetched. What is not missing any more is left alone.
  * -ERANGE. */
 int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t count);
-/* For an engine that takes over from one that died (missing mode only): bit k of `present` (byte
- * k / 8, bit k % 8) says that page k is there already, from SEEK_DATA for instance. Then wakes all
+/* For an engine that takes over from one that died: bit k of `present` (byte k / 8, bit k % 8) says
+ * that page k is there already: in missing mode from SEEK_DATA for instance, in minor mode from
+ * `arrived` of the one that died (word k / 64, bit k % 64) and nothing else. Then wakes all
  * ranges, since the faults that the other one read come again only so. -EBUSY unless HELD or
  * STOPPED. */
 int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t pages,

@@ -92,6 +92,7 @@ struct ibx_fault {
     struct fault_worker *workers;
     unsigned worker_count;
     struct pagemap map;
+    _Atomic uint64_t *arrived; /* the caller's, or NULL */
     uint64_t total;
     pthread_rwlock_t placing;
     pthread_mutex_t lock;
@@ -133,6 +134,9 @@ struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
 struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);
 /* Pages that were not present are now; they were missing, or claimed, or void. */
 void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages);
+
+/* These pages are about to be what the faulting process sees. */
+void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages);
 
 /* fault_events.c */
 /* Reads what the kernel has to say; true when there was something. */

@@ -75,6 +75,7 @@ static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
 static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
 {
     uint64_t dropped = 0;
+    ibx_fault_note_arrived(e, page, end > page ? end - page : 0);
     for (; page < end; page++) {
         while (true) {
             enum page_state state = pagemap_get(&e->map, page);

@@ -112,6 +112,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, n, state);
         return 0;
     }
+    ibx_fault_note_arrived(e, page, n);
     int64_t bytes = fill(e, r, page, n * size, slot->bytes + slot->placed * size);
     if (bytes > 0) {
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);

@@ -40,6 +40,16 @@ static uint32_t slot_bytes(const struct ibx_fault_config *config)
     return chunk > page ? chunk : page;
 }
 
+size_t ibx_fault_arrived_words(const struct ibx_fault_range *ranges, unsigned count)
+{
+    uint64_t end = 0;
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t pages = ranges[i].first_page + ranges[i].length / ranges[i].page_size;
+        end = pages > end ? pages : end;
+    }
+    return (size_t)(end + 63) / 64;
+}
+
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config)
 {
     bool any = false;
@@ -213,6 +223,7 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
 {
     e->uffd = config->uffd;
     e->events = config->events;
+    e->arrived = config->arrived;
     e->background = !config->no_background;
     e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
                                                                     : config->worker_count - 1;

@@ -4,6 +4,7 @@
  * crowd at the door, a VM continued by hand, a READ cut off half-way. Afterwards the guest is alive
  * and right on exactly one side.
  */
+#include "migrate/inject.h"
 #include "migrate/source_vm.h"
 #include "tests/migrate/mover.h"
 
@@ -12,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -19,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -254,6 +257,77 @@ static void test_recover_in_minor_mode(void **state)
     went();
 }
 
+/* The kernel takes pages out of QEMU's page tables, as it does to swap them out: what the guest has
+ * changed in them is in the page cache only. Returns how many pages stayed mapped. */
+static uint64_t unmap_all(const struct ibx_guest_ram *ram)
+{
+    const struct ibx_guest_block *block = &ram->blocks[0];
+    uint64_t *bits = calloc(block->size / block->page_size / 64 + 1, 8), mapped;
+    const uint64_t arguments[6] = {block->address, block->size, MADV_PAGEOUT};
+    int64_t result;
+    vm_ok(
+        ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, NULL, vm_soon(), &vm_error));
+    assert_int_equal(result, 0);
+    vm_ok(ibx_guest_block_mapped(ram, block, bits, &mapped, &vm_error));
+    free(bits);
+    return mapped;
+}
+
+static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
+{
+    (void)state;
+    struct ibx_guest_ram ram;
+    struct mover again;
+    start_source();
+    start_destination();
+    vm_ok(ibx_guest_ram_find(vms[1].qmp, 0, false, &ram, vm_soon(), &vm_error));
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], BEATS); /* it changes its memory */
+    mover_kill(&receiver, SIGKILL);
+    const uint64_t mapped = unmap_all(&ram);
+    print_message("%llu pages stayed mapped\n", (unsigned long long)mapped);
+    assert_in_range(mapped, 0, 1000);
+    ibx_guest_ram_fini(&ram);
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
+    mover_ends(&again, 0);
+    mover_ends(&sender, 0);
+    went();
+    glob_t left;
+    assert_int_equal(glob("/dev/shm/ibx-*.arrived", 0, NULL, &left), GLOB_NOMATCH);
+}
+
+/* Without the list nobody can tell them apart. */
+static void test_recover_in_minor_mode_without_the_list(void **state)
+{
+    (void)state;
+    struct mover again, rollback;
+    glob_t found;
+    start_source();
+    start_destination();
+    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--minor", NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await_stop(&receiver);
+    mover_kill(&receiver, SIGKILL);
+    assert_int_equal(glob("/dev/shm/ibx-*.arrived", 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    assert_int_equal(unlink(found.gl_pathv[0]), 0);
+    globfree(&found);
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, TIMED, NULL});
+    mover_ends(&again, 3);
+    mover_must_say(&again, "cannot be known");
+    vm_end(&vms[1]);
+    mover_kill(&sender, SIGKILL);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    runs_at_the_source();
+}
+
 int main(void)
 {
     int skipped = vm_available();
@@ -266,6 +340,8 @@ int main(void)
         cmocka_unit_test_teardown(test_crowd_at_the_door, mover_end_all),
         cmocka_unit_test_teardown(test_full_file_system, mover_end_all),
         cmocka_unit_test_teardown(test_recover_in_minor_mode, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_in_minor_mode_of_unmapped_pages, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_in_minor_mode_without_the_list, mover_end_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,14 +90,19 @@ static void discard(uint64_t page, uint64_t pages)
 static void test_discard(void **state)
 {
     (void)state;
+    static _Atomic uint64_t arrived[PAGES / 64];
     sources[0]->hold = true;
     config.chunk_min = 16 * PAGE;
+    config.arrived = arrived;
     start();
     assert_true(source_asked(sources[0], 2)); /* 2 x 16 pages are in flight, at least */
     assert_int_equal(sources[0]->log[0].length, 16 * PAGE);
     discard(8, 16);
     discard(900, 10);
     assert_true(REACHES(engine, removes, 2));
+    for (unsigned i = 0; i < PAGES; i++) /* for an engine after this one they are there */
+        assert_int_equal(arrived[i / 64] >> i % 64 & 1,
+                         (i >= 8 && i < 24) || (i >= 900 && i < 910));
     sources[0]->hold = false;
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
     assert_true(page_is_right(&data, memory, 300));

@@ -27,6 +27,12 @@
 
 static struct memory_source *source;
 static struct memory_data data;
+static _Atomic uint64_t arrived[PAGES / 64];
+
+static bool has_arrived(unsigned page)
+{
+    return arrived[page / 64] >> page % 64 & 1;
+}
 
 static struct ibx_fault *start(int uffd, const struct ibx_fault_range *range)
 {
@@ -36,6 +42,9 @@ static struct ibx_fault *start(int uffd, const struct ibx_fault_range *range)
     struct ibx_fault_source as = memory_source_as(source);
     struct ibx_fault_config config = {
         .uffd = uffd, .ranges = range, .range_count = 1, .sources = &as, .worker_count = 1};
+    memset((void *)arrived, 0, sizeof(arrived));
+    assert_true(ibx_fault_arrived_words(range, 1) <= PAGES / 64);
+    config.arrived = arrived;
     if (ibx_fault_create(&config, &engine, &err))
         fail_msg("%s", err.message);
     return engine;
@@ -176,12 +185,16 @@ static void minor(bool allocated)
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, look_at, &look), 0);
     assert_true(REACHES(engine, waiting, 1));
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_false(has_arrived(i));
     assert_int_equal(ibx_fault_serve(engine), 0);
     pthread_join(thread, NULL);
     assert_true(look.right);
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
-    for (unsigned i = 0; i < PAGES; i++)
+    for (unsigned i = 0; i < PAGES; i++) {
         assert_int_equal(data.fetched[i], i < 20 || i >= 25);
+        assert_int_equal(has_arrived(i), i < 20 || i >= 25);
+    }
     assert_true((uint8_t *)source->log[0].buffer >= (uint8_t *)alias &&
                 (uint8_t *)source->log[0].buffer < (uint8_t *)alias + PAGES * PAGE);
     assert_int_equal(ibx_fault_unregister(uffd, &range, &err), 0);
