@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The server runs copies itself: requests of cudaMemcpy, cudaMemcpyAsync and
- * cudaMemcpy2D are taken out of the stream before GVirtuS reads them, run on the
- * calling thread's current context and answered as GVirtuS's handler would.
+ * The server runs copies itself: requests of cudaMemcpy, cudaMemcpyAsync,
+ * cudaMemcpy2D and cudaMemcpyToSymbol are taken out of the stream before GVirtuS reads them, run on
+ * the calling thread's current context and answered as GVirtuS's handler would.
  *
  * Whatever is in doubt is left in the stream, untouched, and GVirtuS's handler
  * runs it: a frame that is not recognised byte for byte, device memory that is
@@ -68,7 +68,8 @@ void copies_fini(struct ibx_session *s);
  * is current. */
 bool copies_able(struct ibx_session *s);
 /* Whether all that the frame names is what it should be: device memory of one allocation, of the
- * current device unless the copy is between two, and a stream that is not being captured. */
-bool copies_sound(const struct copies *copies, const struct ibx_frame *frame);
+ * current device unless the copy is between two, and a stream that is not being captured. Fills in
+ * where a symbol is. */
+bool copies_sound(const struct copies *copies, struct ibx_frame *frame);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What CUDA says about a copy before it is run; none of these calls changes anything. */
-#include "frontend-glue/session_internal.h"
+#include "frontend-glue/copies_internal.h"
 
 #include "common/log.h"
 
@@ -24,24 +24,27 @@ bool copies_able(struct ibx_session *s)
     return x->requests.device < 0 || x->requests.device == device;
 }
 
-/* Whether [address, address + n) is within one allocation of device memory; of the current device
- * unless `any`. */
-static bool on_device(const struct copies *x, uint64_t address, uint64_t n, bool any)
+/* Whether it is device memory, of the current device unless `any`. */
+static bool on_device(const struct copies *x, uint64_t address, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
                                 IBX_CUDA_POINTER_ORDINAL};
     unsigned type = 0, managed = 0;
     int ordinal = -1, device = -2;
     void *values[] = {&type, &managed, &ordinal};
-    uint64_t base = 0;
-    size_t size = 0;
     if (x->cuda->pointer_get_attributes(3, names, values, address) ||
         type != IBX_CUDA_MEMORY_DEVICE || managed)
         return false;
-    if (!any && (x->cuda->ctx_get_device(&device) || ordinal != device))
-        return false;
-    return !x->cuda->mem_get_address_range(&base, &size, address) && address - base < size &&
-           n <= size - (address - base);
+    return any || (!x->cuda->ctx_get_device(&device) && ordinal == device);
+}
+
+/* Likewise, and [address, address + n) is within one allocation. */
+static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool any)
+{
+    uint64_t base = 0;
+    size_t size = 0;
+    return on_device(x, address, any) && !x->cuda->mem_get_address_range(&base, &size, address) &&
+           address - base < size && n <= size - (address - base);
 }
 
 static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
@@ -49,13 +52,15 @@ static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
     return (f->height - 1) * pitch + f->width;
 }
 
-bool copies_sound(const struct copies *x, const struct ibx_frame *f)
+bool copies_sound(const struct copies *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;
-    if (f->kind != IBX_FRAME_D2H && !on_device(x, f->dst, span_of(f->dpitch, f), on_both))
+    if (f->call == IBX_FRAME_TO_SYMBOL) /* no allocation, but the runtime knows its size */
+        return copies_symbol(f) && on_device(x, f->dst, false);
+    if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))
         return false;
-    if (f->kind != IBX_FRAME_H2D && !on_device(x, f->src, span_of(f->spitch, f), on_both))
+    if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))
         return false;
     if (f->stream <= 2) /* the legacy and the per-thread stream */
         return true;

@@ -14,6 +14,7 @@ enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *lengt
         {IBX_FRAME_MEMCPY, "cudaMemcpy"},
         {IBX_FRAME_MEMCPY_ASYNC, "cudaMemcpyAsync"},
         {IBX_FRAME_MEMCPY_2D, "cudaMemcpy2D"},
+        {IBX_FRAME_TO_SYMBOL, "cudaMemcpyToSymbol"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         size_t with_nul = strlen(names[i].name) + 1;
@@ -31,12 +32,19 @@ size_t ibx_frame_tail(enum ibx_frame_call call)
     case IBX_FRAME_MEMCPY:
         return 12;
     case IBX_FRAME_MEMCPY_ASYNC:
+    case IBX_FRAME_TO_SYMBOL:
         return 20;
     case IBX_FRAME_MEMCPY_2D:
         return IBX_FRAME_TAIL_MAX;
     default:
         return 0;
     }
+}
+
+size_t ibx_frame_plain_bytes(enum ibx_frame_call call)
+{
+    bool plain = call == IBX_FRAME_MEMCPY || call == IBX_FRAME_MEMCPY_ASYNC;
+    return plain ? IBX_FRAME_PAYLOAD_AT + ibx_frame_tail(call) : 0;
 }
 
 /* Reads the tail; false when its kind is none of ours. */
@@ -52,11 +60,53 @@ static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
         frame->dpitch = frame->spitch = frame->width = ibx_get_u64(&r);
         frame->height = 1;
     }
+    if (frame->call == IBX_FRAME_TO_SYMBOL)
+        frame->symbol_offset = ibx_get_u64(&r);
     uint32_t kind = ibx_get_u32(&r);
     if (frame->call == IBX_FRAME_MEMCPY_ASYNC)
         frame->stream = ibx_get_u64(&r);
     frame->kind = (enum ibx_frame_kind)kind;
     return !r.failed && kind >= IBX_FRAME_H2D && kind <= IBX_FRAME_D2D;
+}
+
+/* A string as GVirtuS marshals it: its bytes, with the NUL at their end, and their number twice. */
+static const char *get_string(struct ibx_reader *r, size_t *length)
+{
+    uint64_t n = ibx_get_u64(r), again = ibx_get_u64(r);
+    if (!n || n != again || n > IBX_FRAME_WINDOW)
+        r->failed = true;
+    *length = r->failed ? 0 : (size_t)n;
+    const char *bytes = (const char *)ibx_get_bytes(r, *length);
+    bool good = !r->failed && memchr(bytes, 0, (size_t)n) == bytes + n - 1;
+    r->failed = !good;
+    return good ? bytes : NULL;
+}
+
+/* As printf's %p writes one that is not NULL; 0: otherwise. */
+static uint64_t parse_pointer(const char *text, size_t length)
+{
+    uint64_t value = 0;
+    if (length < 4 || length > 19 || text[0] != '0' || text[1] != 'x' || text[2] == '0')
+        return 0;
+    for (const char *c = text + 2; *c; c++) {
+        if ((*c < '0' || *c > '9') && (*c < 'a' || *c > 'f'))
+            return 0;
+        value = value << 4 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+    }
+    return value;
+}
+
+/* What precedes the payload of TO_SYMBOL; all of it has to be in the window. */
+static bool parse_symbol(struct ibx_reader *r, struct ibx_frame *frame)
+{
+    size_t length, any;
+    const char *address = get_string(r, &length);
+    if (!address || !get_string(r, &any) || frame->kind != IBX_FRAME_H2D)
+        return false;
+    frame->symbol = parse_pointer(address, length);
+    frame->payload = ibx_get_u64(r);
+    frame->payload_at = 40 + length + any;
+    return !r->failed && frame->symbol;
 }
 
 /* The addresses before the tail; false when the body's length is not what its kind asks for. */
@@ -65,6 +115,8 @@ static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *fram
     uint64_t before = body->length - ibx_frame_tail(frame->call);
     struct ibx_reader r =
         ibx_reader_of(body->first, before < IBX_FRAME_WINDOW ? before : IBX_FRAME_WINDOW);
+    if (frame->call == IBX_FRAME_TO_SYMBOL)
+        return parse_symbol(&r, frame) && before - frame->payload_at == frame->payload;
     switch (frame->kind) {
     case IBX_FRAME_H2D:
         frame->dst = ibx_get_u64(&r);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The frames of GVirtuS's wire that this plugin understands: requests of
- * cudaMemcpy, cudaMemcpyAsync and cudaMemcpy2D, and the shape of replies.
+ * cudaMemcpy, cudaMemcpyAsync, cudaMemcpy2D and cudaMemcpyToSymbol, and the
+ * shape of replies.
  *
  * A request is `name NUL, u64 length, body`. Bodies, little-endian as GVirtuS's
  * hosts are, n bytes of payload, numbers u64 unless shown:
@@ -13,12 +14,14 @@
  *   cudaMemcpy2D     H2D  dst, n, payload, dpitch, spitch, width, height, i32 kind
  *                    D2H  1, one NUL byte, src, dpitch, spitch, width, height, i32 kind
  *                    D2D  dst, src, dpitch, spitch, width, height, i32 kind
+ *   cudaMemcpyToSymbol
+ *                    H2D  L, L, "0x...", M, M, ..., n, payload, count, offset, i32 kind
+ *
+ * The strings of the last one are the symbol's address in the client, of L bytes with its NUL, and
+ * what stands at that address, of M bytes; D2D loses its offset on the way and is no frame of ours.
  *
  * A reply is `i32 exit code, [f64 seconds,] u64 length, out`; out of D2H is n, payload; of others
  * nothing. Classic GVirtuS sends no seconds.
- *
- * cudaMemcpyToSymbol names a symbol that only the handler of the back end can resolve: it is none
- * of these.
  */
 #ifndef IBX_FRONTEND_GLUE_FRAMES_H
 #define IBX_FRONTEND_GLUE_FRAMES_H
@@ -32,6 +35,7 @@ enum ibx_frame_call {
     IBX_FRAME_MEMCPY,
     IBX_FRAME_MEMCPY_ASYNC,
     IBX_FRAME_MEMCPY_2D,
+    IBX_FRAME_TO_SYMBOL,
 };
 
 /* The values of cudaMemcpyKind. */
@@ -40,18 +44,22 @@ enum ibx_frame_kind { IBX_FRAME_H2D = 1, IBX_FRAME_D2H = 2, IBX_FRAME_D2D = 3 };
 struct ibx_frame {
     enum ibx_frame_call call;
     enum ibx_frame_kind kind;
-    uint64_t dst, src;            /* device addresses; the host's side is 0 */
+    uint64_t dst, src;            /* device addresses; the host's side and a symbol's are 0 */
     uint64_t stream;              /* 0 unless the call names one */
     uint64_t dpitch, spitch;      /* width in calls without */
     uint64_t width, height;       /* bytes, rows: neither is 0; height is 1 in calls without */
     uint64_t payload_at, payload; /* of H2D: where in the body, and how many bytes */
     uint64_t out;                 /* of D2H: bytes of the reply's payload */
+    uint64_t symbol;              /* of TO_SYMBOL: its address in the client, never 0 ... */
+    uint64_t symbol_offset;       /* ... and where in it the copy begins */
 };
 
-#define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, in each of the calls */
+#define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, but for TO_SYMBOL */
 #define IBX_FRAME_TAIL_MAX   36u /* what follows it */
 /* Bytes that follow the addresses and the payload, 0 for OTHER. */
 size_t ibx_frame_tail(enum ibx_frame_call call);
+/* Of calls of one row that have it there: bytes of a body that are not its payload. Otherwise 0. */
+size_t ibx_frame_plain_bytes(enum ibx_frame_call call);
 
 /* The call whose name, with its NUL, is at the beginning of `bytes`; *length is the name's. */
 enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length);

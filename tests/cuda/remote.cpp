@@ -3,8 +3,11 @@
 #include "tests/cuda/application.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <dlfcn.h>
+#include <mutex>
 #include <thread>
 
 /* ------------------------------------------------------------------- front end */
@@ -100,6 +103,20 @@ int Remote::on_device_async(std::uint64_t to, std::uint64_t from, std::size_t n,
                             std::uint64_t stream)
 {
     return call("cudaMemcpyAsync", Body().u64(to).u64(from).u64(n).i32(D2D).u64(stream));
+}
+
+int Remote::to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset)
+{
+    char address[24];
+    std::snprintf(address, sizeof(address), "%p", reinterpret_cast<void *>(symbol));
+    Body body;
+    body.string(address).string("").host(from, n).u64(n).u64(offset).i32(H2D);
+    return call("cudaMemcpyToSymbol", body);
+}
+
+bool Remote::register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n)
+{
+    return call("testRegisterVar", Body().u64(symbol).u64(device).u64(n)) == 0;
 }
 
 bool Remote::peek(std::uint64_t device, void *to, std::size_t n)
@@ -222,6 +239,56 @@ int copy_2d(Frame &f)
     return 21;
 }
 
+struct Runtime {
+    int (*register_var)(const void *symbol, std::uint64_t device, std::size_t n) = nullptr;
+    int (*address)(void **device, const void *symbol) = nullptr;
+};
+
+// Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
+const Runtime &runtime()
+{
+    static const Runtime found = [] {
+        Runtime made;
+        const char *path = std::getenv("IBX_TEST_CUDART");
+        void *handle = path ? dlopen(path, RTLD_LAZY) : nullptr;
+        if (handle) {
+            *reinterpret_cast<void **>(&made.register_var) =
+                dlsym(handle, "ibx_double_register_var");
+            *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
+        }
+        return made;
+    }();
+    return found;
+}
+
+// The body as it came, for who wants to compare it.
+std::vector<char> last_symbol_body;
+std::mutex last_symbol_lock;
+
+int copy_to_symbol(Frame &f)
+{
+    auto kind = f.back<std::int32_t>(0);
+    auto offset = f.back<std::uint64_t>(4), count = f.back<std::uint64_t>(12);
+    std::uint64_t n;
+    {
+        std::lock_guard<std::mutex> guard(last_symbol_lock);
+        last_symbol_body = f.in;
+    }
+    handled_copies++;
+    f.get<std::uint64_t>();
+    const char *name = f.host(&n);
+    f.get<std::uint64_t>();
+    f.host(&n);
+    if (kind != H2D)
+        return 21;
+    const char *from = f.host(&n);
+    void *device = nullptr, *symbol = reinterpret_cast<void *>(std::strtoul(name, nullptr, 16));
+    if (!runtime().address || runtime().address(&device, symbol))
+        return 13;
+    return cuda_application()->to_device(reinterpret_cast<std::uint64_t>(device) + offset, from,
+                                         count);
+}
+
 int double_calls(const std::string &name, Frame &f)
 {
     const cuda_calls *app = cuda_application();
@@ -231,6 +298,16 @@ int double_calls(const std::string &name, Frame &f)
         bool good = app->peek ? app->peek(device, bytes.data(), n)
                               : !app->from_device(bytes.data(), device, n);
         return good ? f.answer(bytes.data(), n) : 1;
+    }
+    if (name == "testRegisterVar") {
+        auto symbol = f.get<std::uint64_t>(), device = f.get<std::uint64_t>();
+        return runtime().register_var ? runtime().register_var(reinterpret_cast<void *>(symbol),
+                                                               device, f.get<std::uint64_t>())
+                                      : 1;
+    }
+    if (name == "testSymbolBody") {
+        std::lock_guard<std::mutex> guard(last_symbol_lock);
+        return f.answer(last_symbol_body.data(), last_symbol_body.size());
     }
     if (name == "testHandled") {
         std::uint64_t count = handled_copies;
@@ -281,6 +358,8 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         return copy(f, 8);
     if (name == "cudaMemcpy2D")
         return copy_2d(f);
+    if (name == "cudaMemcpyToSymbol")
+        return copy_to_symbol(f);
     if (name == "cudaDeviceReset")
         return app->primary_reset(0);
     if (name == "cudaFree")

@@ -19,6 +19,11 @@ struct Body {
     }
     Body &u64(std::uint64_t value) { return put(value); }
     Body &i32(std::int32_t value) { return put(value); }
+    // Buffer::AddString().
+    Body &string(const std::string &text)
+    {
+        return u64(text.size() + 1).host(text.c_str(), text.size() + 1);
+    }
     Body &host(const void *from, std::size_t n)
     {
         u64(n);
@@ -56,10 +61,15 @@ class Remote
     int from_device_async(void *to, std::uint64_t from, std::size_t n, std::uint64_t stream);
     int on_device_async(std::uint64_t to, std::uint64_t from, std::size_t n, std::uint64_t stream);
 
+    // Of a variable that the client has at `symbol`.
+    int to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset);
+
     // What only this back end has: no CUDA calls, and the plugin knows none of them.
     bool peek(std::uint64_t device, void *to, std::size_t n);
     // Copies that the handlers have run, of all connections.
     std::uint64_t handled();
+    // As __cudaRegisterVar: where the variable is from now on. False: no double of the runtime.
+    bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n);
     ibx_double_stats stats();
     void inject(const char *function, unsigned in, int code, bool sticky);
     // False: this is a real driver, to which nothing can be injected.

@@ -282,6 +282,52 @@ static void test_pieces(void **state)
     free(all.bytes);
 }
 
+/* The first n bytes of the payload of `f` as a write of their own: exposed, if it is long enough.
+ */
+static void send_apart(const char *name, const struct frame *f, size_t n)
+{
+    uint64_t length = f->n;
+    size_t tail = f->n - 16 - n;
+    assert_true(ibx_session_write(pair.client, name, strlen(name) + 1) > 0);
+    assert_true(ibx_session_write(pair.client, &length, 8) == 8);
+    assert_true(ibx_session_write(pair.client, f->bytes, 16) == 16);
+    assert_true(ibx_session_write(pair.client, f->bytes + 16, n) == (ssize_t)n);
+    assert_true(ibx_session_write(pair.client, f->bytes + 16 + n, tail) == (ssize_t)tail);
+}
+
+/* The body's ends inline and its payload exposed, with more behind it in the same message. */
+static void test_payload_apart(void **state)
+{
+    (void)state;
+    for (size_t n = 100000; n <= DEVICE_BYTES; n = n * 3 + 1) {
+        uint8_t *bytes = pattern(n, n);
+        struct frame good = to_device(bytes, n), bad = to_device(bytes, n), other = {0};
+        unsigned before = seen().requests;
+        bad.bytes[8]++; /* more than is there */
+        put_u64(&other, 5);
+        send_apart("cudaMemcpy", &good, n);
+        send("cudaOther", &other);
+        assert_int_equal(receive(NULL, 0), 0);
+        assert_device(n, n);
+        assert_int_equal(receive(NULL, 0), HANDLED);
+        assert_int_equal(seen().requests, before + 1);
+        assert_string_equal(seen().last_name, "cudaOther");
+        send_apart("cudaMemcpy", &bad, n);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(receive(NULL, 0), HANDLED);
+        assert_int_equal(seen().requests, before + 2);
+        assert_int_equal(seen().last_length, bad.n);
+        assert_memory_equal(seen().last_body, bad.bytes, 64);
+        send_apart("cudaMemcpy", &good, n - 1); /* and the last byte with the tail */
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(receive(NULL, 0), n > pair.rendezvous ? HANDLED : 0);
+        free(bytes);
+        free(good.bytes);
+        free(bad.bytes);
+        free(other.bytes);
+    }
+}
+
 static void test_from_device(void **state)
 {
     (void)state;
@@ -458,6 +504,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_ahead),
         TEST(test_pieces),
+        TEST(test_payload_apart),
         TEST(test_from_device),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),

@@ -38,6 +38,12 @@ static const uint8_t from_device_2d[] = {U64(1, 0), 0,         SRC,       U64(3,
 static const uint8_t on_device_2d[] = {DST,       SRC,       U64(3, 0), U64(9, 0),
                                        U64(2, 0), U64(4, 0), KIND(3)};
 
+/* The variable at 0x4afe00 of the client, whose first byte there is 0; 3 bytes from its fourth on.
+ */
+static const uint8_t to_symbol[] = {U64(9, 0), U64(9, 0), '0', 'x', '4',       'a',       'f',
+                                    'e',       '0',       '0', 0,   U64(1, 0), U64(1, 0), 0,
+                                    U64(3, 0), 'o',       'n', 'e', U64(3, 0), U64(4, 0), KIND(1)};
+
 #define GOLDEN(call, bytes, ...)                                                                   \
     {                                                                                              \
         call, bytes, sizeof(bytes),                                                                \
@@ -52,21 +58,26 @@ static const struct {
     size_t n;
     struct ibx_frame frame;
 } golden[] = {
-    /* kind, dst, src, stream, dpitch, spitch, width, height, payload_at, payload, out */
-    GOLDEN(IBX_FRAME_MEMCPY, to_device, IBX_FRAME_H2D, dst, 0, 0, 5, 5, 5, 1, 16, 5, 0),
+    /* kind, dst, src, stream, dpitch, spitch, width, height, payload_at, payload, out, symbol,
+     * symbol_offset */
+    GOLDEN(IBX_FRAME_MEMCPY, to_device, IBX_FRAME_H2D, dst, 0, 0, 5, 5, 5, 1, 16, 5, 0, 0, 0),
     GOLDEN(IBX_FRAME_MEMCPY, from_device, IBX_FRAME_D2H, 0, src, 0, 0x1234, 0x1234, 0x1234, 1, 0, 0,
-           0x1234),
+           0x1234, 0, 0),
     GOLDEN(IBX_FRAME_MEMCPY, on_device, IBX_FRAME_D2D, dst, src, 0, 0x1234, 0x1234, 0x1234, 1, 0, 0,
-           0),
+           0, 0, 0),
     GOLDEN(IBX_FRAME_MEMCPY_ASYNC, to_device_async, IBX_FRAME_H2D, dst, 0, stream, 2, 2, 2, 1, 16,
-           2, 0),
+           2, 0, 0, 0),
     GOLDEN(IBX_FRAME_MEMCPY_ASYNC, from_device_async, IBX_FRAME_D2H, 0, src, stream, 7, 7, 7, 1, 0,
-           0, 7),
+           0, 7, 0, 0),
     GOLDEN(IBX_FRAME_MEMCPY_ASYNC, on_device_async, IBX_FRAME_D2D, dst, src, stream, 7, 7, 7, 1, 0,
-           0, 0),
-    GOLDEN(IBX_FRAME_MEMCPY_2D, to_device_2d, IBX_FRAME_H2D, dst, 0, 0, 9, 3, 2, 2, 16, 6, 0),
-    GOLDEN(IBX_FRAME_MEMCPY_2D, from_device_2d, IBX_FRAME_D2H, 0, src, 0, 3, 9, 2, 4, 0, 0, 12),
-    GOLDEN(IBX_FRAME_MEMCPY_2D, on_device_2d, IBX_FRAME_D2D, dst, src, 0, 3, 9, 2, 4, 0, 0, 0),
+           0, 0, 0, 0),
+    GOLDEN(IBX_FRAME_MEMCPY_2D, to_device_2d, IBX_FRAME_H2D, dst, 0, 0, 9, 3, 2, 2, 16, 6, 0, 0, 0),
+    GOLDEN(IBX_FRAME_MEMCPY_2D, from_device_2d, IBX_FRAME_D2H, 0, src, 0, 3, 9, 2, 4, 0, 0, 12, 0,
+           0),
+    GOLDEN(IBX_FRAME_MEMCPY_2D, on_device_2d, IBX_FRAME_D2D, dst, src, 0, 3, 9, 2, 4, 0, 0, 0, 0,
+           0),
+    GOLDEN(IBX_FRAME_TO_SYMBOL, to_symbol, IBX_FRAME_H2D, 0, 0, 0, 3, 3, 3, 1, 50, 3, 0, 0x4afe00,
+           4),
 };
 #define GOLDENS (sizeof(golden) / sizeof(golden[0]))
 
@@ -80,6 +91,7 @@ static void assert_frame(const struct ibx_frame *got, const struct ibx_frame *ex
     assert_true(got->width == expected->width && got->height == expected->height);
     assert_true(got->payload_at == expected->payload_at && got->payload == expected->payload);
     assert_true(got->out == expected->out);
+    assert_true(got->symbol == expected->symbol && got->symbol_offset == expected->symbol_offset);
 }
 
 static void test_golden(void **state)
@@ -99,7 +111,7 @@ static void test_other_calls_and_lengths(void **state)
     uint8_t bytes[80];
     for (size_t i = 0; i < GOLDENS; i++) {
         struct ibx_frame frame = {0};
-        for (int call = IBX_FRAME_OTHER; call <= IBX_FRAME_MEMCPY_2D; call++) {
+        for (int call = IBX_FRAME_OTHER; call <= IBX_FRAME_TO_SYMBOL; call++) {
             if (call != (int)golden[i].call)
                 assert_false(
                     parse((enum ibx_frame_call)call, golden[i].bytes, golden[i].n, &frame));
@@ -132,6 +144,58 @@ static void test_each_byte_counts(void **state)
             else if (parsed)
                 assert_true(memcmp(&frame, whole, sizeof(frame)) != 0);
         }
+    }
+}
+
+/* Addresses that printf() does not write so, strings without an end or with two, and a payload
+ * whose place is not in the window. */
+static void test_hostile_symbols(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address;
+        size_t more; /* bytes of the second string */
+        bool good;
+    } cases[] = {
+        {"0x1", 0, true},
+        {"0xffffffffffffffff", 3, true},
+        {"0xffffffffffffffff", 4, true},
+        {"0x", 0, false},
+        {"0xffffffffffffffff", 5, false},
+        {"0x0", 0, false},
+        {"0x01", 0, false},
+        {"0x1ffffffffffffffff", 0, false},
+        {"0xAB", 0, false},
+        {"0x5g", 0, false},
+        {"(nil)", 0, false},
+        {"1x5", 0, false},
+        {"variable", 0, false},
+        {"", 0, false},
+        {"0X5", 0, false},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint8_t bytes[128] = {0};
+        struct ibx_frame frame;
+        size_t n = strlen(cases[i].address) + 1;
+        struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+        ibx_put_u64(&w, n);
+        ibx_put_u64(&w, n);
+        ibx_put_bytes(&w, cases[i].address, n);
+        ibx_put_u64(&w, cases[i].more + 1);
+        ibx_put_u64(&w, cases[i].more + 1);
+        ibx_put_bytes(&w, "abcdefgh", cases[i].more);
+        ibx_put_u8(&w, 0);
+        ibx_put_u64(&w, 2);
+        ibx_put_bytes(&w, "hi", 2);
+        ibx_put_u64(&w, 2);
+        ibx_put_u64(&w, 0);
+        ibx_put_u32(&w, IBX_FRAME_H2D);
+        assert_false(w.failed);
+        assert_int_equal(parse(IBX_FRAME_TO_SYMBOL, bytes, w.length, &frame), cases[i].good);
+        if (cases[i].good)
+            assert_int_equal(frame.payload_at, 40 + n + cases[i].more + 1);
+        bytes[w.length - 4] = IBX_FRAME_D2D;
+        assert_false(parse(IBX_FRAME_TO_SYMBOL, bytes, w.length, &frame));
     }
 }
 
@@ -199,8 +263,9 @@ static void test_names(void **state)
     assert_int_equal(n, 16);
     assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy2D", 13, &n), IBX_FRAME_MEMCPY_2D);
     assert_int_equal(n, 13);
-    const char *const others[] = {"cudaMemcpyToSymbol", "cudaMemcpy2DAsync", "cudaMemcp", "",
-                                  "xcudaMemcpy",        "cudaMemcpyasync"};
+    const char *const others[] = {
+        "cudaMemcpyToSymbolAsync", "cudaMemcpy2DAsync", "cudaMemcp", "", "xcudaMemcpy",
+        "cudaMemcpyasync"};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         assert_int_equal(ibx_frame_name((const uint8_t *)others[i], strlen(others[i]) + 1, &n), 0);
     assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy", 10, &n), 0); /* no NUL yet */
@@ -331,7 +396,7 @@ int main(void)
         cmocka_unit_test(test_each_byte_counts), cmocka_unit_test(test_hostile_sizes),
         cmocka_unit_test(test_long_body),        cmocka_unit_test(test_names),
         cmocka_unit_test(test_requests_pass_by), cmocka_unit_test(test_reply_shapes),
-        cmocka_unit_test(test_reply_heads),
+        cmocka_unit_test(test_reply_heads),      cmocka_unit_test(test_hostile_symbols),
     };
     return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
 }

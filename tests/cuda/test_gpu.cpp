@@ -294,14 +294,63 @@ bool passes_through()
             REQUIRE(remote.from_device(got.data(), device + device_size - n + 1, n) == 1);
             REQUIRE(remote.handled() == (handled += 3));
         }
-        // A symbol.
-        Body symbol;
-        symbol.host("x", 2).host("y", 2).host(sent.data(), n).u64(n).u64(0).i32(H2D);
-        REQUIRE(remote.call("cudaMemcpyToSymbol", symbol) == -1);
+        // A symbol that nobody has registered.
+        REQUIRE(remote.to_symbol(0x5000, sent.data(), n, 0) == 13);
+        REQUIRE(remote.handled() == ++handled);
         // And the stream goes on.
         REQUIRE(round_trip(&remote, device, n, 8));
     }
     REQUIRE(clean(&remote, handled));
+    return true;
+}
+
+// The handler has seen this body.
+bool saw_symbol(Remote *remote, const Body &body)
+{
+    REQUIRE(remote->call("testSymbolBody", Body()) == 0);
+    REQUIRE(remote->out.size() == 8 + body.bytes.size());
+    REQUIRE(!std::memcmp(remote->out.data() + 8, body.bytes.data(), body.bytes.size()));
+    return true;
+}
+
+bool symbols()
+{
+    BackEnd back;
+    auto over = connected(back.port);
+    Remote remote(over.get());
+    const std::uint64_t variable = 0x55aa00004010, other = 0x55aa00009000;
+    std::uint64_t device = remote.malloc(device_size), handled = 0;
+    if (!remote.register_var(variable, device + 512, device_size - 1024))
+        return true; // nothing stands for CUDA's runtime here
+    for (std::size_t n : {std::size_t{1}, std::size_t{64}, std::size_t{16385}, std::size_t{100000},
+                          std::size_t{7000001}}) {
+        auto sent = random_bytes(n, 3), before = random_bytes(n + 3, 4), expected = before;
+        REQUIRE(remote.to_device(device + 512, before.data(), before.size()) == 0);
+        REQUIRE(remote.to_symbol(variable, sent.data(), n, 3) == 0);
+        std::memcpy(&expected[3], sent.data(), n);
+        REQUIRE(device_has(&remote, device + 512, expected));
+        REQUIRE(clean(&remote, handled));
+        // Too far for the variable, which is the runtime's to say; one that there is not; and what
+        // GVirtuS does not copy from the host: byte for byte the handler's.
+        for (std::size_t offset : {device_size - 1024 - n + 1, std::size_t{0}}) {
+            Body body;
+            body.string(offset ? "0x55aa00004010" : "0x55aa00009000").string("");
+            body.host(sent.data(), n).u64(n).u64(offset).i32(H2D);
+            REQUIRE(remote.call("cudaMemcpyToSymbol", body) == (offset ? 0 : 13));
+            REQUIRE(saw_symbol(&remote, body));
+            REQUIRE(remote.handled() == ++handled);
+        }
+        Body odd;
+        odd.string("0x55aa00004010").string("a value of its own, long enough");
+        odd.host(sent.data(), n).u64(n).u64(0).i32(D2D);
+        REQUIRE(remote.call("cudaMemcpyToSymbol", odd) == 21);
+        REQUIRE(saw_symbol(&remote, odd));
+        REQUIRE(remote.handled() == ++handled);
+    }
+    // Host memory is no symbol's, whatever the runtime says.
+    REQUIRE(remote.register_var(other, 4096, 4096));
+    REQUIRE(remote.to_symbol(other, "x", 1, 0) == 1);
+    REQUIRE(remote.handled() == handled + 1);
     return true;
 }
 
@@ -601,6 +650,7 @@ int main(int argc, char **argv)
     check("rows", rows);
     check((std::to_string(programs) + " random programs").c_str(), random_programs);
     check("what is no copy passes through", passes_through);
+    check("symbols", symbols);
     if (on_double) {
         check("errors", errors);
         check("devices, and a reset", devices_and_reset);

@@ -5,6 +5,7 @@
 
 #include "common/wire.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -25,16 +26,36 @@ static void put_tail(struct ibx_writer *w, const struct ibx_frame *f)
     } else {
         ibx_put_u64(w, f->width);
     }
+    if (f->call == IBX_FRAME_TO_SYMBOL)
+        ibx_put_u64(w, f->symbol_offset);
     ibx_put_u32(w, (uint32_t)f->kind);
     if (f->call == IBX_FRAME_MEMCPY_ASYNC)
         ibx_put_u64(w, f->stream);
+}
+
+/* What precedes a symbol's payload is not kept but for the address. */
+static void put_symbol(struct ibx_writer *w, const struct ibx_frame *f, const uint8_t *body)
+{
+    char address[24];
+    size_t length =
+        1 + (size_t)snprintf(address, sizeof(address), "%p", (void *)(uintptr_t)f->symbol);
+    size_t more = (size_t)f->payload_at - 40 - length;
+    ibx_put_u64(w, length);
+    ibx_put_u64(w, length);
+    ibx_put_bytes(w, address, length);
+    ibx_put_u64(w, more);
+    ibx_put_u64(w, more);
+    ibx_put_bytes(w, body + 32 + length, more);
+    ibx_put_u64(w, f->payload);
 }
 
 static void check_same(const struct ibx_frame *f, const uint8_t *body, size_t n)
 {
     uint8_t *again = malloc(n);
     struct ibx_writer w = ibx_writer_of(again, n);
-    if (f->kind == IBX_FRAME_D2H) {
+    if (f->call == IBX_FRAME_TO_SYMBOL) {
+        put_symbol(&w, f, body);
+    } else if (f->kind == IBX_FRAME_D2H) {
         ibx_put_u64(&w, 1);
         ibx_put_u8(&w, 0);
         ibx_put_u64(&w, f->src);

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/copies_internal.h"
+
+#include <errno.h>
+
+#define SYNC_FROM_DEVICE_MAX (4u << 10) /* so much comes straight from the driver */
+
+static int gpu_failed(struct ibx_session *s, int code)
+{
+    return session_fail(s, -EIO, "a copy for %s broke off in the middle of its reply: %s",
+                        s->path.peer, ibx_cuda_error_name(s->copies.cuda, code));
+}
+
+int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
+{
+    struct copies *x = &s->copies;
+    struct ibx_staging_wire wire = copies_wire_write(s);
+    x->remote = *remote;
+    x->remote_at = 0;
+    int rc = ibx_staging_deliver(x->staging, &wire, n);
+    return rc > 0 ? gpu_failed(s, rc) : rc;
+}
+
+/* The copy of n bytes stands in chunks, of which the first have come from the GPU. Its count stays
+ * inline: so a client can have the bytes, and nothing else, where it wants them. */
+static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t n)
+{
+    struct copies *x = &s->copies;
+    uint8_t count[8];
+    struct ibx_writer w = ibx_writer_of(count, sizeof(count));
+    ibx_put_u64(&w, n);
+    int rc = copies_write_head(s, began, sizeof(count) + n);
+    if (!rc)
+        rc = session_gather(s, count, sizeof(count));
+    if (rc)
+        return rc;
+    if (n >= s->caps->rendezvous) {
+        rc = session_write_body(s, NULL, (size_t)n);
+    } else {
+        struct ibx_staging_wire wire = copies_wire_to_message(s);
+        rc = ibx_staging_deliver(x->staging, &wire, n);
+        if (rc > 0)
+            rc = gpu_failed(s, rc);
+    }
+    if (!rc)
+        rc = ibx_session_sync(s);
+    if (!rc)
+        ibx_staging_end(x->staging);
+    return rc;
+}
+
+static int run_short_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
+{
+    struct copies *x = &s->copies;
+    uint8_t out[8 + SYNC_FROM_DEVICE_MAX];
+    size_t n = (size_t)x->frame.width;
+    struct ibx_writer w = ibx_writer_of(out, 8);
+    ibx_put_u64(&w, n);
+    int rc = copies_outcome(x, x->cuda->memcpy_from_device(out + 8, x->frame.src, n));
+    if (rc != DONE)
+        return rc;
+    copies_consume(s, q);
+    rc = copies_answer(s, began, out, 8 + n);
+    return rc ? rc : DONE;
+}
+
+int copies_run_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
+{
+    struct copies *x = &s->copies;
+    const struct ibx_frame *f = &x->frame;
+    bool plain = f->height == 1 && f->out == f->width && f->stream <= 1;
+    if (plain && f->width <= SYNC_FROM_DEVICE_MAX)
+        return run_short_from_device(s, q, began);
+    struct ibx_gpu_copy copy = copies_copy_of(f);
+    if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->out, f->out >= s->caps->rendezvous))
+        return PASS;
+    x->arrived = 0;
+    int rc = ibx_staging_from_device(x->staging, &copy, "", 0);
+    if (rc)
+        return copies_stage_end(x, rc);
+    copies_consume(s, q);
+    rc = answer_staged(s, began, f->out);
+    return rc ? rc : DONE;
+}
