@@ -54,10 +54,20 @@ static void destination_init(struct destination *d, const struct ibx_receive_opt
         ibx_control_init(&d->guests[i], NULL);
 }
 
+/* Until then the socket is named by the process. */
+static int open_waiting(struct destination *d, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    ibx_talk_waiting_path(d->options->folder, getpid(), path, sizeof(path));
+    return ibx_talk_open(path, &talk_ops, d, &d->talk, err);
+}
+
 /* With the move's id, which the source brings, there is a record, a lock and a socket. */
 int destination_open_record(struct destination *d, struct ibx_error *err)
 {
     char path[PATH_MAX];
+    ibx_talk_close(d->talk);
+    d->talk = NULL;
     int rc = ibx_record_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
     if (rc)
         return rc;
@@ -148,8 +158,11 @@ int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_
         return ibx_error_set(err, -ENOMEM, "no memory for a move");
     destination_init(d, options);
     int rc = look(d, err);
+    ibx_record_prune_old(options->folder);
     if (!rc)
         rc = open_porch(d, options->listen, err);
+    if (!rc)
+        rc = open_waiting(d, err);
     if (!rc)
         rc = destination_run(d, err);
     if (rc && d->answering)

@@ -164,16 +164,18 @@ int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const cha
         const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
                                   r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
-        /* COMPLETE needs nothing of any QEMU. */
-        if (ibx_record_over(r) || r->state == IBX_RECORD_COMPLETE || r->source != source ||
-            (!same_process && !same_vm))
+        /* COMPLETE needs nothing of any QEMU; and what has run in one that ended runs there no
+         * more. */
+        const bool harmless = r->state == IBX_RECORD_COMPLETE ||
+                              (!r->source && !same_process && ibx_record_qemu_gone(r));
+        if (ibx_record_over(r) || harmless || r->source != source || (!same_process && !same_vm))
             continue;
         ibx_record_say(r, said, sizeof(said));
-        rc =
-            ibx_error_set(err, -EBUSY,
-                          "an earlier move of this VM is not over: %s; see ib-migrate status, then "
-                          "ib-migrate recover%s",
-                          said, source ? " or rollback" : "");
+        rc = ibx_error_set(
+            err, -EBUSY,
+            "an earlier move of this VM is not over: %s; see ib-migrate status, then "
+            "ib-migrate recover%s",
+            said, source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
     }
     free(records);
     return rc;

@@ -100,6 +100,28 @@ void ibx_record_arrived_path(const struct ibx_record *record, char *path, size_t
 /* With what lies beside it, and that. Its lock should be held. */
 int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 
+#define IBX_RECORD_DAYS 30u  /* that the record of a move which is over is kept, at least ... */
+#define IBX_RECORD_KEEP 100u /* ... if it is among the newest so many */
+
+struct ibx_record_prune {
+    const char *qmp;   /* of this monitor; NULL: any */
+    bool unfinished;   /* those too that are not over but whose QEMU has ended */
+    uint64_t before_s; /* of a time before this ... */
+    size_t keep;       /* ... or with more newer ones that are over than this */
+    /* Each that is old enough: `why` it stays, or NULL when it went. May be NULL. */
+    void (*each)(void *context, const struct ibx_record *record, const char *why);
+    void *context;
+};
+
+/* Removes records that nobody needs: of moves that are over and on which no tool works, but for
+ * that of a source whose QEMU lives still and must not be continued. */
+int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
+                     struct ibx_error *err);
+/* The rule without being asked: by age and number as above. Before a new move. */
+void ibx_record_prune_old(const char *folder);
+/* Whether the process that was the VM's QEMU has ended. */
+bool ibx_record_qemu_gone(const struct ibx_record *record);
+
 /* Whether the move is over for this side: DONE, KEPT, ROLLED_BACK, GIVEN_UP. */
 bool ibx_record_over(const struct ibx_record *record);
 const char *ibx_record_state_name(enum ibx_record_state state);

@@ -105,6 +105,7 @@ static int look(struct source *s, struct ibx_error *err)
 
 static int prepare(struct source *s, struct ibx_error *err)
 {
+    ibx_record_prune_old(s->options->folder);
     int rc = open_record(s, err);
     if (!rc)
         rc = source_record(s, IBX_RECORD_HERE, err);

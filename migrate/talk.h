@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The socket by which a running move is looked at and influenced: a unix socket beside its record,
- * for its owner only (0600 and the peer's uid). One JSON object a line, one answer a request:
+ * for its owner only (0600 and the peer's uid). A receiver has one before there is a record. One
+ * JSON object a line, one answer a request:
  *
  *   {"command": "status"}                       -> {"status": {...}} (ibx_move_status_json)
  *   {"command": "cancel"}                       -> {"ok": true} or {"error": "..."}
@@ -24,6 +25,13 @@ struct ibx_talk_ops {
     int (*cancel)(void *context, struct ibx_error *err);
     int (*set_bandwidth)(void *context, uint64_t bytes_per_second, struct ibx_error *err);
 };
+
+/* Of a receiver for which no source has come yet: FOLDER/PID.waiting. */
+void ibx_talk_waiting_path(const char *folder, pid_t pid, char *path, size_t size);
+/* Calls `each` with the path of each such socket in the folder; those of processes that have ended
+ * are removed. -EACCES and the like. */
+int ibx_talk_waiting(const char *folder, void (*each)(void *context, const char *path, pid_t pid),
+                     void *context, struct ibx_error *err);
 
 /* A socket that a dead tool left behind is replaced; -EADDRINUSE: a living one answers there. The
  * ops are all needed, kept by the caller, and called from ibx_talk_serve() only, which they must

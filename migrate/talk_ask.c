@@ -4,15 +4,55 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#define WAITING    ".waiting"
 #define ANSWER_MAX 65536u /* bytes */
 #define RETRY_MS   5      /* while its queue of connections is full */
+
+void ibx_talk_waiting_path(const char *folder, pid_t pid, char *path, size_t size)
+{
+    snprintf(path, size, "%s/%d" WAITING, folder, (int)pid);
+}
+
+/* The process in such a name; 0: it is none. */
+static pid_t waiting_pid(const char *name)
+{
+    char *end;
+    long pid = strtol(name, &end, 10);
+    return *name >= '1' && *name <= '9' && !strcmp(end, WAITING) && pid <= INT_MAX ? (pid_t)pid : 0;
+}
+
+int ibx_talk_waiting(const char *folder, void (*each)(void *context, const char *path, pid_t pid),
+                     void *context, struct ibx_error *err)
+{
+    DIR *dir = opendir(folder);
+    char path[PATH_MAX];
+    if (!dir)
+        return ibx_error_set(err, -errno, "folder %s for records of moves: %s", folder,
+                             strerror(errno));
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        pid_t pid = waiting_pid(entry->d_name);
+        if (!pid)
+            continue;
+        ibx_talk_waiting_path(folder, pid, path, sizeof(path));
+        if (kill(pid, 0) && errno == ESRCH)
+            unlink(path);
+        else
+            each(context, path, pid);
+    }
+    closedir(dir);
+    return 0;
+}
 
 static int no_tool(const char *path, int code, struct ibx_error *err)
 {

@@ -19,6 +19,7 @@ static const char usage[] = "usage: ib-migrate receive --qmp PATH --listen URI [
                             "       ib-migrate set --max-bandwidth SIZE [--qmp PATH]\n"
                             "       ib-migrate recover --qmp PATH [options] [URI]\n"
                             "       ib-migrate rollback --qmp PATH [--yes] [options]\n"
+                            "       ib-migrate prune [--qmp PATH [--unfinished]]\n"
                             "       ib-migrate --help | --version\n";
 
 static const char help[] =
@@ -35,6 +36,7 @@ static const char help[] =
     "  set        changes the bandwidth of a running move, at the destination\n"
     "  recover    goes on with a move whose tool has died, on either side\n"
     "  rollback   restarts the source's VM from its stop, when the destination is lost\n"
+    "  prune      forgets moves that are over\n"
     "\n"
     "All commands:\n"
     "  --qmp PATH            the monitor of QEMU: a unix socket\n"
@@ -57,6 +59,9 @@ static const char help[] =
     "  --quit                end the source's QEMU when all is confirmed\n"
     "check:\n"
     "  --destination         this QEMU is to receive\n"
+    "prune:\n"
+    "  --unfinished          also those of this monitor whose QEMU has ended before they were "
+    "over\n"
     "rollback:\n"
     "  --yes                 do not ask\n"
     "\n"
@@ -77,6 +82,7 @@ enum {
     OPT_QUIT,
     OPT_DESTINATION,
     OPT_YES,
+    OPT_UNFINISHED,
 };
 
 static const struct option long_options[] = {
@@ -95,6 +101,7 @@ static const struct option long_options[] = {
     {"quit", no_argument, NULL, OPT_QUIT},
     {"destination", no_argument, NULL, OPT_DESTINATION},
     {"yes", no_argument, NULL, OPT_YES},
+    {"unfinished", no_argument, NULL, OPT_UNFINISHED},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {0},
@@ -110,6 +117,7 @@ static const struct option long_options[] = {
 #define RECOVER  (1u << MIGRATE_RECOVER)
 #define ROLLBACK (1u << MIGRATE_ROLLBACK)
 #define CHECK    (1u << MIGRATE_CHECK)
+#define PRUNE    (1u << MIGRATE_PRUNE)
 #define MOVES    (RECEIVE | SEND | RECOVER)
 
 static unsigned commands_of(int option)
@@ -135,6 +143,8 @@ static unsigned commands_of(int option)
         return CHECK;
     case OPT_YES:
         return ROLLBACK;
+    case OPT_UNFINISHED:
+        return PRUNE;
     default:
         return ~0u;
     }
@@ -224,6 +234,9 @@ static void take_flag(struct migrate_args *args, int option)
     case OPT_DESTINATION:
         args->destination = true;
         break;
+    case OPT_UNFINISHED:
+        args->unfinished = true;
+        break;
     default: /* OPT_YES */
         args->yes = true;
         break;
@@ -303,7 +316,7 @@ static int parse_command(const char *name, enum migrate_command *command)
     static const char *const names[MIGRATE_COMMANDS] = {
         [MIGRATE_RECEIVE] = "receive",   [MIGRATE_SEND] = "send",   [MIGRATE_STATUS] = "status",
         [MIGRATE_CANCEL] = "cancel",     [MIGRATE_SET] = "set",     [MIGRATE_RECOVER] = "recover",
-        [MIGRATE_ROLLBACK] = "rollback", [MIGRATE_CHECK] = "check",
+        [MIGRATE_ROLLBACK] = "rollback", [MIGRATE_CHECK] = "check", [MIGRATE_PRUNE] = "prune",
     };
     for (unsigned i = 0; i < MIGRATE_COMMANDS; i++) {
         if (!strcmp(name, names[i])) {
@@ -326,6 +339,8 @@ static int check_together(const struct migrate_args *args)
         return bad_usage("%s", "a URI is needed: where the destination listens");
     if (args->command == MIGRATE_SET && !args->bandwidth_given)
         return bad_usage("%s", "--max-bandwidth is needed");
+    if (args->unfinished && !*args->qmp)
+        return bad_usage("%s", "--unfinished goes with --qmp: the monitor that the QEMU had");
     if (args->destination && args->uri)
         return bad_usage("%s", "the source asks its destination, not the other way round");
     if (args->listen && args->uri)

@@ -31,7 +31,7 @@ static void say_failure(const struct ibx_move_status *last, const struct ibx_err
     if (!last->record.written_s) /* nothing was begun */
         return;
     if (!last->source && last->record.state != IBX_RECORD_COMPLETE &&
-        migrate_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
+        ibx_record_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
         return;
     ibx_record_say(&last->record, said, sizeof(said));
     ibx_text_sanitize(said);

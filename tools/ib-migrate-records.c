@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* status, cancel and set: what is on record, and the sockets of those moves that run. */
+/* status, cancel, set and prune: what is on record, and the sockets of those moves that run. */
 #include "tools/ib-migrate.h"
 
 #include "common/clock.h"
@@ -57,12 +57,6 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-bool migrate_qemu_gone(const struct ibx_record *record)
-{
-    return record->pid > 0 && record->pid_started &&
-           ibx_process_started(record->pid) != record->pid_started;
-}
-
 static void print_record(const struct ibx_record *record, json_t *live, const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
@@ -89,7 +83,7 @@ static void say_record(const struct ibx_record *record, const json_t *live, stru
         printf("  %s\n", err->message);
     } else if (!ibx_record_over(record)) {
         printf("  no ib-migrate is at work on it\n");
-        if (migrate_qemu_gone(record) && record->state != IBX_RECORD_COMPLETE)
+        if (ibx_record_qemu_gone(record) && record->state != IBX_RECORD_COMPLETE)
             printf("  its QEMU (process %d) is gone: %s\n", record->pid,
                    record->source ? "pages that had not come are lost"
                                   : "\"ib-migrate rollback\" at the source restarts the VM");
@@ -99,11 +93,16 @@ static void say_record(const struct ibx_record *record, const json_t *live, stru
 int migrate_status(const struct migrate_args *args)
 {
     struct records records = {0};
+    struct migrate_waiting *waiting = NULL;
     struct ibx_error err = {0};
-    if (list(args, &records, &err)) {
+    size_t waits = 0;
+    if (list(args, &records, &err) || migrate_waiting_list(args, &waiting, &waits, &err)) {
+        free(records.all);
         migrate_complain(err.message);
         return MIGRATE_FAILED;
     }
+    for (size_t i = 0; i < waits; i++)
+        migrate_waiting_print(args, &waiting[i]);
     for (size_t i = 0; i < records.count; i++) {
         struct ibx_error why = {0};
         json_t *live =
@@ -114,10 +113,11 @@ int migrate_status(const struct migrate_args *args)
             say_record(&records.all[i], live, &why);
         json_decref(live);
     }
-    if (!records.count && !args->json)
+    if (!records.count && !waits && !args->json)
         printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
                args->qmp, args->folder);
     free(records.all);
+    migrate_waiting_free(waiting, waits);
     if (fflush(stdout) || ferror(stdout)) {
         migrate_complain("the status could not be written");
         return MIGRATE_FAILED;
@@ -127,20 +127,25 @@ int migrate_status(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ cancel, set */
 
-/* The one move that a tool is at work on. */
-static int find_live(const struct migrate_args *args, struct ibx_record *found,
-                     struct ibx_error *err)
+/* The socket of the one tool that is at work on a move, or waits for one. */
+static int find_live(const struct migrate_args *args, char path[PATH_MAX], struct ibx_error *err)
 {
     struct records records = {0};
+    struct migrate_waiting *waiting = NULL;
     struct ibx_error why = {0};
-    unsigned living = 0;
-    int rc = list(args, &records, err);
+    size_t living = 0;
+    int rc = migrate_waiting_list(args, &waiting, &living, err);
+    if (!rc)
+        rc = list(args, &records, err);
+    if (living)
+        snprintf(path, PATH_MAX, "%s", waiting[0].path);
+    migrate_waiting_free(waiting, living);
     for (size_t i = 0; !rc && i < records.count; i++) {
         struct ibx_error silent = {0};
         const struct ibx_record *record = &records.all[i];
         json_t *live = ibx_record_over(record) ? NULL : live_status(args, record, &silent);
         if (live && !living++)
-            *found = *record;
+            ibx_record_path(args->folder, record, ".sock", path, PATH_MAX);
         if (!live && trouble(&silent))
             why = silent;
         json_decref(live);
@@ -149,7 +154,8 @@ static int find_live(const struct migrate_args *args, struct ibx_record *found,
     if (rc || living == 1)
         return rc;
     if (living)
-        return ibx_error_set(err, -ENOTUNIQ, "%u moves run here: name one by --qmp", living);
+        return ibx_error_set(err, -ENOTUNIQ,
+                             "%zu moves run or are waited for here: name one by --qmp", living);
     if (why.code)
         return ibx_error_set(err, why.code, "%s", why.message);
     return ibx_error_set(err, -ENOENT,
@@ -160,14 +166,14 @@ static int find_live(const struct migrate_args *args, struct ibx_record *found,
 
 static int tell_live(const struct migrate_args *args, json_t *request)
 {
-    struct ibx_record record;
+    char path[PATH_MAX];
     struct ibx_error err = {0};
     json_t *answer = NULL;
-    int rc = find_live(args, &record, &err);
+    int rc = find_live(args, path, &err);
     if (rc)
         json_decref(request);
     else
-        rc = ask(args, &record, request, &answer, &err);
+        rc = ibx_talk_ask(path, request, &answer, ibx_deadline_in_ms(ASK_MS), &err);
     json_decref(answer);
     if (rc)
         migrate_complain(err.message);
@@ -183,4 +189,44 @@ int migrate_set(const struct migrate_args *args)
 {
     return tell_live(args, json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
                                      (json_int_t)args->max_bandwidth));
+}
+
+/* ------------------------------------------------------------ prune */
+
+struct pruned {
+    size_t gone, kept;
+};
+
+static void say_pruned(void *context, const struct ibx_record *record, const char *why)
+{
+    struct pruned *pruned = context;
+    char said[IBX_ERROR_MAX];
+    ibx_record_say(record, said, sizeof(said));
+    printf("%s: %s%s%s%s\n", why ? "kept" : "forgotten", said, why ? " (" : "", why ? why : "",
+           why ? ")" : "");
+    pruned->gone += !why;
+    pruned->kept += why != NULL;
+}
+
+int migrate_prune(const struct migrate_args *args)
+{
+    struct pruned pruned = {0};
+    struct ibx_error err = {0};
+    const struct ibx_record_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
+                                           .unfinished = args->unfinished,
+                                           .before_s = UINT64_MAX,
+                                           .each = say_pruned,
+                                           .context = &pruned};
+    if (ibx_record_prune(args->folder, &which, &err)) {
+        migrate_complain(err.message);
+        return MIGRATE_FAILED;
+    }
+    if (!pruned.gone && !pruned.kept)
+        printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
+               args->qmp, args->folder);
+    if (fflush(stdout) || ferror(stdout)) {
+        migrate_complain("what was forgotten could not be written");
+        return MIGRATE_FAILED;
+    }
+    return MIGRATE_DONE;
 }

@@ -24,6 +24,7 @@ int main(int argc, char **argv)
         [MIGRATE_STATUS] = migrate_status,     [MIGRATE_CANCEL] = migrate_cancel,
         [MIGRATE_SET] = migrate_set,           [MIGRATE_RECOVER] = migrate_recover,
         [MIGRATE_ROLLBACK] = migrate_rollback, [MIGRATE_CHECK] = migrate_check,
+        [MIGRATE_PRUNE] = migrate_prune,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};

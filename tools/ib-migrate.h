@@ -16,6 +16,7 @@ enum migrate_command {
     MIGRATE_RECOVER,
     MIGRATE_ROLLBACK,
     MIGRATE_CHECK,
+    MIGRATE_PRUNE,
     MIGRATE_COMMANDS
 };
 
@@ -32,7 +33,7 @@ struct migrate_args {
     uint64_t max_bandwidth;
     bool bandwidth_given;
     unsigned links, give_up_s;
-    bool minor, quit, json, quiet, yes, destination;
+    bool minor, quit, json, quiet, yes, destination, unfinished;
 };
 
 /* 0: `args` is filled in and a command is to be run; 1: help or version was printed. -ENOEXEC:
@@ -48,8 +49,20 @@ int migrate_rollback(const struct migrate_args *args);
 int migrate_status(const struct migrate_args *args);
 int migrate_cancel(const struct migrate_args *args);
 int migrate_set(const struct migrate_args *args);
-/* Whether the process that was the VM's QEMU here has ended. */
-bool migrate_qemu_gone(const struct ibx_record *record);
+int migrate_prune(const struct migrate_args *args);
+
+/* ib-migrate-waiting.c: receivers that wait for a source, and are on no record yet. */
+
+struct migrate_waiting {
+    pid_t pid;
+    char path[PATH_MAX]; /* of its socket */
+    json_t *status;      /* what it answers */
+};
+/* Those of --qmp, if given, which answer; ended by _free. */
+int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
+                         size_t *count, struct ibx_error *err);
+void migrate_waiting_free(struct migrate_waiting *list, size_t count);
+void migrate_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one);
 
 /* "ib-migrate: SENTENCE" on stderr. */
 void migrate_complain(const char *sentence);

@@ -16,7 +16,7 @@ import termios
 
 from harness import LIMIT, Skip, equal, run_all, test, until
 
-COMMANDS = ("receive", "send", "check", "status", "cancel", "set", "recover", "rollback")
+COMMANDS = ("receive", "send", "check", "status", "cancel", "set", "recover", "rollback", "prune")
 
 
 def says(text, *words):
@@ -66,7 +66,7 @@ def wrong_usage_exits_2_with_the_usage(scene):
     for args in ((), ("move",), ("--json",), ("--qmp", "x"), ("receive",), ("receive", *qmp), ("send", *qmp),
                  ("send", "tcp://a:1"), ("send", *qmp, "tcp://a:1", "more"), ("receive", "--listen", "tcp://a:1"),
                  ("receive", *qmp, "--listen", "tcp://a:1", "more"), ("check",), ("recover",), ("rollback",),
-                 ("set",), ("set", *qmp), ("status", "more"), ("cancel", "more"), ("status", "--nonsense"),
+                 ("set",), ("set", *qmp), ("prune", "--unfinished"), ("prune", "more"), ("status", "--unfinished"), ("status", "more"), ("cancel", "more"), ("status", "--nonsense"),
                  ("send", *qmp, "--listen", "x", "tcp://a:1"), ("send", *qmp, "--max-bandwidth", "1G", "tcp://a:1"),
                  ("receive", *qmp, "--listen", "tcp://a:1", "--quit"), ("cancel", "--json"), ("status", "--yes"),
                  ("receive", *qmp, "--listen", "tcp://a:1", "--links", "2"), ("check", *qmp, "--yes"),
@@ -110,6 +110,7 @@ def without_records_there_is_nothing_to_do(scene):
     equal((code, err), (0, ""))
     equal(out, f"no move is on record in {scene.path('state')}\n")
     equal(scene.run("status", "--json", *folder(scene)), (0, "", ""))
+    equal(scene.run("prune", *folder(scene)), (0, out, ""))
     qmp = ("--qmp", scene.path("qmp"))
     for args in (("cancel",), ("cancel", *qmp), ("set", "--max-bandwidth", "1G"), ("recover", *qmp),
                  ("rollback", "--yes", *qmp)):
@@ -306,6 +307,31 @@ def check_asks_the_receiver_which_goes_on_waiting(scene):
     equal((code, out), (1, ""))
     assert "-M pc-q35" in err, err
     source.runs_on()
+
+
+@with_vms
+def a_waiting_receiver_is_shown_and_cancelled(scene):
+    vm, other = Vm(scene, incoming=True), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, vm)
+    second, _ = receiver(scene, other)
+    code, out, err = scene.run("status", "--qmp", vm.socket, *folder(scene))
+    equal((code, err, len(out.splitlines())), (0, "", 2))
+    for word in ("destination  waiting", f"process {waiting.pid})", uri, vm.socket):
+        assert word in out, out
+    lines = [json.loads(line) for line in scene.run("status", "--json", *folder(scene))[1].splitlines()]
+    equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
+    equal({line["status"]["phase"] for line in lines}, {"waiting"})
+    equal({line["record"]["qmp"] for line in lines}, {vm.socket, other.socket})
+    code, _, err = scene.run("cancel", *folder(scene))
+    assert code == 1 and "2 moves" in err and "--qmp" in err, err
+    equal(scene.run("cancel", "--qmp", vm.socket, *folder(scene)), (0, "", ""))
+    code, summary, _ = finish(waiting)
+    equal((code, summary["complete"]), (1, False))
+    assert "no VM had come" in summary["error"], summary
+    second.kill()
+    second.wait()
+    equal(scene.run("status", *folder(scene))[1], f"no move is on record in {scene.path('state')}\n")
+    assert not [name for name in os.listdir(scene.path("state")) if "waiting" in name]
 
 
 @with_vms

@@ -482,6 +482,112 @@ static void unfinished_moves_are_found(void **state)
     says("/run/nobody");
 }
 
+/* ------------------------------------------------------------ pruning */
+
+struct seen {
+    unsigned gone, kept;
+    const char *why;
+};
+
+static void see(void *context, const struct ibx_record *record, const char *why)
+{
+    struct seen *seen = context;
+    (void)record;
+    *(why ? &seen->kept : &seen->gone) += 1;
+    seen->why = why;
+}
+
+static struct seen prune(struct ibx_record_prune which)
+{
+    struct seen seen = {0};
+    which.each = see;
+    which.context = &seen;
+    which.before_s = which.before_s ? which.before_s : UINT64_MAX;
+    if (ibx_record_prune(folder, &which, &error))
+        fail_msg("%s", error.message);
+    return seen;
+}
+
+/* In this state, and of a QEMU that lives (this process) or has ended. */
+static struct ibx_record in_state(bool source, uint8_t number, enum ibx_record_state state,
+                                  bool lives)
+{
+    struct ibx_record r = sample(source, number);
+    if (lives) {
+        r.pid = getpid();
+        r.pid_started = ibx_process_started(r.pid);
+    }
+    bring_to(&r, state);
+    return r;
+}
+
+static void what_is_over_can_be_pruned(void **state)
+{
+    (void)state;
+    const struct {
+        bool source;
+        enum ibx_record_state is;
+        bool lives, goes, goes_unfinished;
+    } cases[] = {
+        {true, IBX_RECORD_KEPT, true, true, true},
+        {true, IBX_RECORD_ROLLED_BACK, true, true, true},
+        {true, IBX_RECORD_DONE, true, false, false}, /* it says that it must not be continued */
+        {true, IBX_RECORD_DONE, false, true, true},
+        {true, IBX_RECORD_MAY_RUN, false, false, true},
+        {true, IBX_RECORD_MOVED, true, false, false},
+        {false, IBX_RECORD_DONE, true, true, true},
+        {false, IBX_RECORD_GIVEN_UP, true, true, true},
+        {false, IBX_RECORD_RUNNING, true, false, false},
+        {false, IBX_RECORD_RUNNING, false, false, true},
+        {false, IBX_RECORD_COMPLETE, true, false, false},
+        {false, IBX_RECORD_COMPLETE, false, false, true},
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct ibx_record r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
+        struct seen seen = prune((struct ibx_record_prune){.qmp = r.qmp});
+        if (seen.gone != cases[i].goes || seen.kept == cases[i].goes)
+            fail_msg("case %u: %s", i, seen.why ? seen.why : "went");
+        if (cases[i].goes)
+            continue;
+        seen = prune((struct ibx_record_prune){.qmp = r.qmp, .unfinished = true});
+        if (seen.gone != cases[i].goes_unfinished)
+            fail_msg("case %u, unfinished too: %s", i, seen.why ? seen.why : "went");
+        if (!seen.gone)
+            assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
+    }
+}
+
+static void pruning_leaves_others_alone(void **state)
+{
+    (void)state;
+    struct ibx_record *all, a = in_state(true, 1, IBX_RECORD_KEPT, false),
+                            b = in_state(true, 2, IBX_RECORD_KEPT, false);
+    size_t count;
+    int lock;
+    assert_int_equal(prune((struct ibx_record_prune){.qmp = "/run/other"}).gone, 0);
+    assert_int_equal(prune((struct ibx_record_prune){.before_s = a.written_s, .keep = 2}).gone, 0);
+    assert_int_equal(ibx_record_lock(folder, &a, &lock, &error), 0); /* a tool works on it */
+    struct seen seen = prune((struct ibx_record_prune){0});
+    assert_int_equal(seen.gone, 1);
+    assert_int_equal(seen.kept, 1);
+    assert_memory_equal(only().id, a.id, sizeof(a.id));
+    close(lock);
+    assert_int_equal(write_record(&b), -EINVAL); /* it is new, and over */
+    b = in_state(true, 2, IBX_RECORD_KEPT, false);
+    set_written(&a, 1000);
+    /* What is young goes when there are too many; and what is old goes in any case. */
+    assert_int_equal(prune((struct ibx_record_prune){.before_s = 500, .keep = 1}).gone, 1);
+    assert_memory_equal(only().id, b.id, sizeof(b.id));
+    set_written(&b, 1000);
+    ibx_record_prune_old(folder);
+    assert_int_equal(ibx_record_list(folder, &all, &count, &error), 0);
+    assert_int_equal(count, 0);
+    free(all);
+    in_state(true, 3, IBX_RECORD_KEPT, false);
+    ibx_record_prune_old(folder);
+    assert_int_equal(only().state, IBX_RECORD_KEPT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -498,6 +604,8 @@ int main(void)
         TEST(text_that_is_none),
         TEST(newest_come_first),
         TEST(unfinished_moves_are_found),
+        TEST(what_is_over_can_be_pruned),
+        TEST(pruning_leaves_others_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

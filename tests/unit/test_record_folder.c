@@ -50,11 +50,14 @@ static void hostile_files_are_named(void **state)
     static const struct {
         const char *from, *to, *word;
     } cases[] = {
-        {"\"ibx-record\": 2", "\"ibx-record\": 3", "version 3"},
-        {"\"ibx-record\": 2", "\"ibx-record\": \"2\"", "ibx-record"},
-        {"\"ibx-record\": 2", "\"ibx-record\": 1", "unpacked"},
-        {"\"ibx-record\": 2", "\"ibx-record\": 0", "version 0"},
-        {"\"ibx-record\": 2,", "", "ibx-record"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 4", "version 4"},
+        {"\"ibx-record\": 3", "\"ibx-record\": \"2\"", "ibx-record"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 1", "unpacked"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 0", "version 0"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 2", "unpacked"},
+        {"\"ibx-record\": 3,", "", "ibx-record"},
+        {"\"complete\": null", "\"complete\": {}", "does not fit"},
+        {"\"complete\": null,", "", "complete"},
         {"\"was-running\": true,", "", "was-running"},
         {"\"was-running\": true", "\"was-running\": 1", "true or false"},
         {"\"guest-ram\": []", "\"guest-ram\": {}", "guest-ram"},

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Records that nobody needs any more. */
+#include "migrate/record.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+bool ibx_record_qemu_gone(const struct ibx_record *record)
+{
+    return record->pid > 0 && record->pid_started &&
+           ibx_process_started(record->pid) != record->pid_started;
+}
+
+/* Why it stays; NULL: it may go. */
+static const char *needed(const struct ibx_record *record, bool unfinished)
+{
+    const bool gone = ibx_record_qemu_gone(record);
+    if (!ibx_record_over(record) && !unfinished)
+        return "it is not over";
+    if (!ibx_record_over(record) && !gone)
+        return "it is not over, and its QEMU lives";
+    if (record->source && record->state == IBX_RECORD_DONE && !gone)
+        return "its QEMU lives and must not be continued";
+    return NULL;
+}
+
+/* Under its lock, and only if it is still what it was. */
+static const char *remove_one(const char *folder, const struct ibx_record *record,
+                              struct ibx_error *err)
+{
+    int lock_fd;
+    if (ibx_record_lock(folder, record, &lock_fd, err))
+        return err->message;
+    int rc = ibx_record_remove(folder, record, err);
+    close(lock_fd);
+    return rc ? err->message : NULL;
+}
+
+int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
+                     struct ibx_error *err)
+{
+    struct ibx_record *records;
+    size_t count, over = 0;
+    int rc = ibx_record_list(folder, &records, &count, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < count; i++) {
+        struct ibx_error silent = {0};
+        over += ibx_record_over(&records[i]);
+        if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
+            (records[i].written_s >= which->before_s && over <= which->keep))
+            continue;
+        const char *why = needed(&records[i], which->unfinished);
+        if (!why)
+            why = remove_one(folder, &records[i], &silent);
+        if (which->each)
+            which->each(which->context, &records[i], why);
+    }
+    free(records);
+    return 0;
+}
+
+void ibx_record_prune_old(const char *folder)
+{
+    const struct ibx_record_prune old = {
+        .before_s = (uint64_t)time(NULL) - IBX_RECORD_DAYS * 86400ull, .keep = IBX_RECORD_KEEP};
+    ibx_record_prune(folder, &old, NULL);
+}
