@@ -4,14 +4,19 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#define MAY_NOT 2
 
 /* A directory of one test:  DIR/named  DIR/conf/gvirtus.properties  DIR/home/etc/gvirtus.properties
  */
@@ -54,9 +59,15 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    static const char *const files[] = {"named",    "conf/gvirtus.properties",
-                                        "conf",     "home/etc/gvirtus.properties",
-                                        "home/etc", "home"};
+    static const char *const files[] = {"named",
+                                        "conf/gvirtus.properties",
+                                        "conf",
+                                        "home/etc/gvirtus.properties",
+                                        "home/etc",
+                                        "home",
+                                        "etc/gvirtus/gvirtus.properties",
+                                        "etc/gvirtus",
+                                        "etc"};
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
         remove(in_dir(files[i]));
     return rmdir(dir);
@@ -129,6 +140,44 @@ static void test_search_order(void **state)
     write_file("named", "communicator : rdma://named:3\n");
     assert_int_equal(load(), 0);
     assert_string_equal(config.uri, "rdma://named:3");
+}
+
+/* In namespaces of its own: where they are permitted, /etc is not this host's. */
+static int look_into_etc(void)
+{
+    char map[32];
+    snprintf(map, sizeof(map), "0 %u 1", (unsigned)geteuid());
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
+        return MAY_NOT;
+    FILE *out = fopen("/proc/self/uid_map", "w");
+    if (!out || fputs(map, out) < 0 || fclose(out) ||
+        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount(in_dir("etc"), "/etc", NULL, MS_BIND, NULL))
+        return MAY_NOT;
+    bool last = !load() && !strcmp(config.file, "/etc/gvirtus/gvirtus.properties") &&
+                !strcmp(config.uri, "rdma://etc:4");
+    setenv("GVIRTUS_CONFIG", in_dir("conf/properties.json"), 1);
+    bool last_again = !load() && !strcmp(config.uri, "rdma://etc:4");
+    write_file("home/etc/gvirtus.properties", "communicator : rdma://home:1\n");
+    bool before = !load() && !strcmp(config.uri, "rdma://home:1");
+    unsetenv("GVIRTUS_HOME");
+    bool without_home = !load() && !strcmp(config.uri, "rdma://etc:4");
+    return last && last_again && before && without_home ? 0 : 1;
+}
+
+static void test_the_hosts_file_comes_last(void **state)
+{
+    (void)state;
+    int status;
+    assert_int_equal(mkdir(in_dir("etc"), 0700) | mkdir(in_dir("etc/gvirtus"), 0700), 0);
+    write_file("etc/gvirtus/gvirtus.properties", "communicator : rdma://etc:4\n");
+    pid_t pid = fork();
+    if (!pid)
+        _exit(look_into_etc());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == MAY_NOT)
+        skip();
+    assert_int_equal(status, 0);
 }
 
 static void test_classic_order(void **state)
@@ -328,12 +377,10 @@ static void test_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),      TEST(test_search_order),
-        TEST(test_classic_order), TEST(test_uris),
-        TEST(test_options),       TEST(test_bad_keys),
-        TEST(test_memory),        TEST(test_memory_on_every_fabric),
-        TEST(test_log),           TEST(test_unreadable),
-        TEST(test_gpu),
+        TEST(test_defaults),      TEST(test_search_order), TEST(test_the_hosts_file_comes_last),
+        TEST(test_classic_order), TEST(test_uris),         TEST(test_options),
+        TEST(test_bad_keys),      TEST(test_memory),       TEST(test_memory_on_every_fabric),
+        TEST(test_log),           TEST(test_unreadable),   TEST(test_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
