@@ -7,14 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CUDA_ERROR_UNKNOWN 999
-
-/* Once a session: the calls that follow are answered in silence. */
-static void tell_end(const struct ibx_session *s)
+void session_tell_end(struct ibx_session *s)
 {
-    ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
-            *s->reason ? s->reason : "it ended the connection");
-    if (!s->in_frame)
+    if (!s->answering)
+        ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
+                *s->reason ? s->reason : "it ended the connection");
+    s->answering = true;
+}
+
+static void tell_application(struct ibx_session *s)
+{
+    bool told = s->answering;
+    session_tell_end(s);
+    if (told || !s->in_frame)
         return;
     ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, since "
                            "GVirtuS cannot tell it");
@@ -26,10 +31,8 @@ static void tell_end(const struct ibx_session *s)
  * others zeros say no time and no output. */
 void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
 {
-    const int32_t exit_code = CUDA_ERROR_UNKNOWN;
-    if (!s->answering)
-        tell_end(s);
-    s->answering = true;
+    const int32_t exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    tell_application(s);
     memset(buffer, 0, n);
     if (n == sizeof(exit_code))
         memcpy(buffer, &exit_code, sizeof(exit_code));

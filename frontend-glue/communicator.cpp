@@ -20,6 +20,7 @@
 
 extern "C" {
 #include "common/log.h"
+#include "frontend-glue/attach.h"
 #include "frontend-glue/config.h"
 #include "frontend-glue/session.h"
 }
@@ -93,7 +94,11 @@ class RdmaCommunicator final : public Communicator
     RdmaCommunicator(ibx_session *of, bool serves) : session(of), server(serves) {}
     RdmaCommunicator(const RdmaCommunicator &) = delete;
     RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
-    ~RdmaCommunicator() override { ibx_session_destroy(session); }
+    ~RdmaCommunicator() override
+    {
+        ibx_detach(attachment);
+        ibx_session_destroy(session);
+    }
 
     // In the back end's forked child, where an exception would end in abort(3): the sentence and
     // an exit status serve its operator better.
@@ -122,6 +127,7 @@ class RdmaCommunicator final : public Communicator
         ibx_error err{};
         if (ibx_session_connect(session, &err))
             throw Failure(err.message);
+        attachment = ibx_attach(session);
     }
 
     std::size_t Read(char *buffer, std::size_t size) override
@@ -167,6 +173,7 @@ class RdmaCommunicator final : public Communicator
 
     ibx_session *session;
     bool server;
+    ibx_attachment *attachment = nullptr; // to the thread that connected
 };
 
 } // namespace

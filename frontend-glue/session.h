@@ -15,6 +15,7 @@
 #ifndef IBX_FRONTEND_GLUE_SESSION_H
 #define IBX_FRONTEND_GLUE_SESSION_H
 
+#include "frontend-glue/frontend.h"
 #include "transport/transport.h"
 
 #include <sys/types.h>
@@ -69,6 +70,12 @@ bool ibx_session_in_frame(const struct ibx_session *session);
  * why. In the middle of a reply that is no answer any more, and an application with half of its
  * data must not go on: the process is ended by abort(3), after a sentence. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
+/* Client, where GVirtuS would begin a request: the copy, between the caller's memory and the
+ * device, with no buffer of GVirtuS's in between. 0: *exit_code is what the call returns, 999 when
+ * the back end is gone (logged the first time). -ENOTCONN: it was gone before, or a request has
+ * begun: nothing was done. The frames are those of G2 and later. */
+int ibx_session_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                     int *exit_code);
 void ibx_session_close(struct ibx_session *session);
 
 /* After establishment, otherwise NULL. */

@@ -150,6 +150,12 @@ int session_gather(struct ibx_session *s, const uint8_t *from, size_t n);
 /* A long write by reference; server: of NULL, it comes from the GPU. 1: it has to be copied. */
 int session_write_body(struct ibx_session *s, const void *data, size_t n);
 
+/* answer.c */
+
+#define IBX_CUDA_ERROR_UNKNOWN 999 /* what every call returns once the back end is gone */
+/* Client: says that it is, once a session; the calls that follow are answered in silence. */
+void session_tell_end(struct ibx_session *s);
+
 /* messages.c */
 
 int messages_init(struct ibx_session *s);

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The plugin's side of frontend.h: which connection a thread has.
+ *
+ * GVirtuS makes one connection in each thread that calls CUDA, and uses it from
+ * that thread alone. So a thread's own calls can go over it, between two of
+ * GVirtuS's.
+ */
+#ifndef IBX_FRONTEND_GLUE_ATTACH_H
+#define IBX_FRONTEND_GLUE_ATTACH_H
+
+#include "frontend-glue/session.h"
+
+struct ibx_attachment;
+
+/* Client, connected: from now on the session is the calling thread's, and libibx-frontend.so, where
+ * it is there, learns of it. NULL without memory: then the thread's copies are GVirtuS's. */
+struct ibx_attachment *ibx_attach(struct ibx_session *session);
+/* Before the session is destroyed, from any thread that may do that. Accepts NULL. */
+void ibx_detach(struct ibx_attachment *attachment);
+
+#endif

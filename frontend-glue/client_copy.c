@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A copy that the client asks for by itself: GVirtuS's own frame, byte for byte, but its payload
+ * stays in the application's memory and comes back there.
+ */
+#include "frontend-glue/session_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SCRATCH (64u << 10)
+
+/* Reads as ibx_session_read(), but has no good outcome other than all. */
+static int take(struct ibx_session *s, void *to, size_t n)
+{
+    ssize_t rc = n ? ibx_session_read(s, to, n) : 0;
+    return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
+}
+
+static int take_u64(struct ibx_session *s, uint64_t *value)
+{
+    uint8_t bytes[8];
+    int rc = take(s, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        *value = ibx_get_u64(&r);
+    return rc;
+}
+
+/* What nobody wants: handlers answer with memory even when they have failed. */
+static int drain(struct ibx_session *s, uint64_t n)
+{
+    uint8_t *scratch = n ? malloc(SCRATCH) : NULL;
+    if (n && !scratch)
+        return session_fail(s, -ENOMEM, "no memory for a reply of %llu bytes",
+                            (unsigned long long)n);
+    int rc = 0;
+    while (n && !rc) {
+        size_t some = n < SCRATCH ? (size_t)n : SCRATCH;
+        rc = take(s, scratch, some);
+        n -= some;
+    }
+    free(scratch);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------- the request */
+
+static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
+{
+    ibx_put_u64(w, copy->n);
+    ibx_put_u32(w, copy->to_device ? IBX_FRAME_H2D : IBX_FRAME_D2H);
+    if (copy->async)
+        ibx_put_u64(w, copy->stream);
+}
+
+/* Name, length, and what comes before a payload; the whole frame where there is none. */
+static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
+{
+    const char *name = copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
+    uint64_t tail = copy->async ? 20 : 12;
+    ibx_put_bytes(w, name, strlen(name) + 1);
+    if (copy->to_device) {
+        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + copy->n + tail);
+        ibx_put_u64(w, copy->device);
+        ibx_put_u64(w, copy->n);
+    } else {
+        ibx_put_u64(w, 17 + tail);
+        ibx_put_u64(w, 1);
+        ibx_put_u8(w, 0);
+        ibx_put_u64(w, copy->device);
+        put_tail(w, copy);
+    }
+}
+
+static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
+                      end = ibx_writer_of(tail, sizeof(tail));
+    put_head(&w, copy);
+    put_tail(&end, copy);
+    ssize_t written = ibx_session_write(s, head, w.length); /* and what earlier bodies need */
+    int rc = written < 0 ? (int)written : 0;
+    if (!rc && copy->to_device) {
+        rc = copy->n >= s->caps->rendezvous ? session_write_body(s, copy->host, copy->n) : 1;
+        if (rc > 0)
+            rc = session_gather(s, copy->host, copy->n);
+        if (!rc)
+            rc = session_gather(s, tail, end.length);
+    }
+    return rc ? rc : ibx_session_sync(s);
+}
+
+/* ------------------------------------------------------------------------ the reply */
+
+static int take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    uint8_t code[4];
+    uint64_t seconds, out, count = 0;
+    int rc = take(s, code, sizeof(code));
+    if (!rc)
+        rc = take_u64(s, &seconds);
+    if (!rc)
+        rc = take_u64(s, &out);
+    if (rc)
+        return rc;
+    struct ibx_reader r = ibx_reader_of(code, sizeof(code));
+    *exit_code = (int)ibx_get_u32(&r);
+    if (*exit_code || copy->to_device)
+        return drain(s, out);
+    if (out >= 8) {
+        rc = take_u64(s, &count);
+        out -= 8;
+    }
+    if (!rc && count == copy->n && out == copy->n)
+        return take(s, copy->host, copy->n);
+    *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    return rc ? rc : drain(s, out);
+}
+
+int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    if (s->state != SESSION_LIVE || s->out_length)
+        return -ENOTCONN;
+    int rc = send_request(s, copy);
+    if (!rc)
+        rc = take_reply(s, copy, exit_code);
+    if (rc) {
+        session_tell_end(s);
+        *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    }
+    return 0;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What the plugin and libibx-frontend.so know of each other. The one is loaded by
+ * GVirtuS (RTLD_LOCAL), the other is preloaded into the application, where it
+ * stands before GVirtuS's libcudart; either may be there without the other, and
+ * they may be of different builds.
+ *
+ * With its first connection the plugin looks for ibx_frontend_attach() in the
+ * global scope and hands over its calls. They stay valid for the life of the
+ * process, since the plugin is never unloaded.
+ */
+#ifndef IBX_FRONTEND_GLUE_FRONTEND_H
+#define IBX_FRONTEND_GLUE_FRONTEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Goes up with any change below. */
+#define IBX_FRONTEND_VERSION 1u
+
+/* cudaMemcpy or cudaMemcpyAsync between memory of the device and of the caller. */
+struct ibx_frontend_copy {
+    bool to_device;
+    bool async; /* cudaMemcpyAsync, in `stream` */
+    uint64_t device;
+    void *host; /* only read when `to_device` */
+    size_t n;   /* bytes, not 0 */
+    uint64_t stream;
+};
+
+struct ibx_frontend_calls {
+    unsigned version;
+    /* Runs the copy over the connection that GVirtuS made in the calling thread, and returns when
+     * it is done: 0, and *exit_code is what the CUDA call has to return. -ENOTCONN: this thread has
+     * no connection, or none that works: then nothing was done, and GVirtuS has to be called. */
+    int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
+};
+
+#define IBX_FRONTEND_ATTACH "ibx_frontend_attach"
+/* Exported by libibx-frontend.so. From any thread, any number of times. */
+void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+
+#endif

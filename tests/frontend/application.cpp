@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// An application of CUDA, for libibx-frontend.so to be preloaded into: test_frontend.cpp runs it.
+//
+//   application TEST [taken]     `taken`: the back end's plugin runs the copies
+#include "tests/cuda/remote.h"
+#include "tests/frontend/cudart.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <functional>
+#include <map>
+#include <string>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+namespace
+{
+
+bool taken;
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
+            return false;                                                                          \
+        }                                                                                          \
+    } while (0)
+
+constexpr std::size_t device_bytes_each = 20u << 20;
+const std::size_t sizes[] = {1,      4,      8,       100,     2047,    2048,    4097,
+                             16300,  16384,  16385,   65507,   65536,   100001,  131072,
+                             262145, 524289, 1048576, 1048577, 4194304, 17000003};
+
+void fill(char *bytes, std::size_t n, unsigned seed)
+{
+    std::uint32_t x = seed * 2654435761u + 1;
+    for (std::size_t i = 0; i < n; i++) {
+        x = x * 1664525u + 1013904223u;
+        bytes[i] = static_cast<char>(x >> 24);
+    }
+}
+
+char *device_memory(std::size_t n = device_bytes_each)
+{
+    void *device = nullptr;
+    return cudaMalloc(&device, n) ? nullptr : static_cast<char *>(device);
+}
+
+bool device_has(const char *device, const char *bytes, std::size_t n)
+{
+    std::vector<char> got(n, 'x');
+    return stub_remote()->peek(reinterpret_cast<std::uintptr_t>(device), got.data(), n) &&
+           !std::memcmp(got.data(), bytes, n);
+}
+
+int copy(void *to, const void *from, std::size_t n, int kind, void *stream)
+{
+    return stream ? cudaMemcpyAsync(to, from, n, kind, stream) : cudaMemcpy(to, from, n, kind);
+}
+
+// To the device and back into other memory, with a gap on both sides that stays as it was.
+bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream = nullptr)
+{
+    std::vector<char> got(n + 2, 'x');
+    fill(memory, n, seed);
+    REQUIRE(copy(device, memory, n, H2D, stream) == 0);
+    REQUIRE(device_has(device, memory, n));
+    REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
+    REQUIRE(!std::memcmp(got.data() + 1, memory, n));
+    REQUIRE(got.front() == 'x' && got.back() == 'x');
+    return true;
+}
+
+bool sizes_and_offsets()
+{
+    char *device = device_memory();
+    void *stream = nullptr;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    std::vector<char> memory(device_bytes_each);
+    std::uint64_t before = stub_copies(), handled = stub_remote()->handled();
+    unsigned seed = 0;
+    for (std::size_t n : sizes) {
+        for (void *on : {static_cast<void *>(nullptr), stream}) {
+            if (!round_trip(device + n % 977, &memory[n % 61], n, seed++, on)) {
+                std::fprintf(stderr, "with %zu bytes\n", n);
+                return false;
+            }
+        }
+    }
+    REQUIRE(stub_copies() == before); // none went through GVirtuS's front end
+    REQUIRE(stub_remote()->handled() == handled + (taken ? 0 : 2 * seed));
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    // Copies of other kinds are GVirtuS's.
+    REQUIRE(cudaMemcpy(device, device + 1000, 1000, D2D) == 0);
+    REQUIRE(cudaMemcpyAsync(device, device + 1000, 1000, D2D, stream) == 0);
+    REQUIRE(stub_copies() == before + 2);
+    REQUIRE(cudaFree(device) == 0);
+    return true;
+}
+
+bool threads()
+{
+    bool good[4] = {};
+    std::vector<std::thread> all;
+    for (unsigned i = 0; i < 4; i++)
+        all.emplace_back([&good, i] {
+            // The first call of a thread is a copy: GVirtuS makes its connection then.
+            char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+            bool first = cudaMemcpy(nowhere, &byte, 1, H2D) != 0;
+            char *device = device_memory();
+            std::vector<char> memory(3000000);
+            good[i] = first && device;
+            for (unsigned round = 0; round < 20 && good[i]; round++)
+                good[i] =
+                    round_trip(device, memory.data(), 30000 + round * 140000, i * 100 + round);
+        });
+    for (std::thread &thread : all)
+        thread.join();
+    REQUIRE(good[0] && good[1] && good[2] && good[3]);
+    REQUIRE(stub_copies() == 4);
+    return true;
+}
+
+// Peak memory of this process, KiB.
+long peak()
+{
+    long found = -1;
+    char line[256];
+    std::FILE *status = std::fopen("/proc/self/status", "re");
+    while (status && std::fgets(line, sizeof(line), status))
+        std::sscanf(line, "VmHWM: %ld", &found);
+    std::fclose(status);
+    return found;
+}
+
+// Nothing in this process ever holds a second copy of the bytes.
+bool no_copy()
+{
+    constexpr std::size_t n = 64u << 20;
+    char *device = device_memory(n);
+    std::vector<char> memory(n, 7);
+    REQUIRE(device && cudaMemcpy(device, memory.data(), 1u << 20, H2D) == 0);
+    REQUIRE(cudaMemcpy(memory.data(), device, 1u << 20, D2H) == 0);
+    long before = peak();
+    REQUIRE(before > 0);
+    REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
+    REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 0);
+    REQUIRE(peak() - before < 8 << 10);
+    return true;
+}
+
+// Memory that was copied from and to is unmapped, and other memory comes to lie at its address.
+bool remapped()
+{
+    constexpr std::size_t n = 3u << 20;
+    char *device = device_memory();
+    void *address = nullptr;
+    for (unsigned round = 0; round < 8; round++) {
+        void *memory =
+            mmap(address, n, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | (address ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+        REQUIRE(memory != MAP_FAILED);
+        address = memory;
+        char *bytes = static_cast<char *>(memory);
+        REQUIRE(round_trip(device, bytes, n - round, round));
+        std::memset(bytes, 'z', n);
+        REQUIRE(cudaMemcpy(bytes, device, n - 100, D2H) == 0);
+        std::vector<char> expected(n - 100);
+        fill(expected.data(), n - 100, round);
+        REQUIRE(!std::memcmp(bytes, expected.data(), n - 100));
+        REQUIRE(munmap(memory, n) == 0);
+    }
+    return true;
+}
+
+bool errors()
+{
+    char *device = device_memory();
+    for (std::size_t n : {std::size_t{64}, std::size_t{100000}, std::size_t{6000000}}) {
+        std::vector<char> memory(n, 'm');
+        // Too much for the device's memory: the handler's own exit code, and nothing is written.
+        char *late = device + device_bytes_each - n + 1;
+        REQUIRE(cudaMemcpy(late, memory.data(), n, H2D) == 1);
+        REQUIRE(cudaMemcpy(memory.data(), late, n, D2H) == 1);
+        REQUIRE(memory == std::vector<char>(n, 'm'));
+        const char *function = n > 16384 ? "dma" : "cuMemcpyHtoD";
+        stub_remote()->inject(function, n > 100000 ? 3 : 1, 700, true);
+        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 700);
+        REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 700);
+        stub_remote()->inject("", 0, 0, false);
+        REQUIRE(round_trip(device, memory.data(), n, 3));
+    }
+    return true;
+}
+
+// The child has a connection of its own, and the parent's stays in order.
+bool forked()
+{
+    char *device = device_memory();
+    std::vector<char> memory(1000000);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 1));
+    for (unsigned i = 0; i < 3; i++) {
+        pid_t child = fork();
+        if (!child) {
+            char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+            bool good = cudaMemcpy(nowhere, &byte, 1, H2D) != 0;
+            char *own = device_memory();
+            good = good && own && round_trip(own, memory.data(), memory.size(), 2 + i);
+            std::_Exit(good ? 0 : 1);
+        }
+        REQUIRE(round_trip(device, memory.data(), memory.size(), 10 + i));
+        int status = -1;
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+        REQUIRE(round_trip(device, memory.data(), memory.size(), 20 + i));
+    }
+    return true;
+}
+
+// The driver kills the back end when it reads the byte; the copy in hand may be any.
+bool killed()
+{
+    char *device = device_memory();
+    std::vector<char> memory(device_bytes_each, 'k');
+    stub_remote()->slow(2000);
+    REQUIRE(write(STDOUT_FILENO, "k", 1) == 1);
+    int rc = 0;
+    for (unsigned i = 0; !rc; i++)
+        rc = i % 2 ? cudaMemcpy(memory.data(), device, memory.size(), D2H)
+                   : cudaMemcpy(device, memory.data(), memory.size(), H2D);
+    REQUIRE(rc == 999);
+    std::fprintf(stderr, "the first failure\n"); // and why has been said by now
+    REQUIRE(cudaMemcpy(device, memory.data(), 100, H2D) == 999);
+    REQUIRE(cudaMemcpy(memory.data(), device, memory.size(), D2H) != 0);
+    void *more;
+    REQUIRE(cudaMalloc(&more, 100) != 0);
+    return true;
+}
+
+// A communicator of GVirtuS's own.
+bool stock()
+{
+    void *device = nullptr;
+    char there[100], back[100] = {};
+    fill(there, sizeof(there), 1);
+    REQUIRE(cudaMalloc(&device, sizeof(there)) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        REQUIRE(cudaMemcpy(device, there, sizeof(there), H2D) == 0);
+        REQUIRE(cudaMemcpyAsync(back, device, sizeof(back), D2H, nullptr) == 0);
+        REQUIRE(!std::memcmp(there, back, sizeof(back)));
+    }
+    REQUIRE(stub_copies() == 6);
+    REQUIRE(cudaFree(device) == 0);
+    return true;
+}
+
+// A plugin of another build.
+bool other_version()
+{
+    const struct {
+        unsigned version;
+    } calls = {4711};
+    using Attach = void(const void *);
+    auto *attach = reinterpret_cast<Attach *>(dlsym(RTLD_DEFAULT, "ibx_frontend_attach"));
+    REQUIRE(attach);
+    attach(&calls);
+    attach(&calls);
+    return stock();
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    const std::map<std::string, std::function<bool()>> tests = {
+        {"sizes", sizes_and_offsets}, {"threads", threads}, {"no-copy", no_copy},
+        {"remapped", remapped},       {"errors", errors},   {"forked", forked},
+        {"killed", killed},           {"stock", stock},     {"other-version", other_version},
+    };
+    taken = argc > 2;
+    auto test = argc > 1 ? tests.find(argv[1]) : tests.end();
+    return test == tests.end() ? 2 : test->second() ? 0 : 1;
+}

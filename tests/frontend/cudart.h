@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// A libcudart of the tests' own that does what GVirtuS's does: every call is a frame that goes
+// through create_communicator of a plugin, over one connection a thread. Types as in CUDA's header.
+#ifndef TESTS_FRONTEND_CUDART_H
+#define TESTS_FRONTEND_CUDART_H
+
+#include <cstddef>
+#include <cstdint>
+
+class Remote;
+
+extern "C" {
+int cudaMalloc(void **device, std::size_t n);
+int cudaFree(void *device);
+int cudaMemcpy(void *to, const void *from, std::size_t n, int kind);
+int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind, void *stream);
+int cudaStreamCreate(void **stream);
+
+// What only this one has: the calls that copied memory and have reached it, of all threads ...
+std::uint64_t stub_copies();
+// ... and this thread's connection.
+Remote *stub_remote();
+}
+
+#endif
