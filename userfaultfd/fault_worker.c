@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -179,11 +180,24 @@ static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
     return POLL_MS_ALWAYS;
 }
 
+/* Whether this worker is one of those who read faults and serve them: the workers for faults, or
+ * all when there are none. Others would only be in their way: woken by every fault, to find it
+ * taken. */
+static bool serves_faults(const struct fault_worker *w)
+{
+    const struct ibx_fault *e = w->engine;
+    return !e->fault_workers || w < e->workers + e->fault_workers;
+}
+
 static void rest(struct fault_worker *w, bool source)
 {
     struct ibx_fault *e = w->engine;
-    if (e->spin_us == UINT_MAX || ibx_now_ns() - w->last_busy_ns < e->spin_us * IBX_NS_PER_US)
+    if (e->spin_us == UINT_MAX || ibx_now_ns() - w->last_busy_ns < e->spin_us * IBX_NS_PER_US) {
+        /* Whoever waited for the page, or serves the READ, may have been put on this processor, and
+         * would wait for the end of the spinning, all the more as it has no such priority. */
+        sched_yield();
         return;
+    }
     int source_fd = -1;
     if (source) {
         if (w->source.ops->arm && w->source.ops->arm(w->source.source) > 0)
@@ -191,7 +205,7 @@ static void rest(struct fault_worker *w, bool source)
         source_fd = w->source.ops->fd ? w->source.ops->fd(w->source.source) : -1;
     }
     struct pollfd fds[] = {{.fd = w->wake_fd, .events = POLLIN},
-                           {.fd = e->uffd, .events = POLLIN},
+                           {.fd = serves_faults(w) ? e->uffd : -1, .events = POLLIN},
                            {.fd = source_fd, .events = POLLIN}};
     if (poll(fds, 3, sleep_ms(w, source, source_fd)) <= 0)
         return;
@@ -213,10 +227,11 @@ void *ibx_fault_worker_main(void *worker)
         setpriority(PRIO_PROCESS, (id_t)gettid(), IBX_FAULT_NICE);
     while (true) {
         bool ending = atomic_load(&e->ending);
-        bool busy = !ending && ibx_fault_events_read(e);
+        bool faults = !ending && serves_faults(w);
+        bool busy = faults && ibx_fault_events_read(e);
         enum ibx_fault_state state = ibx_fault_now(e);
         bool serving = state == IBX_FAULT_SERVING && !ending;
-        if (!ending && (serving || state == IBX_FAULT_COMPLETE))
+        if (faults && (serving || state == IBX_FAULT_COMPLETE))
             busy |= ibx_fault_policy_faults(w);
         if (serving) {
             busy |= arrivals_take(w);
