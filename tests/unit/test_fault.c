@@ -270,7 +270,7 @@ static void test_order(void **state)
 }
 
 /* The background begins when it is told to, and leaves the first worker alone, which has its hands
- * free for faults. */
+ * free for faults: that one serves all of them. */
 static void test_a_worker_for_faults(void **state)
 {
     (void)state;
@@ -281,11 +281,14 @@ static void test_a_worker_for_faults(void **state)
     g.config.fault_workers = 1;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    touch_start(&t, &g, 105);
-    touch_end(&t);
-    assert_true(REACHES(g.engine, present, 16));
-    assert_int_equal(stats_of(&g).present, 16); /* the window round it */
+    for (unsigned i = 1; i <= 32; i++) {
+        touch_start(&t, &g, i * 16 + 9);
+        touch_end(&t);
+        assert_true(REACHES(g.engine, present, i * 16)); /* the window round it */
+    }
+    assert_int_equal(stats_of(&g).present, 32 * 16);
     assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 0);
+    assert_int_equal(g.sources[1]->accepted + g.sources[2]->accepted, 0);
     unsigned before = g.sources[0]->accepted;
     ibx_fault_set_background(g.engine, true);
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
