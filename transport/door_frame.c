@@ -175,7 +175,9 @@ int ibx_door_broken(struct ibx_conn *conn, int rc, struct ibx_error *err)
                       : rc == -EPROTO     ? "it does not speak this protocol"
                       : rc == -EBADMSG    ? "a frame was tampered with"
                                           : strerror(-rc);
-    return ibx_error_set(err, rc, "setting up with %s failed: %s", conn->path.peer, why);
+    bool stranger = conn->role == IBX_ROLE_CLIENT && !conn->door.authenticated;
+    return ibx_error_set(err, rc, "setting up with %s failed: %s%s", conn->path.peer, why,
+                         stranger ? "; see that an ibx server listens there" : "");
 }
 
 int ibx_door_expect(struct ibx_conn *conn, struct door_frame *frame, enum door_frame_type type,

@@ -43,6 +43,29 @@ void ibx_peer_name(int fd, char *out, size_t size)
         snprintf(out, size, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, service);
 }
 
+/* What to do about a failed connect(2) or bind(2). */
+static const char *remedy_of(int rc)
+{
+    switch (rc) {
+    case -ECONNREFUSED:
+    case -ENOENT: /* of a unix socket */
+        return "; start the server there, or correct the URI";
+    case -ETIMEDOUT:
+    case -EHOSTUNREACH:
+    case -ENETUNREACH:
+        return "; correct the URI, or look for a firewall or a route in the way";
+    case -EADDRINUSE:
+        return "; stop who listens there, or choose another port";
+    case -EADDRNOTAVAIL:
+        return "; give an address of this host, 0.0.0.0 or [::]";
+    case -EACCES:
+    case -EPERM:
+        return "; give a place that is open to this user, such as a port from 1024 on";
+    default:
+        return "";
+    }
+}
+
 static int resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
                    struct ibx_error *err)
 {
@@ -137,8 +160,9 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
         rc = connect_in_turn(s, &address, deadline);
     if (rc) {
         close(s);
-        return ibx_error_set(err, rc, "nobody answers at socket %s: %s", uri->path,
-                             rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc));
+        return ibx_error_set(err, rc, "nobody answers at socket %s: %s%s", uri->path,
+                             rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc),
+                             rc == -ETIMEDOUT ? "" : remedy_of(rc));
     }
     *fd = s;
     return 0;
@@ -161,8 +185,8 @@ int ibx_door_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd, st
     }
     freeaddrinfo(list);
     if (rc)
-        return ibx_error_set(err, rc, "nobody answers at %s port %u: %s", uri->host, uri->port,
-                             rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc));
+        return ibx_error_set(err, rc, "nobody answers at %s port %u: %s%s", uri->host, uri->port,
+                             rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc), remedy_of(rc));
     int one = 1;
     setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     return 0;
@@ -187,8 +211,8 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
         unlink(uri->path); /* left by a server that is gone */
     listener->fd = unix_address(uri, &address);
     if (listener->fd < 0 || bind(listener->fd, (struct sockaddr *)&address, sizeof(address)))
-        return ibx_error_set(err, -errno, "socket %s cannot be made: %s", uri->path,
-                             strerror(errno));
+        return ibx_error_set(err, -errno, "socket %s cannot be made: %s%s", uri->path,
+                             strerror(errno), errno == ENOENT ? "; make its folder" : "");
     memcpy(listener->path, uri->path, sizeof(listener->path));
     return 0;
 }
@@ -215,8 +239,8 @@ static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct 
     }
     freeaddrinfo(list);
     if (rc)
-        return ibx_error_set(err, rc, "cannot listen at %s port %u: %s", uri->host, uri->port,
-                             strerror(-rc));
+        return ibx_error_set(err, rc, "cannot listen at %s port %u: %s%s", uri->host, uri->port,
+                             strerror(-rc), remedy_of(rc));
     struct sockaddr_storage bound = {0};
     socklen_t length = sizeof(bound);
     if (!getsockname(listener->fd, (struct sockaddr *)&bound, &length))
@@ -244,7 +268,8 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     if (!rc)
         rc = uri.path[0] ? bind_unix(listener, &uri, err) : bind_host(listener, &uri, err);
     if (!rc && listen(listener->fd, 512))
-        rc = ibx_error_set(err, -errno, "cannot listen at %s: %s", text, strerror(errno));
+        rc = ibx_error_set(err, -errno, "cannot listen at %s: %s%s", text, strerror(errno),
+                           remedy_of(-errno));
     if (rc) {
         ibx_listener_close(listener);
         return rc;

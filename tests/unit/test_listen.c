@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Knocking at a unix socket whose queue is full. */
+/* Knocking at a unix socket whose queue is full, and what to do about places that cannot be had. */
 #include "common/clock.h"
 #include "transport/conn.h"
 
@@ -144,12 +144,52 @@ static void test_a_second_listener_is_refused(void **state)
     assert_int_equal(access(uri.path, F_OK), 0);
 }
 
+static void expect_listening(const char *text, int code, const char *remedy)
+{
+    struct ibx_options options;
+    struct ibx_listener *none;
+    struct ibx_error err = {0};
+    ibx_options_init(&options);
+    assert_int_equal(ibx_listen(text, &options, &none, &err), code);
+    if (!strstr(err.message, remedy))
+        fail_msg("\"%s\" does not say \"%s\"", err.message, remedy);
+}
+
+static void expect_knock(const char *text, int code, const char *remedy)
+{
+    struct ibx_uri there;
+    struct ibx_error err = {0};
+    int fd = -1;
+    assert_int_equal(ibx_uri_parse(text, &there, NULL), 0);
+    assert_int_equal(ibx_door_connect(&there, PATIENCE_MS, &fd, &err), code);
+    if (!strstr(err.message, remedy))
+        fail_msg("\"%s\" does not say \"%s\"", err.message, remedy);
+}
+
+static void test_sentences_say_what_to_do(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct ibx_listener *first;
+    char here[IBX_ERROR_MAX];
+    ibx_options_init(&options);
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &options, &first, NULL), 0);
+    snprintf(here, sizeof(here), "%s", ibx_listener_uri(first));
+    expect_listening(here, -EADDRINUSE, "in use; stop who listens there");
+    ibx_listener_close(first);
+    expect_knock(here, -ECONNREFUSED, "refused; start the server there");
+    expect_listening("rdma://192.0.2.1:0", -EADDRNOTAVAIL, "; give an address of this host");
+    expect_listening("rdma:///nosuch/ibx/door", -ENOENT, "; make its folder");
+    expect_knock("rdma:///nosuch/ibx/door", -ENOENT, "; start the server there");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_full_queue_is_waited_for, full_queue, end),
         cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_second_listener_is_refused, full_queue, end),
+        cmocka_unit_test(test_sentences_say_what_to_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
