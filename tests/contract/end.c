@@ -94,7 +94,9 @@ void *pages_map_repeating(size_t length, size_t period)
     int fd = memfd_create("repeating", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)period))
         FAIL("no memfd of %zu bytes: %s", period, strerror(errno));
-    char *pages = pages_map(whole);
+    char *pages = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        FAIL("no %zu bytes: %s", whole, strerror(errno));
     for (size_t at = 0; at < whole; at += period) {
         size_t n = whole - at < period ? whole - at : period;
         if (mmap(pages + at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==

@@ -22,12 +22,13 @@ static void usage(FILE *out)
 {
     fprintf(out, "usage: contract PROVIDER [--host ADDRESS] [--set KEY=VALUE]...\n"
                  "                [--server-set KEY=VALUE]... [--client-set KEY=VALUE]...\n"
-                 "                [--only PATTERN] [--group NAME] [--faulty]\n"
+                 "                [--only PATTERN] [--skip PATTERN] [--group NAME] [--faulty]\n"
                  "\n"
                  "Runs the same tests against any provider (shm, verbs, ofi, tcp).\n"
                  "  --host ADDRESS   where servers listen [127.0.0.1]\n"
                  "  --set            an option of both sides, of servers or of clients only\n"
                  "  --only PATTERN   tests whose name matches (* and ?)\n"
+                 "  --skip PATTERN   none of these\n"
                  "  --group NAME     one group: ");
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
         fprintf(out, "%s%s", i ? ", " : "", groups[i]->name);
@@ -66,6 +67,7 @@ static const char *parse(int argc, char **argv)
         {"server-set", required_argument, NULL, 's'},
         {"client-set", required_argument, NULL, 'c'},
         {"only", required_argument, NULL, 'o'},
+        {"skip", required_argument, NULL, 'k'},
         {"group", required_argument, NULL, 'g'},
         {"faulty", no_argument, NULL, 'f'},
         {"help", no_argument, NULL, '?'},
@@ -80,6 +82,8 @@ static const char *parse(int argc, char **argv)
         } else if (c == 'o') {
             only = optarg;
             cmocka_set_test_filter(optarg);
+        } else if (c == 'k') {
+            cmocka_set_skip_filter(optarg);
         } else if (c == 'g') {
             group = optarg;
         } else if (c == 'f') {

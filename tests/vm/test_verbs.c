@@ -39,7 +39,7 @@ struct outcome {
     char description[192];
 };
 
-/* A server here and a client in a process of its own. */
+/* The client is a process of its own. */
 struct session {
     struct ibx_listener *listener;
     struct ibx_conn *conn; /* NULL when it did not come about */
@@ -343,6 +343,16 @@ static void test_wishes_refused(void **state)
     check_refused("", "gid_index=0", "GID index 0", "no address");
 }
 
+static void test_wishes_granted(void **state)
+{
+    (void)state;
+    struct session s;
+    open_pair(&s, "port_num=1 gid_index=1", "device=rxe1 port_num=1 gid_index=1");
+    assert_non_null(strstr(s.client.description, "rxe1 port 1 gid 1 "));
+    check_read(&s);
+    session_end(&s);
+}
+
 static void test_mtu_beyond_the_path(void **state)
 {
     (void)state;
@@ -584,6 +594,26 @@ static void test_strangers(void **state)
     close(proxy.listen_fd);
 }
 
+/* Who answers in the server's place has not its proof. */
+static bool impostor;
+__typeof__(rdma_accept) __real_rdma_accept, __wrap_rdma_accept;
+int __wrap_rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *param)
+{
+    uint8_t proof[32];
+    memcpy(proof, param->private_data, sizeof(proof));
+    proof[31] ^= impostor;
+    param->private_data = proof;
+    return __real_rdma_accept(id, param);
+}
+
+static void test_an_impostor(void **state)
+{
+    (void)state;
+    impostor = true;
+    check_refused("", "", "the server's proof on queue pair", "somebody else answers");
+    impostor = false;
+}
+
 /* -------------------------------------------------------------- receivers ready */
 
 /* How often a device had no receive for a message. (READs count here too when the kernel is short
@@ -648,11 +678,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_local_doors),
         cmocka_unit_test(test_mtu),
         cmocka_unit_test(test_wishes_refused),
+        cmocka_unit_test(test_wishes_granted),
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),
         cmocka_unit_test(test_short_silence),
         cmocka_unit_test(test_long_silence),
         cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_an_impostor),
         cmocka_unit_test(test_receivers_are_always_ready),
     };
     const char *a = getenv("IBX_VM_ADDR_A");
