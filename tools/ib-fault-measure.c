@@ -245,11 +245,19 @@ static int verify(const struct scene *s, struct ibx_error *err)
 struct shown {
     double p50, p99, engine_p50, engine_p99; /* us */
     double fill, background;                 /* GB/s */
+    double cpu;                              /* s for a GB */
     double faults;                           /* a second */
 };
 
+static uint64_t cpu_ns(void)
+{
+    struct timespec t = {0};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static void show(const struct scene *s, const struct toucher *touchers, unsigned count,
-                 uint64_t took, struct shown *shown)
+                 uint64_t took, uint64_t cpu, struct shown *shown)
 {
     struct ibx_fault_stats stats;
     size_t total;
@@ -264,6 +272,7 @@ static void show(const struct scene *s, const struct toucher *touchers, unsigned
         .engine_p99 = (double)stats.latency_p99 / 1e3,
         .fill = (double)stats.bytes / ns,
         .background = ((double)stats.bytes - (double)alone * page) / ns,
+        .cpu = stats.bytes ? (double)cpu / (double)stats.bytes : 0,
         .faults = (double)stats.faults * 1e9 / ns,
     };
     free(samples);
@@ -273,7 +282,7 @@ static int scene_run(struct scene *s, struct toucher *touchers, unsigned count, 
                      struct shown *shown, struct ibx_error *err)
 {
     unsigned started = 0;
-    uint64_t began = ibx_now_ns();
+    uint64_t began = ibx_now_ns(), cpu = cpu_ns();
     int rc = ibx_fault_serve(s->engine);
     if (rc)
         return ibx_error_set(err, rc, "the fault engine does not serve: %s", strerror(-rc));
@@ -281,6 +290,7 @@ static int scene_run(struct scene *s, struct toucher *touchers, unsigned count, 
     if (!rc && s->filling)
         rc = await_complete(s, err);
     uint64_t took = ibx_now_ns() - began;
+    cpu = cpu_ns() - cpu;
     if (rc) /* those that were started must not wait for pages */
         ibx_fault_stop(s->engine, rc, "the measurement failed");
     touchers_join(s, touchers, started);
@@ -292,7 +302,7 @@ static int scene_run(struct scene *s, struct toucher *touchers, unsigned count, 
     if (!rc)
         rc = verify(s, err);
     if (!rc)
-        show(s, touchers, started, took, shown);
+        show(s, touchers, started, took, cpu, shown);
     return rc;
 }
 
@@ -332,6 +342,7 @@ static void note_filling(struct bench_round *round, bool floor, const struct sho
 {
     double *is = round->is, raw = is[RAW_ONE] > is[RAW_ALL] ? is[RAW_ONE] : is[RAW_ALL];
     is[floor ? FILL_FLOOR : FILL] = shown->fill;
+    is[floor ? FILL_FLOOR_CPU : FILL_CPU] = shown->cpu;
     if (floor)
         return;
     is[BACKGROUND] = shown->background;

@@ -33,6 +33,8 @@ static const char *const names[BENCH_FIGURES] = {
     [BACKGROUND_RATIO] = "background_ratio",
     [FILL] = "fill_gbps",
     [FILL_FLOOR] = "floor_fill_gbps",
+    [FILL_CPU] = "fill_cpu_s_per_gb",
+    [FILL_FLOOR_CPU] = "floor_fill_cpu_s_per_gb",
     [BUSY_P50] = "busy_p50_us",
     [BUSY_P99] = "busy_p99_us",
     [BUSY_ENGINE_P50] = "busy_engine_p50_us",
@@ -114,6 +116,8 @@ void bench_table_print(const struct bench *b, const struct bench_round *rounds, 
         "wanted: 0.85");
     row(rounds, count, "all pages", FILL, FILL, "");
     row(rounds, count, "all pages without a wire", FILL_FLOOR, FILL_FLOOR, "");
+    row(rounds, count, "processor time of this end for 1 GB, s", FILL_CPU, FILL_CPU, "");
+    row(rounds, count, "  without a wire", FILL_FLOOR_CPU, FILL_FLOOR_CPU, "");
     row(rounds, count, "faults a second", BUSY_FAULTS, BUSY_FAULTS, "");
     row(rounds, count, "their p50 and p99, as threads see it, us", BUSY_P50, BUSY_P99, "");
     row(rounds, count, "  from the engine's reading them on", BUSY_ENGINE_P50, BUSY_ENGINE_P99, "");

@@ -134,6 +134,8 @@ enum bench_figure {
     BACKGROUND_RATIO,
     FILL, /* all pages */
     FILL_FLOOR,
+    FILL_CPU, /* processor time of this end for that, seconds for 10^9 bytes */
+    FILL_FLOOR_CPU,
     BUSY_P50, /* faults meanwhile */
     BUSY_P99,
     BUSY_ENGINE_P50,
