@@ -69,18 +69,49 @@ static struct pair *open_at(enum side side, const char *uri, const char *set)
     return pair;
 }
 
+/* The `n`-th of a list of providers by commas; "" behind the last. */
+static const char *nth_of(const char *list, unsigned n, char name[16])
+{
+    for (; n && *list; n--) {
+        list += strcspn(list, ",");
+        list += *list == ',';
+    }
+    snprintf(name, 16, "%.*s", (int)strcspn(list, ","), list);
+    return name;
+}
+
+/* The first of the list that works is taken, and there is a reason for each one before it. What
+ * fails on the client alone the server does not hear of. */
+static void check_first(const struct ibx_path *path, enum side side, const char *list)
+{
+    char name[16];
+    unsigned told = 0;
+    for (unsigned i = 0; strcmp(nth_of(list, i, name), path->provider); i++) {
+        if (!*name)
+            FAIL("%s was taken, which is not among %s", path->provider, list);
+        bool refused = told < path->refused_count && !strcmp(path->refused[told].provider, name);
+        if (!refused && side == SIDE_CLIENT)
+            FAIL("%s was taken and %s not refused before", path->provider, name);
+        CHECK(!refused || path->refused[told].reason[0]);
+        told += refused;
+    }
+    CHECK(told == path->refused_count && path->description[0]);
+}
+
 /* rdma:// takes the best that works, and has a reason for everything better. */
 static void test_chosen_by_itself(void **state)
 {
     char uri[300], set[64];
     snprintf(uri, sizeof(uri), "rdma%s", strchr(contract_uri(), ':'));
     struct pair *pair = open_at(SIDE_OF(state), uri, NULL);
-    const struct ibx_path *path = ibx_conn_path(pair->end.conn);
-    CHECK(path->provider[0] && path->description[0]);
-    for (unsigned i = 0; i < path->refused_count; i++) {
-        CHECK(path->refused[i].provider[0] && path->refused[i].reason[0]);
-        CHECK(strcmp(path->refused[i].provider, path->provider) != 0);
-    }
+    check_first(ibx_conn_path(pair->end.conn), SIDE_OF(state), "shm,verbs,ofi,tcp");
+    CHECK(!strcmp(ibx_conn_path(pair->end.conn)->provider, "shm")); /* one host */
+    pair_close(pair);
+
+    pair = open_at(SIDE_OF(state), uri, "provider=verbs,ofi,tcp");
+    check_first(ibx_conn_path(pair->end.conn), SIDE_OF(state), "verbs,ofi,tcp");
+    bool device = !strcmp(contract.provider, "verbs");
+    CHECK(!device || !strcmp(ibx_conn_path(pair->end.conn)->provider, "verbs"));
     pair_close(pair);
 
     snprintf(set, sizeof(set), "provider=%s", contract.provider);
