@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -144,6 +145,29 @@ static void test_a_second_listener_is_refused(void **state)
     assert_int_equal(access(uri.path, F_OK), 0);
 }
 
+/* A child that lets go of a listener takes nobody's door away. */
+static void test_a_forked_child_leaves_the_socket(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct ibx_listener *door;
+    char text[160];
+    int status;
+    ibx_options_init(&options);
+    snprintf(text, sizeof(text), "rdma://%s.other", uri.path);
+    assert_int_equal(ibx_listen(text, &options, &door, NULL), 0);
+    pid_t pid = fork();
+    if (!pid) {
+        ibx_listener_close(door);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(access(strchr(text, '/') + 2, F_OK), 0);
+    ibx_listener_close(door);
+    assert_int_not_equal(access(strchr(text, '/') + 2, F_OK), 0);
+}
+
 static void expect_listening(const char *text, int code, const char *remedy)
 {
     struct ibx_options options;
@@ -189,6 +213,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_full_queue_is_waited_for, full_queue, end),
         cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_second_listener_is_refused, full_queue, end),
+        cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
         cmocka_unit_test(test_sentences_say_what_to_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
