@@ -6,6 +6,7 @@
  *   shm_meet.c    how the two processes find each other and map one segment
  *   shm_ring.c    commands, messages, sleeping and waking
  *   shm_memory.c  regions: keys, the shared table of them, arenas
+ *   shm_shared.c  the process's arena, which belongs to no connection
  *   shm_copy.c    READ and WRITE, and who copies
  *   shm_ask.c     copies with the peer's help
  *
@@ -26,7 +27,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define IBX_SHM_VERSION       2u
+#define IBX_SHM_VERSION       3u
 #define IBX_SHM_INLINE        104u          /* bytes of a message that travel inside its command */
 #define IBX_SHM_PIECES        6u            /* bounce buffers for the work that one side starts */
 #define IBX_SHM_URGENT_PIECES 2u            /* of these, kept for urgent work */
@@ -113,8 +114,9 @@ struct shm_half {
 
 enum shm_arena_kind {
     SHM_ARENA_NONE,
-    SHM_ARENA_READ,  /* the peer's mapping is read-only */
-    SHM_ARENA_WRITE, /* the peer's mapping is writable */
+    SHM_ARENA_READ,   /* the peer's mapping is read-only */
+    SHM_ARENA_WRITE,  /* the peer's mapping is writable */
+    SHM_ARENA_SHARED, /* the same; ibx_shared_allocate(), the same one in all connections */
     SHM_ARENA_KINDS,
 };
 
@@ -199,7 +201,8 @@ struct shm {
     uint16_t generation;
     uint32_t randoms[32];
     unsigned randoms_left;
-    struct shm_arena arenas[SHM_ARENA_KINDS]; /* this side's */
+    struct shm_arena arenas[SHM_ARENA_KINDS]; /* this side's, but for the shared one */
+    bool shared_lent;                         /* the peer has that one, too */
     struct {
         uint8_t *base; /* NULL: not known or not mappable */
         uint64_t bytes;
@@ -276,6 +279,10 @@ void ibx_shm_gate_shut(struct shm *shm);
 const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote);
 /* Takes the peer's arena that came over the control socket; owns `fd`. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
+
+/* shm_shared.c */
+/* The descriptor of the process's arena when all these bytes are in it, borrowed; otherwise -1. */
+int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset);
 
 /* shm_copy.c */
 void ibx_shm_copy_init(struct shm *shm);

@@ -11,7 +11,8 @@
  *
  * Allocated memory comes from arenas, sparse memfds that the peer maps as well.
  * What the peer may only read lies in an arena of its own, of which the peer
- * gets a read-only descriptor.
+ * gets a read-only descriptor. One more arena belongs to the process (shm_shared.c)
+ * and is lent to a peer with the first registration in it.
  */
 #include "transport/shm.h"
 
@@ -206,7 +207,7 @@ void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
         return;
     }
     size_t bytes = (size_t)status.st_size;
-    int protection = kind == SHM_ARENA_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
     /* Without a mapping (RLIMIT_AS) copies take another way. */
     void *base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
     shm->peer_arenas[kind].seen = true;
@@ -295,6 +296,23 @@ static void deallocate(struct shm *shm, struct shm_region *region)
 
 /* ------------------------------------------------------------- registrations */
 
+/* Memory that ibx_shared_allocate() made is in an arena, too, once the peer has that. */
+static void find_shared(struct shm *shm, struct shm_region *region)
+{
+    const struct ibx_span *span = &region->mr->span;
+    char packet[2] = {'a', SHM_ARENA_SHARED};
+    uint64_t offset = 0;
+    int fd = ibx_shm_shared_fd(span->address, span->length, &offset);
+    if (fd < 0 || !(region->mr->access & REMOTE))
+        return;
+    shm->shared_lent =
+        shm->shared_lent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
+    if (!shm->shared_lent)
+        return;
+    region->arena = SHM_ARENA_SHARED;
+    region->offset = offset;
+}
+
 static int region_enter(struct shm *shm, struct shm_region *region, struct ibx_error *err)
 {
     if (!(region->mr->access & REMOTE))
@@ -325,7 +343,11 @@ int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
     if (!region)
         return ibx_error_set(err, -ENOMEM, "no memory for a region");
     region->mr = mr;
-    int rc = mr->allocated ? allocate(shm, region, err) : 0;
+    int rc = 0;
+    if (mr->allocated)
+        rc = allocate(shm, region, err);
+    else
+        find_shared(shm, region);
     if (!rc) {
         rc = region_enter(shm, region, err);
         if (rc)

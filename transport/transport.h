@@ -189,6 +189,16 @@ size_t ibx_mr_length(const struct ibx_mr *mr);
 /* Accepts NULL. There must be no outstanding work of this side on it. */
 void ibx_mr_deregister(struct ibx_mr *mr);
 
+/* Memory of this process, page aligned and resident, which is bound to no connection; any of them
+ * can register it, and whom it reaches over shm maps it too. So copies there need one memcpy of the
+ * peer's and nothing of this side, which lends all such memory with the first piece of it. The
+ * pages at an address stay the same as long as the process lives, also when they are freed and
+ * allocated again, so that a peer may pin them; new ones are zeroed, others are not. From any
+ * thread. NULL: there is no more, or none in a forked child, whose parent's it still is. */
+void *ibx_shared_allocate(size_t length, struct ibx_error *err);
+/* False when no such memory begins there. No registration may be left on it. */
+bool ibx_shared_free(void *address);
+
 /* What a peer needs to READ or WRITE a piece of registered memory; travels in messages. */
 struct ibx_remote {
     uint64_t address;
