@@ -340,13 +340,14 @@ static void note_alone(struct bench_round *round, bool floor, const struct shown
 
 static void note_filling(struct bench_round *round, bool floor, const struct shown *shown)
 {
-    double *is = round->is, raw = is[RAW_ONE] > is[RAW_ALL] ? is[RAW_ONE] : is[RAW_ALL];
+    double *is = round->is;
     is[floor ? FILL_FLOOR : FILL] = shown->fill;
     is[floor ? FILL_FLOOR_CPU : FILL_CPU] = shown->cpu;
     if (floor)
         return;
     is[BACKGROUND] = shown->background;
-    is[BACKGROUND_RATIO] = raw > 0 ? shown->background / raw : 0;
+    is[RATIO_ONE] = is[RAW_ONE] > 0 ? shown->background / is[RAW_ONE] : 0;
+    is[RATIO_ALL] = is[RAW_ALL] > 0 ? shown->background / is[RAW_ALL] : 0;
     is[BUSY_P50] = shown->p50;
     is[BUSY_P99] = shown->p99;
     is[BUSY_ENGINE_P50] = shown->engine_p50;

@@ -131,7 +131,8 @@ enum bench_figure {
     RAW_ONE,    /* READs without the engine over one link */
     RAW_ALL,    /* ... over as many as the background has */
     BACKGROUND, /* pages that nobody waited for while threads fault */
-    BACKGROUND_RATIO,
+    RATIO_ONE,  /* of RAW_ONE, which is `ib-bw --raw`'s */
+    RATIO_ALL,
     FILL, /* all pages */
     FILL_FLOOR,
     FILL_CPU, /* processor time of this end for that, seconds for 10^9 bytes */
