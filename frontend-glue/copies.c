@@ -9,6 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Bytes of a client's memory that are pinned here at most. They are the client's own: its
+ * allocations in the shared region. */
+#define PINS_MAX (4ull << 30)
+
 /* Contexts that were reset in this process: pinned memory and events went with them. */
 static _Atomic unsigned process_resets;
 
@@ -21,7 +25,7 @@ bool copies_resets_seen(struct copies *x)
 
 void copies_init(struct copies *x, enum ibx_gpu_mode mode, size_t memory)
 {
-    *x = (struct copies){.mode = mode, .memory = memory};
+    *x = (struct copies){.mode = mode, .memory = memory, .pins = {.bytes_max = PINS_MAX}};
     ibx_request_watch_init(&x->requests);
 }
 
@@ -31,6 +35,7 @@ void copies_release(struct ibx_session *s)
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
     ibx_mr_deregister(x->windows);
+    ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);
     x->regions = NULL;
     x->region_count = 0;
@@ -41,7 +46,8 @@ void copies_fini(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     if (x->ran)
-        ibx_log(IBX_LOG_INFO, "%lu copies were run for %s", x->ran, s->path.peer);
+        ibx_log(IBX_LOG_INFO, "%lu copies were run for %s, %lu of them in place", x->ran,
+                s->path.peer, x->in_place);
     if (x->staging) {
         ibx_staging_end(x->staging);
         if (copies_resets_seen(x) || x->requests.resets)
@@ -52,7 +58,7 @@ void copies_fini(struct ibx_session *s)
     x->staging = NULL;
     x->held = NULL;
     x->held_size = 0;
-    x->ran = 0;
+    x->ran = x->in_place = 0;
     x->mode = IBX_GPU_OFF;
 }
 

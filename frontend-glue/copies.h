@@ -18,6 +18,7 @@
 
 #include "frontend-glue/frames.h"
 #include "frontend-glue/session.h"
+#include "gpudirect/client_pins.h"
 #include "gpudirect/staging.h"
 
 struct copies {
@@ -32,6 +33,9 @@ struct copies {
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of the process, that `staging` has seen */
     bool poor;                   /* it was said why copies are not staged */
+    struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
+    bool unpinned;               /* it was said why that is not done */
+    bool straight;               /* the last copy from the device went into such memory */
     struct ibx_mr **regions;     /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
@@ -45,6 +49,7 @@ struct copies {
     uint32_t arrived;         /* a bit for each READ or WRITE that is over, by cookie - 1 */
     const uint8_t *payload;   /* or it came with the request */
     unsigned long ran;        /* copies so far */
+    unsigned long in_place;   /* of these, without any copy of ours */
 };
 
 void copies_init(struct copies *copies, enum ibx_gpu_mode mode, size_t memory);

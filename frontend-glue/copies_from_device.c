@@ -11,9 +11,29 @@ static int gpu_failed(struct ibx_session *s, int code)
                         s->path.peer, ibx_cuda_error_name(s->copies.cuda, code));
 }
 
+/* Of a plain copy: straight into the client's memory. 1: that is not within reach. */
+static int deliver_in_place(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
+{
+    struct copies *x = &s->copies;
+    bool plain = x->frame.height == 1 && x->frame.out == x->frame.width;
+    void *to = plain ? copies_hold(s, remote, 0, n, IBX_ACCESS_REMOTE_WRITE) : NULL;
+    x->straight = to != NULL;
+    if (!to)
+        return 1;
+    int rc = ibx_staging_deliver_straight(x->staging, to, n);
+    ibx_remote_release(s->conn);
+    if (rc)
+        return rc > 0 ? gpu_failed(s, rc) : rc;
+    x->in_place += n == x->frame.out;
+    return 0;
+}
+
 int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
 {
     struct copies *x = &s->copies;
+    int done = deliver_in_place(s, remote, n);
+    if (done <= 0)
+        return done;
     struct ibx_staging_wire wire = copies_wire_write(s);
     x->remote = *remote;
     x->remote_at = 0;
@@ -75,7 +95,7 @@ int copies_run_from_device(struct ibx_session *s, const struct request *q, uint6
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->out, f->out >= s->caps->rendezvous))
         return PASS;
     x->arrived = 0;
-    int rc = ibx_staging_from_device(x->staging, &copy, "", 0);
+    int rc = ibx_staging_from_device(x->staging, &copy, !x->straight);
     if (rc)
         return copies_stage_end(x, rc);
     copies_consume(s, q);

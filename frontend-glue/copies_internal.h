@@ -7,6 +7,7 @@
  *   copies_to_device.c    to the device ...
  *   copies_from_device.c  ... and from it
  *   copies_stage.c        pinned chunks, and the ways that bytes take into and out of them
+ *   copies_reach.c        the client's memory where it is mapped here: no chunks
  *   copies_check.c        what CUDA says before a copy is run
  *   copies_symbol.c       where a symbol of the program is
  */
@@ -70,12 +71,21 @@ struct ibx_staging_wire copies_wire_to_message(struct ibx_session *s);
 /* Posts a READ or WRITE of copies->remote; as session_fail(). */
 int copies_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local, uint64_t at,
                 size_t n, uint64_t cookie, unsigned flags);
+/* The lane, with no chunks; NULL: there is no memory for it. */
+struct ibx_staging *copies_lane(struct copies *x);
 /* Chunks for a copy of `bytes`, for the fabric or not; ibx_staging_end() gives them back. */
 bool copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric);
 /* What a copy's end means: DONE, PASS, or as session_fail(). */
 int copies_outcome(const struct copies *x, int rc);
 /* The same after ibx_staging_*: the lane is there unless the session ended. */
 int copies_stage_end(struct copies *x, int rc);
+
+/* copies_reach.c */
+
+/* Holds bytes [at, at + n) of the client's memory, pinned: where the GPU finds them. NULL: they are
+ * not within its reach, and nothing is held. ibx_remote_release() ends it. */
+void *copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at, uint64_t n,
+                  unsigned access);
 
 /* copies_to_device.c: an outcome, or as session_fail() */
 

@@ -154,14 +154,21 @@ static bool regions_ready(struct ibx_session *s)
     return true;
 }
 
+struct ibx_staging *copies_lane(struct copies *x)
+{
+    if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
+        return NULL;
+    if (copies_resets_seen(x))
+        ibx_staging_forget(x->staging);
+    return x->staging;
+}
+
 bool copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
-    if (!x->staging && ibx_staging_create(x->cuda, &x->staging, &err))
+    if (!copies_lane(x))
         return false;
-    if (copies_resets_seen(x))
-        ibx_staging_forget(x->staging);
     if (ibx_pinned_open(x->cuda, x->memory, &err)) {
         say_poor(x, err.message);
         return false;

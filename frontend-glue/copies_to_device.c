@@ -97,11 +97,29 @@ static int run_plain(struct ibx_session *s, const struct request *q)
     return windows ? windows : copies_stage_end(x, rc);
 }
 
+/* Straight out of the client's memory: PASS as well when that is not within reach. */
+static int run_in_place(struct ibx_session *s, const struct ibx_gpu_copy *copy)
+{
+    struct copies *x = &s->copies;
+    struct ibx_staging *lane = copies_lane(x);
+    void *from =
+        lane ? copies_hold(s, &x->remote, x->remote_at, x->frame.payload, IBX_ACCESS_REMOTE_READ)
+             : NULL;
+    if (!from)
+        return PASS;
+    int rc = ibx_staging_straight_to_device(lane, from, copy);
+    ibx_remote_release(s->conn);
+    x->in_place += !rc;
+    return copies_outcome(x, rc);
+}
+
 /* The frame is known, and good. */
 static int run_known(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    if (run_in_place(s, &copy) == DONE)
+        return DONE;
     struct ibx_staging_wire wire = copies_wire_read(s);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, x->frame.payload, true))
         return PASS;

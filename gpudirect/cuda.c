@@ -19,6 +19,8 @@ static const struct {
 } symbols[] = {
     {"cuCtxGetCurrent", offsetof(struct ibx_cuda, ctx_get_current)},
     {"cuCtxGetDevice", offsetof(struct ibx_cuda, ctx_get_device)},
+    {"cuCtxPushCurrent_v2", offsetof(struct ibx_cuda, ctx_push_current)},
+    {"cuCtxPopCurrent_v2", offsetof(struct ibx_cuda, ctx_pop_current)},
     {"cuMemcpyHtoD_v2", offsetof(struct ibx_cuda, memcpy_to_device)},
     {"cuMemcpyDtoH_v2", offsetof(struct ibx_cuda, memcpy_from_device)},
     {"cuMemcpyHtoDAsync_v2", offsetof(struct ibx_cuda, memcpy_to_device_async)},
@@ -35,6 +37,7 @@ static const struct {
     {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},
     {"cuMemGetAddressRange_v2", offsetof(struct ibx_cuda, mem_get_address_range)},
     {"cuMemHostRegister_v2", offsetof(struct ibx_cuda, mem_host_register)},
+    {"cuMemHostUnregister", offsetof(struct ibx_cuda, mem_host_unregister)},
     {"cuMemHostGetFlags", offsetof(struct ibx_cuda, mem_host_get_flags)},
     {"cuGetErrorName", offsetof(struct ibx_cuda, get_error_name)},
 };

@@ -17,7 +17,8 @@
 #include <stdint.h>
 
 /* CUresult */
-#define IBX_CUDA_NOT_READY 600
+#define IBX_CUDA_HOST_MEMORY_NOT_REGISTERED 713
+#define IBX_CUDA_NOT_READY                  600
 
 /* CUmemorytype */
 #define IBX_CUDA_MEMORY_HOST   1u
@@ -28,8 +29,10 @@
 #define IBX_CUDA_POINTER_IS_MANAGED  8
 #define IBX_CUDA_POINTER_ORDINAL     9
 
-/* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts */
-#define IBX_CUDA_HOST_REGISTER_PORTABLE 1u
+/* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts. _READ_ONLY: memory that is mapped so; not on
+ * every device. */
+#define IBX_CUDA_HOST_REGISTER_PORTABLE  1u
+#define IBX_CUDA_HOST_REGISTER_READ_ONLY 8u
 
 #define IBX_CUDA_EVENT_DISABLE_TIMING 2u
 
@@ -57,6 +60,8 @@ _Static_assert(sizeof(struct ibx_cuda_memcpy2d) == 128, "the layout of CUDA_MEMC
 struct ibx_cuda {
     int (*ctx_get_current)(void **context);
     int (*ctx_get_device)(int *device);
+    int (*ctx_push_current)(void *context);
+    int (*ctx_pop_current)(void **context);
     int (*memcpy_to_device)(uint64_t to, const void *from, size_t n);
     int (*memcpy_from_device)(void *to, uint64_t from, size_t n);
     int (*memcpy_to_device_async)(uint64_t to, const void *from, size_t n, void *stream);
@@ -74,6 +79,7 @@ struct ibx_cuda {
                                   uint64_t pointer);
     int (*mem_get_address_range)(uint64_t *base, size_t *size, uint64_t pointer);
     int (*mem_host_register)(void *address, size_t n, unsigned flags);
+    int (*mem_host_unregister)(void *address);
     int (*mem_host_get_flags)(unsigned *flags, void *address);
     int (*get_error_name)(int code, const char **name);
 };

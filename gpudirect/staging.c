@@ -41,6 +41,8 @@ struct ibx_staging {
     unsigned moving;       /* places in that state */
     unsigned current;      /* from the device: the place whose bytes are moved next ... */
     unsigned refill;       /* ... and the one that takes the next piece, once it is empty */
+    unsigned fetched;      /* places that have been given to the GPU at all */
+    uint64_t delivered;    /* bytes, of which the last call may have been straight */
     uint32_t serial;
 };
 
@@ -80,6 +82,8 @@ static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
     st->step = step_of(copy, st->total);
     st->begun = 0;
     st->current = st->refill = 0;
+    st->fetched = 0;
+    st->delivered = 0;
 }
 
 /* The next piece of the copy into a free place. */
@@ -114,16 +118,17 @@ static void events_drop(struct ibx_staging *st)
     st->context = NULL;
 }
 
-/* One event a place, in the current context. 0 or a CUresult. */
+/* One event a place, at least one, in the current context. 0 or a CUresult. */
 static int events_ready(struct ibx_staging *st)
 {
+    unsigned wanted = st->count ? st->count : 1;
     void *context = NULL;
     int rc = st->cuda->ctx_get_current(&context);
     if (!rc && context != st->context) {
         events_drop(st);
         st->context = context;
     }
-    while (!rc && st->events < st->count) {
+    while (!rc && st->events < wanted) {
         rc = st->cuda->event_create(&st->places[st->events].event, IBX_CUDA_EVENT_DISABLE_TIMING);
         st->events += !rc;
     }
@@ -184,17 +189,23 @@ void ibx_staging_end(struct ibx_staging *st)
 
 /* --------------------------------------------------------------------------- DMA */
 
-/* 2D copies: the rows of a place. */
-static int dma_rows(const struct ibx_staging *st, const struct place *place, bool to_device)
+/* Bytes of the host's side, from `at` on, that lie at `host`. */
+struct part {
+    void *host;
+    uint64_t at;
+    size_t length;
+};
+
+/* 2D copies: the rows of a part. */
+static int dma_rows(const struct ibx_staging *st, const struct part *part, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    void *host = ibx_pinned_payload(place->chunk);
-    uint64_t device = copy->device + place->at / copy->host_pitch * copy->device_pitch;
+    uint64_t device = copy->device + part->at / copy->host_pitch * copy->device_pitch;
     struct ibx_cuda_memcpy2d rows = {.width = copy->width,
-                                     .height = place->length / copy->host_pitch};
+                                     .height = part->length / copy->host_pitch};
     if (to_device) {
         rows.src_type = IBX_CUDA_MEMORY_HOST;
-        rows.src_host = host;
+        rows.src_host = part->host;
         rows.src_pitch = copy->host_pitch;
         rows.dst_type = IBX_CUDA_MEMORY_DEVICE;
         rows.dst_device = device;
@@ -204,29 +215,33 @@ static int dma_rows(const struct ibx_staging *st, const struct place *place, boo
         rows.src_device = device;
         rows.src_pitch = copy->device_pitch;
         rows.dst_type = IBX_CUDA_MEMORY_HOST;
-        rows.dst_host = host;
+        rows.dst_host = part->host;
         rows.dst_pitch = copy->host_pitch;
         /* What lies between the rows travels too, and the chunk has had other users. */
         if (copy->host_pitch != copy->width)
-            memset(host, 0, place->length);
+            memset(part->host, 0, part->length);
     }
     return st->cuda->memcpy_2d_async(&rows, copy->stream);
+}
+
+static int dma_part(const struct ibx_staging *st, const struct part *part, bool to_device)
+{
+    const struct ibx_gpu_copy *copy = &st->copy;
+    if (!is_plain(copy))
+        return dma_rows(st, part, to_device);
+    if (to_device)
+        return st->cuda->memcpy_to_device_async(copy->device + part->at, part->host, part->length,
+                                                copy->stream);
+    return st->cuda->memcpy_from_device_async(part->host, copy->device + part->at, part->length,
+                                              copy->stream);
 }
 
 /* Gives a place to the GPU. 0 or a CUresult. */
 static int dma_start(struct ibx_staging *st, struct place *place, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    void *host = ibx_pinned_payload(place->chunk);
-    int rc;
-    if (!is_plain(copy))
-        rc = dma_rows(st, place, to_device);
-    else if (to_device)
-        rc = st->cuda->memcpy_to_device_async(copy->device + place->at, host, place->length,
-                                              copy->stream);
-    else
-        rc = st->cuda->memcpy_from_device_async(host, copy->device + place->at, place->length,
-                                                copy->stream);
+    struct part part = {ibx_pinned_payload(place->chunk), place->at, place->length};
+    int rc = dma_part(st, &part, to_device);
     if (rc)
         return rc;
     rc = st->cuda->event_record(place->event, copy->stream);
@@ -413,22 +428,27 @@ static int fetch(struct ibx_staging *st, struct place *place)
     return dma_start(st, place, false);
 }
 
-int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *copy,
-                            const void *head, size_t head_length)
+/* The places that have had no piece yet, in their order; up to `count` of them. */
+static int fetch_first(struct ibx_staging *st, unsigned count)
+{
+    int rc = 0;
+    while (st->fetched < count && !rc)
+        rc = fetch(st, &st->places[st->fetched++]);
+    return rc;
+}
+
+int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *copy, bool ahead)
 {
     copy_set(st, copy);
     int rc = events_ready(st);
-    for (unsigned i = 0; i < st->count && !rc; i++)
-        rc = fetch(st, &st->places[i]);
+    if (!rc)
+        rc = fetch_first(st, ahead ? st->count : 1);
     struct place *first = &st->places[0];
     if (!rc)
         rc = st->cuda->event_synchronize(first->event);
     if (rc)
         return stop_gpu(st, rc);
     first->state = PLACE_FILLED;
-    first->next -= head_length;
-    first->left += head_length;
-    memcpy(first->next, head, head_length);
     return 0;
 }
 
@@ -487,8 +507,13 @@ static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *w
 
 int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *wire, uint64_t n)
 {
+    if (n > st->total - st->delivered)
+        return stop_gpu(st, -ERANGE);
+    st->delivered += n;
     for (uint64_t given = 0; given < n || st->moving;) {
-        int rc = refetch(st);
+        int rc = fetch_first(st, st->count);
+        if (!rc)
+            rc = refetch(st);
         if (rc)
             return stop_all(st, wire, rc);
         const struct place *place = &st->places[st->current];
@@ -499,8 +524,6 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
                 return rc;
             continue;
         }
-        if (empty)
-            return stop_gpu(st, -ERANGE); /* more than the copy has */
         rc = current_ready(st, wire);
         if (rc)
             return rc < 0 ? rc : stop_all(st, wire, rc);
@@ -510,5 +533,49 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
             return rc;
         given += moved;
     }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------ straight */
+
+/* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
+static int straight(struct ibx_staging *st, const struct part *part, bool to_device)
+{
+    int rc = dma_part(st, part, to_device);
+    if (rc)
+        return rc;
+    rc = st->cuda->event_record(st->places[0].event, st->copy.stream);
+    if (rc) { /* as in dma_start() */
+        st->cuda->stream_synchronize(st->copy.stream);
+        return rc;
+    }
+    return st->cuda->event_synchronize(st->places[0].event);
+}
+
+int ibx_staging_straight_to_device(struct ibx_staging *st, const void *from,
+                                   const struct ibx_gpu_copy *copy)
+{
+    copy_set(st, copy);
+    struct part all = {(void *)(uintptr_t)from, 0, (size_t)st->total};
+    int rc = events_ready(st);
+    if (!rc)
+        rc = straight(st, &all, true);
+    return rc ? stop_gpu(st, rc) : 0;
+}
+
+int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
+{
+    if (n > st->total - st->delivered)
+        return stop_gpu(st, -ERANGE);
+    places_free(st);
+    struct part next = {to, st->delivered, (size_t)n};
+    int rc = n ? straight(st, &next, false) : 0;
+    if (rc)
+        return stop_gpu(st, rc);
+    st->delivered += n;
+    /* As if the copy began here. */
+    st->begun = st->delivered;
+    st->current = st->refill = 0;
+    st->fetched = 0;
     return 0;
 }

@@ -82,12 +82,20 @@ int ibx_staging_to_device(struct ibx_staging *staging, const struct ibx_staging_
                           const struct ibx_gpu_copy *copy);
 
 /* After begin: starts DMA into the chunks and waits for the first one, by which earlier errors of
- * the stream and bad addresses have shown. The host's bytes are preceded by `head`. */
+ * the stream and bad addresses have shown. `ahead`: of the chunks that follow, too, or else only
+ * when they are wanted. */
 int ibx_staging_from_device(struct ibx_staging *staging, const struct ibx_gpu_copy *copy,
-                            const void *head, size_t head_length);
-/* Moves the next `n` bytes (head included); returns when they have arrived. The wire's offsets
- * count from the first byte of this call. -ERANGE: the copy has fewer. */
+                            bool ahead);
+/* Moves the next `n` bytes; returns when they have arrived. The wire's offsets count from the first
+ * byte of this call. -ERANGE: the copy has fewer. */
 int ibx_staging_deliver(struct ibx_staging *staging, const struct ibx_staging_wire *wire,
                         uint64_t n);
+/* The same straight into pinned memory `to`, of a plain copy; what the chunks hold of these bytes
+ * is not used. */
+int ibx_staging_deliver_straight(struct ibx_staging *staging, void *to, uint64_t n);
+/* Instead of begin and a staged copy: straight out of pinned memory, which holds all of the host's
+ * bytes. */
+int ibx_staging_straight_to_device(struct ibx_staging *staging, const void *from,
+                                   const struct ibx_gpu_copy *copy);
 
 #endif

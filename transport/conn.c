@@ -597,3 +597,27 @@ const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *r
         return NULL;
     return conn->provider->remote_pointer(conn->endpoint, remote);
 }
+
+int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
+                    struct ibx_reach *reach)
+{
+    if (conn->state != CONN_LIVE || conn->lost_status)
+        return -ENOTCONN;
+    if (!conn->provider->remote_hold)
+        return -EOPNOTSUPP;
+    *reach = (struct ibx_reach){0};
+    return conn->provider->remote_hold(conn->endpoint, remote, access, reach);
+}
+
+void ibx_remote_release(struct ibx_conn *conn)
+{
+    conn->provider->remote_release(conn->endpoint);
+}
+
+int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct ibx_remote *remote,
+                    uint64_t offset, size_t n)
+{
+    if (offset > remote->length || n > remote->length - offset)
+        return -ERANGE;
+    return conn->provider->remote_copy(conn->endpoint, read, local, remote->address + offset, n);
+}

@@ -128,6 +128,11 @@ struct ibx_provider {
     void (*mr_deregister)(void *endpoint, struct ibx_mr *mr);
     /* Optional. */
     const void *(*remote_pointer)(void *endpoint, const struct ibx_remote *remote);
+    /* Optional, all three or none; not of a decorator that wants to see each copy. */
+    int (*remote_hold)(void *endpoint, const struct ibx_remote *remote, unsigned access,
+                       struct ibx_reach *reach);
+    void (*remote_release)(void *endpoint);
+    int (*remote_copy)(void *endpoint, bool read, void *local, uint64_t address, size_t length);
 
     /* Takes a chunk: 0, or -EAGAIN when no more fits now (asked again after progress), or another
      * negative errno, which ends the connection. No upcall from inside. */

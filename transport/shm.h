@@ -9,6 +9,7 @@
  *   shm_shared.c  the process's arena, which belongs to no connection
  *   shm_copy.c    READ and WRITE, and who copies
  *   shm_ask.c     copies with the peer's help
+ *   shm_reach.c   the peer's memory for who copies without posts
  *
  * Functions that take `void *endpoint` stand in the provider's table as they are.
  *
@@ -35,6 +36,7 @@
 #define IBX_SHM_REGIONS       16384u        /* registrations of one side */
 #define IBX_SHM_ARENA         (16ull << 30) /* sparse; bytes that one side can allocate */
 #define IBX_SHM_NONCE         16u
+#define IBX_SHM_SHARED_ID     UINT64_MAX /* of all memory in the process's arena: its pages stay */
 
 /* ------------------------------------------------------------ shared memory */
 
@@ -87,7 +89,8 @@ struct shm_published {
     uint64_t address, length;
     uint64_t arena_offset;
     uint32_t access;
-    uint32_t arena; /* enum shm_arena_kind */
+    uint32_t arena; /* enum shm_arena_kind; with one: the allocation that the region is part of */
+    uint64_t allocation, allocation_offset, allocation_length; /* its id; where in the arena */
 };
 _Static_assert(sizeof(struct shm_published) == 64, "a published region is one cache line");
 
@@ -125,8 +128,11 @@ struct shm_region {
     struct ibx_mr *mr;
     uint32_t index;
     enum shm_arena_kind arena;
-    uint64_t offset, mapped; /* of the allocation in its arena, bytes */
-    struct shm_region *next; /* in its arena, by offset */
+    uint64_t offset; /* of the region in its arena */
+    uint64_t mapped; /* bytes of the allocation; 0: the region is no allocation */
+    uint64_t id;     /* of the allocation that it is or is part of, 0: of none ... */
+    uint64_t whole_offset, whole_length; /* ... which is here in the arena */
+    struct shm_region *next;             /* in its arena, by offset */
 };
 
 struct shm_arena {
@@ -203,6 +209,7 @@ struct shm {
     unsigned randoms_left;
     struct shm_arena arenas[SHM_ARENA_KINDS]; /* this side's, but for the shared one */
     bool shared_lent;                         /* the peer has that one, too */
+    uint64_t allocations;                     /* made in them so far */
     struct {
         uint8_t *base; /* NULL: not known or not mappable */
         uint64_t bytes;
@@ -273,6 +280,9 @@ uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request,
  * this process sees it, or NULL. -EACCES or -ERANGE, and then nothing is claimed. */
 int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
                          unsigned access, uint8_t **mapped);
+/* The same, with the allocation that it is part of where it is mapped. */
+int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
+                               struct ibx_reach *reach);
 void ibx_shm_region_unclaim(struct shm *shm);
 /* From its return on no direct copy of the peer's begins any more. */
 void ibx_shm_gate_shut(struct shm *shm);
@@ -283,6 +293,8 @@ void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
 /* shm_shared.c */
 /* The descriptor of the process's arena when all these bytes are in it, borrowed; otherwise -1. */
 int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset);
+/* The piece that was allocated round `offset`. */
+bool ibx_shm_shared_piece(uint64_t offset, uint64_t *begin, uint64_t *length);
 
 /* shm_copy.c */
 void ibx_shm_copy_init(struct shm *shm);
@@ -299,8 +311,16 @@ int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status
  * allows it, by the kernel. 0 or a negative errno as its end; 1 when that is not possible. */
 int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *local,
                        uint64_t address, size_t length, bool direct);
+/* By the kernel, into or out of the peer's memory; from any thread. 0; -ESRCH: it is gone. */
+int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length);
 /* Reports all chunks with -ECONNRESET. */
 void ibx_shm_copy_abort(struct shm *shm);
+
+/* shm_reach.c */
+int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigned access,
+                        struct ibx_reach *reach);
+void ibx_shm_remote_release(void *endpoint);
+int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length);
 
 /* shm_ask.c */
 /* Asks for `length` bytes, at most IBX_SHM_PIECE; false when no bounce buffer is free. */

@@ -135,6 +135,11 @@ static int direct_write(struct shm *shm, void *local, uint64_t address, size_t l
     return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
 }
 
+int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length)
+{
+    return (read ? direct_read : direct_write)(shm, local, address, length);
+}
+
 static void no_direct(struct shm *shm, const char *reason)
 {
     shm->direct = false;
@@ -184,7 +189,7 @@ int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *
     else if (!direct)
         rc = 1;
     else
-        rc = (read ? direct_read : direct_write)(shm, local, address, length);
+        rc = ibx_shm_direct_copy(shm, read, local, address, length);
     ibx_shm_region_unclaim(shm);
     if (rc == -EPERM) {
         /* Permitted when we met: the peer has changed its user or become undumpable. */

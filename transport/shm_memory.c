@@ -109,6 +109,9 @@ static void publish(struct shm *shm, const struct shm_region *region)
     out->access = region->mr->access;
     out->arena = region->arena;
     out->arena_offset = region->offset;
+    out->allocation = region->id;
+    out->allocation_offset = region->whole_offset;
+    out->allocation_length = region->whole_length;
     atomic_store_explicit(&out->key, region->mr->keys[0], memory_order_release);
 }
 
@@ -268,6 +271,9 @@ static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error
         address = mmap(NULL, region->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd,
                        (off_t)region->offset);
         region->arena = kind;
+        region->id = ++shm->allocations;
+        region->whole_offset = region->offset;
+        region->whole_length = region->mapped;
     } else {
         address =
             mmap(NULL, region->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -294,6 +300,32 @@ static void deallocate(struct shm *shm, struct shm_region *region)
         arena_leave(&shm->arenas[region->arena], region);
 }
 
+/* A part of an allocation of ours is where the allocation is. That is lent for as long as it lives:
+ * a peer that hangs in a copy through its own mapping, and with it the connection, can still end
+ * that copy when only the part was taken back. */
+static bool find_allocated(struct shm *shm, struct shm_region *region)
+{
+    const struct ibx_mr *mr = region->mr;
+    for (int kind = SHM_ARENA_READ; kind < SHM_ARENA_KINDS; kind++) {
+        if (kind == SHM_ARENA_READ && mr->access & IBX_ACCESS_REMOTE_WRITE)
+            continue;
+        const struct shm_region *whole = shm->arenas[kind].regions;
+        for (; whole; whole = whole->next) {
+            uint64_t at =
+                (uint64_t)((uintptr_t)mr->span.address - (uintptr_t)whole->mr->span.address);
+            if (at > whole->mapped || mr->span.length > whole->mapped - at)
+                continue;
+            region->arena = (enum shm_arena_kind)kind;
+            region->offset = whole->offset + at;
+            region->id = whole->id;
+            region->whole_offset = whole->offset;
+            region->whole_length = whole->mapped;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ------------------------------------------------------------- registrations */
 
 /* Memory that ibx_shared_allocate() made is in an arena, too, once the peer has that. */
@@ -303,7 +335,7 @@ static void find_shared(struct shm *shm, struct shm_region *region)
     char packet[2] = {'a', SHM_ARENA_SHARED};
     uint64_t offset = 0;
     int fd = ibx_shm_shared_fd(span->address, span->length, &offset);
-    if (fd < 0 || !(region->mr->access & REMOTE))
+    if (fd < 0)
         return;
     shm->shared_lent =
         shm->shared_lent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
@@ -311,6 +343,8 @@ static void find_shared(struct shm *shm, struct shm_region *region)
         return;
     region->arena = SHM_ARENA_SHARED;
     region->offset = offset;
+    if (ibx_shm_shared_piece(offset, &region->whole_offset, &region->whole_length))
+        region->id = IBX_SHM_SHARED_ID;
 }
 
 static int region_enter(struct shm *shm, struct shm_region *region, struct ibx_error *err)
@@ -346,7 +380,7 @@ int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
     int rc = 0;
     if (mr->allocated)
         rc = allocate(shm, region, err);
-    else
+    else if (mr->access & REMOTE && !find_allocated(shm, region))
         find_shared(shm, region);
     if (!rc) {
         rc = region_enter(shm, region, err);
@@ -416,8 +450,26 @@ static uint8_t *arena_address(struct shm *shm, uint32_t kind, uint64_t offset, u
     return shm->peer_arenas[kind].base + offset;
 }
 
-int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
-                         unsigned access, uint8_t **mapped)
+/* What the peer published about a region, copied out; it may lie. */
+static struct shm_published look(const struct shm_published *shared)
+{
+    struct shm_published seen = {
+        .address = shared->address,
+        .length = shared->length,
+        .arena_offset = shared->arena_offset,
+        .access = shared->access,
+        .arena = shared->arena,
+        .allocation = shared->allocation,
+        .allocation_offset = shared->allocation_offset,
+        .allocation_length = shared->allocation_length,
+    };
+    atomic_signal_fence(memory_order_seq_cst); /* from here on only the copies count */
+    return seen;
+}
+
+/* The claim and the checks of it; without, nothing is claimed. */
+static int claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length, unsigned access,
+                 struct shm_published *seen)
 {
     uint32_t index = key_index(key);
     if (!key || index >= IBX_SHM_REGIONS)
@@ -427,19 +479,47 @@ int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64
     atomic_store(&shm->mine.control->copying, index + 1);
     int rc = atomic_load(&shared->key) == key ? 0 : -EACCES;
     if (!rc) {
-        uint64_t region_address = shared->address, region_length = shared->length;
-        uint64_t offset = shared->arena_offset;
-        uint32_t region_access = shared->access, arena = shared->arena;
-        atomic_signal_fence(memory_order_seq_cst); /* from here on only the copies count */
-        rc = check(address, length, access, region_address, region_length, region_access);
-        if (!rc && arena == SHM_ARENA_READ && access == IBX_ACCESS_REMOTE_WRITE)
-            rc = -EACCES;
-        if (!rc)
-            *mapped = arena_address(shm, arena, offset + (address - region_address), length);
+        *seen = look(shared);
+        rc = check(address, length, access, seen->address, seen->length, seen->access);
     }
+    if (!rc && seen->arena == SHM_ARENA_READ && access == IBX_ACCESS_REMOTE_WRITE)
+        rc = -EACCES;
     if (rc)
         ibx_shm_region_unclaim(shm);
     return rc;
+}
+
+int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
+                         unsigned access, uint8_t **mapped)
+{
+    struct shm_published seen;
+    int rc = claim(shm, key, address, length, access, &seen);
+    if (!rc)
+        *mapped =
+            arena_address(shm, seen.arena, seen.arena_offset + (address - seen.address), length);
+    return rc;
+}
+
+int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
+                               struct ibx_reach *reach)
+{
+    struct shm_published seen;
+    int rc = claim(shm, remote->keys[0], remote->address, remote->length, access, &seen);
+    if (rc)
+        return rc;
+    uint64_t at = seen.arena_offset + (remote->address - seen.address);
+    reach->address = arena_address(shm, seen.arena, at, remote->length);
+    /* Below the allocation the difference wraps and is too large as well. */
+    uint64_t into = at - seen.allocation_offset;
+    uint8_t *base = arena_address(shm, seen.arena, seen.allocation_offset, seen.allocation_length);
+    if (!reach->address || !base || !seen.allocation || seen.allocation_offset % PAGE ||
+        into > seen.allocation_length || remote->length > seen.allocation_length - into)
+        return 0;
+    reach->base = base;
+    reach->length = (size_t)seen.allocation_length;
+    reach->id = seen.allocation;
+    reach->writable = seen.arena != SHM_ARENA_READ;
+    return 0;
 }
 
 void ibx_shm_region_unclaim(struct shm *shm)

@@ -172,3 +172,17 @@ int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset)
     *offset = at;
     return shared.fd;
 }
+
+bool ibx_shm_shared_piece(uint64_t offset, uint64_t *begin_at, uint64_t *length)
+{
+    pthread_mutex_lock(&shared.lock);
+    const struct piece *piece = shared.pieces;
+    while (piece && (offset < piece->offset || offset - piece->offset >= piece->length))
+        piece = piece->next;
+    if (piece) {
+        *begin_at = piece->offset;
+        *length = piece->length;
+    }
+    pthread_mutex_unlock(&shared.lock);
+    return piece != NULL;
+}

@@ -181,7 +181,8 @@ enum ibx_access {
 int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
                     struct ibx_mr **mr, struct ibx_error *err);
 /* Allocates and registers memory where the fabric reaches it best (shm: the region both ends map),
- * zeroed and page aligned; freed by ibx_mr_deregister(). */
+ * zeroed and page aligned; freed by ibx_mr_deregister(). A part of it that ibx_mr_register() of the
+ * same connection registers is reached in the same way. */
 int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
                     struct ibx_error *err);
 void *ibx_mr_address(const struct ibx_mr *mr);
@@ -216,6 +217,29 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote);
 /* Where the peer's memory is mapped in this process (shm's shared region), or NULL. Valid until the
  * connection ends; the peer may change its contents at any time. */
 const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote);
+
+/* The peer's memory within this process's own reach, without posts. */
+struct ibx_reach {
+    void *address; /* where this process has its first byte mapped, or NULL */
+    void *base;    /* with `address`: where the peer's whole allocation is that it belongs to ... */
+    size_t length; /* ... of so many bytes ... */
+    uint64_t id;   /* ... with an id that no other one of the connection's ever has; 0: unknown */
+    bool writable; /* the mapping is */
+    bool copies;   /* without `address`: ibx_remote_copy() reaches it */
+};
+
+/* Keeps the peer from taking back what `remote` names until ibx_remote_release(). In between this
+ * thread neither posts nor polls on the connection, and the peer's deregistration waits: so for as
+ * long as a copy takes, not for longer. -EOPNOTSUPP: only posts reach it, on this fabric or in this
+ * connection; -EACCES, -ERANGE. The contents may change at any time, and an allocation may be
+ * empty again once it is let go: what is pinned of it counts only while its `id` is seen. */
+int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
+                    struct ibx_reach *reach);
+void ibx_remote_release(struct ibx_conn *conn);
+/* While it is held with `copies`, and from any thread: copies n bytes from (`read`) or to the
+ * peer's `offset`. 0 or a negative errno. */
+int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct ibx_remote *remote,
+                    uint64_t offset, size_t n);
 
 /* --------------------------------------------------------------------- work */
 

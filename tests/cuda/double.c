@@ -35,7 +35,7 @@ struct allocation allocations[ALLOCATIONS];
 static struct event *events;
 static struct stream streams[STREAMS]; /* 0: legacy, 1: per thread */
 __thread struct context *current;
-static struct ibx_double_stats stats;
+struct ibx_double_stats stats;
 static struct {
     char function[32];
     unsigned in;

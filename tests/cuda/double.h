@@ -9,6 +9,7 @@
  *     all blocking streams, and they for it
  *   - asynchronous copies read and write host memory when they run, not before,
  *     and their host memory has to be pinned
+ *   - host memory is registered once and in no part twice
  *   - contexts are current per thread; a sticky error stays until a reset
  *
  * Below is what only tests call. The two devices are 0 and 1.
@@ -31,6 +32,8 @@ struct ibx_double_stats {
         unpinned_async; /* of these, with host memory that is not pinned: an error of ours */
     unsigned long in_flight_max; /* asynchronous copies submitted and not done, at most */
     unsigned long events;        /* alive */
+    unsigned long host_pins;     /* host memory registered now ... */
+    unsigned long host_pinned;   /* ... and ever */
     unsigned long lost_events;   /* destroyed when they were gone already: an error of ours */
 };
 

@@ -41,6 +41,7 @@ extern pthread_mutex_t mutex;
 extern struct allocation allocations[ALLOCATIONS];
 extern __thread struct context *current;
 extern int sticky_error;
+extern struct ibx_double_stats stats;
 
 /* Takes the lock; nonzero is what the call has to return, without it. */
 int enter(const char *function);

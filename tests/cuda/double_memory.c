@@ -6,7 +6,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define CONTEXTS 8u
+
 static struct context contexts[2] = {{0}, {1}};
+static __thread struct context *below[CONTEXTS]; /* the current one */
+static __thread unsigned depth;
 
 /* ----------------------------------------------------------------------- memory */
 
@@ -108,15 +112,28 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
     return leave(SUCCESS);
 }
 
+/* Whether any of the bytes is known already. */
+static bool touches(const uint8_t *address, size_t n)
+{
+    for (unsigned i = 0; i < ALLOCATIONS; i++) {
+        const struct allocation *a = &allocations[i];
+        if (a->address && a->address < address + n && address < a->address + a->size)
+            return true;
+    }
+    return false;
+}
+
 EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
 {
     int code = enter("cuMemHostRegister");
     if (code)
         return code;
     struct allocation *a = place_for_one();
-    if (!a || !n || find(address, 1))
+    if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
     *a = (struct allocation){address, address, n, 0, -1, -1, flags};
+    stats.host_pins++;
+    stats.host_pinned++;
     return leave(SUCCESS);
 }
 
@@ -129,6 +146,7 @@ EXPORT int cuMemHostUnregister(void *address)
     if (!a || a->device >= 0 || a->address != address)
         return leave(NOT_REGISTERED);
     *a = (struct allocation){0};
+    stats.host_pins--;
     return leave(SUCCESS);
 }
 
@@ -173,6 +191,7 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
         if (allocations[i].address && allocations[i].device < 0)
             allocations[i] = (struct allocation){0};
     }
+    stats.host_pins = 0;
     events_forget();
     sticky_error = 0;
     return leave(SUCCESS);
@@ -187,6 +206,25 @@ EXPORT int cuCtxSetCurrent(void *context)
 EXPORT int cuCtxGetCurrent(void **context)
 {
     *context = current;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxPushCurrent_v2(void *context)
+{
+    if (!context || depth == CONTEXTS)
+        return INVALID_CONTEXT;
+    below[depth++] = current;
+    current = context;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxPopCurrent_v2(void **context)
+{
+    if (!depth)
+        return INVALID_CONTEXT;
+    if (context)
+        *context = current;
+    current = below[--depth];
     return SUCCESS;
 }
 

@@ -31,7 +31,7 @@ struct back_end {
 static struct session_pair pair;
 static struct back_end back_end;
 static pthread_mutex_t back_end_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool joined;
+static bool joined, over_shm;
 static uint64_t device;
 
 static struct back_end seen(void)
@@ -328,6 +328,70 @@ static void test_payload_apart(void **state)
     }
 }
 
+/* Memory of the client's that both ends have mapped: the GPU uses it in place. */
+static void test_in_place(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr;
+    struct ibx_double_stats before, after;
+    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    for (unsigned round = 0; round < 5; round++) {
+        /* Each time at the same place, but of the connection's region it is other memory. */
+        bool process = round > 2;
+        assert_int_equal(ibx_mr_allocate(pair.client->conn, 3 << 20, both, &mr, NULL), 0);
+        uint8_t *memory = process ? ibx_shared_allocate(3 << 20, NULL) : ibx_mr_address(mr);
+        assert_non_null(memory);
+        uint8_t *bytes = memory + 4096 + 64, head[8];
+        const size_t n = 2000001;
+        pattern_fill(bytes, n, round);
+        struct frame request = to_device(bytes, n), back = from_device(n);
+        app->get_stats(&before);
+        for (unsigned i = 0; i < 2; i++) {
+            uint64_t length = request.n;
+            assert_true(ibx_session_write(pair.client, "cudaMemcpy", 11) > 0);
+            assert_true(ibx_session_write(pair.client, &length, 8) == 8);
+            assert_true(ibx_session_write(pair.client, request.bytes, 16) == 16);
+            assert_true(ibx_session_write(pair.client, bytes, n) == (ssize_t)n);
+            assert_true(ibx_session_write(pair.client, request.bytes + 16 + n, 12) == 12);
+            assert_int_equal(ibx_session_sync(pair.client), 0);
+            assert_int_equal(receive(NULL, 0), 0);
+        }
+        app->get_stats(&after);
+        assert_device(n, round);
+        if (over_shm) {
+            assert_int_equal(after.copies_async, before.copies_async + 2);
+            assert_int_equal(after.host_pinned, before.host_pinned + (round < 4));
+        }
+        /* Back again: the first time a chunk comes in front, then nothing but the copy. */
+        for (unsigned i = 0; i < 3; i++) {
+            memset(bytes, 0, n);
+            app->get_stats(&before);
+            send("cudaMemcpy", &back);
+            int32_t code;
+            uint64_t numbers[2];
+            assert_int_equal(ibx_session_read(pair.client, &code, 4), 4);
+            assert_int_equal(code, 0);
+            assert_int_equal(ibx_session_read(pair.client, numbers, 16), 16);
+            assert_int_equal(ibx_session_read(pair.client, head, 8), 8);
+            assert_int_equal(ibx_session_read(pair.client, bytes, n), n);
+            assert_int_equal(pattern_check(bytes, n, round), n);
+            app->get_stats(&after);
+            if (over_shm && i)
+                assert_int_equal(after.copies_async, before.copies_async + 2);
+        }
+        ibx_mr_deregister(mr);
+        if (process)
+            assert_true(ibx_shared_free(memory));
+        free(request.bytes);
+        free(back.bytes);
+    }
+    assert_int_equal(seen().requests, 1);
+    ibx_session_close(pair.client);
+    join();
+    app->get_stats(&after);
+    assert_true(after.host_pins <= 1); /* the pool */
+}
+
 static void test_from_device(void **state)
 {
     (void)state;
@@ -505,6 +569,7 @@ int main(int argc, char **argv)
         TEST(test_ahead),
         TEST(test_pieces),
         TEST(test_payload_apart),
+        TEST(test_in_place),
         TEST(test_from_device),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),
@@ -515,6 +580,7 @@ int main(int argc, char **argv)
         TEST(test_flush_before_all_is_read),
     };
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
+    over_shm = argc > 1 && !strcmp(argv[1], "shm");
     app = cuda_application();
     return cmocka_run_group_tests_name("copies", tests, NULL, NULL);
 }

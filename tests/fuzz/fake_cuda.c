@@ -156,6 +156,18 @@ static int host_register(void *address, size_t n, unsigned flags)
     return 0;
 }
 
+static int host_unregister(void *address)
+{
+    check(address != NULL);
+    return 0;
+}
+
+static int ctx_push_current(void *context)
+{
+    check(context != NULL);
+    return 0;
+}
+
 static int host_get_flags(unsigned *flags, void *address)
 {
     static void *known;
@@ -194,6 +206,9 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .pointer_get_attributes = get_attributes,
         .mem_get_address_range = get_range,
         .mem_host_register = host_register,
+        .mem_host_unregister = host_unregister,
+        .ctx_push_current = ctx_push_current,
+        .ctx_pop_current = ctx_get_current,
         .mem_host_get_flags = host_get_flags,
         .get_error_name = error_name,
     };

@@ -46,6 +46,7 @@ struct ibx_conn {
     bool read;            /* what they were */
     uint64_t cookies[64]; /* the oldest first */
     unsigned regions;
+    bool holding; /* memory of the peer's: nothing else is done meanwhile */
     bool closed;
 };
 
@@ -225,7 +226,7 @@ static int copy(struct ibx_conn *conn, bool read, struct ibx_mr *mr, void *local
     if (offset > remote->length || length > remote->length - offset ||
         remote->address + offset + length < remote->address)
         return -ERANGE;
-    require(length && at >= start && at + length <= start + mr->span.length);
+    require(length && at >= start && at + length <= start + mr->span.length && !conn->holding);
     if (read)
         memset(at, 0x5a, length);
     if (read && conn->flags & 128)
@@ -250,6 +251,29 @@ int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
 {
     (void)flags;
     return copy(conn, false, mr, (void *)(uintptr_t)local, remote, offset, length, cookie);
+}
+
+/* Memory of the peer's under an odd key is mapped here, one allocation of it. */
+int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
+                    struct ibx_reach *reach)
+{
+    static uint8_t lent[65536];
+    require(!conn->holding && access);
+    if (!(remote->keys[0] & 1) || !remote->length || remote->length > sizeof(lent))
+        return -EOPNOTSUPP;
+    *reach = (struct ibx_reach){.address = lent,
+                                .base = lent,
+                                .length = sizeof(lent),
+                                .id = remote->keys[1],
+                                .writable = remote->keys[2] & 1};
+    conn->holding = true;
+    return 0;
+}
+
+void ibx_remote_release(struct ibx_conn *conn)
+{
+    require(conn->holding);
+    conn->holding = false;
 }
 
 int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
@@ -294,7 +318,7 @@ static bool next_message(struct ibx_conn *conn, struct ibx_event *event)
 
 int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
 {
-    require(max > 0 && !conn->closed);
+    require(max > 0 && !conn->closed && !conn->holding);
     if (conn->completions) {
         conn->completions--;
         uint64_t cookie = conn->cookies[0];

@@ -617,6 +617,109 @@ static void test_remote_pointer(void **state)
     region_drop(client, mr);
 }
 
+static int hold(const struct ibx_mr *mr, size_t at, size_t length, unsigned access,
+                struct ibx_reach *reach)
+{
+    struct ibx_remote remote = {.address = (uintptr_t)mr->span.address + at, .length = length};
+    remote.keys[0] = mr->keys[0];
+    *reach = (struct ibx_reach){0};
+    return ibx_provider_shm.remote_hold(server->shm, &remote, access, reach);
+}
+
+/* The whole allocation under one id, which the next one at the same place does not have; a part of
+ * it that is registered by itself is in the same. */
+static void test_reach(void **state)
+{
+    (void)state;
+    struct ibx_reach whole, part, next;
+    struct ibx_mr *first = region(client, NULL, 8192, BOTH);
+    struct ibx_mr *mr = region(client, NULL, 300000, BOTH);
+    assert_int_equal(hold(mr, 0, 300000, IBX_ACCESS_REMOTE_WRITE, &whole), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_true(whole.address == whole.base && whole.length >= 300000 && whole.id);
+    assert_true(whole.writable && !whole.copies);
+    fill(mr->span.address, 300000);
+    check(whole.base, 300000, 0);
+
+    uint8_t *inner = (uint8_t *)mr->span.address + 5000;
+    struct ibx_mr *sub = region(client, inner, 1000, BOTH);
+    assert_int_equal(hold(sub, 100, 900, IBX_ACCESS_REMOTE_READ, &part), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_true(part.base == whole.base && part.id == whole.id && part.length == whole.length);
+    assert_ptr_equal(part.address, (uint8_t *)whole.base + 5100);
+    assert_int_equal(hold(sub, 100, 901, IBX_ACCESS_REMOTE_READ, &part), -ERANGE);
+    const struct ibx_mr old = *sub;
+    region_drop(client, sub);
+    assert_int_equal(hold(&old, 0, 1, IBX_ACCESS_REMOTE_READ, &part), -EACCES);
+    /* One that reaches beyond the allocation lies nowhere in particular. */
+    sub = region(client, (uint8_t *)mr->span.address + 299000, 10000, IBX_ACCESS_REMOTE_READ);
+    part = (struct ibx_reach){0};
+    if (!hold(sub, 0, 1, IBX_ACCESS_REMOTE_READ, &part))
+        ibx_provider_shm.remote_release(server->shm);
+    assert_null(part.address);
+    region_drop(client, sub);
+
+    region_drop(client, mr);
+    mr = region(client, NULL, 300000, BOTH);
+    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_true(next.base == whole.base && next.id != whole.id);
+    region_drop(client, mr);
+    region_drop(client, first);
+
+    /* What is only read is not writable, and a WRITE has no business there. */
+    mr = region(client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
+    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_false(next.writable);
+    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_WRITE, &next), -EACCES);
+    region_drop(client, mr);
+}
+
+/* Memory of the heap: not mapped, but copied by the kernel, from any thread. */
+static void test_reach_of_the_heap(void **state)
+{
+    (void)state;
+    struct ibx_reach reach;
+    uint8_t memory[5000], got[5000];
+    fill(memory, sizeof(memory));
+    struct ibx_mr *mr = region(client, memory, sizeof(memory), BOTH);
+    int rc = hold(mr, 0, sizeof(memory), IBX_ACCESS_REMOTE_READ, &reach);
+    assert_int_equal(rc, server->shm->direct ? 0 : -EOPNOTSUPP);
+    if (!rc) {
+        assert_true(!reach.address && !reach.id && reach.copies);
+        assert_int_equal(
+            ibx_provider_shm.remote_copy(server->shm, true, got, (uintptr_t)memory + 7, 4000), 0);
+        check(got, 4000, 7);
+        memset(got, 0x55, 10);
+        assert_int_equal(
+            ibx_provider_shm.remote_copy(server->shm, false, got, (uintptr_t)memory + 100, 10), 0);
+        assert_memory_equal(memory + 100, got, 10);
+        check(memory, 100, 0);
+        check(memory + 110, 4000, 110);
+        ibx_provider_shm.remote_release(server->shm);
+    }
+    region_drop(client, mr);
+}
+
+/* Deregistration waits for who holds. */
+static void test_reach_is_held(void **state)
+{
+    (void)state;
+    struct ibx_reach reach;
+    struct dropping d = {.mr = region(client, NULL, 4096, BOTH)};
+    uint32_t index = d.mr->keys[0] & 0xffff;
+    assert_int_equal(hold(d.mr, 0, 1, IBX_ACCESS_REMOTE_READ, &reach), 0);
+    assert_int_equal(pthread_create(&d.thread, NULL, drop_run, &d), 0);
+    uint64_t deadline = ibx_deadline_in_ms(20000);
+    while (atomic_load(&server->shm->theirs.regions[index].key))
+        assert_true(ibx_now_ns() < deadline);
+    assert_false(atomic_load(&d.done));
+    ibx_provider_shm.remote_release(server->shm);
+    pthread_join(d.thread, NULL);
+    assert_true(atomic_load(&d.done));
+}
+
 static blkcnt_t blocks(int fd)
 {
     struct stat status;
@@ -691,6 +794,9 @@ int main(void)
         TEST(test_deregistration_does_not_wait_forever),
         TEST(test_many_regions),
         TEST(test_remote_pointer),
+        TEST(test_reach),
+        TEST(test_reach_of_the_heap),
+        TEST(test_reach_is_held),
         TEST(test_arena_memory_is_given_back),
         TEST(test_more_than_an_arena),
     };

@@ -213,6 +213,38 @@ static void test_message_rewritten_later(void **state)
     assert_memory_equal(client->notes[1].data, text, sizeof(text));
 }
 
+/* What it says of an allocation is checked against the mapping and the region: no pin beside it. */
+static void test_allocation_out_of_range(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr = region(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
+    struct ibx_remote remote = {(uintptr_t)mr->span.address, 8192, {mr->keys[0]}};
+    struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
+    const struct shm_published good = *shared;
+    const uint64_t lies[][2] = {
+        {0, 4096},
+        {4096, 8192},
+        {0, IBX_SHM_ARENA + 4096},
+        {IBX_SHM_ARENA, 1},
+        {UINT64_MAX - 4095, 8192},
+        {1, 8192},
+        {0, UINT64_MAX},
+        {UINT64_MAX, 2},
+    };
+    for (size_t i = 0; i <= sizeof(lies) / sizeof(lies[0]); i++) {
+        bool last = i == sizeof(lies) / sizeof(lies[0]);
+        struct ibx_reach reach = {0};
+        shared->allocation_offset = last ? good.allocation_offset : lies[i][0];
+        shared->allocation_length = last ? good.allocation_length : lies[i][1];
+        assert_int_equal(
+            ibx_provider_shm.remote_hold(client->shm, &remote, IBX_ACCESS_REMOTE_READ, &reach), 0);
+        ibx_provider_shm.remote_release(client->shm);
+        assert_non_null(reach.address);
+        assert_int_equal(reach.id != 0, last);
+    }
+    region_drop(server, mr);
+}
+
 /* What the table says of an arena is checked against the mapping. */
 static void test_arena_offset_out_of_range(void **state)
 {
@@ -654,6 +686,7 @@ int main(void)
         LIVE(test_request_twice),
         LIVE(test_message_rewritten_later),
         LIVE(test_arena_offset_out_of_range),
+        LIVE(test_allocation_out_of_range),
         LIVE(test_unknown_packet),
         LIVE(test_arena_without_seals),
         LIVE(test_arena_of_huge_pages),

@@ -62,6 +62,16 @@ static void test_in_two_connections(void **state)
     assert_non_null(writable);
     memcpy(writable, "written", 7);
     assert_memory_equal(memory[1] + 5, "written", 7);
+    /* All pieces are one allocation to who would pin them, at the places where they are. */
+    struct ibx_remote some = {(uintptr_t)memory[2] + 400, 1000, {mr->keys[0]}};
+    struct ibx_reach reach = {0};
+    assert_int_equal(
+        ibx_provider_shm.remote_hold(server->shm, &some, IBX_ACCESS_REMOTE_WRITE, &reach), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_ptr_equal(reach.address, there + 67);
+    assert_ptr_equal(reach.base, there - 333);
+    assert_true(reach.length == (3 * UNIT + 4095) / 4096 * 4096);
+    assert_true(reach.id == IBX_SHM_SHARED_ID && reach.writable);
     /* What is only lent for a while, to the one connection. */
     assert_null(pointer(server, other, 7));
     region_drop(client, mr);
