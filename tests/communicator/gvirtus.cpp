@@ -137,7 +137,9 @@ static bool read_name(Communicator *client, std::string *name)
     return true;
 }
 
-// As GVirtuS: only the name's Read is checked, and neither Close nor delete is ever called.
+// As GVirtuS: only the name's Read ends it, and neither Close nor delete is ever called. Where
+// GVirtuS would go on with a request of which it has not all, and take every client with it, this
+// one does.
 static void serve_client(Communicator *client)
 {
     // Pages that no client copies to are never touched.
@@ -147,9 +149,11 @@ static void serve_client(Communicator *client)
     std::string name;
     while (read_name(client, &name)) {
         std::size_t length = 0;
-        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
+        if (client->Read(reinterpret_cast<char *>(&length), sizeof(length)) != sizeof(length))
+            std::abort();
         in.resize(length);
-        client->Read(in.data(), length);
+        if (client->Read(in.data(), length) != length)
+            std::abort();
         std::vector<char> out; // fresh for each call
         int exit_code = execute(name, in, device.get(), &out);
         double seconds = 0;
