@@ -3,6 +3,7 @@
 #include "migrate/state_tail.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -310,7 +311,7 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
         .range_count = (unsigned)d->ram.count,
         .sources = as,
         .worker_count = d->hello.links,
-        .spin_us = SPIN_US,
+        .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         /* Before it runs only loading devices wants pages, and processors are dear. */
         .no_background = !d->resumed,
         .fault_workers = 1,

@@ -4,6 +4,7 @@
 #include "migrate/source_vm.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -110,6 +111,8 @@ void move_say(const struct ibx_move_tell *tell, const char *format, ...)
 struct ibx_options move_options(const struct ibx_options *options)
 {
     struct ibx_options ours = *options;
+    if (!ibx_thread_may_spin())
+        ours.spin_us = 0;
     if (ours.message < IBX_MOVE_MESSAGE)
         ours.message = IBX_MOVE_MESSAGE;
     return ours;

@@ -7,6 +7,8 @@
  */
 #include "migrate/pages.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +18,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -190,9 +191,9 @@ static void *link_main(void *arg)
     struct ibx_page_export *pages = link->pages;
     struct ibx_error err = {0};
     pthread_setname_np(pthread_self(), "ibx-pages");
-    /* The connection that the destination keeps for faults, as there: where we may. */
+    /* The connection that the destination keeps for faults, and the others, as there. */
     if (!link->index && pages->link_count > 1)
-        setpriority(PRIO_PROCESS, (id_t)gettid(), IBX_FAULT_NICE);
+        ibx_thread_prompt();
     while (!pages->closing)
         if (link_step(link, &err)) {
             link_failed(link, &err);

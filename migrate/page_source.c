@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define REGIONS_MAX    (1u << 20)
-#define FLIGHTS        64u
+#define FLIGHTS        96u
 #define FLIGHTS_BULK   32u /* of them, open to requests that are not urgent */
 #define EVENTS_AT_ONCE 16
 

@@ -4,13 +4,12 @@
 #include "tools/ib-fault.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #define IN_FLIGHT 16u
 #define PIECE     (1u << 20)
@@ -137,7 +136,7 @@ static void *reader_main(void *argument)
     struct reader *r = argument;
     /* As the worker that serves faults: where it may. */
     if (r->urgent)
-        setpriority(PRIO_PROCESS, (id_t)gettid(), IBX_FAULT_NICE);
+        ibx_thread_prompt();
     keep_reading(r);
     return NULL;
 }

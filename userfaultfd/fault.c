@@ -47,6 +47,13 @@ void ibx_fault_wake_workers(struct ibx_fault *e)
         signal_fd(e->workers[i].wake_fd);
 }
 
+void ibx_fault_changed(struct ibx_fault *e)
+{
+    count(&e->changes, 1);
+    for (unsigned i = 0; atomic_load(&e->waiting) && i < e->fault_workers; i++)
+        signal_fd(e->workers[i].wake_fd);
+}
+
 /* The one place that moves; under the lock. */
 static bool move(struct ibx_fault *e, enum ibx_fault_state to)
 {
@@ -188,9 +195,7 @@ int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t pages
 {
     if (first > engine->map.pages || pages > engine->map.pages - first)
         return -ERANGE;
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < pages; i++)
-        n += pagemap_move(&engine->map, first + i, PAGE_MISSING, PAGE_PRESENT);
+    uint64_t n = pagemap_move_run(&engine->map, first, pages, PAGE_MISSING, PAGE_PRESENT);
     marked(engine, n, IBX_FAULT_BY_ZERO);
     if (n) {
         count(&engine->changes, 1);

@@ -34,7 +34,6 @@
 
 #define IBX_FAULT_RANGES_MAX  1024
 #define IBX_FAULT_WORKERS_MAX 64
-#define IBX_FAULT_NICE        (-10) /* of threads for faults only, where that is permitted */
 
 struct ibx_fault;
 
@@ -106,8 +105,8 @@ struct ibx_fault_config {
     unsigned spin_us;       /* how long to look busily before sleeping; UINT_MAX: never sleep */
     bool no_background;     /* faults only, until ibx_fault_set_background() */
     unsigned fault_workers; /* the first so many read faults, fetch what these want and nothing
-                             * else, and ask for IBX_FAULT_NICE; at least one worker does the rest,
-                             * whatever this says. 0: all do both */
+                             * else, and come first at a processor (common/thread.h); at least one
+                             * worker does the rest, whatever this says. 0: all do both */
     uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
     uint32_t surroundings;  /* bytes, a power of two; 0: 64 KiB; 1: none */
     uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */

@@ -15,6 +15,7 @@
 #define IBX_USERFAULTFD_FAULT_ENGINE_H
 
 #include "userfaultfd/fault.h"
+#include "userfaultfd/fault_trend.h"
 #include "userfaultfd/histogram.h"
 #include "userfaultfd/pagemap.h"
 
@@ -23,7 +24,10 @@
 #define SMALL_PAGE     4096u
 #define HUGE_PAGE      (2u * 1024 * 1024)
 #define URGENT_SLOTS   16u /* faulted pages in flight, a worker */
+#define AHEAD_SLOTS    32u /* pages on their way that will fault next, a worker; small ones only */
+#define SINGLE_SLOTS   (URGENT_SLOTS + AHEAD_SLOTS)
 #define NEAR_SLOTS     2u  /* kept for surroundings, beside `depth` for the background */
+#define AHEADS         8u  /* walks through memory to fetch ahead of, a worker */
 #define WINDOWS        64u /* surroundings still to be asked for, a worker */
 #define EVENTS_AT_ONCE 32u
 #define DEPTH_LOW      4u /* background requests in flight, a worker, while faults come */
@@ -31,6 +35,8 @@
 struct waiter {
     uint64_t page;
     uint64_t since_ns;
+    bool heeded;  /* by the trends */
+    bool doubled; /* it was asked for although it was claimed */
 };
 
 enum slot_state { SLOT_FREE, SLOT_FLYING, SLOT_ARRIVED };
@@ -46,6 +52,7 @@ struct slot {
     uint32_t placed;     /* of them, no longer this slot's */
     uint32_t generation; /* in the cookie, so that a stale one is seen */
     bool zero;
+    bool doubled;    /* the claims are another worker's: what was not placed before is placed */
     uint64_t faults; /* of the engine when it was asked for */
     uint8_t *memory; /* in the buffer; NULL when all is in place */
     uint8_t *bytes;  /* where they arrive */
@@ -65,10 +72,12 @@ struct fault_worker {
     _Atomic bool drained;
     void *own_buffer;
     int wake_fd;
-    struct slot *slots; /* URGENT_SLOTS, then the others */
+    struct slot *slots; /* URGENT_SLOTS, AHEAD_SLOTS, then the others */
     unsigned slot_count, flying, bulk, arrived;
     uint64_t windows[WINDOWS]; /* a ring of faulted pages */
     unsigned window_head, window_count;
+    struct trend_next aheads[AHEADS]; /* still to be asked for; a ring, too */
+    unsigned ahead_head, ahead_count;
     uint64_t scanned; /* the value of engine->changes at the last look at the list */
     bool rescan;      /* not finished, or nothing will say when the source has room: look again */
     bool source_full; /* until the next arrival */
@@ -102,6 +111,7 @@ struct ibx_fault {
     struct waiter *waiters;
     size_t waiter_room;
     _Atomic size_t waiting;
+    struct trends trends;     /* under the lock */
     _Atomic uint64_t changes; /* of the list, or of a page that one waits for */
     _Atomic uint64_t missing, present, cursor, cap;
     uint64_t next_ns; /* the bandwidth clock */
@@ -113,6 +123,15 @@ struct ibx_fault {
         cap_stalls, existed, removes, forks;
     struct histogram latency;
 };
+
+/* Whether this worker is one of those who read faults and serve them: the workers for faults, or
+ * all when there are none. Others would only be in their way: woken by every fault, to find it
+ * taken. */
+static inline bool serves_faults(const struct fault_worker *w)
+{
+    const struct ibx_fault *e = w->engine;
+    return !e->fault_workers || w < e->workers + e->fault_workers;
+}
 
 static inline void count(_Atomic uint64_t *counter, uint64_t n)
 {
@@ -130,6 +149,8 @@ void ibx_fault_drained(struct fault_worker *w);
 /* Out of STOPPED; under the lock. */
 void ibx_fault_serve_again(struct ibx_fault *e);
 void ibx_fault_wake_workers(struct ibx_fault *e);
+/* The list has changed, or a page that somebody waits for. */
+void ibx_fault_changed(struct ibx_fault *e);
 struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
 struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);
 /* Pages that were not present are now; they were missing, or claimed, or void. */
@@ -157,6 +178,7 @@ int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length);
 
 /* fault_policy.c */
 bool ibx_fault_policy_faults(struct fault_worker *w);
+bool ibx_fault_policy_ahead(struct fault_worker *w);
 bool ibx_fault_policy_surroundings(struct fault_worker *w);
 bool ibx_fault_policy_background(struct fault_worker *w);
 /* Gives the claims of a slot back that were not placed, and frees it. */

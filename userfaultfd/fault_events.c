@@ -26,7 +26,7 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns)
         }
     }
     if (room) {
-        e->waiters[n] = (struct waiter){page, since_ns};
+        e->waiters[n] = (struct waiter){.page = page, .since_ns = since_ns};
         atomic_store_explicit(&e->waiting, n + 1, memory_order_release);
         count(&e->changes, 1);
     }
@@ -90,7 +90,7 @@ static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
     }
     atomic_fetch_sub(&e->missing, dropped);
     ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, dropped);
-    count(&e->changes, 1);
+    ibx_fault_changed(e);
 }
 
 static void range_dropped(struct ibx_fault *e, uint64_t start, uint64_t end)

@@ -30,7 +30,9 @@ static void placing_end(struct ibx_fault *e)
 static bool after_event(struct ibx_fault *e)
 {
     count(&e->kernel_stalls, 1);
-    if (!ibx_fault_events_read(e))
+    if (ibx_fault_events_read(e))
+        ibx_fault_changed(e); /* whoever should have read it may sleep */
+    else
         sched_yield();
     enum ibx_fault_state state = ibx_fault_now(e);
     return !atomic_load(&e->ending) && (state == IBX_FAULT_SERVING || state == IBX_FAULT_COMPLETE);
@@ -81,17 +83,16 @@ static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t p
 static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum page_state from)
 {
     uint64_t page = slot->page + slot->placed;
-    for (uint32_t i = 0; i < pages; i++)
-        pagemap_move(&e->map, page + i, from, PAGE_PRESENT);
+    uint64_t moved = pagemap_move_run(&e->map, page, pages, from, PAGE_PRESENT);
     slot->placed += pages;
     if (from == PAGE_VOID || slot->zero) {
         /* Whoever waits for one is answered as for any page that is present. */
-        ibx_fault_pages_done(e, from == PAGE_VOID ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO, pages);
-        count(&e->changes, 1);
+        ibx_fault_pages_done(e, from == PAGE_VOID ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO, moved);
+        ibx_fault_changed(e);
         return;
     }
-    ibx_fault_pages_done(e, slot->cause, pages);
-    count(&e->bytes, (uint64_t)pages * slot->range->is.page_size);
+    ibx_fault_pages_done(e, slot->cause, moved);
+    count(&e->bytes, moved * slot->range->is.page_size);
     ibx_fault_waiters_end(e, page, pages);
 }
 
@@ -104,7 +105,8 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     uint32_t n = 1;
     while (n < limit && pagemap_get(&e->map, page + n) == state)
         n++;
-    if (state == PAGE_PRESENT) { /* it was awaited, and placed before its turn */
+    /* It was awaited, and placed before its turn; or it is left to whom it belongs. */
+    if (state == PAGE_PRESENT || (slot->doubled && (state != PAGE_CLAIMED || slot->zero))) {
         slot->placed += n;
         return 0;
     }

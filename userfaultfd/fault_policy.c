@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What is fetched next. Faulted pages go alone and at once; the window around each comes after
- * them; the background takes what is left. Its requests double, in number and then in size, with
- * each that comes back while no fault came, and fall back to few and small ones with the first
- * fault.
+ * What is fetched next. Faulted pages go alone and at once. Of a walk through memory
+ * (fault_trend.h) the pages follow that come next. Round any other fault its window follows: where
+ * some workers are for faults only it is the background that turns there, and has small requests of
+ * its own anyway, so that nothing long is before the next fault. The background takes what is left.
+ * Its requests double, in number and then in size, with each that comes back while no fault came,
+ * and fall back to few and small ones with the first fault.
  */
 #include "userfaultfd/fault_engine.h"
 
@@ -20,9 +22,8 @@
 #define BATCH    16u
 #define BURST_NS (5 * IBX_NS_PER_MS) /* what the bandwidth limit may be ahead */
 
-static struct slot *slot_take(struct fault_worker *w, bool urgent)
+static struct slot *slot_take(struct fault_worker *w, unsigned from, unsigned to)
 {
-    unsigned from = urgent ? 0 : URGENT_SLOTS, to = urgent ? URGENT_SLOTS : w->slot_count;
     for (unsigned i = from; i < to; i++)
         if (w->slots[i].state == SLOT_FREE)
             return &w->slots[i];
@@ -33,7 +34,7 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
 {
     struct ibx_fault *e = w->engine;
     uint64_t back = 0, gone = 0;
-    for (; slot->placed < slot->count; slot->placed++) {
+    for (; slot->placed < slot->count && !slot->doubled; slot->placed++) {
         uint64_t page = slot->page + slot->placed;
         if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING))
             back++;
@@ -45,8 +46,8 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
     atomic_fetch_add(&e->missing, back);
     ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, gone);
     if (back || gone)
-        count(&e->changes, 1);
-    if (slot - w->slots >= (ptrdiff_t)URGENT_SLOTS)
+        ibx_fault_changed(e);
+    if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
         w->bulk--;
     slot->state = SLOT_FREE;
     slot->generation++;
@@ -65,9 +66,10 @@ static int alias_populate(struct ibx_fault *e, const struct slot *slot, size_t l
     return -code;
 }
 
-/* Asks for `pages` claimed pages; on failure they are missing again. */
+/* Asks for `pages` claimed pages; on failure they are missing again, unless another has the claim.
+ */
 static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,
-                        uint64_t page, uint32_t pages, enum ibx_fault_cause cause)
+                        uint64_t page, uint32_t pages, enum ibx_fault_cause cause, bool doubled)
 {
     struct ibx_fault *e = w->engine;
     uint64_t place = (page - r->is.first_page) * r->is.page_size;
@@ -76,11 +78,12 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
                           .range = r,
                           .page = page,
                           .count = pages,
+                          .doubled = doubled,
                           .generation = slot->generation,
                           .memory = slot->memory};
     slot->faults = atomic_load_explicit(&e->faults, memory_order_relaxed);
     slot->bytes = r->is.alias ? (uint8_t *)r->is.alias + place : slot->memory;
-    if (cause != IBX_FAULT_BY_FAULT)
+    if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
         w->bulk++;
     struct ibx_fault_request request = {
         .page = page,
@@ -89,7 +92,7 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
         .buffer = slot->bytes,
         .cookie = (uint64_t)slot->generation << 32 | (uint64_t)(slot - w->slots),
         .range = r->index,
-        .urgent = cause == IBX_FAULT_BY_FAULT,
+        .urgent = slot - w->slots < (ptrdiff_t)SINGLE_SLOTS,
     };
     int rc = r->is.alias ? alias_populate(e, slot, request.length) : 0;
     if (!rc)
@@ -132,8 +135,47 @@ static void window_push(struct fault_worker *w, uint64_t page)
     w->windows[(w->window_head + w->window_count++) % WINDOWS] = page;
 }
 
+static void ahead_push(struct fault_worker *w, const struct trend_next *next)
+{
+    if (w->ahead_count == AHEADS) {
+        w->ahead_head = (w->ahead_head + 1) % AHEADS;
+        w->ahead_count--;
+    }
+    w->aheads[(w->ahead_head + w->ahead_count++) % AHEADS] = *next;
+}
+
+/* A fault that was not seen before: whether it is a step of a walk. Under the lock. */
+static bool trend_heed(struct fault_worker *w, struct waiter *waiter)
+{
+    struct ibx_fault *e = w->engine;
+    waiter->heeded = true;
+    if (ibx_fault_range_of_page(e, waiter->page)->is.page_size > SMALL_PAGE)
+        return false;
+    struct trend_next next =
+        ibx_fault_trend(&e->trends, waiter->page, e->surroundings > SMALL_PAGE ? AHEAD_SLOTS : 0);
+    if (next.pages)
+        ahead_push(w, &next);
+    return next.step != 0;
+}
+
+enum todo { TODO_ANSWER, TODO_FETCH, TODO_FETCH_ALONE, TODO_DOUBLE };
+
+/* Whether a page that is on its way behind long ones, with a worker that carries those and may wait
+ * for a processor, should be fetched here, too. Both bring the same bytes, and the kernel takes
+ * those that come first; but in place the later ones would be written over the guest's. */
+static bool worth_doubling(const struct fault_worker *w, const struct waiter *waiter)
+{
+    const struct fault_range *r = ibx_fault_range_of_page(w->engine, waiter->page);
+    if (!w->engine->fault_workers || waiter->doubled || r->is.alias || r->is.page_size > SMALL_PAGE)
+        return false;
+    for (unsigned i = 0; i < w->slot_count; i++)
+        if (w->slots[i].state != SLOT_FREE && waiter->page - w->slots[i].page < w->slots[i].count)
+            return false;
+    return true;
+}
+
 /* Takes from the list what can be answered, and copies what can be fetched and is now claimed. */
-static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, bool *fetch)
+static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum todo *todo)
 {
     struct ibx_fault *e = w->engine;
     unsigned picked = 0, slots = 0;
@@ -144,10 +186,11 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, bool *
     w->scanned = atomic_load(&e->changes);
     size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
     for (size_t i = 0; i < n;) {
+        const bool walks = !e->waiters[i].heeded && trend_heed(w, &e->waiters[i]);
         struct waiter one = e->waiters[i];
         enum page_state state = pagemap_get(&e->map, one.page);
         if (state == PAGE_PRESENT && picked < BATCH) {
-            fetch[picked] = false;
+            todo[picked] = TODO_ANSWER;
             batch[picked++] = one;
             e->waiters[i] = e->waiters[--n];
             continue;
@@ -160,9 +203,15 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, bool *
                 w->rescan = true;
             else if (claim(e, one.page, one.page + 1, 1)) {
                 slots--;
-                fetch[picked] = true;
+                todo[picked] = walks ? TODO_FETCH_ALONE : TODO_FETCH;
                 batch[picked++] = one;
             }
+        } else if (state == PAGE_CLAIMED && ibx_fault_now(e) == IBX_FAULT_SERVING && slots &&
+                   picked < BATCH && !w->source_full && worth_doubling(w, &one)) {
+            e->waiters[i - 1].doubled = true;
+            slots--;
+            todo[picked] = TODO_DOUBLE;
+            batch[picked++] = one;
         }
     }
     atomic_store_explicit(&e->waiting, n, memory_order_release);
@@ -170,13 +219,25 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, bool *
     return picked;
 }
 
-static void fault_fetch(struct fault_worker *w, uint64_t page)
+/* The first page of the window round this one. */
+static uint64_t window_of(const struct ibx_fault *e, const struct fault_range *r, uint64_t page)
+{
+    uint64_t pages = e->surroundings / r->is.page_size;
+    return (page - r->is.first_page) / pages * pages + r->is.first_page;
+}
+
+static void fault_fetch(struct fault_worker *w, uint64_t page, enum todo todo)
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
-    if (slot_request(w, slot_take(w, true), r, page, 1, IBX_FAULT_BY_FAULT))
+    struct slot *slot = slot_take(w, 0, URGENT_SLOTS);
+    if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, todo == TODO_DOUBLE))
         w->rescan = true;
-    else if (e->surroundings > r->is.page_size)
+    else if (todo != TODO_FETCH || e->surroundings <= r->is.page_size)
+        return;
+    else if (e->fault_workers && atomic_load_explicit(&e->background, memory_order_relaxed))
+        atomic_store_explicit(&e->cursor, window_of(e, r, page), memory_order_relaxed);
+    else
         window_push(w, page);
 }
 
@@ -184,16 +245,16 @@ bool ibx_fault_policy_faults(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     struct waiter batch[BATCH];
-    bool fetch[BATCH];
+    enum todo todo[BATCH];
     if (!atomic_load_explicit(&e->waiting, memory_order_acquire) ||
         (!w->rescan && w->scanned == atomic_load(&e->changes)))
         return false;
-    unsigned n = faults_pick(w, batch, fetch);
+    unsigned n = faults_pick(w, batch, todo);
     for (unsigned i = 0; i < n; i++) /* these take a wire's time: first */
-        if (fetch[i])
-            fault_fetch(w, batch[i].page);
+        if (todo[i] != TODO_ANSWER)
+            fault_fetch(w, batch[i].page, todo[i]);
     for (unsigned i = 0; i < n; i++) {
-        if (fetch[i])
+        if (todo[i] != TODO_ANSWER)
             continue;
         if (ibx_fault_answer(e, batch[i].page))
             ibx_fault_waiter_add(e, batch[i].page, batch[i].since_ns);
@@ -239,7 +300,7 @@ static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, 
                             enum ibx_fault_cause cause)
 {
     struct ibx_fault *e = w->engine;
-    struct slot *slot = slot_take(w, false);
+    struct slot *slot = slot_take(w, SINGLE_SLOTS, w->slot_count);
     uint64_t now = ibx_now_ns();
     if (!slot || w->source_full || !cap_open(w, now))
         return 0;
@@ -252,13 +313,49 @@ static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, 
         uint32_t max = bytes / r->is.page_size;
         uint32_t n = claim(e, page, end < to ? end : to, max ? max : 1);
         if (n) {
-            if (slot_request(w, slot, r, page, n, cause))
+            if (slot_request(w, slot, r, page, n, cause, false))
                 return 0;
             cap_spend(e, (uint64_t)n * r->is.page_size, now);
             return page + n;
         }
         from = page + 1; /* another worker was faster */
     }
+}
+
+/* One page of a walk. False: not now. */
+static bool ahead_fetch(struct fault_worker *w, uint64_t page)
+{
+    struct ibx_fault *e = w->engine;
+    struct fault_range *r = ibx_fault_range_of_page(e, page);
+    struct slot *slot = slot_take(w, URGENT_SLOTS, SINGLE_SLOTS);
+    uint64_t now = ibx_now_ns();
+    if (!r || r->is.page_size > SMALL_PAGE)
+        return true;
+    if (!slot || w->source_full || !cap_open(w, now))
+        return false;
+    if (claim(e, page, page + 1, 1)) {
+        if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_SURROUNDINGS, false))
+            return false;
+        cap_spend(e, SMALL_PAGE, now);
+    }
+    return true;
+}
+
+bool ibx_fault_policy_ahead(struct fault_worker *w)
+{
+    const unsigned before = w->flying;
+    while (w->ahead_count) {
+        struct trend_next *next = &w->aheads[w->ahead_head];
+        while (next->pages && ahead_fetch(w, next->from + next->step)) {
+            next->from += next->step;
+            next->pages--;
+        }
+        if (next->pages)
+            break;
+        w->ahead_head = (w->ahead_head + 1) % AHEADS;
+        w->ahead_count--;
+    }
+    return w->flying != before;
 }
 
 bool ibx_fault_policy_surroundings(struct fault_worker *w)
@@ -268,10 +365,9 @@ bool ibx_fault_policy_surroundings(struct fault_worker *w)
     while (w->window_count) {
         uint64_t page = w->windows[(w->window_head + w->window_count - 1) % WINDOWS];
         const struct fault_range *r = ibx_fault_range_of_page(e, page);
-        uint64_t pages = e->surroundings / r->is.page_size;
-        uint64_t from = (page - r->is.first_page) / pages * pages + r->is.first_page;
-        uint64_t end = r->is.first_page + r->pages;
-        uint64_t to = from + pages < end ? from + pages : end;
+        uint64_t from = window_of(e, r, page), end = r->is.first_page + r->pages;
+        uint64_t to = from + e->surroundings / r->is.page_size;
+        to = to < end ? to : end;
         if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_SURROUNDINGS)) {
             busy = true;
             continue;
@@ -302,7 +398,7 @@ bool ibx_fault_policy_background(struct fault_worker *w)
     window_adapt(w);
     /* One at a time: between two there is a look at the faults. */
     if (!atomic_load_explicit(&e->background, memory_order_relaxed) ||
-        w < e->workers + e->fault_workers || w->bulk >= w->depth ||
+        (e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))
         return false;
     uint64_t cursor = atomic_load_explicit(&e->cursor, memory_order_relaxed);

@@ -56,7 +56,9 @@ size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config)
     for (unsigned i = 0; i < config->range_count; i++)
         any |= !config->ranges[i].alias;
     size_t others = or_default(config->depth, DEFAULT_DEPTH) + NEAR_SLOTS;
-    return any ? URGENT_SLOTS * (size_t)largest_page(config) + others * slot_bytes(config) : 0;
+    return any ? URGENT_SLOTS * (size_t)largest_page(config) + AHEAD_SLOTS * (size_t)SMALL_PAGE +
+                     others * slot_bytes(config)
+               : 0;
 }
 
 /* -------------------------------------------------------------------- checks */
@@ -158,8 +160,8 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     /* Numbers that are nobody's must not be found missing. */
     memset((void *)e->map.words, 0xaa, (e->map.pages / PAGES_A_WORD + 1) * sizeof *e->map.words);
     for (unsigned i = 0; i < e->range_count; i++)
-        for (uint64_t k = 0; k < e->ranges[i].pages; k++)
-            pagemap_move(&e->map, e->ranges[i].is.first_page + k, PAGE_PRESENT, PAGE_MISSING);
+        pagemap_move_run(&e->map, e->ranges[i].is.first_page, e->ranges[i].pages, PAGE_PRESENT,
+                         PAGE_MISSING);
     atomic_store(&e->missing, e->total);
     return 0;
 }
@@ -182,7 +184,9 @@ static void buffer_use(struct fault_worker *w, void *buffer)
     uint8_t *at = buffer ? buffer : w->own_buffer;
     for (unsigned i = 0; at && i < w->slot_count; i++) {
         w->slots[i].memory = at;
-        at += i < URGENT_SLOTS ? w->engine->page_max : w->engine->slot_bytes;
+        at += i < URGENT_SLOTS   ? w->engine->page_max
+              : i < SINGLE_SLOTS ? SMALL_PAGE
+                                 : w->engine->slot_bytes;
     }
 }
 
@@ -206,7 +210,7 @@ static int worker_make(struct ibx_fault *e, struct fault_worker *w,
     w->source = *source;
     w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
     w->chunk = e->chunk_min;
-    w->slot_count = URGENT_SLOTS + NEAR_SLOTS + e->depth;
+    w->slot_count = SINGLE_SLOTS + NEAR_SLOTS + e->depth;
     w->slots = calloc(w->slot_count, sizeof *w->slots);
     if (!w->slots)
         return -ENOMEM;

@@ -4,6 +4,7 @@
 #include "userfaultfd/fault_engine.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -12,7 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define PIECE_BYTES    (64u * 1024) /* placed between two looks at the faults */
@@ -95,7 +95,7 @@ static void slot_finish(struct fault_worker *w, struct slot *slot)
 
 static struct slot *slot_of(struct fault_worker *w, uint64_t page)
 {
-    for (unsigned i = URGENT_SLOTS; i < w->slot_count; i++) {
+    for (unsigned i = SINGLE_SLOTS; i < w->slot_count; i++) {
         struct slot *slot = &w->slots[i];
         if (slot->state == SLOT_ARRIVED && page - slot->page < slot->good &&
             page - slot->page >= slot->placed)
@@ -131,10 +131,10 @@ static bool arrivals_place(struct fault_worker *w)
     awaited_place(w);
     for (unsigned i = 0; i < w->slot_count && w->arrived; i++) {
         struct slot *slot = &w->slots[i];
-        if (slot->state != SLOT_ARRIVED || (i >= URGENT_SLOTS && piece_done))
+        if (slot->state != SLOT_ARRIVED || (i >= SINGLE_SLOTS && piece_done))
             continue;
         uint32_t limit = PIECE_BYTES / slot->range->is.page_size;
-        piece_done = i >= URGENT_SLOTS;
+        piece_done = i >= SINGLE_SLOTS;
         int rc = ibx_fault_place(w->engine, slot, limit ? limit : 1);
         if (rc || slot->placed == slot->good)
             slot_finish(w, slot);
@@ -158,7 +158,7 @@ static bool drain(struct fault_worker *w, bool *asked)
     bool busy = w->flying && arrivals_take(w);
     if (w->flying || w->arrived)
         return busy;
-    w->window_count = 0;
+    w->window_count = w->ahead_count = 0;
     w->source_full = false;
     *asked = false;
     ibx_fault_drained(w);
@@ -178,15 +178,6 @@ static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
         return ms < POLL_MS_ALWAYS ? ms : POLL_MS_ALWAYS;
     }
     return POLL_MS_ALWAYS;
-}
-
-/* Whether this worker is one of those who read faults and serve them: the workers for faults, or
- * all when there are none. Others would only be in their way: woken by every fault, to find it
- * taken. */
-static bool serves_faults(const struct fault_worker *w)
-{
-    const struct ibx_fault *e = w->engine;
-    return !e->fault_workers || w < e->workers + e->fault_workers;
 }
 
 static void rest(struct fault_worker *w, bool source)
@@ -220,22 +211,23 @@ void *ibx_fault_worker_main(void *worker)
 {
     struct fault_worker *w = worker;
     struct ibx_fault *e = w->engine;
+    const bool faults = serves_faults(w);
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
-    /* Where it may: a page that is waited for does not wait for a processor behind the others. */
-    if (w < e->workers + e->fault_workers)
-        setpriority(PRIO_PROCESS, (id_t)gettid(), IBX_FAULT_NICE);
+    /* A page that is waited for does not wait for a processor behind the others. */
+    if (e->fault_workers && faults)
+        ibx_thread_prompt();
     while (true) {
         bool ending = atomic_load(&e->ending);
-        bool faults = !ending && serves_faults(w);
-        bool busy = faults && ibx_fault_events_read(e);
+        bool busy = !ending && faults && ibx_fault_events_read(e);
         enum ibx_fault_state state = ibx_fault_now(e);
         bool serving = state == IBX_FAULT_SERVING && !ending;
-        if (faults && (serving || state == IBX_FAULT_COMPLETE))
+        if (!ending && faults && (serving || state == IBX_FAULT_COMPLETE))
             busy |= ibx_fault_policy_faults(w);
         if (serving) {
             busy |= arrivals_take(w);
             busy |= arrivals_place(w);
+            busy |= ibx_fault_policy_ahead(w);
             busy |= ibx_fault_policy_surroundings(w);
             busy |= ibx_fault_policy_background(w);
         }

@@ -51,6 +51,37 @@ static inline bool pagemap_move(struct pagemap *map, uint64_t page, enum page_st
     return true;
 }
 
+/* Bit 0 of each page's two: the pages of this word that are in that state. */
+static inline uint64_t pagemap_word_has(uint64_t word, enum page_state state)
+{
+    uint64_t differs = word ^ (uint64_t)state * 0x5555555555555555ull;
+    return ~(differs | differs >> 1) & 0x5555555555555555ull;
+}
+
+/* Moves those of [page, page + count) that are in the first state, word by word; how many. */
+static inline uint64_t pagemap_move_run(struct pagemap *map, uint64_t page, uint64_t count,
+                                        enum page_state from, enum page_state to)
+{
+    const uint64_t end = page + count;
+    uint64_t moved = 0;
+    while (page < end) {
+        _Atomic uint64_t *word = &map->words[page / PAGES_A_WORD];
+        const uint64_t next = (page / PAGES_A_WORD + 1) * PAGES_A_WORD;
+        uint64_t within = ~0ull << pagemap_shift(page);
+        if (end < next)
+            within &= ~(~0ull << pagemap_shift(end));
+        uint64_t old = atomic_load_explicit(word, memory_order_relaxed), these;
+        do {
+            these = pagemap_word_has(old, from) & within;
+        } while (these && !atomic_compare_exchange_weak_explicit(
+                              word, &old, old ^ these * (uint64_t)(from ^ to), memory_order_acq_rel,
+                              memory_order_relaxed));
+        moved += (uint64_t)__builtin_popcountll(these);
+        page = next;
+    }
+    return moved;
+}
+
 /* The first missing page of [from, to), or `to`. */
 static inline uint64_t pagemap_find_missing(const struct pagemap *map, uint64_t from, uint64_t to)
 {

@@ -281,12 +281,13 @@ static void test_a_worker_for_faults(void **state)
     g.config.fault_workers = 1;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    for (unsigned i = 1; i <= 32; i++) {
-        touch_start(&t, &g, i * 16 + 9);
+    for (unsigned i = 0; i < 16; i++) { /* no three of them at one distance: that would be a walk */
+        unsigned window = (i & 1) + (i >> 1 & 1) * 3 + (i >> 2 & 1) * 9 + (i >> 3) * 27;
+        touch_start(&t, &g, window * 16 + 9);
         touch_end(&t);
-        assert_true(REACHES(g.engine, present, i * 16)); /* the window round it */
+        assert_true(REACHES(g.engine, present, (i + 1) * 16)); /* the window round it */
     }
-    assert_int_equal(stats_of(&g).present, 32 * 16);
+    assert_int_equal(stats_of(&g).present, 16 * 16);
     assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 0);
     assert_int_equal(g.sources[1]->accepted + g.sources[2]->accepted, 0);
     unsigned before = g.sources[0]->accepted;

@@ -180,6 +180,7 @@ static void test_discard_race(void **state)
     for (unsigned round = 0; round < 10; round++) {
         again(state);
         sources[0]->delay = sources[1]->delay = 3;
+        config.fault_workers = round % 2; /* then some are fetched twice */
         start();
         discard_some(5 + round);
     }

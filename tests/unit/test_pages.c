@@ -292,7 +292,7 @@ static void ask_make(struct asked *a, size_t each)
     assert_true(scene_make(s, 1, false));
     scene_connect(s);
     scene_expose(s);
-    if (ibx_page_source_arm(s->sources[0], 80 * each, &s->as[0], &err))
+    if (ibx_page_source_arm(s->sources[0], 120 * each, &s->as[0], &err))
         fail_msg("%s", err.message);
     a->buffer = s->as[0].buffer;
     a->each = each;
@@ -350,18 +350,18 @@ static void test_full(void **state)
 {
     (void)state;
     struct asked a;
-    struct ibx_fault_arrival arrivals[80];
-    unsigned bulk = 0, all, seen[80] = {0};
+    struct ibx_fault_arrival arrivals[120];
+    unsigned bulk = 0, all, seen[120] = {0};
     int rc = 0;
     ask_make(&a, SMALL);
-    while (bulk < 80 && !(rc = ask(&a, (3 + bulk) * SMALL, SMALL, bulk, false)))
+    while (bulk < 120 && !(rc = ask(&a, (3 + bulk) * SMALL, SMALL, bulk, false)))
         bulk++;
     assert_int_equal(rc, -EAGAIN);
-    for (all = bulk; all < 80 && !(rc = ask(&a, (3 + all) * SMALL, SMALL, all, true)); all++)
+    for (all = bulk; all < 120 && !(rc = ask(&a, (3 + all) * SMALL, SMALL, all, true)); all++)
         ;
     assert_int_equal(rc, -EAGAIN);
     assert_in_range(bulk, 8, 64);
-    assert_true(all >= bulk + 16); /* the engine's urgent slots */
+    assert_true(all >= bulk + 48); /* the engine's pages of faults, and ahead of them */
     assert_int_equal(arrive(&a, arrivals, (int)all), all);
     for (unsigned i = 0; i < all; i++) {
         assert_int_equal(arrivals[i].status, 0);

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/thread.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPIN_PROCESSORS 8
+#define PROMPT_NICE     (-10)                 /* added to what it is */
+#define PROMPT_SLICE    (100 * IBX_NS_PER_US) /* the least that there is */
+
+/* struct sched_attr of the kernel, which no header of glibc 2.36 has. */
+struct attributes {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period; /* ns; for ordinary threads, `runtime` is their slice */
+};
+
+/* Threads that somebody has given a policy of their own stay as they are. */
+static void slice_set(uint64_t ns)
+{
+    struct attributes a = {.size = sizeof(a)};
+    if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) || a.policy != SCHED_OTHER)
+        return;
+    a.flags = 0;
+    a.runtime = ns;
+    syscall(SYS_sched_setattr, 0, &a, 0);
+}
+
+void ibx_thread_prompt(void)
+{
+    errno = 0;
+    const int nice = getpriority(PRIO_PROCESS, 0);
+    if (!errno)
+        setpriority(PRIO_PROCESS, 0, nice + PROMPT_NICE);
+    slice_set(PROMPT_SLICE);
+}
+
+bool ibx_thread_may_spin(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof(set), &set) || CPU_COUNT(&set) >= SPIN_PROCESSORS;
+}

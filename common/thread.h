@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How the kernel shall treat the calling thread; without any effect where it may not or cannot. */
+#ifndef IBX_COMMON_THREAD_H
+#define IBX_COMMON_THREAD_H
+
+#include <stdbool.h>
+
+/* Somebody waits for whatever it is woken for, and it takes microseconds: a better priority than
+ * now where that is permitted, and (Linux 6.12) short slices of time, so that it comes before those
+ * with long ones as soon as it wakes. */
+void ibx_thread_prompt(void);
+/* Whether processors are so many that one can look busily for what comes next, which is faster than
+ * being woken, without taking it from others who have work. */
+bool ibx_thread_may_spin(void);
+
+#endif
