@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
 /* Held by the thread and by who attached it; either may be gone first. */
 struct ibx_attachment {
@@ -19,6 +21,7 @@ static _Thread_local struct ibx_attachment *mine;
 static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
+static atomic_bool over_shm; /* the last connection is */
 
 static void drop(struct ibx_attachment *attachment)
 {
@@ -45,15 +48,57 @@ static void begin(void)
     keyed = !pthread_key_create(&thread_end, end_thread) && !pthread_atfork(NULL, NULL, end_parent);
 }
 
+static struct ibx_session *session_of_thread(void)
+{
+    return mine ? atomic_load(&mine->session) : NULL;
+}
+
 static int copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
-    struct ibx_session *session = mine ? atomic_load(&mine->session) : NULL;
+    struct ibx_session *session = session_of_thread();
     return session ? ibx_session_copy(session, wish, exit_code) : -ENOTCONN;
+}
+
+static void prepare(void *address, size_t n)
+{
+    struct ibx_session *session = session_of_thread();
+    if (session)
+        ibx_session_prepare(session, address, n);
+}
+
+/* Over shm where the back end sees it; elsewhere of the kind whose registrations can be cached. */
+static void *allocate(size_t n)
+{
+    void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
+    if (address)
+        return address;
+    address = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED)
+        return NULL;
+    madvise(address, n, MADV_HUGEPAGE);
+    if (madvise(address, n, MADV_POPULATE_WRITE) && errno != EINVAL) { /* from Linux 5.14 on */
+        munmap(address, n);
+        return NULL;
+    }
+    prepare(address, n);
+    return address;
+}
+
+static void release(void *address, size_t n)
+{
+    if (!ibx_shared_free(address))
+        munmap(address, n);
 }
 
 struct ibx_attachment *ibx_attach(struct ibx_session *session)
 {
-    static const struct ibx_frontend_calls calls = {.version = IBX_FRONTEND_VERSION, .copy = copy};
+    static const struct ibx_frontend_calls calls = {
+        .version = IBX_FRONTEND_VERSION,
+        .copy = copy,
+        .allocate = allocate,
+        .release = release,
+        .prepare = prepare,
+    };
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
     pthread_once(&begun, begin);
@@ -66,6 +111,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
         drop(mine);
     mine = attachment;
     pthread_setspecific(thread_end, attachment);
+    atomic_store(&over_shm, !strcmp(ibx_session_path(session)->provider, "shm"));
     attach(&calls);
     return attachment;
 }

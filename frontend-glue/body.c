@@ -39,6 +39,14 @@ static void unpin(struct ibx_session *s, struct ibx_mr *mr)
         ibx_mr_deregister(mr);
 }
 
+void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
+{
+    struct ibx_mr *mr;
+    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    if (s->state == SESSION_LIVE && !s->caps->register_free && !pin(s, address, n, both, &mr))
+        unpin(s, mr);
+}
+
 static struct body *body_add(struct ibx_session *s, const void *data, size_t length)
 {
     struct body *body = malloc(sizeof(*body));

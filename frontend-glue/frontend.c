@@ -9,7 +9,7 @@
  * The types of CUDA's header are written out: cudaError_t and enum cudaMemcpyKind are int,
  * cudaStream_t is a pointer.
  */
-#include "frontend-glue/frontend.h"
+#include "frontend-glue/frontend_internal.h"
 
 #include "common/log.h"
 
@@ -21,9 +21,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define EXPORTED __attribute__((visibility("default")))
-
-#define CUDA_NOT_SUPPORTED  801 /* cudaErrorNotSupported */
 #define KIND_HOST_TO_DEVICE 1
 #define KIND_DEVICE_TO_HOST 2
 
@@ -34,6 +31,11 @@ EXPORTED void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 /* ---------------------------------------------------------------------- the plugin */
 
 static _Atomic(const struct ibx_frontend_calls *) plugin;
+
+const struct ibx_frontend_calls *frontend_plugin(void)
+{
+    return atomic_load(&plugin);
+}
 
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
@@ -80,8 +82,7 @@ static void *find_in_library(const char *symbol)
     return found;
 }
 
-/* GVirtuS's function of that name, which is kept in *place; NULL: it has none. */
-static void *gvirtus(_Atomic(void *) *place, const char *symbol)
+void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol)
 {
     void *found = atomic_load(place);
     if (found)
@@ -90,8 +91,6 @@ static void *gvirtus(_Atomic(void *) *place, const char *symbol)
     if (!found)
         found = find_in_library(symbol);
     atomic_store(place, found);
-    if (!found)
-        ibx_log(IBX_LOG_ERROR, "%s: no libcudart.so is loaded that has it", symbol);
     return found;
 }
 
@@ -101,7 +100,7 @@ static void *gvirtus(_Atomic(void *) *place, const char *symbol)
 static bool copied(void *to, const void *from, size_t n, int kind, bool async, void *stream,
                    int *exit_code)
 {
-    const struct ibx_frontend_calls *calls = atomic_load(&plugin);
+    const struct ibx_frontend_calls *calls = frontend_plugin();
     bool to_device = kind == KIND_HOST_TO_DEVICE;
     if (!calls || !n || (!to_device && kind != KIND_DEVICE_TO_HOST))
         return false;
@@ -123,7 +122,7 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     int rc;
     if (copied(to, from, n, kind, false, NULL, &rc))
         return rc;
-    *(void **)&call = gvirtus(&next, "cudaMemcpy");
+    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy");
     rc = call ? call(to, from, n, kind) : CUDA_NOT_SUPPORTED;
     look_for_plugin();
     return rc;
@@ -136,7 +135,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     int rc;
     if (copied(to, from, n, kind, true, stream, &rc))
         return rc;
-    *(void **)&call = gvirtus(&next, "cudaMemcpyAsync");
+    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpyAsync");
     rc = call ? call(to, from, n, kind, stream) : CUDA_NOT_SUPPORTED;
     look_for_plugin();
     return rc;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* Goes up with any change below. */
-#define IBX_FRONTEND_VERSION 1u
+#define IBX_FRONTEND_VERSION 2u
 
 /* cudaMemcpy or cudaMemcpyAsync between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -35,6 +35,14 @@ struct ibx_frontend_calls {
      * it is done: 0, and *exit_code is what the CUDA call has to return. -ENOTCONN: this thread has
      * no connection, or none that works: then nothing was done, and GVirtuS has to be called. */
     int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
+
+    /* Page-locked memory of n bytes (not 0) for all of the process's threads and connections; NULL:
+     * there is none. It is page aligned and bound to no connection. */
+    void *(*allocate)(size_t n);
+    void (*release)(void *address, size_t n);
+    /* Memory that the application is about to copy often, of its own making: registers it for the
+     * calling thread's connection, where that pays. Nothing has to be undone. */
+    void (*prepare)(void *address, size_t n);
 };
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"

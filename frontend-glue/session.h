@@ -76,6 +76,8 @@ void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
  * begun: nothing was done. The frames are those of G2 and later. */
 int ibx_session_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                      int *exit_code);
+/* Client: registers memory that will be copied often, both ways, where registrations are kept. */
+void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
 void ibx_session_close(struct ibx_session *session);
 
 /* After establishment, otherwise NULL. */

@@ -21,7 +21,7 @@
 namespace
 {
 
-bool taken;
+bool taken, over_shm;
 
 #define REQUIRE(condition)                                                                         \
     do {                                                                                           \
@@ -35,6 +35,23 @@ constexpr std::size_t device_bytes_each = 20u << 20;
 const std::size_t sizes[] = {1,      4,      8,       100,     2047,    2048,    4097,
                              16300,  16384,  16385,   65507,   65536,   100001,  131072,
                              262145, 524289, 1048576, 1048577, 4194304, 17000003};
+
+// Peak memory of this process, KiB.
+long peak()
+{
+    long found = -1;
+    char line[256];
+    std::FILE *status = std::fopen("/proc/self/status", "re");
+    while (status && std::fgets(line, sizeof(line), status))
+        std::sscanf(line, "VmHWM: %ld", &found);
+    std::fclose(status);
+    return found;
+}
+
+template <typename F> F *preloaded(const char *name)
+{
+    return reinterpret_cast<F *>(dlsym(RTLD_DEFAULT, name));
+}
 
 void fill(char *bytes, std::size_t n, unsigned seed)
 {
@@ -126,18 +143,6 @@ bool threads()
     return true;
 }
 
-// Peak memory of this process, KiB.
-long peak()
-{
-    long found = -1;
-    char line[256];
-    std::FILE *status = std::fopen("/proc/self/status", "re");
-    while (status && std::fgets(line, sizeof(line), status))
-        std::sscanf(line, "VmHWM: %ld", &found);
-    std::fclose(status);
-    return found;
-}
-
 // Nothing in this process ever holds a second copy of the bytes.
 bool no_copy()
 {
@@ -201,9 +206,11 @@ bool errors()
 // The child has a connection of its own, and the parent's stays in order.
 bool forked()
 {
-    char *device = device_memory();
+    char *device = device_memory(), *page_locked;
     std::vector<char> memory(1000000);
     REQUIRE(round_trip(device, memory.data(), memory.size(), 1));
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&page_locked), memory.size()) == 0);
+    REQUIRE(round_trip(device, page_locked, memory.size(), 77));
     for (unsigned i = 0; i < 3; i++) {
         pid_t child = fork();
         if (!child) {
@@ -211,14 +218,121 @@ bool forked()
             bool good = cudaMemcpy(nowhere, &byte, 1, H2D) != 0;
             char *own = device_memory();
             good = good && own && round_trip(own, memory.data(), memory.size(), 2 + i);
+            good = good && cudaFreeHost(page_locked) == 0; // as destructors would, at its exit
+            void *mine;
+            good = good && cudaMallocHost(&mine, memory.size()) == 0;
+            good = good && round_trip(own, static_cast<char *>(mine), memory.size(), 9);
             std::_Exit(good ? 0 : 1);
         }
         REQUIRE(round_trip(device, memory.data(), memory.size(), 10 + i));
         int status = -1;
         REQUIRE(waitpid(child, &status, 0) == child && status == 0);
         REQUIRE(round_trip(device, memory.data(), memory.size(), 20 + i));
+        fill(memory.data(), memory.size(), 77);
+        REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
     }
     return true;
+}
+
+bool pinned()
+{
+    char *device = device_memory(), *memory[8] = {}, *none = nullptr;
+    for (std::size_t i = 0; i < 8; i++) {
+        auto **place = reinterpret_cast<void **>(&memory[i]);
+        std::size_t n = 1 + i * 1234567;
+        REQUIRE((i % 2 ? cudaHostAlloc(place, n, 3) : cudaMallocHost(place, n)) == 0);
+        REQUIRE(reinterpret_cast<std::uintptr_t>(memory[i]) % 4096 == 0);
+        REQUIRE(round_trip(device + i, memory[i], n, static_cast<unsigned>(i)));
+    }
+    // Over shm the back end has pinned what it was given, for the GPU to reach it there.
+    unsigned long pins = stub_remote()->stats().host_pinned;
+    REQUIRE(cudaMemcpy(device, memory[7] + 99, 3000000, H2D) == 0);
+    REQUIRE(stub_remote()->stats().host_pinned == pins);
+    std::vector<char> ordinary(3000000);
+    REQUIRE(round_trip(device, ordinary.data(), ordinary.size(), 3));
+    REQUIRE(stub_remote()->stats().host_pinned == pins);
+    REQUIRE((pins > 4) == over_shm);
+    // Parts of it at any offset, in threads with connections of their own; one frees it.
+    bool good[2] = {};
+    std::thread first([&] {
+        good[0] = true;
+        for (unsigned i = 0; i < 10 && good[0]; i++)
+            good[0] = round_trip(device_memory(), memory[7] + i * 777, 600000 + i, i);
+    });
+    std::thread second([&] {
+        char *own = device_memory();
+        good[1] = true;
+        for (unsigned i = 0; i < 10 && good[1]; i++)
+            good[1] = round_trip(own, memory[5] + i * 777, 600000 + i, 50 + i);
+        good[1] = good[1] && cudaFreeHost(memory[5]) == 0;
+    });
+    first.join();
+    second.join();
+    REQUIRE(good[0] && good[1]);
+    // Between two of them, on both sides of a copy.
+    REQUIRE(round_trip(device, memory[6], 5000000, 9));
+    REQUIRE(cudaMemcpy(memory[7] + 13, device, 5000000, D2H) == 0);
+    REQUIRE(!std::memcmp(memory[7] + 13, memory[6], 5000000));
+    for (std::size_t i : {std::size_t{0}, std::size_t{7}, std::size_t{3}, std::size_t{4}})
+        REQUIRE(cudaFreeHost(memory[i]) == 0);
+    // Again and again; what was freed does not stay behind in a copy.
+    for (unsigned i = 0; i < 40; i++) {
+        std::size_t n = 100000 + i * 33333;
+        auto **place = reinterpret_cast<void **>(&memory[0]);
+        REQUIRE(cudaMallocHost(place, n) == 0);
+        REQUIRE(round_trip(device, memory[0], n, 100 + i));
+        REQUIRE(cudaFreeHost(memory[0]) == 0);
+    }
+    REQUIRE(round_trip(device, memory[6], 5000000, 10));
+    long before = peak();
+    for (unsigned i = 0; i < 40; i++) {
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory[0]), 8u << 20) == 0);
+        REQUIRE(cudaFreeHost(memory[0]) == 0);
+    }
+    REQUIRE(peak() - before < 40 << 10);
+
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&none), 0) == 0 && !none);
+    REQUIRE(cudaMallocHost(nullptr, 1) == 1);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&none), std::size_t{1} << 60) == 2 && !none);
+    REQUIRE(cudaHostAlloc(reinterpret_cast<void **>(&none), 1, 8) == 1);
+    REQUIRE(cudaFreeHost(nullptr) == 0);
+    REQUIRE(stub_copies() == 0 && stub_hosts() == 0);
+    REQUIRE(cudaFreeHost(std::malloc(10)) == 0 && stub_hosts() == 1); // not from here
+    REQUIRE(write(STDOUT_FILENO, "p", 1) == 1); // the driver looks at the back end
+    char byte;
+    REQUIRE(read(STDIN_FILENO, &byte, 1) == 1);
+    return true;
+}
+
+bool host_register()
+{
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    std::vector<char> memory(3000000);
+    char *at = &memory[100];
+    REQUIRE(enter(at, 2000000, 0) == 0);
+    REQUIRE(round_trip(device, at, 2000000, 1));
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 2));
+    REQUIRE(enter(at, 2000000, 0) == 712);
+    REQUIRE(enter(at + 1999999, 5, 0) == 712);
+    REQUIRE(enter(at - 10, 11, 0) == 712);
+    REQUIRE(enter(at + 5, 5, 0) == 712);
+    REQUIRE(enter(at - 10, 2500000, 0) == 712);
+    REQUIRE(enter(at - 10, 10, 1) == 0);
+    REQUIRE(enter(at + 2000000, 10, 0) == 0);
+    REQUIRE(leave(at + 1) == 713);
+    REQUIRE(leave(at) == 0 && leave(at) == 713);
+    REQUIRE(enter(at, 2000000, 0) == 0);
+    REQUIRE(leave(at + 2000000) == 0 && leave(at) == 0 && leave(at - 10) == 0);
+    REQUIRE(enter(nullptr, 1, 0) == 1 && enter(at, 0, 0) == 1 && enter(at, 1, 64) == 1);
+    REQUIRE(enter(at, SIZE_MAX, 0) == 1);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 3));
+    void *page_locked;
+    REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
+    REQUIRE(enter(page_locked, 10, 0) == 712);
+    REQUIRE(leave(page_locked) == 713);
+    return cudaFreeHost(page_locked) == 0;
 }
 
 // The driver kills the back end when it reads the byte; the copy in hand may be any.
@@ -226,18 +340,24 @@ bool killed()
 {
     char *device = device_memory();
     std::vector<char> memory(device_bytes_each, 'k');
+    char *page_locked;
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&page_locked), device_bytes_each) == 0);
+    std::memset(page_locked, 'k', device_bytes_each);
     stub_remote()->slow(2000);
     REQUIRE(write(STDOUT_FILENO, "k", 1) == 1);
     int rc = 0;
     for (unsigned i = 0; !rc; i++)
-        rc = i % 2 ? cudaMemcpy(memory.data(), device, memory.size(), D2H)
-                   : cudaMemcpy(device, memory.data(), memory.size(), H2D);
+        rc = i % 2 ? cudaMemcpy(i % 3 ? page_locked : memory.data(), device, memory.size(), D2H)
+                   : cudaMemcpy(device, i % 3 ? page_locked : memory.data(), memory.size(), H2D);
     REQUIRE(rc == 999);
     std::fprintf(stderr, "the first failure\n"); // and why has been said by now
     REQUIRE(cudaMemcpy(device, memory.data(), 100, H2D) == 999);
     REQUIRE(cudaMemcpy(memory.data(), device, memory.size(), D2H) != 0);
     void *more;
     REQUIRE(cudaMalloc(&more, 100) != 0);
+    std::memset(page_locked, 'z', device_bytes_each); // it is the application's until it frees it
+    REQUIRE(cudaMallocHost(&more, 100) == 0 && cudaFreeHost(more) == 0);
+    REQUIRE(cudaFreeHost(page_locked) == 0);
     return true;
 }
 
@@ -254,6 +374,12 @@ bool stock()
         REQUIRE(!std::memcmp(there, back, sizeof(back)));
     }
     REQUIRE(stub_copies() == 6);
+    void *page_locked;
+    REQUIRE(cudaMallocHost(&page_locked, 10) == 0 && cudaFreeHost(page_locked) == 0);
+    REQUIRE(cudaHostAlloc(&page_locked, 10, 0) == 0 && cudaFreeHost(page_locked) == 0);
+    REQUIRE(stub_hosts() == 4);
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    REQUIRE(enter(there, sizeof(there), 0) == 801); // as this libcudart has none
     REQUIRE(cudaFree(device) == 0);
     return true;
 }
@@ -277,11 +403,21 @@ bool other_version()
 int main(int argc, char **argv)
 {
     const std::map<std::string, std::function<bool()>> tests = {
-        {"sizes", sizes_and_offsets}, {"threads", threads}, {"no-copy", no_copy},
-        {"remapped", remapped},       {"errors", errors},   {"forked", forked},
-        {"killed", killed},           {"stock", stock},     {"other-version", other_version},
+        {"sizes", sizes_and_offsets},
+        {"threads", threads},
+        {"no-copy", no_copy},
+        {"remapped", remapped},
+        {"errors", errors},
+        {"forked", forked},
+        {"killed", killed},
+        {"pinned", pinned},
+        {"host-register", host_register},
+        {"stock", stock},
+        {"other-version", other_version},
     };
     taken = argc > 2;
+    const char *provider = std::getenv("STUB_PROVIDER");
+    over_shm = provider && !std::strcmp(provider, "shm");
     auto test = argc > 1 ? tests.find(argv[1]) : tests.end();
     return test == tests.end() ? 2 : test->second() ? 0 : 1;
 }

@@ -15,7 +15,7 @@
 namespace
 {
 
-std::atomic<std::uint64_t> copies;
+std::atomic<std::uint64_t> copies, hosts;
 
 struct FrontEnd {
     std::shared_ptr<Communicator> over;
@@ -114,6 +114,30 @@ EXPORTED int cudaStreamCreate(void **stream)
     std::uint64_t made = mine()->stream_create();
     *stream = reinterpret_cast<void *>(made);
     return made ? 0 : 1;
+}
+
+EXPORTED int cudaMallocHost(void **address, std::size_t n)
+{
+    hosts++;
+    *address = std::malloc(n);
+    return *address ? 0 : 2;
+}
+
+EXPORTED int cudaHostAlloc(void **address, std::size_t n, unsigned)
+{
+    return cudaMallocHost(address, n);
+}
+
+EXPORTED int cudaFreeHost(void *address)
+{
+    hosts++;
+    std::free(address);
+    return 0;
+}
+
+EXPORTED std::uint64_t stub_hosts()
+{
+    return hosts;
 }
 
 EXPORTED std::uint64_t stub_copies()

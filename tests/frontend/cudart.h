@@ -16,9 +16,14 @@ int cudaFree(void *device);
 int cudaMemcpy(void *to, const void *from, std::size_t n, int kind);
 int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind, void *stream);
 int cudaStreamCreate(void **stream);
+int cudaMallocHost(void **address, std::size_t n);
+int cudaHostAlloc(void **address, std::size_t n, unsigned flags);
+int cudaFreeHost(void *address);
 
 // What only this one has: the calls that copied memory and have reached it, of all threads ...
 std::uint64_t stub_copies();
+// ... those that asked for page-locked memory or gave it back (it has no cudaHostRegister) ...
+std::uint64_t stub_hosts();
 // ... and this thread's connection.
 Remote *stub_remote();
 }

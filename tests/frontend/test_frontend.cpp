@@ -118,7 +118,7 @@ struct BackEnd {
 
 struct Application {
     pid_t pid;
-    int out; // what it writes on standard output
+    int out, in; // of its standard output and input
     std::string log;
 
     // Against `back`, or with GVirtuS's own communicator when that is null.
@@ -126,17 +126,19 @@ struct Application {
                 const char *more = nullptr)
         : log(folder + "/log")
     {
-        int ends[2];
-        if (pipe2(ends, O_CLOEXEC))
+        int ends[2], back_ends[2];
+        if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
             std::abort();
         std::fflush(stdout);
         pid = fork();
         if (!pid) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             dup2(ends[1], STDOUT_FILENO);
+            dup2(back_ends[0], STDIN_FILENO);
             dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
             setenv("LD_PRELOAD", preload.c_str(), 1);
             if (back) {
+                setenv("STUB_PROVIDER", provider.c_str(), 1);
                 setenv("STUB_PLUGIN", plugin.c_str(), 1);
                 setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
             }
@@ -144,9 +146,15 @@ struct Application {
             std::_Exit(127);
         }
         close(ends[1]);
+        close(back_ends[0]);
         out = ends[0];
+        in = back_ends[1];
     }
-    ~Application() { close(out); }
+    ~Application()
+    {
+        close(out);
+        close(in);
+    }
 
     std::string said() const
     {
@@ -179,6 +187,21 @@ bool run(const char *test, bool taken)
     Application app(&back, application, test, taken ? "taken" : nullptr);
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    return true;
+}
+
+// Over shm the back end sees page-locked memory where it is.
+bool pinned()
+{
+    BackEnd back;
+    Application app(&back, application, "pinned");
+    char byte;
+    REQUIRE(read(app.out, &byte, 1) == 1 || (app.good(), false));
+    std::ifstream maps("/proc/" + std::to_string(back.pid) + "/maps");
+    std::string text{std::istreambuf_iterator<char>(maps), std::istreambuf_iterator<char>()};
+    REQUIRE((lines_with(text, "ibx-shared") > 0) == (provider == "shm"));
+    REQUIRE(write(app.in, "g", 1) == 1);
+    REQUIRE(app.good());
     return true;
 }
 
@@ -245,6 +268,8 @@ int main(int argc, char **argv)
     check("no second copy in the application", [] { return run("no-copy", true); });
     check("nor where GVirtuS's handlers run them", [] { return run("no-copy", false); });
     check("memory that comes and goes at one address", [] { return run("remapped", true); });
+    check("page-locked memory", pinned);
+    check("memory that is registered", [] { return run("host-register", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
     check("a back end that is killed", killed);
