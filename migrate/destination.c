@@ -108,7 +108,7 @@ void destination_unlink(struct destination *d, int code, const char *reason)
     d->linked = false;
     d->lost_ns = ibx_now_ns();
     snprintf(d->status.sentence, sizeof(d->status.sentence), "%s", reason);
-    ibx_log(IBX_LOG_WARN, "move: %s", reason);
+    ibx_log(IBX_LOG_INFO, "move: %s", reason);
     d->stopping = d->serving;
     if (!d->serving)
         destination_link_close(d);

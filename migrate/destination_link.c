@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/destination.h"
+#include "migrate/hardware.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -42,8 +43,7 @@ static int send_answer(struct ibx_control *control, bool accepted, enum ibx_move
     message->type = IBX_MOVE_ANSWER;
     answer->accepted = accepted;
     answer->standing = (uint8_t)standing;
-    if (gethostname(answer->host, sizeof(answer->host) - 1) || !answer->host[0])
-        strcpy(answer->host, "unnamed");
+    ibx_move_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MOVE_SAY_MAX; i++)
         memcpy(answer->sentences[answer->count++], refusals->sentences[i], IBX_ERROR_MAX);
     int rc = ibx_control_send(control, message);
@@ -124,6 +124,21 @@ static void refuse_order(const struct destination *d, const struct ibx_move_hell
     }
 }
 
+static int refuse_hardware(const struct destination *d, const struct ibx_move_hello *hello,
+                           struct ibx_refusals *refusals, struct ibx_error *err)
+{
+    const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.version;
+    char *own = malloc(IBX_HARDWARE_MAX);
+    if (!own)
+        return ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
+    int rc = ibx_hardware_describe(d->qmp, own, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (!rc)
+        ibx_refuse_hardware(hello->hardware, own,
+                            from->major == to->major && from->minor == to->minor, refusals);
+    free(own);
+    return rc;
+}
+
 /* All reasons against taking this VM; looked for anew, since QEMU may have changed meanwhile. */
 static int refusals_for(struct destination *d, const struct ibx_move_hello *hello,
                         struct ibx_refusals *refusals, struct ibx_error *err)
@@ -137,8 +152,22 @@ static int refusals_for(struct destination *d, const struct ibx_move_hello *hell
     ibx_refuse_pair(&theirs, &d->ram, refusals);
     if (!refusals->count)
         refuse_order(d, hello, refusals);
+    /* Of another machine everything is different. */
+    if (!rc && !strcmp(theirs.machine, d->ram.machine))
+        rc = refuse_hardware(d, hello, refusals, err);
     ibx_guest_ram_fini(&theirs);
     return rc;
+}
+
+/* As it calls itself, and where it is: not from which port, which is another one each time. */
+static void name_of(const struct ibx_knock *knock, char *out, size_t size)
+{
+    const char *host = knock->first.is.hello.host, *from = ibx_conn_path(knock->conn)->peer;
+    const char *colon = strrchr(from, ':');
+    const bool port = colon && colon[1] && strspn(colon + 1, "0123456789") == strlen(colon + 1);
+    const int length = (int)(port ? colon - from : (ptrdiff_t)strlen(from));
+    snprintf(out, size, "%.64s%s%.*s%s", host, *host ? " (" : "", length < 55 ? length : 55, from,
+             *host ? ")" : "");
 }
 
 static bool same_move(const struct destination *d, const uint8_t id[IBX_MOVE_ID_BYTES])
@@ -153,7 +182,7 @@ static void accept_move(struct destination *d, struct ibx_knock *knock)
     d->hello = *hello;
     memcpy(record->id, hello->id, sizeof(record->id));
     record->epoch = hello->epoch;
-    snprintf(record->peer, sizeof(record->peer), "%s", ibx_conn_path(knock->conn)->peer);
+    name_of(knock, record->peer, sizeof(record->peer));
     if (!record->name[0])
         memcpy(record->name, hello->name, sizeof(record->name));
     ibx_control_init(&d->control, knock->conn);
@@ -167,6 +196,8 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
 {
     const struct ibx_move_hello *hello = &knock->first.is.hello;
     struct ibx_refusals refusals = {0};
+    char peer[sizeof(d->status.record.peer)];
+    name_of(knock, peer, sizeof(peer));
     if (d->state != DESTINATION_LISTENING) {
         dismiss_because(d, knock->conn, IBX_STANDING_NONE,
                         d->state == DESTINATION_GIVEN_UP ? "a move has just failed here"
@@ -180,7 +211,7 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
     }
     if (refusals.count)
         move_say(&d->options->tell, "refused %s from %s: %s", hello->name[0] ? hello->name : "a VM",
-                 ibx_conn_path(knock->conn)->peer, refusals.sentences[0]);
+                 peer, refusals.sentences[0]);
     if (hello->purpose == IBX_PURPOSE_CHECK || refusals.count)
         dismiss(d, knock->conn, !refusals.count, IBX_STANDING_NONE, &refusals);
     else
@@ -199,7 +230,8 @@ static void resume_link(struct destination *d, struct ibx_knock *knock)
     d->joined = 0;
     d->linked = true;
     d->status.reconnects++;
-    move_say(&d->options->tell, "the source is back: %s", ibx_conn_path(knock->conn)->peer);
+    name_of(knock, d->status.record.peer, sizeof(d->status.record.peer));
+    move_say(&d->options->tell, "the source is back: %s", d->status.record.peer);
     send_answer(&d->control, true, destination_standing(d), NULL);
 }
 

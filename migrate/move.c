@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What both sides of a move have in common, and what is asked about one from outside of it. */
+#include "migrate/hardware.h"
 #include "migrate/move_internal.h"
 #include "migrate/source_vm.h"
 
@@ -78,7 +79,9 @@ void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool 
     if (!now && t - teller->told_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
         return;
     teller->told_ns = t;
-    if (t - teller->rate_ns >= RATE_NS) {
+    /* The first rate as soon as there is one, and then a steady one. */
+    const bool first = !status->bytes_per_second && status->bytes > teller->rate_bytes;
+    if (t - teller->rate_ns >= (first ? RATE_NS / 10 : RATE_NS)) {
         const double seconds = (double)(t - teller->rate_ns) / 1e9;
         if (teller->rate_ns && status->bytes >= teller->rate_bytes) {
             status->bytes_per_second =
@@ -373,7 +376,7 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
     return rc;
 }
 
-static int check_there(const struct ibx_guest_ram *ram, const char *uri,
+static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
                        const struct ibx_options *transport, struct ibx_refusals *refusals,
                        struct ibx_error *err)
 {
@@ -386,6 +389,9 @@ static int check_there(const struct ibx_guest_ram *ram, const char *uri,
         hello->purpose = IBX_PURPOSE_CHECK;
         hello->epoch = hello->links = 1;
         ibx_move_hello_describe(hello, ram);
+        rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    }
+    if (!rc) {
         rc = move_greet(uri, &options, hello, &control, answer, err);
     }
     if (!rc) {
@@ -415,7 +421,7 @@ int ibx_move_check(const char *qmp_path, bool source, const char *uri,
         rc = ibx_refuse_side(qmp, &ram, source ? IBX_MOVE_SOURCE : IBX_MOVE_DESTINATION, refusals,
                              deadline, err);
         if (!rc && source && uri)
-            rc = check_there(&ram, uri, transport, refusals, err);
+            rc = check_there(qmp, &ram, uri, transport, refusals, err);
         ibx_guest_ram_fini(&ram);
     }
     ibx_qmp_close(qmp);

@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BYTES_MAX (1ull << 60) /* below it: bytes, counts and durations, so that sums fit */
 #define PAGES_MAX (1ull << 40)
@@ -282,6 +283,8 @@ static void put_hello(struct ibx_writer *w, const struct ibx_move_hello *hello)
         ibx_put_u64(w, hello->blocks[i].size);
         ibx_put_u64(w, hello->blocks[i].page_size);
     }
+    ibx_put_string(w, hello->hardware);
+    ibx_put_string(w, hello->host);
 }
 
 static void put_answer(struct ibx_writer *w, const struct ibx_move_answer *answer)
@@ -436,6 +439,8 @@ static int get_hello(struct ibx_reader *r, struct ibx_move_hello *hello, struct 
         hello->blocks[i].size = ibx_get_u64(r);
         hello->blocks[i].page_size = ibx_get_u64(r);
     }
+    get_text(r, hello->hardware, sizeof(hello->hardware));
+    get_text(r, hello->host, sizeof(hello->host));
     return 0;
 }
 
@@ -573,8 +578,16 @@ int ibx_move_decode(const void *data, size_t length, struct ibx_move_any *messag
 
 /* ------------------------------------------------------------ the VM in a HELLO */
 
+void ibx_move_host(char *host, size_t size)
+{
+    if (gethostname(host, size - 1) || !host[0])
+        snprintf(host, size, "unnamed");
+    host[size - 1] = '\0';
+}
+
 void ibx_move_hello_describe(struct ibx_move_hello *hello, const struct ibx_guest_ram *ram)
 {
+    ibx_move_host(hello->host, sizeof(hello->host));
     hello->version = ram->version;
     memcpy(hello->machine, ram->machine, sizeof(hello->machine));
     memcpy(hello->uuid, ram->uuid, sizeof(hello->uuid));

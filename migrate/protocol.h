@@ -37,12 +37,13 @@
 #include <stdint.h>
 
 #define IBX_MOVE_MAGIC      0x6d786269u /* "ibxm" */
-#define IBX_MOVE_VERSION    1u
+#define IBX_MOVE_VERSION    2u
 #define IBX_MOVE_ID_BYTES   16u
 #define IBX_MOVE_MESSAGE    65536u /* bytes of the longest message: the option both ends need */
 #define IBX_MOVE_LINKS_MAX  16u    /* page connections */
 #define IBX_MOVE_SAY_MAX    16u    /* sentences in an ANSWER */
 #define IBX_MOVE_HASH_BYTES 32u
+#define IBX_MOVE_HARDWARE   8192u /* bytes of a description, with the NUL */
 
 enum ibx_move_message {
     IBX_MOVE_HELLO = 1,
@@ -96,6 +97,8 @@ struct ibx_move_hello {
     char name[128];
     uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY: 0 too */
     struct ibx_move_block blocks[IBX_GUEST_BLOCKS_MAX];
+    char hardware[IBX_MOVE_HARDWARE]; /* in a MOVE and a CHECK, of migrate/hardware.h; or "" */
+    char host[128];                   /* the source's name for itself, or "" */
 };
 
 struct ibx_move_answer {
@@ -171,6 +174,8 @@ ssize_t ibx_move_encode(const struct ibx_move_any *message, void *out, size_t si
 const char *ibx_move_message_name(enum ibx_move_message type);
 const char *ibx_move_standing_name(enum ibx_move_standing standing);
 
+/* This host's name for itself; never empty. */
+void ibx_move_host(char *host, size_t size);
 /* HELLO's description of a VM, from what was found of it. */
 void ibx_move_hello_describe(struct ibx_move_hello *hello, const struct ibx_guest_ram *ram);
 /* The reverse, as far as ibx_refuse_pair() looks at it; ended by ibx_guest_ram_fini(). -ENOMEM. */

@@ -154,6 +154,14 @@ void ibx_refuse_pair(const struct ibx_guest_ram *source, const struct ibx_guest_
                    "the machine is a %s here and a %s at the destination: start the "
                    "destination's QEMU with -M %s",
                    source->machine, destination->machine, source->machine);
+    if (source->version.major > destination->version.major ||
+        (source->version.major == destination->version.major &&
+         source->version.minor > destination->version.minor))
+        ibx_refuse(refusals,
+                   "QEMU is %u.%u here and %u.%u at the destination: it moves VMs to its own or a "
+                   "newer version only; update it there",
+                   source->version.major, source->version.minor, destination->version.major,
+                   destination->version.minor);
     if (strcmp(source->uuid, destination->uuid) && strcmp(destination->uuid, no_uuid))
         ibx_refuse(refusals,
                    "the VM's UUID is %s here and %s at the destination: that QEMU waits "

@@ -422,8 +422,6 @@ static int endure(struct source *s, int code, struct ibx_error *err)
 {
     if (s->state == SOURCE_COMMITTED && s->aborted)
         return source_keep(s, code, err);
-    if (code == -EPROTO || code == -EPERM)
-        ibx_log(IBX_LOG_ERROR, "%s", err->message);
     if (s->linked || !s->lost_ns) {
         s->lost_ns = ibx_now_ns();
         move_say(&s->options->tell, "%s; connecting again", err->message);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/hardware.h"
 #include "migrate/source.h"
 
 #include "common/clock.h"
@@ -60,7 +61,10 @@ int source_link_ask(struct source *s, struct ibx_error *err)
     struct ibx_move_hello hello;
     struct ibx_move_answer answer;
     hello_of(s, IBX_PURPOSE_MOVE, &hello);
-    int rc = move_greet(s->status.record.uri, &s->transport, &hello, &s->control, &answer, err);
+    int rc = ibx_hardware_describe(s->qmp, hello.hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (rc)
+        return rc;
+    rc = move_greet(s->status.record.uri, &s->transport, &hello, &s->control, &answer, err);
     if (rc)
         return rc;
     memcpy(s->status.record.peer, answer.host, sizeof(s->status.record.peer));

@@ -33,8 +33,7 @@ static void say_failure(const struct ibx_move_status *last, const struct ibx_err
     if (!last->source && last->record.state != IBX_RECORD_COMPLETE &&
         ibx_record_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
         return;
-    ibx_record_say(&last->record, said, sizeof(said));
-    ibx_text_sanitize(said);
+    migrate_truth(&last->record, said, sizeof(said));
     migrate_complain(said);
 }
 
@@ -122,7 +121,9 @@ static int move(const struct migrate_args *args, bool source, const struct ibx_r
     struct ibx_move_tell tell;
     struct ibx_error err = {0};
     struct ibx_move_status last = {.source = source, .phase = IBX_PHASE_FAILED};
-    int rc = migrate_show_start(args, &show, &tell, &err);
+    int rc = again ? 0 : migrate_monitor_free(args, &err); /* whose lock says it */
+    if (!rc)
+        rc = migrate_show_start(args, &show, &tell, &err);
     if (!rc) {
         rc = source ? send_as(args, &tell, again, &last, &err)
                     : receive_as(args, &tell, again, &last, &err);
@@ -223,7 +224,8 @@ int migrate_check(const struct migrate_args *args)
 {
     static struct ibx_refusals refusals;
     struct ibx_error err = {0};
-    if (ibx_move_check(args->qmp, !args->destination, args->uri, &args->options, &refusals, &err)) {
+    if (migrate_monitor_free(args, &err) ||
+        ibx_move_check(args->qmp, !args->destination, args->uri, &args->options, &refusals, &err)) {
         migrate_complain(err.message);
         return MIGRATE_FAILED;
     }

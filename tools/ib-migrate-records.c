@@ -57,10 +57,26 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
+void migrate_truth(const struct ibx_record *record, char *sentence, size_t size)
+{
+    char vm[PATH_MAX];
+    const bool ran = record->state == IBX_RECORD_MAY_RUN || record->state == IBX_RECORD_RUNNING;
+    if (record->source || !ran || !ibx_record_qemu_gone(record)) {
+        ibx_record_say(record, sentence, size);
+    } else {
+        migrate_vm(record, vm, sizeof(vm));
+        snprintf(sentence, size,
+                 "%s does not run here: its QEMU (process %d) is gone; \"ib-migrate rollback\" at "
+                 "the source restarts it from its stop",
+                 vm, (int)record->pid);
+    }
+    ibx_text_sanitize(sentence);
+}
+
 static void print_record(const struct ibx_record *record, json_t *live, const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
-    ibx_record_say(record, said, sizeof(said));
+    migrate_truth(record, said, sizeof(said));
     migrate_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_move_record_json(record),
                                  "sentence", ibx_json_text(said), "trouble",
                                  trouble(err) ? ibx_json_text(trouble(err)) : json_null(), "status",
@@ -71,8 +87,7 @@ static void say_record(const struct ibx_record *record, const json_t *live, stru
 {
     char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[256];
     struct ibx_move_status status = {.record = *record};
-    ibx_record_say(record, said, sizeof(said));
-    ibx_text_sanitize(said);
+    migrate_truth(record, said, sizeof(said));
     migrate_vm(record, vm, sizeof(vm));
     printf("%s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
            ibx_record_state_name(record->state), record->qmp, said);
@@ -83,10 +98,9 @@ static void say_record(const struct ibx_record *record, const json_t *live, stru
         printf("  %s\n", err->message);
     } else if (!ibx_record_over(record)) {
         printf("  no ib-migrate is at work on it\n");
-        if (ibx_record_qemu_gone(record) && record->state != IBX_RECORD_COMPLETE)
-            printf("  its QEMU (process %d) is gone: %s\n", record->pid,
-                   record->source ? "pages that had not come are lost"
-                                  : "\"ib-migrate rollback\" at the source restarts the VM");
+        if (record->source && ibx_record_qemu_gone(record))
+            printf("  its QEMU (process %d) is gone: pages that had not come are lost\n",
+                   record->pid);
     }
 }
 

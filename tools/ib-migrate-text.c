@@ -99,8 +99,11 @@ static void put_figures(const struct ibx_move_status *s, char pieces[PIECES][64]
     put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
     snprintf(pieces[LEFT], sizeof(pieces[LEFT]), "%" PRIu64 " pages left", pages_left(s));
     migrate_bytes(s->bytes_per_second, a, sizeof(a));
-    snprintf(pieces[RATE], sizeof(pieces[RATE]), "%s/s", a);
-    snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s", s->faults_per_second);
+    if (s->bytes_per_second || seconds_gone(s)) /* before that it is not known */
+        snprintf(pieces[RATE], sizeof(pieces[RATE]), "%s/s", a);
+    if (s->faults_per_second || seconds_gone(s))
+        snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s",
+                 s->faults_per_second);
     if (s->faults) {
         migrate_duration(s->fault_p50_ns, a, sizeof(a));
         migrate_duration(s->fault_p99_ns, b, sizeof(b));

@@ -72,6 +72,45 @@ void migrate_waiting_free(struct migrate_waiting *list, size_t count)
     free(list);
 }
 
+/* At its end a destination's tool has let the monitor go. */
+static bool at_work(const struct migrate_args *args, const struct ibx_record *record)
+{
+    char path[PATH_MAX];
+    json_t *answer = NULL;
+    if (ibx_record_over(record) || record->state == IBX_RECORD_COMPLETE ||
+        strcmp(record->qmp, args->qmp) != 0)
+        return false;
+    ibx_record_path(args->folder, record, ".sock", path, sizeof(path));
+    int rc = ibx_talk_ask(path, json_pack("{s:s}", "command", "status"), &answer,
+                          ibx_deadline_in_ms(ASK_MS), NULL);
+    json_decref(answer);
+    return !rc;
+}
+
+int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err)
+{
+    struct migrate_waiting *waiting = NULL;
+    struct ibx_record *records = NULL;
+    size_t waits = 0, count = 0;
+    int rc = migrate_waiting_list(args, &waiting, &waits, err);
+    if (!rc && waits)
+        rc = ibx_error_set(err, -EBUSY,
+                           "the monitor %s has a client already: an ib-migrate (process %d) that "
+                           "waits for a VM; ib-migrate cancel --qmp %s ends it",
+                           args->qmp, (int)waiting[0].pid, args->qmp);
+    if (!rc)
+        rc = ibx_record_list(args->folder, &records, &count, err);
+    for (size_t i = 0; !rc && i < count; i++)
+        if (at_work(args, &records[i]))
+            rc = ibx_error_set(err, -EBUSY,
+                               "the monitor %s has a client already: an ib-migrate that is at work "
+                               "on a move; ib-migrate status shows it",
+                               args->qmp);
+    free(records);
+    migrate_waiting_free(waiting, waits);
+    return rc;
+}
+
 void migrate_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one)
 {
     const char *name = text_of(one->status, "name"), *qmp = text_of(one->status, "qmp");

@@ -62,8 +62,12 @@ struct migrate_waiting {
 int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
                          size_t *count, struct ibx_error *err);
 void migrate_waiting_free(struct migrate_waiting *list, size_t count);
+/* -EBUSY and who: QEMU serves one client of its monitor, and another ib-migrate is that. */
+int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err);
 void migrate_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one);
 
+/* What is true of the VM: as ibx_record_say(), and whether the QEMU that it ran in is there. */
+void migrate_truth(const struct ibx_record *record, char *sentence, size_t size);
 /* "ib-migrate: SENTENCE" on stderr. */
 void migrate_complain(const char *sentence);
 /* One JSON object as one line on stdout; consumed. */

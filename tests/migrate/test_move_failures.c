@@ -481,6 +481,59 @@ static void test_other_machine(void **state)
             &(struct vm_options){.append = "", .machine = "pc", .incoming = true}, "machine");
 }
 
+static void test_other_devices(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = "", .extra = {"-device", "virtio-rng-pci,addr=5"}},
+            &(struct vm_options){.append = "", .incoming = true}, "lacks virtio-rng-pci");
+    mover_end_all(NULL);
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-device", "pcie-root-port,id=p,addr=4", "-device",
+                                           "virtio-rng-pci,bus=p"}},
+            "virtio-rng-pci @ q35-pcihost/04.0/00.0");
+}
+
+static void test_other_processors(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "", .two = true, .incoming = true}, "-smp");
+    mover_end_all(NULL);
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "", .incoming = true, .extra = {"-cpu", "Nehalem"}},
+            "-cpu");
+}
+
+/* Only the hosts see what is different: other names, another order, another network, a monitor. */
+static void test_the_same_hardware(void **state)
+{
+    (void)state;
+    const struct vm_options from = {.append = "",
+                                    .extra = {"-netdev", "hubport,id=a,hubid=0", "-device",
+                                              "virtio-net-pci,netdev=a,id=one,addr=6", "-device",
+                                              "virtio-rng-pci,addr=7", "-device",
+                                              "pcie-root-port,id=root,addr=8", "-device",
+                                              "virtio-balloon-pci,bus=root"}};
+    const struct vm_options to = {.append = "",
+                                  .incoming = true,
+                                  .extra = {"-device", "pcie-root-port,id=other,addr=8", "-device",
+                                            "virtio-balloon-pci,bus=other", "-device",
+                                            "virtio-rng-pci,addr=7,id=two", "-netdev",
+                                            "socket,id=b,listen=127.0.0.1:0", "-device",
+                                            "virtio-net-pci,netdev=b,addr=6", "-monitor", "null"}};
+    mover_begin();
+    vm_start(&vms[0], &from);
+    vm_start(&vms[1], &to);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
 static void test_check_says_yes(void **state)
 {
     (void)state;
@@ -550,6 +603,9 @@ int main(void)
         cmocka_unit_test_teardown(test_destination_qemu_ends, mover_end_all),
         cmocka_unit_test_teardown(test_too_small, mover_end_all),
         cmocka_unit_test_teardown(test_other_machine, mover_end_all),
+        cmocka_unit_test_teardown(test_other_devices, mover_end_all),
+        cmocka_unit_test_teardown(test_other_processors, mover_end_all),
+        cmocka_unit_test_teardown(test_the_same_hardware, mover_end_all),
         cmocka_unit_test_teardown(test_check_says_yes, mover_end_all),
         cmocka_unit_test_teardown(test_wrong_key, mover_end_all),
         cmocka_unit_test_teardown(test_nobody_there, mover_end_all),

@@ -322,6 +322,9 @@ def a_waiting_receiver_is_shown_and_cancelled(scene):
     equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
     equal({line["status"]["phase"] for line in lines}, {"waiting"})
     equal({line["record"]["qmp"] for line in lines}, {vm.socket, other.socket})
+    for args in (("receive", "--listen", "tcp://127.0.0.1:0"), ("check", "--destination")):
+        code, _, err = scene.run(*args, "--qmp", vm.socket, *folder(scene))
+        assert code == 1 and f"(process {waiting.pid}) that waits" in err, err
     code, _, err = scene.run("cancel", *folder(scene))
     assert code == 1 and "2 moves" in err and "--qmp" in err, err
     equal(scene.run("cancel", "--qmp", vm.socket, *folder(scene)), (0, "", ""))
@@ -564,7 +567,9 @@ def rollback_says_what_is_true_and_asks(scene):
     waiting.kill()
     waiting.communicate()
     _, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
-    assert re.search(r"its QEMU \(process \d+\) is gone: .*rollback", out), out
+    assert re.search(r"does not run here: its QEMU \(process \d+\) is gone; .*rollback", out), out
+    line = json.loads(scene.run("status", "--json", "--qmp", destination.socket, *folder(scene))[1])
+    assert "does not run here" in line["sentence"], line
     wait_for_status(sender, lambda status: status["phase"] == "broken")
     sender.send_signal(signal.SIGINT)
     wait_for(sender, "say", "interrupt once more")

@@ -44,11 +44,14 @@ static const struct sample {
                    .uuid = "01234567-89ab-cdef-0123-456789abcdef",
                    .name = "vm",
                    .block_count = 2,
-                   .blocks = {{"ram0", 1u << 30, 4096}, {"huge", 64u << 20, 2u << 20}}}},
-     "016962786d010001101112131415161718191a1b1c1d1e1f01000000000000000200070000000200"
+                   .blocks = {{"ram0", 1u << 30, 4096}, {"huge", 64u << 20, 2u << 20}},
+                   .hardware = "cpus=2;",
+                   .host = "node-a"}},
+     "016962786d020001101112131415161718191a1b1c1d1e1f01000000000000000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
-     "0000000004006875676500000004000000000000200000000000"},
+     "0000000004006875676500000004000000000000200000000000070063707573"
+     "3d323b06006e6f64652d61"},
     {"ANSWER",
      {.type = IBX_MOVE_ANSWER,
       .is.answer = {.standing = IBX_STANDING_WAITING,
@@ -58,7 +61,7 @@ static const struct sample {
      "02000206006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
     {"JOIN",
      {.type = IBX_MOVE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
-     "036962786d0100101112131415161718191a1b1c1d1e1f03000000000000000100"},
+     "036962786d0200101112131415161718191a1b1c1d1e1f03000000000000000100"},
     {"REGION",
      {.type = IBX_MOVE_REGION,
       .is.region =
@@ -249,7 +252,7 @@ static void refuses_strangers_and_other_versions(void **state)
     (void)state;
     for (enum ibx_move_message type = IBX_MOVE_HELLO; type <= IBX_MOVE_JOIN; type += 2) {
         says(type, 1, 0x12345678, 4, -EPROTO, "does not speak ib-migrate");
-        says(type, 5, 2, 2, -EPROTONOSUPPORT, "version 2");
+        says(type, 5, 3, 2, -EPROTONOSUPPORT, "version 3");
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MOVE_READY, 0, 0, 1, -EPROTO, "type 0");
@@ -401,6 +404,8 @@ static void the_longest_fit(void **state)
     (void)state;
     struct ibx_move_hello *hello = &fresh(IBX_MOVE_HELLO)->is.hello;
     hello->block_count = IBX_GUEST_BLOCKS_MAX;
+    memset(hello->hardware, 'h', IBX_MOVE_HARDWARE - 1);
+    memset(hello->host, 'n', sizeof(hello->host) - 1);
     for (unsigned i = 0; i < IBX_GUEST_BLOCKS_MAX; i++) {
         memset(hello->blocks[i].id, 'a' + (int)i / 8, IBX_GUEST_ID_MAX - 1);
         hello->blocks[i].id[i % 8] = '0';
