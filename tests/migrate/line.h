@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A control connection in the hands of a test that lies to ib-migrate: whatever is said on it, at
+ * any time, and what is heard. Waits fail the test at their limit.
+ */
+#ifndef IBX_TESTS_MIGRATE_LINE_H
+#define IBX_TESTS_MIGRATE_LINE_H
+
+#include "migrate/control.h"
+
+struct line {
+    struct ibx_control control;
+    uint32_t heard; /* a bit a type */
+    struct ibx_move_any last;
+    bool ended;
+};
+
+/* Called while a line waits, when not NULL: on tcp the peer's CPU answers READs, while it polls. */
+extern void (*line_meanwhile)(void);
+
+/* For ibx_control_take(): `context` is a line. */
+int line_note(void *context, const struct ibx_move_any *message);
+/* Takes in what has come, or waits a little for more. */
+void line_turn(struct line *line);
+/* Until it has said this, or closed; true when it was said. */
+bool line_hears(struct line *line, enum ibx_move_message type);
+void line_closes(struct line *line);
+void line_hang_up(struct line *line);
+void line_say(struct line *line, const struct ibx_move_any *message);
+void line_say_plain(struct line *line, enum ibx_move_message type);
+void line_say_epoch(struct line *line, enum ibx_move_message type, uint64_t epoch);
+void line_say_bytes(struct line *line, enum ibx_move_message type, const void *bytes, size_t n);
+void line_say_state_end(struct line *line, uint64_t bytes);
+
+#endif
