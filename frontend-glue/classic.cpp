@@ -193,7 +193,7 @@ void *make(const char *communicator, bool back_end)
     if (ibx_glue_config_load_classic(communicator, own_file, config.get(), &err) ||
         ibx_session_create(config->uri, &config->options, &session, &err))
         fail(err.message);
-    ibx_session_set_gpu(session, config->gpu, config->gpu_memory);
+    ibx_session_set_gpu(session, &config->gpu);
     return new ClassicCommunicator(session, false);
 }
 

@@ -203,7 +203,7 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
         ibx_log(IBX_LOG_ERROR, "%s", err.message);
         throw Failure(err.message);
     }
-    ibx_session_set_gpu(session, config->gpu, config->gpu_memory);
+    ibx_session_set_gpu(session, &config->gpu);
     // "server" only decides how failures of this object are told; the listening one has none to
     // tell.
     return std::make_shared<RdmaCommunicator>(session, false);

@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "common/properties.h"
+#include "gpudirect/crew.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -110,7 +111,7 @@ static int set_gpu(struct ibx_glue_config *config, const char *value, struct ibx
     for (int i = IBX_GPU_OFF; i <= IBX_GPU_ON; i++) {
         if (strcmp(value, names[i]))
             continue;
-        config->gpu = (enum ibx_gpu_mode)i;
+        config->gpu.mode = (enum ibx_gpu_mode)i;
         return 0;
     }
     return ibx_error_set(err, -EINVAL, "gpu: \"%.64s\" is not accepted: give auto, on or off",
@@ -126,7 +127,19 @@ static int set_gpu_memory(struct ibx_glue_config *config, const char *value, str
     if (bytes < IBX_GLUE_GPU_MEMORY_MIN)
         return ibx_error_set(err, -EINVAL, "gpu_memory: \"%.64s\" is too little: give 1M or more",
                              value);
-    config->gpu_memory = bytes;
+    config->gpu.memory = bytes;
+    return 0;
+}
+
+static int set_gpu_threads(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long threads = strtoul(value, &end, 10);
+    if (*value < '0' || *value > '9' || *end || errno || threads > IBX_CREW_THREADS_MAX)
+        return ibx_error_set(err, -EINVAL, "gpu_threads: \"%.64s\" is not accepted: give 0 to %u",
+                             value, IBX_CREW_THREADS_MAX);
+    config->gpu.threads = (unsigned)threads;
     return 0;
 }
 
@@ -162,12 +175,15 @@ static int apply_key(struct ibx_glue_config *config, const char *key, const char
         return set_gpu(config, value, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
+    if (!strcmp(key, "gpu_threads"))
+        return set_gpu_threads(config, value, err);
     if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
         return set_path(config, key, value, err);
     int rc = ibx_options_set(&config->options, key, value, err);
     if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
-        snprintf(err->message + n, sizeof(err->message) - n, ", memory, gpu, gpu_memory, log");
+        snprintf(err->message + n, sizeof(err->message) - n,
+                 ", memory, gpu, gpu_memory, gpu_threads, log");
     }
     return unknown_is_bad(rc, err);
 }
@@ -303,7 +319,7 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.gpu = IBX_GPU_OFF, .gpu_memory = IBX_GLUE_GPU_MEMORY};
+    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_OFF, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&found.options);
     int rc = find_file(&found, NULL, environment("GVIRTUS_CONFIG"), err);
     if (!rc && found.file[0])
@@ -318,7 +334,7 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.gpu = IBX_GPU_OFF, .gpu_memory = IBX_GLUE_GPU_MEMORY};
+    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_OFF, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&found.options);
     int rc = find_file(&found, own_file, NULL, err);
     if (!rc && found.file[0])

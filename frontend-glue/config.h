@@ -17,6 +17,7 @@
  *                fabric: lowers slots and message as far as needed
  *   rdma.gpu     auto, on or off: whether the back end's plugin runs copies itself
  *   rdma.gpu_memory  bytes of pinned memory for that, in the whole back end
+ *   rdma.gpu_threads  threads of one connection that copy, 0: by the processors
  *   rdma.log     error, warn, info or debug, unless IBX_LOG is set
  *
  * Keys of other kinds belong to GVirtuS and are left alone.
@@ -35,11 +36,10 @@
 struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
     struct ibx_options options;
-    size_t memory;         /* rdma.memory, 0: not given */
-    enum ibx_gpu_mode gpu; /* [off] */
-    size_t gpu_memory;     /* [IBX_GLUE_GPU_MEMORY] */
-    char file[PATH_MAX];   /* the properties file, "" when there is none */
-    unsigned uri_line;     /* of its key `communicator`, 0 when the URI came from the caller */
+    size_t memory;              /* rdma.memory, 0: not given */
+    struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */
+    char file[PATH_MAX];        /* the properties file, "" when there is none */
+    unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
 /* For G2 and later. The endpoint is the one of properties.json; its host may be NULL or "" and its

@@ -23,9 +23,9 @@ bool copies_resets_seen(struct copies *x)
     return resets != before;
 }
 
-void copies_init(struct copies *x, enum ibx_gpu_mode mode, size_t memory)
+void copies_init(struct copies *x, const struct ibx_gpu_options *options)
 {
-    *x = (struct copies){.mode = mode, .memory = memory, .pins = {.bytes_max = PINS_MAX}};
+    *x = (struct copies){.options = *options, .pins = {.bytes_max = PINS_MAX}};
     ibx_request_watch_init(&x->requests);
 }
 
@@ -46,20 +46,22 @@ void copies_fini(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     if (x->ran)
-        ibx_log(IBX_LOG_INFO, "%lu copies were run for %s, %lu of them in place", x->ran,
-                s->path.peer, x->in_place);
+        ibx_log(IBX_LOG_INFO, "%lu copies were run for %s, %lu of them in place, %lu by a crew",
+                x->ran, s->path.peer, x->in_place, x->by_crew);
     if (x->staging) {
         ibx_staging_end(x->staging);
         if (copies_resets_seen(x) || x->requests.resets)
             ibx_staging_forget(x->staging);
     }
     ibx_staging_destroy(x->staging);
+    ibx_crew_destroy(x->crew);
+    x->crew = NULL;
     free(x->held);
     x->staging = NULL;
     x->held = NULL;
     x->held_size = 0;
-    x->ran = x->in_place = 0;
-    x->mode = IBX_GPU_OFF;
+    x->ran = x->in_place = x->by_crew = 0;
+    x->options.mode = IBX_GPU_OFF;
 }
 
 /* ------------------------------------------------------------------------ watching */
@@ -157,7 +159,7 @@ int copies_run(struct ibx_session *s)
     enum ibx_reply_shape shape = x->replies.shape;
     bool known = shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED;
     int rc = DONE;
-    while (rc == DONE && x->mode != IBX_GPU_OFF && known && !s->out_length &&
+    while (rc == DONE && x->options.mode != IBX_GPU_OFF && known && !s->out_length &&
            ibx_request_begins(&x->requests)) {
         struct request q;
         rc = copies_find_request(s, &q);

@@ -19,11 +19,11 @@
 #include "frontend-glue/frames.h"
 #include "frontend-glue/session.h"
 #include "gpudirect/client_pins.h"
+#include "gpudirect/crew.h"
 #include "gpudirect/staging.h"
 
 struct copies {
-    enum ibx_gpu_mode mode;
-    size_t memory; /* bytes of the pinned pool, for who makes it */
+    struct ibx_gpu_options options; /* its mode becomes OFF where there is no CUDA */
 
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
@@ -36,6 +36,8 @@ struct copies {
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
     bool unpinned;               /* it was said why that is not done */
     bool straight;               /* the last copy from the device went into such memory */
+    struct ibx_crew *crew;       /* NULL: not made yet, or not wanted */
+    bool alone;                  /* there will be none */
     struct ibx_mr **regions;     /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
@@ -49,10 +51,11 @@ struct copies {
     uint32_t arrived;         /* a bit for each READ or WRITE that is over, by cookie - 1 */
     const uint8_t *payload;   /* or it came with the request */
     unsigned long ran;        /* copies so far */
-    unsigned long in_place;   /* of these, without any copy of ours */
+    unsigned long in_place;   /* of these, without any copy of ours ... */
+    unsigned long by_crew;    /* ... and by several threads */
 };
 
-void copies_init(struct copies *copies, enum ibx_gpu_mode mode, size_t memory);
+void copies_init(struct copies *copies, const struct ibx_gpu_options *options);
 /* Where a request begins: runs and answers copies until there is something for GVirtuS to read.
  * 0, or as session_fail(). */
 int copies_run(struct ibx_session *s);

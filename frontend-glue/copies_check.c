@@ -11,9 +11,9 @@ bool copies_able(struct ibx_session *s)
     if (!x->cuda) {
         x->cuda = ibx_cuda_load(&err);
         if (!x->cuda) {
-            ibx_log(x->mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
+            ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
                     "GVirtuS runs all copies itself: %s", err.message);
-            x->mode = IBX_GPU_OFF;
+            x->options.mode = IBX_GPU_OFF;
             return false;
         }
     }

@@ -11,15 +11,10 @@ static int gpu_failed(struct ibx_session *s, int code)
                         s->path.peer, ibx_cuda_error_name(s->copies.cuda, code));
 }
 
-/* Of a plain copy: straight into the client's memory. 1: that is not within reach. */
-static int deliver_in_place(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
+/* Straight into the client's memory, which is held. */
+static int deliver_in_place(struct ibx_session *s, void *to, size_t n)
 {
     struct copies *x = &s->copies;
-    bool plain = x->frame.height == 1 && x->frame.out == x->frame.width;
-    void *to = plain ? copies_hold(s, remote, 0, n, IBX_ACCESS_REMOTE_WRITE) : NULL;
-    x->straight = to != NULL;
-    if (!to)
-        return 1;
     int rc = ibx_staging_deliver_straight(x->staging, to, n);
     ibx_remote_release(s->conn);
     if (rc)
@@ -31,13 +26,20 @@ static int deliver_in_place(struct ibx_session *s, const struct ibx_remote *remo
 int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
 {
     struct copies *x = &s->copies;
-    int done = deliver_in_place(s, remote, n);
-    if (done <= 0)
-        return done;
-    struct ibx_staging_wire wire = copies_wire_write(s);
+    bool plain = x->frame.height == 1 && x->frame.out == x->frame.width;
+    void *to = NULL;
+    enum copies_reach reach =
+        plain ? copies_hold(s, remote, 0, n, IBX_ACCESS_REMOTE_WRITE, &to) : COPIES_FAR;
+    x->straight = reach == COPIES_PINNED;
+    if (x->straight)
+        return deliver_in_place(s, to, n);
     x->remote = *remote;
     x->remote_at = 0;
+    bool by_crew = reach == COPIES_BY_CREW;
+    struct ibx_staging_wire wire = by_crew ? copies_wire_crew(s, false) : copies_wire_write(s);
     int rc = ibx_staging_deliver(x->staging, &wire, n);
+    if (by_crew)
+        rc = copies_crew_end(s, rc);
     return rc > 0 ? gpu_failed(s, rc) : rc;
 }
 

@@ -7,7 +7,7 @@
  *   copies_to_device.c    to the device ...
  *   copies_from_device.c  ... and from it
  *   copies_stage.c        pinned chunks, and the ways that bytes take into and out of them
- *   copies_reach.c        the client's memory where it is mapped here: no chunks
+ *   copies_reach.c        the client's memory within reach: in place, or by several threads
  *   copies_check.c        what CUDA says before a copy is run
  *   copies_symbol.c       where a symbol of the program is
  */
@@ -82,10 +82,21 @@ int copies_stage_end(struct copies *x, int rc);
 
 /* copies_reach.c */
 
-/* Holds bytes [at, at + n) of the client's memory, pinned: where the GPU finds them. NULL: they are
- * not within its reach, and nothing is held. ibx_remote_release() ends it. */
-void *copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at, uint64_t n,
-                  unsigned access);
+enum copies_reach {
+    COPIES_FAR,     /* by posts; nothing is held */
+    COPIES_PINNED,  /* the GPU finds the bytes at *address */
+    COPIES_BY_CREW, /* the crew copies them */
+};
+/* Holds bytes [at, at + n) of the client's memory, if that is worth while, until
+ * ibx_remote_release(), or copies_crew_end(). */
+enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
+                              uint64_t n, unsigned access, void **address);
+/* Whether a body of that length will be the crew's, as far as can be said before it is held. */
+bool copies_crew_likely(struct ibx_session *s, uint64_t length);
+/* By the crew: copies->remote, `remote_at` on, is held. */
+struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read);
+/* After that with its result, which it returns; a negative one as session_fail(). */
+int copies_crew_end(struct ibx_session *s, int rc);
 
 /* copies_to_device.c: an outcome, or as session_fail() */
 

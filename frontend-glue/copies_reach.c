@@ -3,26 +3,112 @@
 
 #include "common/log.h"
 
-void *copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at, uint64_t n,
-                  unsigned access)
+#include <sched.h>
+#include <string.h>
+
+/* Shorter copies are over before a sleeping thread has begun. */
+#define CREW_BYTES_MIN    (2u << 20)
+#define CREW_THREADS_MOST 4u /* unless more are asked for */
+
+/* One thread for each four processors: the client, other sessions and the driver want some, too. */
+static unsigned crew_threads(const struct copies *x)
+{
+    cpu_set_t set;
+    if (x->options.threads)
+        return x->options.threads;
+    int there = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+    unsigned threads = (unsigned)there / 4;
+    return threads > CREW_THREADS_MOST ? CREW_THREADS_MOST : threads;
+}
+
+static bool crew_ready(struct copies *x)
+{
+    struct ibx_error err = {0};
+    unsigned threads = x->crew || x->alone ? 0 : crew_threads(x);
+    if (!x->crew && !x->alone && threads > 1 && ibx_crew_create(threads, &x->crew, &err))
+        ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
+    x->alone = !x->crew;
+    return x->crew;
+}
+
+bool copies_crew_likely(struct ibx_session *s, uint64_t length)
+{
+    return length >= CREW_BYTES_MIN + IBX_FRAME_WINDOW && s->caps->direct && crew_ready(&s->copies);
+}
+
+enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
+                              uint64_t n, unsigned access, void **address)
 {
     struct copies *x = &s->copies;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
     struct ibx_error err = {0};
     if (s->ops_pending || at > remote->length || n > remote->length - at)
-        return NULL;
+        return COPIES_FAR;
     part.address += at;
     part.length = n;
     if (ibx_remote_hold(s->conn, &part, access, &reach))
-        return NULL;
-    if (reach.id &&
-        ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id, reach.writable, &err))
-        return reach.address;
+        return COPIES_FAR;
+    if (reach.id && ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id,
+                                   reach.writable, &err)) {
+        *address = reach.address;
+        return COPIES_PINNED;
+    }
     if (err.code && !x->unpinned) {
         x->unpinned = true;
         ibx_log(IBX_LOG_WARN, "copies for %s go through chunks: %s", s->path.peer, err.message);
     }
+    /* The kernel may have become unwilling since the last time; posts find another way then. */
+    if (reach.copies && n >= CREW_BYTES_MIN && crew_ready(x) &&
+        !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0))
+        return COPIES_BY_CREW;
     ibx_remote_release(s->conn);
-    return NULL;
+    return COPIES_FAR;
+}
+
+/* ------------------------------------------------------------------ the crew's wires */
+
+static int crew_read(void *context, void *local, uint64_t offset, size_t n)
+{
+    struct ibx_session *s = context;
+    const struct copies *x = &s->copies;
+    return ibx_remote_copy(s->conn, true, local, &x->remote, x->remote_at + offset, n);
+}
+
+static int crew_write(void *context, void *local, uint64_t offset, size_t n)
+{
+    struct ibx_session *s = context;
+    const struct copies *x = &s->copies;
+    return ibx_remote_copy(s->conn, false, local, &x->remote, x->remote_at + offset, n);
+}
+
+static int crew_move(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
+                     size_t n)
+{
+    (void)chunk;
+    struct ibx_session *s = context;
+    ibx_crew_post(s->copies.crew, place, local, offset, n);
+    return 0;
+}
+
+static int crew_arrived(void *context, bool wait, uint32_t *places)
+{
+    struct ibx_session *s = context;
+    return ibx_crew_take(s->copies.crew, wait, places);
+}
+
+struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read)
+{
+    ibx_crew_begin(s->copies.crew, read ? crew_read : crew_write, s);
+    return (struct ibx_staging_wire){s, crew_move, crew_arrived, NULL};
+}
+
+int copies_crew_end(struct ibx_session *s, int rc)
+{
+    struct copies *x = &s->copies;
+    ibx_crew_stop(x->crew);
+    ibx_remote_release(s->conn);
+    x->by_crew += !rc;
+    return rc < 0 ? session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
+                  : rc;
 }

@@ -169,7 +169,7 @@ bool copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric)
     struct ibx_error err = {0};
     if (!copies_lane(x))
         return false;
-    if (ibx_pinned_open(x->cuda, x->memory, &err)) {
+    if (ibx_pinned_open(x->cuda, x->options.memory, &err)) {
         say_poor(x, err.message);
         return false;
     }

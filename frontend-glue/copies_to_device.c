@@ -97,17 +97,11 @@ static int run_plain(struct ibx_session *s, const struct request *q)
     return windows ? windows : copies_stage_end(x, rc);
 }
 
-/* Straight out of the client's memory: PASS as well when that is not within reach. */
-static int run_in_place(struct ibx_session *s, const struct ibx_gpu_copy *copy)
+/* Straight out of the client's memory, which is held. */
+static int run_in_place(struct ibx_session *s, const void *from, const struct ibx_gpu_copy *copy)
 {
     struct copies *x = &s->copies;
-    struct ibx_staging *lane = copies_lane(x);
-    void *from =
-        lane ? copies_hold(s, &x->remote, x->remote_at, x->frame.payload, IBX_ACCESS_REMOTE_READ)
-             : NULL;
-    if (!from)
-        return PASS;
-    int rc = ibx_staging_straight_to_device(lane, from, copy);
+    int rc = ibx_staging_straight_to_device(x->staging, from, copy);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
     return copies_outcome(x, rc);
@@ -118,12 +112,24 @@ static int run_known(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
-    if (run_in_place(s, &copy) == DONE)
-        return DONE;
-    struct ibx_staging_wire wire = copies_wire_read(s);
-    if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, x->frame.payload, true))
+    void *from = NULL;
+    if (!copies_lane(x))
         return PASS;
-    return copies_stage_end(x, ibx_staging_to_device(x->staging, &wire, &copy));
+    enum copies_reach reach =
+        copies_hold(s, &x->remote, x->remote_at, x->frame.payload, IBX_ACCESS_REMOTE_READ, &from);
+    if (reach == COPIES_PINNED)
+        return run_in_place(s, from, &copy);
+    bool by_crew = reach == COPIES_BY_CREW;
+    if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, x->frame.payload, !by_crew)) {
+        if (by_crew)
+            ibx_remote_release(s->conn);
+        return PASS;
+    }
+    struct ibx_staging_wire wire = by_crew ? copies_wire_crew(s, true) : copies_wire_read(s);
+    int rc = ibx_staging_to_device(x->staging, &wire, &copy);
+    if (by_crew)
+        rc = copies_crew_end(s, rc);
+    return copies_stage_end(x, rc);
 }
 
 int copies_run_exposed(struct ibx_session *s, const struct request *q)
@@ -134,7 +140,7 @@ int copies_run_exposed(struct ibx_session *s, const struct request *q)
     x->arrived = 0;
     if (q->tail_length)
         return copies_parse(q, &x->frame) && copies_sound(x, &x->frame) ? run_known(s) : PASS;
-    if (ibx_frame_plain_bytes(q->call))
+    if (ibx_frame_plain_bytes(q->call) && !copies_crew_likely(s, q->length))
         return run_plain(s, q);
     int rc = windows_fetch(s, q->length);
     if (!rc)

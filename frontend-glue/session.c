@@ -38,14 +38,14 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
         return rc;
     }
     s->bodies_tail = &s->bodies;
-    copies_init(&s->copies, IBX_GPU_OFF, 0);
+    copies_init(&s->copies, &(struct ibx_gpu_options){.mode = IBX_GPU_OFF});
     *session = s;
     return 0;
 }
 
-void ibx_session_set_gpu(struct ibx_session *s, enum ibx_gpu_mode mode, size_t memory)
+void ibx_session_set_gpu(struct ibx_session *s, const struct ibx_gpu_options *options)
 {
-    copies_init(&s->copies, mode, memory);
+    copies_init(&s->copies, options);
 }
 
 int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
@@ -100,7 +100,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
         ibx_close(conn);
         return rc;
     }
-    copies_init(&s->copies, listening->copies.mode, listening->copies.memory);
+    copies_init(&s->copies, &listening->copies.options);
     s->server = true;
     s->conn = conn;
     s->state = SESSION_KNOCKED;

@@ -29,12 +29,18 @@ enum ibx_gpu_mode {
     IBX_GPU_ON,   /* the same, and a warning where it is not */
 };
 
+struct ibx_gpu_options {
+    enum ibx_gpu_mode mode;
+    size_t memory;    /* bytes of pinned memory that this process's sessions share */
+    unsigned threads; /* of one session, that copy; 0: by the processors there are */
+};
+
 /* Keeps copies of both; touches no network, thread or device. */
 int ibx_session_create(const char *uri, const struct ibx_options *options,
                        struct ibx_session **session, struct ibx_error *err);
-/* Server, before it serves: how the sessions that it accepts treat copies, and how many bytes of
- * pinned memory they share in this process. Off without this call. */
-void ibx_session_set_gpu(struct ibx_session *session, enum ibx_gpu_mode mode, size_t memory);
+/* Server, before it serves: how the sessions that it accepts treat copies. Off without this call.
+ */
+void ibx_session_set_gpu(struct ibx_session *session, const struct ibx_gpu_options *options);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);
 

@@ -101,6 +101,7 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         .rendezvous = RENDEZVOUS_BYTES,
         .register_free = true,
         .peer_drives = !shm->direct,
+        .direct = shm->direct,
     };
     if (shm->direct)
         snprintf(description, size,

@@ -151,6 +151,7 @@ struct ibx_caps {
     bool register_free; /* registration pins nothing and costs nothing: do not cache it */
     bool peer_drives;   /* one-sided work proceeds only while the peer polls its connection */
     bool dmabuf;        /* spans with a dma-buf can be registered */
+    bool direct;        /* ibx_remote_copy() reaches the peer's memory, unless that changes */
 };
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn);
 

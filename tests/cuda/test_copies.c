@@ -19,13 +19,16 @@
 
 static const struct cuda_calls *app;
 
+static struct ibx_gpu_options gpu = {.mode = IBX_GPU_ON, .memory = POOL, .threads = 3};
+
 /* What the back end saw. */
 struct back_end {
     unsigned requests;
     char last_name[64];
     uint8_t last_body[64];
     size_t last_length;
-    int end; /* of the session: what the last read returned */
+    unsigned long by_crew; /* of the copies before that */
+    int end;               /* of the session: what the last read returned */
 };
 
 static struct session_pair pair;
@@ -76,6 +79,7 @@ static int serve(struct session_pair *p, void *argument)
         if (rc != (ssize_t)length)
             return 0;
         back->requests++;
+        back->by_crew = p->server->copies.by_crew;
         note(back);
         if (!strcmp(back->last_name, "cudaDeviceReset"))
             app->primary_reset(0);
@@ -178,7 +182,7 @@ static int set_up(void **state)
     cuda_application_use(0);
     assert_int_equal(app->mem_alloc(&device, DEVICE_BYTES), 0);
     session_pair_open(&pair);
-    ibx_session_set_gpu(pair.server, IBX_GPU_ON, POOL);
+    ibx_session_set_gpu(pair.server, &gpu);
     note(&(struct back_end){0});
     joined = false;
     session_pair_start(&pair, serve, NULL);
@@ -392,6 +396,39 @@ static void test_in_place(void **state)
     assert_true(after.host_pins <= 1); /* the pool */
 }
 
+/* Long copies of memory that only one process has: by several threads where the kernel reaches it.
+ */
+static void test_by_crew(void **state)
+{
+    (void)state;
+    struct frame other = {0};
+    unsigned long copies = 0;
+    put_u64(&other, 5);
+    for (size_t n = (2 << 20) - 1; n <= DEVICE_BYTES; n = n * 3 / 2 + 1) {
+        uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+        struct frame request = to_device(bytes, n), back = from_device(n);
+        send("cudaMemcpy", &request);
+        assert_int_equal(receive(NULL, 0), 0);
+        assert_device(n, n);
+        send_apart("cudaMemcpy", &request, n);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(receive(NULL, 0), 0);
+        assert_device(n, n);
+        send("cudaMemcpy", &back);
+        assert_int_equal(receive(out, n + 8), 0);
+        assert_memory_equal(out + 8, bytes, n);
+        send("cudaOther", &other);
+        assert_int_equal(receive(NULL, 0), HANDLED);
+        copies += over_shm && n >= 2 << 20 ? 3 : 0;
+        assert_int_equal(seen().by_crew, copies);
+        free(bytes);
+        free(out);
+        free(request.bytes);
+        free(back.bytes);
+    }
+    free(other.bytes);
+}
+
 static void test_from_device(void **state)
 {
     (void)state;
@@ -519,7 +556,7 @@ static void test_flush_before_all_is_read(void **state)
     (void)state;
     struct session_pair by_hand;
     struct ibx_conn *client = session_pair_open_bare_client(&by_hand);
-    ibx_session_set_gpu(by_hand.server, IBX_GPU_ON, POOL);
+    ibx_session_set_gpu(by_hand.server, &gpu);
     session_pair_start(&by_hand, serve, NULL);
     uint8_t bytes[128] = {1, 1, 14, 0, 0, 0, 'f', 'i', 'r', 's', 't'};
     say(client, bytes, 20);
@@ -570,6 +607,7 @@ int main(int argc, char **argv)
         TEST(test_pieces),
         TEST(test_payload_apart),
         TEST(test_in_place),
+        TEST(test_by_crew),
         TEST(test_from_device),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),

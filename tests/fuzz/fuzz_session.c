@@ -270,6 +270,18 @@ int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsi
     return 0;
 }
 
+int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct ibx_remote *remote,
+                    uint64_t offset, size_t n)
+{
+    (void)conn;
+    (void)read;
+    (void)local;
+    (void)remote;
+    (void)offset;
+    (void)n;
+    abort(); /* said to be impossible */
+}
+
 void ibx_remote_release(struct ibx_conn *conn)
 {
     require(conn->holding);
@@ -457,7 +469,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         s->state = SESSION_KNOCKED;
         require(ibx_session_read(s, incoming, 0) == 0 && s->state == SESSION_LIVE);
         if (flags & 32) {
-            ibx_session_set_gpu(s, IBX_GPU_ON, 2 * (size_t)IBX_PINNED_STRIDE);
+            ibx_session_set_gpu(
+                s, &(struct ibx_gpu_options){IBX_GPU_ON, 2 * (size_t)IBX_PINNED_STRIDE, 1});
             s->copies.replies.shape = IBX_REPLY_TIMED;
         }
         fake_cuda_fail_in = flags & 64 ? 1 + count % 8u : 0;

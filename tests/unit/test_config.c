@@ -257,7 +257,7 @@ static void test_bad_keys(void **state)
 {
     (void)state;
     expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-                   "timeout_ms, memory, gpu, gpu_memory, log");
+                   "timeout_ms, memory, gpu, gpu_memory, gpu_threads, log");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
@@ -265,6 +265,9 @@ static void test_bad_keys(void **state)
     expect_refused("rdma.log : loud\n", "\"loud\"", "error, warn, info or debug");
     expect_refused("rdma.gpu : maybe\n", "line 1 (rdma.gpu): gpu: \"maybe\"", "auto, on or off");
     expect_refused("rdma.gpu_memory : 8K\n", "\"8K\"", "1M or more");
+    expect_refused("rdma.gpu_threads : 17\n", "\"17\"", "0 to 16");
+    expect_refused("rdma.gpu_threads : -1\n", "\"-1\"", "0 to 16");
+    expect_refused("rdma.gpu_threads : 2x\n", "line 1 (rdma.gpu_threads)", "\"2x\"");
     expect_refused("rdma.gpu_memory : much\n", "line 1 (rdma.gpu_memory)", "\"much\"");
     expect_refused("rdma.spin_us\n", "line 1: \"rdma.spin_us\"", "key : value");
     char text[600];
@@ -361,15 +364,18 @@ static void test_gpu(void **state)
     (void)state;
     write_file("home/etc/gvirtus.properties", "# nothing\n");
     assert_int_equal(load(), 0);
-    assert_int_equal(config.gpu, IBX_GPU_OFF);
-    assert_int_equal(config.gpu_memory, 64 << 20);
-    write_file("home/etc/gvirtus.properties", "rdma.gpu : auto\nrdma.gpu_memory : 8M\n");
+    assert_int_equal(config.gpu.mode, IBX_GPU_OFF);
+    assert_int_equal(config.gpu.memory, 64 << 20);
+    assert_int_equal(config.gpu.threads, 0);
+    write_file("home/etc/gvirtus.properties",
+               "rdma.gpu : auto\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\n");
     assert_int_equal(load(), 0);
-    assert_int_equal(config.gpu, IBX_GPU_AUTO);
-    assert_int_equal(config.gpu_memory, 8 << 20);
+    assert_int_equal(config.gpu.mode, IBX_GPU_AUTO);
+    assert_int_equal(config.gpu.memory, 8 << 20);
+    assert_int_equal(config.gpu.threads, 16);
     write_file("home/etc/gvirtus.properties", "rdma.gpu : on\n");
     assert_int_equal(ibx_glue_config_load_classic("rdma://a:1", NULL, &config, &error), 0);
-    assert_int_equal(config.gpu, IBX_GPU_ON);
+    assert_int_equal(config.gpu.mode, IBX_GPU_ON);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

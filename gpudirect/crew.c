@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "gpudirect/crew.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct job {
+    unsigned place;
+    void *local;
+    uint64_t offset;
+    size_t n;
+};
+
+struct ibx_crew {
+    pthread_mutex_t lock;
+    pthread_cond_t posted, over;
+    pthread_t threads[IBX_CREW_THREADS_MAX];
+    unsigned count; /* of threads made */
+    pid_t owner;
+    bool ending;
+
+    ibx_crew_copy copy;
+    void *context;
+    struct job jobs[IBX_CREW_PLACES]; /* a ring of those not begun */
+    unsigned first, waiting;
+    unsigned running;
+    uint32_t done; /* places */
+    int status;
+};
+
+/* Takes the oldest job and does it, without the lock meanwhile. Locked; there is one. */
+static void run_one(struct ibx_crew *crew)
+{
+    struct job job = crew->jobs[crew->first];
+    crew->first = (crew->first + 1) % IBX_CREW_PLACES;
+    crew->waiting--;
+    crew->running++;
+    ibx_crew_copy copy = crew->copy;
+    void *context = crew->context;
+    pthread_mutex_unlock(&crew->lock);
+    int rc = copy(context, job.local, job.offset, job.n);
+    pthread_mutex_lock(&crew->lock);
+    crew->running--;
+    crew->done |= 1u << job.place;
+    if (rc && !crew->status)
+        crew->status = rc;
+    pthread_cond_signal(&crew->over); /* only the owner waits for it */
+}
+
+static void *work(void *argument)
+{
+    struct ibx_crew *crew = argument;
+    pthread_mutex_lock(&crew->lock);
+    while (!crew->ending) {
+        if (crew->waiting)
+            run_one(crew);
+        else
+            pthread_cond_wait(&crew->posted, &crew->lock);
+    }
+    pthread_mutex_unlock(&crew->lock);
+    return NULL;
+}
+
+/* Signals are for the process's own threads. */
+static int threads_make(struct ibx_crew *crew, unsigned threads)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = 0;
+    while (!rc && crew->count + 1 < threads && crew->count < IBX_CREW_THREADS_MAX) {
+        rc = pthread_create(&crew->threads[crew->count], NULL, work, crew);
+        crew->count += !rc;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *err)
+{
+    struct ibx_crew *crew = calloc(1, sizeof(*crew));
+    if (!crew)
+        return ibx_error_set(err, -ENOMEM, "no memory for threads that copy");
+    pthread_mutex_init(&crew->lock, NULL);
+    pthread_cond_init(&crew->posted, NULL);
+    pthread_cond_init(&crew->over, NULL);
+    crew->owner = getpid();
+    int rc = threads_make(crew, threads);
+    if (rc && !crew->count) {
+        ibx_crew_destroy(crew);
+        return ibx_error_set(
+            err, -rc, "%u threads that copy cannot be made: lower rdma.gpu_threads", threads);
+    }
+    *out = crew; /* with as many as there could be */
+    return 0;
+}
+
+void ibx_crew_destroy(struct ibx_crew *crew)
+{
+    if (!crew)
+        return;
+    if (crew->owner == getpid()) {
+        pthread_mutex_lock(&crew->lock);
+        crew->ending = true;
+        pthread_cond_broadcast(&crew->posted);
+        pthread_mutex_unlock(&crew->lock);
+        for (unsigned i = 0; i < crew->count; i++)
+            pthread_join(crew->threads[i], NULL);
+        pthread_cond_destroy(&crew->over);
+        pthread_cond_destroy(&crew->posted);
+        pthread_mutex_destroy(&crew->lock);
+    }
+    free(crew);
+}
+
+void ibx_crew_begin(struct ibx_crew *crew, ibx_crew_copy copy, void *context)
+{
+    pthread_mutex_lock(&crew->lock);
+    crew->copy = copy;
+    crew->context = context;
+    crew->done = 0;
+    crew->status = 0;
+    pthread_mutex_unlock(&crew->lock);
+}
+
+void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t offset, size_t n)
+{
+    pthread_mutex_lock(&crew->lock);
+    crew->jobs[(crew->first + crew->waiting++) % IBX_CREW_PLACES] =
+        (struct job){place, local, offset, n};
+    pthread_cond_signal(&crew->posted);
+    pthread_mutex_unlock(&crew->lock);
+}
+
+int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places)
+{
+    pthread_mutex_lock(&crew->lock);
+    while (wait && !crew->done && !crew->status && (crew->waiting || crew->running)) {
+        if (crew->waiting)
+            run_one(crew);
+        else
+            pthread_cond_wait(&crew->over, &crew->lock);
+    }
+    *places |= crew->done;
+    crew->done = 0;
+    int status = crew->status;
+    pthread_mutex_unlock(&crew->lock);
+    return status;
+}
+
+void ibx_crew_stop(struct ibx_crew *crew)
+{
+    pthread_mutex_lock(&crew->lock);
+    crew->waiting = 0;
+    while (crew->running)
+        pthread_cond_wait(&crew->over, &crew->lock);
+    pthread_mutex_unlock(&crew->lock);
+}

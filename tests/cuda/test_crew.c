@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Threads that copy: every piece once, reported once, and none after the end. */
+#include "gpudirect/crew.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define PIECE  ((size_t)5000)
+#define PIECES 400u
+
+static uint8_t peer[PIECES * PIECE], local[PIECES * PIECE];
+
+struct copying {
+    atomic_uint begun, running, most;
+    unsigned fail_at; /* the piece that fails, 0: none */
+    unsigned meet;    /* so many pieces wait for each other */
+    pthread_t owner;
+    atomic_bool others; /* a thread that is not the owner has copied */
+};
+
+static int copy(void *context, void *to, uint64_t offset, size_t n)
+{
+    struct copying *c = context;
+    unsigned piece = ++c->begun, now = ++c->running, most = c->most;
+    while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now))
+        ;
+    if (!pthread_equal(pthread_self(), c->owner))
+        c->others = true;
+    while (piece <= c->meet && c->begun < c->meet)
+        sched_yield();
+    for (unsigned i = 0; c->fail_at && piece != c->fail_at && i < 500; i++)
+        sched_yield(); /* still at it when the failure is told */
+    memcpy(to, peer + offset, n);
+    c->running--;
+    return piece == c->fail_at ? -ESRCH : 0;
+}
+
+/* All pieces through eight places. */
+static int copy_all(struct ibx_crew *crew, struct copying *c)
+{
+    unsigned next = 0, over = 0;
+    uint32_t busy = 0;
+    int rc = 0;
+    c->owner = pthread_self();
+    ibx_crew_begin(crew, copy, c);
+    while (over < PIECES && !rc) {
+        for (unsigned place = 0; place < 8 && next < PIECES; place++) {
+            if (busy & 1u << place)
+                continue;
+            busy |= 1u << place;
+            ibx_crew_post(crew, place, local + next * PIECE, next * PIECE, PIECE);
+            next++;
+        }
+        uint32_t places = 0;
+        rc = ibx_crew_take(crew, true, &places);
+        assert_true(rc || (places && (places & busy) == places));
+        busy &= ~places;
+        over += (unsigned)__builtin_popcount(places);
+    }
+    ibx_crew_stop(crew);
+    assert_int_equal(c->running, 0);
+    return rc;
+}
+
+static void test_all_pieces(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(peer); i++)
+        peer[i] = (uint8_t)(i * 31 + i / 997);
+    for (unsigned threads = 1; threads <= IBX_CREW_THREADS_MAX; threads += 3) {
+        struct ibx_crew *crew;
+        struct copying c = {.meet = threads < 8 ? threads : 8};
+        assert_int_equal(ibx_crew_create(threads, &crew, NULL), 0);
+        memset(local, 0, sizeof(local));
+        assert_int_equal(copy_all(crew, &c), 0);
+        assert_memory_equal(local, peer, sizeof(peer));
+        assert_int_equal(c.begun, PIECES);
+        assert_true(c.most <= threads && c.most >= c.meet); /* and they did meet */
+        assert_int_equal(c.others, threads > 1);
+        ibx_crew_destroy(crew);
+    }
+}
+
+/* The first failure is told, the rest is not begun, and the crew is good for the next copy. */
+static void test_failure(void **state)
+{
+    (void)state;
+    struct ibx_crew *crew;
+    assert_int_equal(ibx_crew_create(4, &crew, NULL), 0);
+    for (unsigned at = 1; at < PIECES; at = at * 3 + 1) {
+        struct copying c = {.fail_at = at}, again = {0};
+        assert_int_equal(copy_all(crew, &c), -ESRCH);
+        assert_true(c.begun >= at && c.begun <= at + 8);
+        assert_int_equal(copy_all(crew, &again), 0);
+        assert_int_equal(again.begun, PIECES);
+    }
+    ibx_crew_destroy(crew);
+    ibx_crew_destroy(NULL);
+}
+
+/* A child has no threads to wait for. */
+static void test_fork(void **state)
+{
+    (void)state;
+    struct ibx_crew *crew;
+    assert_int_equal(ibx_crew_create(4, &crew, NULL), 0);
+    pid_t child = fork();
+    if (!child) {
+        ibx_crew_destroy(crew);
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    ibx_crew_destroy(crew);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_pieces),
+        cmocka_unit_test(test_failure),
+        cmocka_unit_test(test_fork),
+    };
+    alarm(120);
+    return cmocka_run_group_tests_name("crew", tests, NULL, NULL);
+}
