@@ -21,6 +21,8 @@
 #define POLLS_PER_WAKE_LOOK 4096u
 #define YIELD_NS            1000u
 #define DRAIN_MS            5000u
+#define FUTILE_SPINS        8u  /* in a row, and busy polling is left out ... */
+#define WAITS_WITHOUT_SPIN  64u /* ... for so many waits; one wait of busy polling decides again */
 
 struct ibx_conn *ibx_conn_new(int fd, enum ibx_role role, const struct ibx_options *options)
 {
@@ -409,17 +411,34 @@ static bool woken(struct ibx_conn *conn)
     return read(conn->wake_fd, &count, sizeof(count)) == sizeof(count);
 }
 
+/* How long to poll busily. Two ends on one core whose processes are of different sessions or
+ * control groups cannot count on sched_yield(): then each would poll to the end before the other
+ * one runs, which makes a call of some microseconds one of twice spin_us. */
+static unsigned spin_time_us(struct ibx_conn *conn)
+{
+    if (conn->futile < FUTILE_SPINS)
+        return conn->options.spin_us;
+    if (conn->skipped < WAITS_WITHOUT_SPIN) {
+        conn->skipped++;
+        return 0;
+    }
+    conn->skipped = 0;
+    return conn->options.spin_us;
+}
+
 /* Busy polling, or one look if `once`: 1 when there is something to take, 0 when the time is over,
  * -EINTR for ibx_wake(). Work for the peer makes no event but begins the time anew, as more of it
  * follows; neither the deadline nor a wake waits for such a peer. */
-static int spin(struct ibx_conn *conn, bool once, uint64_t deadline)
+static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t deadline)
 {
-    unsigned spin_us = conn->options.spin_us;
     uint64_t end = 0, yield_at = 0;
+    once = once || !spin_us;
     for (unsigned i = 1;; i++) {
         bool moved = step(conn) > 0;
-        if (worth_polling(conn))
+        if (worth_polling(conn)) {
+            conn->futile = end ? 0 : conn->futile;
             return 1;
+        }
         if (moved) {
             once = !spin_us;
             end = 0;
@@ -429,8 +448,10 @@ static int spin(struct ibx_conn *conn, bool once, uint64_t deadline)
         uint64_t now = ibx_now_ns();
         if (!end)
             end = now + spin_us * IBX_NS_PER_US;
-        if (now >= end || now >= deadline)
+        if (now >= end || now >= deadline) {
+            conn->futile += now >= end && conn->futile < FUTILE_SPINS;
             return 0;
+        }
         /* On a busy core the peer, or whoever feeds it, may be waiting for this very core. A poll
          * of some providers is a system call, so time counts here and not the number of polls. */
         if (now >= yield_at) {
@@ -461,7 +482,8 @@ static int sleep_once(struct ibx_conn *conn, int timeout_ms)
 int ibx_wait(struct ibx_conn *conn, int timeout_ms)
 {
     uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : ibx_deadline_in_ms((uint64_t)timeout_ms);
-    int ready = worth_polling(conn) ? 1 : spin(conn, !conn->options.spin_us, deadline);
+    unsigned spin_us = worth_polling(conn) ? 0 : spin_time_us(conn);
+    int ready = worth_polling(conn) ? 1 : spin(conn, spin_us, false, deadline);
     while (!ready) {
         int left = timeout_ms < 0 ? -1 : ibx_ms_until(deadline);
         bool armed = !ibx_arm(conn);
@@ -469,7 +491,7 @@ int ibx_wait(struct ibx_conn *conn, int timeout_ms)
         bool credit = !armed && conn->starved;
         if (sleep_once(conn, armed ? left : 0) == -EINTR)
             return -EINTR;
-        ready = spin(conn, true, deadline);
+        ready = spin(conn, spin_us, true, deadline);
         if (!ready && credit)
             ready = 1;
         if (!ready && !left)

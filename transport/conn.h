@@ -79,10 +79,12 @@ struct ibx_conn {
     unsigned events_reserved; /* completions that are still to come, for which the ring has room */
 
     int epoll_fd, wake_fd;
-    unsigned polls; /* since the door was last looked at, idle ones weighted */
-    bool starved;   /* a send found no credit ... */
-    bool fed;       /* ... and something has moved since, perhaps credit */
-    unsigned late;  /* messages that came when the end was known */
+    unsigned polls;   /* since the door was last looked at, idle ones weighted */
+    unsigned futile;  /* times in a row that busy polling has found nothing ... */
+    unsigned skipped; /* ... and waits without it since there were too many */
+    bool starved;     /* a send found no credit ... */
+    bool fed;         /* ... and something has moved since, perhaps credit */
+    unsigned late;    /* messages that came when the end was known */
     int lost_status;
     char lost_reason[256];
     pid_t owner; /* the process that established it, 0: none yet */
