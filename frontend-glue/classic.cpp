@@ -145,15 +145,19 @@ class ClassicCommunicator
     // client, a process or in older versions a thread, ends here.
     std::size_t server_ended()
     {
-        if (!session || !ibx_session_in_frame(session))
+        if (!session)
             return 0;
-        if (getpid() != owner)
+        bool in_frame = ibx_session_in_frame(session);
+        if (in_frame && getpid() != owner)
             _exit(EXIT_FAILURE);
-        ibx_session_close(session);
-        pthread_exit(nullptr);
+        ibx_session_destroy(session); // nobody deletes this object
+        session = nullptr;
+        if (in_frame)
+            pthread_exit(nullptr);
+        return 0;
     }
 
-    ibx_session *session; // null in the parent once a child has it
+    ibx_session *session; // null in the parent once a child has it, and once the client has gone
     bool server;
     pid_t owner; // the process that made this object
     unsigned forks_before;

@@ -132,7 +132,7 @@ class RdmaCommunicator final : public Communicator
 
     std::size_t Read(char *buffer, std::size_t size) override
     {
-        if (!size)
+        if (!size || !session)
             return 0;
         if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size))
             return size;
@@ -145,13 +145,22 @@ class RdmaCommunicator final : public Communicator
     // A failure shows in the next Read.
     std::size_t Write(const char *buffer, std::size_t size) override
     {
-        ibx_session_write(session, buffer, size);
+        if (session)
+            ibx_session_write(session, buffer, size);
         return size;
     }
 
-    void Sync() override { ibx_session_sync(session); }
+    void Sync() override
+    {
+        if (session)
+            ibx_session_sync(session);
+    }
 
-    void Close() override { ibx_session_close(session); }
+    void Close() override
+    {
+        if (session)
+            ibx_session_close(session);
+    }
 
     // The back end reads a routine's name byte by byte for this answer; others end its child.
     std::string to_string() override { return "tcpcommunicator"; }
@@ -161,17 +170,19 @@ class RdmaCommunicator final : public Communicator
   private:
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
     // GVirtuS ignores the 0, runs the routine on what its buffer happens to hold and can take every
-    // other client down with it; so the thread, which serves only this client, ends here.
+    // other client down with it; so the thread, which serves only this client, ends here. GVirtuS
+    // never deletes what Accept gave it, so all but this object goes now.
     std::size_t server_ended()
     {
-        if (ibx_session_in_frame(session)) {
-            ibx_session_close(session);
+        bool in_frame = ibx_session_in_frame(session);
+        ibx_session_destroy(session);
+        session = nullptr;
+        if (in_frame)
             pthread_exit(nullptr);
-        }
         return 0;
     }
 
-    ibx_session *session;
+    ibx_session *session; // null once the client of an accepted one has gone
     bool server;
     ibx_attachment *attachment = nullptr; // to the thread that connected
 };

@@ -78,6 +78,8 @@ class FrontEnd
     int call(const char *name, const std::vector<char> &in, std::vector<char> *out);
     int copy_to(std::uint64_t device, const void *from, std::uint64_t n);
     int copy_from(std::uint64_t device, void *to, std::uint64_t n);
+    // Bytes of heap that the back end has; 0 where a sanitizer keeps the heap.
+    std::uint64_t heap_in_use();
 
     int die_at_step = -1;
 

@@ -262,6 +262,55 @@ bool killed_at_every_step()
     return true;
 }
 
+// Asked by a process of its own, as in killed_at_every_step().
+std::uint64_t heap_of(const BackEnd &back)
+{
+    int answer[2];
+    std::uint64_t bytes = 0;
+    if (pipe(answer))
+        std::abort();
+    result_of(spawn([&]() -> int {
+        auto over = connected(back.port);
+        FrontEnd front(over.get());
+        bytes = front.heap_in_use();
+        return write(answer[1], &bytes, sizeof(bytes)) != sizeof(bytes);
+    }));
+    close(answer[1]);
+    if (read(answer[0], &bytes, sizeof(bytes)) != sizeof(bytes))
+        bytes = UINT64_MAX;
+    close(answer[0]);
+    return bytes;
+}
+
+// Nobody deletes an accepted communicator: what a client needed has to go with the client.
+bool nothing_stays_of_clients()
+{
+    BackEnd back;
+    auto visit = [&] {
+        return result_of(spawn([&]() -> int {
+                   auto over = connected(back.port);
+                   FrontEnd front(over.get());
+                   return !round_trip(&front, 0, 100, 1);
+               })) == 0;
+    };
+    for (unsigned i = 0; i < 4; i++)
+        REQUIRE(visit());
+    std::uint64_t before = heap_of(back), after = 0;
+    REQUIRE(before != UINT64_MAX);
+    for (unsigned i = 0; i < client_count; i++)
+        REQUIRE(visit());
+    // The back end notices the last ones in its own time.
+    for (int tries = 0; tries < 2000; tries++) {
+        after = heap_of(back);
+        if (after <= before + client_count * 1024)
+            return true;
+        usleep(5000); // one poll's pause
+    }
+    std::fprintf(stderr, "%llu bytes of heap became %llu\n",
+                 static_cast<unsigned long long>(before), static_cast<unsigned long long>(after));
+    return false;
+}
+
 // The application must never take an old success for the answer of a dead back end.
 bool back_end_killed()
 {
@@ -369,6 +418,7 @@ int main(int argc, char **argv)
     });
     check((std::to_string(client_count) + " clients at once").c_str(), many_clients);
     check("a client killed at every step", killed_at_every_step);
+    check("nothing stays of clients that have gone", nothing_stays_of_clients);
     check("the back end killed: error 999, never an old success", back_end_killed);
     check("nobody there: a sentence for G3 and for G5", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
