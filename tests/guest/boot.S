@@ -1,13 +1,40 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Entry of the first vCPU (multiboot: 32-bit protected mode, flat segments, no paging, interrupts
- * off) and the trampoline with which every other one gets there from real mode.
+ * off) and the trampoline with which every other one gets there from real mode. Both go on in long
+ * mode, since a working set of gigabytes has no room below the devices at 3 to 4 GiB.
+ *
+ * The header says where what is loaded: QEMU takes no 64-bit ELF file by its own headers.
  */
+#define FLAGS 0x00010002        /* tell us about memory, hence the command line too; addresses below */
+
     .section .multiboot, "a"
     .balign 4
+header:
     .long 0x1badb002            /* magic */
-    .long 0x00000002            /* flags: tell us about memory, hence the command line too */
-    .long -(0x1badb002 + 0x00000002)
+    .long FLAGS
+    .long -(0x1badb002 + FLAGS)
+    .long header
+    .long image                 /* the first byte, the end of what the file has, of all, and start */
+    .long image_end
+    .long bss_end
+    .long start
+
+/* From protected mode, once there are page tables; a far jump into code of 64 bits follows. */
+.macro long_mode_on
+    mov $top, %eax
+    mov %eax, %cr3
+    mov %cr4, %eax
+    or $0x20, %eax              /* physical addresses of 64 bits */
+    mov %eax, %cr4
+    mov $0xc0000080, %ecx
+    rdmsr
+    or $0x100, %eax             /* long mode */
+    wrmsr
+    mov %cr0, %eax
+    or $0x80000000, %eax        /* paging */
+    mov %eax, %cr0
+.endm
 
     .text
     .code32
@@ -20,11 +47,30 @@ start:
     mov %eax, %ds
     mov %eax, %es
     mov %eax, %ss
-    mov $stack_top, %esp
-    push %ebx                   /* the multiboot information */
+    mov $guest_low, %edi        /* the first 4 GiB as they are, in pages of 2 MiB; what is above */
+    mov $0x83, %eax             /* 32 bits of each entry is zero */
+2:  mov %eax, (%edi)
+    add $8, %edi
+    add $0x200000, %eax
+    jnc 2b
+    mov $guest_low + 3, %eax
+    movl %eax, guest_directories
+    add $0x1000, %eax
+    movl %eax, guest_directories + 8
+    add $0x1000, %eax
+    movl %eax, guest_directories + 16
+    add $0x1000, %eax
+    movl %eax, guest_directories + 24
+    movl $guest_directories + 3, top
+    long_mode_on
+    ljmp $24, $3f
+
+    .code64
+3:  mov $stack_top, %esp
+    mov %ebx, %edi              /* the multiboot information */
     call guest_main
-2:  hlt
-    jmp 2b
+4:  hlt
+    jmp 4b
 
 /* Copied to 0x8000, where SIPI vector 8 starts. */
     .globl trampoline, trampoline_end
@@ -39,7 +85,7 @@ trampoline:
     mov %eax, %cr0
     ljmpl $8, $other
 trampoline_gdt:
-    .word 23
+    .word 31
     .long gdt
 trampoline_end:
 
@@ -49,10 +95,14 @@ other:
     mov %eax, %ds
     mov %eax, %es
     mov %eax, %ss
-    mov $other_stack_top, %esp
+    long_mode_on
+    ljmp $24, $5f
+
+    .code64
+5:  mov $other_stack_top, %esp
     call guest_other
-3:  hlt
-    jmp 3b
+6:  hlt
+    jmp 6b
 
     .data
     .balign 8
@@ -60,11 +110,15 @@ gdt:
     .quad 0
     .quad 0x00cf9a000000ffff    /* 8: code */
     .quad 0x00cf92000000ffff    /* 16: data */
+    .quad 0x00af9a000000ffff    /* 24: code of 64 bits */
 gdt_pointer:
-    .word 23
+    .word 31
     .long gdt
 
     .bss
+    .balign 4096
+top:
+    .skip 4096
     .balign 16
     .skip 8192
 stack_top:

@@ -15,6 +15,10 @@
 static int check(const char *line, struct churn *churn, unsigned cpus)
 {
     unsigned cpu, count, sum;
+    if (!strncmp(line, "balloon wrong", 13)) {
+        printf("the guest says: %s", line);
+        return -1;
+    }
     if (sscanf(line, "beat %u %x %x", &cpu, &count, &sum) != 3)
         return 0;
     if (cpu >= cpus) {

@@ -6,8 +6,10 @@
  *     beat CPU COUNT CHECKSUM TSC        all but CPU in hexadecimal
  *
  * Command line: mib=N cpus=N beat=PAGES idle=TICKS (time-stamp ticks without touching memory after
- * every beat), beats=N (then halt).
+ * every beat), beats=N (then halt), balloon=PAGES (behind the working set: balloon.h; prints
+ * "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is not right).
  */
+#include "balloon.h"
 #include "churn.h"
 
 #include <stddef.h>
@@ -17,12 +19,26 @@
 #define LAPIC_SVR 0xfee000f0u
 #define ICR_BUSY  0x1000u
 
+#define LARGE    0x200000u       /* bytes of a page in the tables */
+#define HIGH     0x100000000ull  /* RAM above the devices begins here */
+#define WORK     0x1000000000ull /* where the working set is mapped, in one piece */
+#define WORK_GIB 64u
+#define PRESENT  3u /* and writable */
+#define PAGE_2M  (PRESENT | 0x80u)
+
 struct multiboot {
-    uint32_t flags, mem_lower, mem_upper, boot_device, cmdline;
+    uint32_t flags, mem_lower, mem_upper, boot_device, cmdline, modules[2], symbols[4], map_length,
+        map;
+};
+
+struct __attribute__((packed)) multiboot_range {
+    uint32_t size; /* of what follows it */
+    uint64_t start, length;
+    uint32_t type; /* 1: RAM */
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats;
+    uint32_t mib, cpus, beat, idle, beats, balloon;
 };
 
 extern const uint8_t trampoline[], trampoline_end[];
@@ -30,7 +46,12 @@ void guest_main(const struct multiboot *boot);
 void guest_other(void);
 void *memcpy(void *to, const void *from, size_t n);
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0};
+/* Page tables; boot.S fills the first, and enters it into the second. */
+uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
+uint64_t guest_directories[512] __attribute__((aligned(4096)));
+static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
+
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline void outb(uint16_t port, uint8_t value)
@@ -137,31 +158,80 @@ static uint32_t option(const char *line, const char *name, uint32_t value)
     return value;
 }
 
-/* Too little memory would wrap silently into holes: say so and stop. */
-static int fits(const struct multiboot *boot)
+/* ------------------------------------------------------------ memory */
+
+/* Bytes of RAM from 4 GiB on. */
+static uint64_t high_bytes(const struct multiboot *boot)
 {
-    uint32_t need = (CHURN_BASE >> 10) + guest.mib * 1024;
-    if (guest.mib && guest.cpus >= 1 && guest.cpus <= 2 && guest.beat &&
-        (!(boot->flags & 1) || boot->mem_upper + 1024 + 512 >= need))
-        return 1;
-    put_text("ibx guest: the options do not fit this machine\n");
+    uint64_t at = boot->map, end = at + boot->map_length;
+    while (boot->flags & 0x40 && at < end) {
+        const struct multiboot_range *range = (const struct multiboot_range *)at;
+        if (range->type == 1 && range->start == HIGH)
+            return range->length;
+        at += range->size + sizeof(range->size);
+    }
     return 0;
 }
 
+/* The working set begins at CHURN_BASE, and what does not fit below the devices goes on at 4 GiB.
+ * Too little memory would wrap silently into holes: say so and stop. */
+static int map_work(const struct multiboot *boot)
+{
+    uint64_t bytes = (uint64_t)guest.mib << 20, low_end = UINT64_MAX;
+    uint64_t low = ((uint64_t)boot->mem_upper + 1024) << 10, tables = 512 << 10;
+    if (boot->flags & 1 && CHURN_BASE + bytes > low + tables)
+        low_end = low & ~(uint64_t)(LARGE - 1);
+    if (!guest.mib || guest.mib > WORK_GIB * 1024 || guest.cpus < 1 || guest.cpus > 2 ||
+        !guest.beat || low_end <= CHURN_BASE ||
+        (low_end != UINT64_MAX && CHURN_BASE + bytes - low_end > high_bytes(boot))) {
+        put_text("ibx guest: the options do not fit this machine\n");
+        return 0;
+    }
+    for (uint64_t i = 0; i * LARGE < bytes; i++) {
+        uint64_t at = CHURN_BASE + i * LARGE;
+        guest_work[i / 512][i % 512] = (at < low_end ? at : at - low_end + HIGH) | PAGE_2M;
+        guest_directories[WORK / (1 << 30) + i / 512] = (uintptr_t)guest_work[i / 512] | PRESENT;
+    }
+    return 1;
+}
+
 /* ------------------------------------------------------------ vCPUs */
+
+static void say_balloon(const char *what, uint32_t number)
+{
+    while (__atomic_exchange_n(&serial_lock, 1, __ATOMIC_ACQUIRE))
+        __asm__ volatile("pause");
+    put_text(what);
+    put_hex(number);
+    put('\n');
+    __atomic_store_n(&serial_lock, 0, __ATOMIC_RELEASE);
+}
+
+static void turn_balloon(void)
+{
+    uint32_t pages;
+    int changed;
+    const uintptr_t wrong = balloon_turn(&pages, &changed);
+    if (changed)
+        say_balloon("balloon ", pages);
+    if (wrong)
+        say_balloon("balloon wrong ", (uint32_t)wrong);
+}
 
 static void run(uint32_t cpu)
 {
     struct churn c;
     uint32_t pages = churn_pages(guest.mib, guest.cpus);
-    uintptr_t at = CHURN_BASE + (uintptr_t)cpu * pages * 4096;
+    uintptr_t at = WORK + (uintptr_t)cpu * pages * 4096;
     /* Firmware leaves its scratch behind. */
-    for (uint32_t i = 0; i < pages * CHURN_PAGE_WORDS; i++)
+    for (uint64_t i = 0; i < (uint64_t)pages * CHURN_PAGE_WORDS; i++)
         ((volatile uint32_t *)at)[i] = 0;
     churn_init(&c, (uint32_t *)at, pages, guest.beat, cpu);
     while (!guest.beats || c.count < guest.beats) {
         churn_beat(&c);
         heartbeat(cpu, &c);
+        if (!cpu && guest.balloon)
+            turn_balloon();
         if (guest.idle)
             spin(guest.idle);
     }
@@ -205,7 +275,7 @@ void guest_main(const struct multiboot *boot)
         guest.idle = option(line, "idle", guest.idle);
         guest.beats = option(line, "beats", guest.beats);
     }
-    if (!fits(boot))
+    if (!map_work(boot))
         return;
     put_text("ibx guest\n");
     if (guest.cpus == 2)
