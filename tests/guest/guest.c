@@ -274,10 +274,13 @@ void guest_main(const struct multiboot *boot)
         guest.beat = option(line, "beat", guest.beat);
         guest.idle = option(line, "idle", guest.idle);
         guest.beats = option(line, "beats", guest.beats);
+        guest.balloon = option(line, "balloon", guest.balloon);
     }
     if (!map_work(boot))
         return;
     put_text("ibx guest\n");
+    if (guest.balloon)
+        balloon_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.balloon);
     if (guest.cpus == 2)
         start_other();
     run(0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What befalls a move by ib-migrate without anybody lying: a full file system, a lost monitor, a
- * crowd at the door, a VM continued by hand, a READ cut off half-way. Afterwards the guest is alive
- * and right on exactly one side.
+ * crowd at the door, a VM continued by hand, a READ cut off half-way, memory given back. Afterwards
+ * the guest is alive and right on exactly one side.
  */
 #include "migrate/inject.h"
 #include "migrate/source_vm.h"
@@ -224,6 +224,86 @@ static void test_full_file_system(void **state)
     assert_int_equal(umount2(place, MNT_DETACH), 0);
 }
 
+/* ------------------------------------------------------------ a balloon */
+
+#define BALLOON_PAGES 2048u
+
+/* Until the guest has said this on its serial port. */
+static void await_serial(const struct vm *vm, const char *words)
+{
+    static char text[1 << 20];
+    const uint64_t deadline = vm_soon();
+    for (text[0] = '\0'; !strstr(text, words);) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the guest did not say %s", words);
+        poll(NULL, 0, LOOK_MS);
+        int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
+        ssize_t n = read(fd, text, sizeof(text) - 1);
+        text[n > 0 ? n : 0] = '\0';
+        close(fd);
+    }
+}
+
+static void ask_balloon(struct vm *vm, unsigned pages)
+{
+    vm_do(vm, "balloon",
+          json_pack("{s:I}", "value", ((json_int_t)VM_RAM_MIB << 20) - (json_int_t)pages * PAGE));
+}
+
+/* What the destination has on record of pages that never had to come. */
+static json_int_t discarded_pages(void)
+{
+    glob_t found;
+    char pattern[160];
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    json_t *record = json_load_file(found.gl_pathv[0], 0, NULL);
+    globfree(&found);
+    json_int_t pages =
+        json_integer_value(json_object_get(json_object_get(record, "complete"), "discarded"));
+    json_decref(record);
+    return pages;
+}
+
+/* The guest gives memory back while its pages are still at the source: QEMU discards them, which
+ * the engine is told, and none of them comes back over what the guest does there afterwards. */
+static void inflated(const char *minor)
+{
+    struct vm_options with = {.append = "balloon=2048",
+                              .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
+    struct mover set;
+    mover_begin();
+    vm_start(&vms[0], &with);
+    with.incoming = true;
+    vm_start(&vms[1], &with);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){"--max-bandwidth", "64K", minor, NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    ask_balloon(&vms[1], BALLOON_PAGES);
+    await_serial(&vms[1], "balloon 00000800");
+    ask_balloon(&vms[1], BALLOON_PAGES / 2); /* these it uses again, at once */
+    await_serial(&vms[1], "balloon 00000400");
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    assert_in_range(discarded_pages(), BALLOON_PAGES / 2, BALLOON_PAGES);
+    ask_balloon(&vms[1], 0);
+    await_serial(&vms[1], "balloon 00000000");
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 3 * BEATS);
+    went();
+    mover_end_all(NULL);
+}
+
+static void test_balloon(void **state)
+{
+    (void)state;
+    inflated(NULL);
+    inflated("--minor");
+}
+
 /* READs of minor mode go into the page cache: some were cut off with their tool. */
 static void test_recover_in_minor_mode(void **state)
 {
@@ -339,6 +419,7 @@ int main(void)
         cmocka_unit_test_teardown(test_recover_of_a_vm_that_runs, mover_end_all),
         cmocka_unit_test_teardown(test_crowd_at_the_door, mover_end_all),
         cmocka_unit_test_teardown(test_full_file_system, mover_end_all),
+        cmocka_unit_test_teardown(test_balloon, mover_end_all),
         cmocka_unit_test_teardown(test_recover_in_minor_mode, mover_end_all),
         cmocka_unit_test_teardown(test_recover_in_minor_mode_of_unmapped_pages, mover_end_all),
         cmocka_unit_test_teardown(test_recover_in_minor_mode_without_the_list, mover_end_all),
