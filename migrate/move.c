@@ -355,7 +355,11 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
                              "the destination (%s) answers that the VM runs there: a second one "
                              "here would destroy its disks",
                              answer.host);
-    rc = ibx_record_lock(folder, record, &lock_fd, err);
+    /* The guardian of a tool that was just killed holds it until it has ended. */
+    deadline = ibx_deadline_in_ms(MOVE_LOCK_MS);
+    while ((rc = ibx_record_lock(folder, record, &lock_fd, err)) == -EBUSY &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, MOVE_LOCK_LOOK_MS);
     if (rc)
         return rc;
     deadline = ibx_deadline_in_ms(MOVE_QMP_MS); /* the query has taken its own time */

@@ -10,9 +10,11 @@
 
 #include <signal.h>
 
-#define MOVE_TICK_MS   200   /* between two statuses */
-#define MOVE_QMP_MS    20000 /* for an answer of QEMU */
-#define MOVE_LINGER_MS 5000  /* for the other side to hear the last word */
+#define MOVE_TICK_MS      200   /* between two statuses */
+#define MOVE_QMP_MS       20000 /* for an answer of QEMU */
+#define MOVE_LINGER_MS    5000  /* for the other side to hear the last word */
+#define MOVE_LOCK_MS      2000  /* for the guardian of a dead tool to end; it may have to do more */
+#define MOVE_LOCK_LOOK_MS 20    /* between two looks at that */
 
 /* SIGINT and SIGTERM as a descriptor, while a move is under way. */
 struct move_signals {

@@ -11,9 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LOCK_MS      2000 /* for the guardian of a dead tool to end; it may have to do more */
-#define LOCK_LOOK_MS 20
-
 /* ---------------------------------------------------------------- the socket */
 
 static void talk_status(void *context, struct ibx_move_status *status)
@@ -234,10 +231,10 @@ int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx
     source_init(s, options);
     s->status.record = *record;
     s->lost_ns = s->still_ns = ibx_now_ns();
-    const uint64_t deadline = ibx_deadline_in_ms(LOCK_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(MOVE_LOCK_MS);
     int rc;
     while ((rc = open_record(s, err)) == -EBUSY && ibx_now_ns() < deadline)
-        poll(NULL, 0, LOCK_LOOK_MS);
+        poll(NULL, 0, MOVE_LOCK_LOOK_MS);
     if (!rc)
         rc = look_again(s, err);
     s->vm.touched = true;
