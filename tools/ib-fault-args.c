@@ -2,6 +2,8 @@
 /* ib-fault's command line. */
 #include "tools/ib-fault.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -11,6 +13,7 @@
 #define SIZE_MAX_BYTES (1ull << 42)
 #define SECONDS_MAX    60.0
 #define SPIN_MAX       1000000ul
+#define SPIN_US        50u /* as ib-migrate, where there are processors enough */
 #define DEFAULT_URI    "tcp://127.0.0.1:0"
 
 static const char usage[] = "usage: ib-fault self [options] [URI]\n"
@@ -39,7 +42,7 @@ static const char help[] =
     "self and fetch:\n"
     "  --fault-workers N   links for faults alone; one at least does the rest [1]\n"
     "  --minor             READ pages into place instead of copying them\n"
-    "  --spin US           how long a worker looks before it sleeps [50]\n"
+    "  --spin US           how long a worker looks before it sleeps [50; 0 on few processors]\n"
     "  --threads N         that fault while the memory is filled, 1 to 64 [1]\n"
     "  --pause US          of such a thread between two faults, 0 to 1000000 [500]\n"
     "  --touches N         single READs, and faults with nothing else going on, a round [2000]\n"
@@ -323,7 +326,7 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
         .page = BENCH_SMALL_PAGE,
         .links = 3, /* this, the fault workers and the spinning are ib-migrate's */
         .fault_workers = 1,
-        .spin_us = 50,
+        .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         .threads = 1,
         .pause_us = 500,
         .touches = 2000,
@@ -332,6 +335,8 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
     };
     ibx_options_init(&args->options);
     args->options.message = IBX_MOVE_MESSAGE;
+    if (!ibx_thread_may_spin())
+        args->options.spin_us = 0;
     if (argc < 2)
         return bad_usage("%s", "a command is needed");
     int skip = argv[1][0] != '-'; /* else only --help and --version remain */
