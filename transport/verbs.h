@@ -22,6 +22,12 @@
     "rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev ETHERNET"
 
 /* One device in use. */
+/* What a rail is for itself: two addresses may lie on one port. */
+struct verbs_place {
+    char device[64];
+    uint8_t port_num;
+};
+
 struct verbs_rail {
     struct sockaddr_storage address; /* the server's, with its port */
     struct rdma_cm_id *listener;     /* server only */
@@ -91,7 +97,8 @@ struct verbs {
     bool events_watched;
     unsigned rail_count, lanes_per_rail;
     struct verbs_rail rails[IBX_RAILS_MAX];
-    unsigned lane_count; /* 1 + rails * lanes_per_rail */
+    struct verbs_place places[IBX_RAILS_MAX]; /* of those whose address was looked for here */
+    unsigned lane_count;                      /* 1 + rails * lanes_per_rail */
     struct verbs_lane *lanes;
     unsigned mtu; /* bytes, agreed by both sides; 0: the path's */
     struct verbs_messages messages;
@@ -119,11 +126,12 @@ int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t
 int ibx_verbs_device_any(struct ibx_error *err);
 /* The n-th name in options->device; false when there is none. */
 bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size);
-/* An address of this host that lies on `device` ("": on any) and on none of the rails `taken`, with
- * port 0: `prefer` itself if it does, else one of its family, else any. `prefer` may be NULL. */
+/* An address of this host that lies on `device` ("": on any) and on none of the `count` places,
+ * with port 0: `prefer` itself if it does, else one of its family, else any. `prefer` may be NULL.
+ * Its own place becomes the next one. */
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
-                             const struct sockaddr *prefer, const struct verbs_rail *taken,
-                             unsigned taken_count, struct sockaddr_storage *address,
+                             const struct sockaddr *prefer, struct verbs_place *places,
+                             unsigned count, struct sockaddr_storage *address,
                              struct ibx_error *err);
 /* Refuses a device that is not the user's wish, or not InfiniBand or RoCE. */
 int ibx_verbs_device_check(const struct ibx_options *options, unsigned rail,

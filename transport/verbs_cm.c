@@ -168,7 +168,7 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
         door_address(v, false, &door) ? (const struct sockaddr *)&door : NULL;
     char device[64];
     ibx_verbs_device_name(options, n, device, sizeof(device));
-    int rc = ibx_verbs_device_address(options, device, prefer, v->rails, n, &rail->address, err);
+    int rc = ibx_verbs_device_address(options, device, prefer, v->places, n, &rail->address, err);
     if (rc)
         return rc;
     if (rdma_create_id(v->events, &rail->listener, NULL, RDMA_PS_TCP)) {
@@ -391,7 +391,7 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     struct sockaddr_storage door;
     const struct sockaddr *prefer =
         door_address(v, false, &door) ? (const struct sockaddr *)&door : NULL;
-    return ibx_verbs_device_address(options, device, prefer, NULL, 0, source, err);
+    return ibx_verbs_device_address(options, device, prefer, v->places, n, source, err);
 }
 
 static int resolve_start(struct verbs *v, struct ibx_error *err)
@@ -449,6 +449,21 @@ static int resolve(struct verbs *v, struct ibx_error *err)
     return rc;
 }
 
+/* Routes alone may lead all rails through one device, which then is none the faster for it. */
+static void look_at_rails(const struct verbs *v)
+{
+    for (unsigned n = 1; n < v->rail_count; n++) {
+        const struct rdma_cm_id *before = v->lanes[n].id, *id = v->lanes[1 + n].id;
+        const char *name = ibv_get_device_name(id->verbs->device);
+        if (id->port_num == before->port_num &&
+            !strcmp(name, ibv_get_device_name(before->verbs->device)))
+            ibx_log(IBX_LOG_WARN,
+                    "rails %u and %u both lead through port %u of %s: name a device for each by "
+                    "device, or give their networks routes of their own",
+                    n, n + 1, id->port_num, name);
+    }
+}
+
 int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                    struct ibx_error *err)
 {
@@ -456,6 +471,8 @@ int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *
     int rc = read_offer(v, offer, err);
     if (!rc)
         rc = resolve(v, err);
+    if (!rc)
+        look_at_rails(v);
     for (unsigned i = 0; i < v->lane_count && !rc; i++) {
         rc = ibx_verbs_rail_open(v, v->lanes[i].rail, v->lanes[i].id, err);
         if (!rc && !i)

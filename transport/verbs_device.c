@@ -191,9 +191,9 @@ static bool same_ip(const struct sockaddr *a, const struct sockaddr *b)
 /* What one address of this host is to be for. */
 struct wish {
     const struct ibx_options *options;
-    const char *device; /* "" any */
-    const struct verbs_rail *taken;
-    unsigned taken_count;
+    const char *device;         /* "" any */
+    struct verbs_place *places; /* taken by other rails, and one more that is to be filled */
+    unsigned count;
 };
 
 static bool is_loopback(const struct sockaddr *address)
@@ -203,10 +203,11 @@ static bool is_loopback(const struct sockaddr *address)
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-static bool taken_already(const struct wish *wish, const struct sockaddr *address)
+static bool taken_already(const struct wish *wish, const struct verbs_place *place)
 {
-    for (unsigned i = 0; i < wish->taken_count; i++) {
-        if (same_ip((const struct sockaddr *)&wish->taken[i].address, address))
+    for (unsigned i = 0; i < wish->count; i++) {
+        if (!strcmp(wish->places[i].device, place->device) &&
+            wish->places[i].port_num == place->port_num)
             return true;
     }
     return false;
@@ -218,11 +219,17 @@ static bool address_fits(const struct wish *wish, struct rdma_event_channel *cha
                          const struct sockaddr *address)
 {
     struct rdma_cm_id *id;
-    if (taken_already(wish, address) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+    struct verbs_place place = {.device = ""};
+    if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
         return false;
     bool fits = !rdma_bind_addr(id, (struct sockaddr *)(uintptr_t)address) && id->verbs;
+    if (fits) {
+        snprintf(place.device, sizeof(place.device), "%s", ibv_get_device_name(id->verbs->device));
+        place.port_num = id->port_num;
+        fits = !taken_already(wish, &place);
+    }
     if (fits && wish->device[0])
-        fits = !strcmp(ibv_get_device_name(id->verbs->device), wish->device);
+        fits = !strcmp(place.device, wish->device);
     if (fits && wish->options->port_num)
         fits = id->port_num == wish->options->port_num;
     struct ibv_port_attr port;
@@ -233,6 +240,8 @@ static bool address_fits(const struct wish *wish, struct rdma_event_channel *cha
         !gid_address(id->verbs, id->port_num, wish->options->gid_index, &wanted))
         fits = same_ip((const struct sockaddr *)&wanted, address);
     rdma_destroy_id(id);
+    if (fits)
+        wish->places[wish->count] = place;
     return fits;
 }
 
@@ -265,17 +274,18 @@ static int no_address(const struct wish *wish, struct ibx_error *err)
     if (wish->options->gid_index >= 0)
         snprintf(detail, sizeof(detail), " with GID index %d", wish->options->gid_index);
     return ibx_error_set(err, -ENODEV,
-                         "no address of this host lies on an active port of %s%s: give its network "
-                         "interface an address, or choose another device",
-                         wish->device[0] ? wish->device : "an RDMA device", detail);
+                         "no address of this host lies on an active port of %s%s%s: give its "
+                         "network interface an address, or choose another device",
+                         wish->device[0] ? wish->device : "an RDMA device", detail,
+                         wish->count ? " that no other rail has" : "");
 }
 
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
-                             const struct sockaddr *prefer, const struct verbs_rail *taken,
-                             unsigned taken_count, struct sockaddr_storage *address,
+                             const struct sockaddr *prefer, struct verbs_place *places,
+                             unsigned count, struct sockaddr_storage *address,
                              struct ibx_error *err)
 {
-    struct wish wish = {options, device, taken, taken_count};
+    struct wish wish = {options, device, places, count};
     struct rdma_event_channel *channel = rdma_create_event_channel();
     struct ifaddrs *all = NULL;
     if (!channel || getifaddrs(&all)) {
