@@ -105,7 +105,7 @@ int ibx_record_remove(const char *folder, const struct ibx_record *record, struc
 
 struct ibx_record_prune {
     const char *qmp;   /* of this monitor; NULL: any */
-    bool unfinished;   /* those too that are not over but whose QEMU has ended */
+    bool unfinished;   /* those too that are not over but COMPLETE, or whose QEMU has ended */
     uint64_t before_s; /* of a time before this ... */
     size_t keep;       /* ... or with more newer ones that are over than this */
     /* Each that is old enough: `why` it stays, or NULL when it went. May be NULL. */

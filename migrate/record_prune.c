@@ -20,7 +20,7 @@ static const char *needed(const struct ibx_record *record, bool unfinished)
     const bool gone = ibx_record_qemu_gone(record);
     if (!ibx_record_over(record) && !unfinished)
         return "it is not over";
-    if (!ibx_record_over(record) && !gone)
+    if (!ibx_record_over(record) && record->state != IBX_RECORD_COMPLETE && !gone)
         return "it is not over, and its QEMU lives";
     if (record->source && record->state == IBX_RECORD_DONE && !gone)
         return "its QEMU lives and must not be continued";

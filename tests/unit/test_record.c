@@ -539,7 +539,7 @@ static void what_is_over_can_be_pruned(void **state)
         {false, IBX_RECORD_GIVEN_UP, true, true, true},
         {false, IBX_RECORD_RUNNING, true, false, false},
         {false, IBX_RECORD_RUNNING, false, false, true},
-        {false, IBX_RECORD_COMPLETE, true, false, false},
+        {false, IBX_RECORD_COMPLETE, true, false, true},
         {false, IBX_RECORD_COMPLETE, false, false, true},
     };
     for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
