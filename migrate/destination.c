@@ -12,7 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LOAD_LOOK_MS   1 /* while QEMU reads the last of the device state */
+#define LOAD_LOOK_US   100 /* while QEMU reads the last of the device state */
+#define LOAD_LOOKS     100 /* so often; then it waits for something else, and there is time */
+#define LOAD_LOOK_MS   1   /* from then on */
 #define COMPLETE_AGAIN (1000 * IBX_NS_PER_MS)
 #define ANSWER_MS      60000 /* for a source that was away to hear that the move was given up */
 
@@ -232,6 +234,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         rc = destination_record(d, IBX_RECORD_NOT_YET, err);
     if (!rc)
         rc = destination_vm_prepare(d, err);
+    if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
+        rc = destination_vm_engine(d, err);
     if (!rc && (rc = ibx_control_send_plain(&d->control, IBX_MOVE_READY)))
         ibx_error_set(err, rc, "READY could not be sent: %s", strerror(-rc));
     if (!rc)
@@ -239,8 +243,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-/* Once the map and all regions are there, pages can be served: by a new engine, or by the one that
- * stopped when the last link was lost. */
+/* Once the map and all regions are there, pages can be served: by the engine that holds them, or by
+ * one that stopped when the last link was lost, or by a new one after a tool that died. */
 static int step_linking(struct destination *d, struct ibx_error *err)
 {
     if (d->serving)
@@ -502,38 +506,54 @@ static int heed_patience(struct destination *d, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- the loop */
 
+/* While the VM stands still for QEMU to read the last of its state, which nothing tells, not long.
+ */
+static struct timespec longest_wait(struct destination *d)
+{
+    const bool loading = d->state == DESTINATION_MAPPED && d->state_ended;
+    if (loading && d->load_looks < LOAD_LOOKS) {
+        d->load_looks++;
+        return (struct timespec){.tv_nsec = LOAD_LOOK_US * (long)IBX_NS_PER_US};
+    }
+    return (struct timespec){.tv_nsec =
+                                 (loading ? LOAD_LOOK_MS : MOVE_TICK_MS) * (long)IBX_NS_PER_MS};
+}
+
 static void wait_for_something(struct destination *d)
 {
     struct pollfd fds[6 + IBX_MOVE_LINKS_MAX + DESTINATION_GUESTS + 1 + IBX_TALK_CLIENTS_MAX];
     unsigned n = 6;
-    int timeout = d->state == DESTINATION_MAPPED && d->state_ended ? LOAD_LOOK_MS : MOVE_TICK_MS;
+    struct timespec most = longest_wait(d);
+    bool at_once = false;
     for (unsigned i = 0; i < n; i++)
         fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
-    if (ibx_control_arm(&d->control, &fds[0].fd))
-        timeout = 0;
+    at_once |= ibx_control_arm(&d->control, &fds[0].fd) != 0;
     fds[1].fd = ibx_porch_fd(d->porch);
     fds[2].fd = d->qmp ? ibx_qmp_fd(d->qmp) : -1;
     fds[3].fd = d->signals.fd;
     fds[4].fd = d->engine ? ibx_fault_event_fd(d->engine) : -1;
     if (d->stream >= 0 && d->stuck)
         fds[5] = (struct pollfd){.fd = d->stream, .events = POLLOUT};
+    const enum ibx_fault_state engine = d->engine ? ibx_fault_state(d->engine) : IBX_FAULT_HELD;
     const bool ours_to_poll = d->state < DESTINATION_COMPLETE &&
-                              (!d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED);
+                              (engine == IBX_FAULT_HELD || engine == IBX_FAULT_STOPPED);
     for (unsigned i = 0; ours_to_poll && d->linked && i < d->hello.links; i++) {
         if (!d->sources[i])
             continue;
         struct ibx_conn *conn = ibx_page_source_conn(d->sources[i]);
-        timeout = ibx_arm(conn) ? 0 : timeout;
+        at_once |= ibx_arm(conn) != 0;
         fds[n++] = (struct pollfd){.fd = ibx_fd(conn), .events = POLLIN};
     }
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
         fds[n] = (struct pollfd){.fd = -1, .events = POLLIN};
-        timeout = ibx_control_arm(&d->guests[i], &fds[n].fd) ? 0 : timeout;
+        at_once |= ibx_control_arm(&d->guests[i], &fds[n].fd) != 0;
         n += fds[n].fd >= 0;
     }
     if (d->talk)
         n += ibx_talk_poll_fds(d->talk, fds + n);
-    if (poll(fds, n, timeout) > 0 && d->talk)
+    if (at_once)
+        most = (struct timespec){0};
+    if (ppoll(fds, n, &most, NULL) > 0 && d->talk)
         ibx_talk_serve(d->talk);
 }
 

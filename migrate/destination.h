@@ -73,10 +73,11 @@ struct destination {
     bool map_ended,
         taken_over; /* taken_over: from a tool that died; the engine is yet to be made */
     struct ibx_fault *engine;
-    bool serving;       /* the engine has the page connections */
-    bool stopping;      /* and gives them back, for want of a link */
-    uint64_t discarded; /* pages that the guest gave back before they came */
-    uint64_t again_ns;  /* when to try again what failed at the end: the record, letting go */
+    size_t buffer_bytes; /* of a page connection, for the engine */
+    bool serving;        /* the engine has the page connections */
+    bool stopping;       /* and gives them back, for want of a link */
+    uint64_t discarded;  /* pages that the guest gave back before they came */
+    uint64_t again_ns;   /* when to try again what failed at the end: the record, letting go */
     uint64_t
         let_go_by_ns; /* until when QEMU's descriptor, that needs no care any more, is seen to */
 
@@ -91,9 +92,10 @@ struct destination {
     /* The device state */
     int stream;     /* into QEMU; -1 none */
     uint8_t *unfed; /* what QEMU has not taken yet; its end is kept until the commit */
-    size_t unfed_length, unfed_capacity;
-    uint64_t state_total;               /* bytes that came */
+    size_t unfed_from, unfed_sure, unfed_end, unfed_capacity; /* `sure`: surely before its EOF */
+    uint64_t state_total;                                     /* bytes that came */
     bool state_ended, committed, stuck; /* stuck: QEMU takes no more at the moment */
+    unsigned load_looks;                /* at whether QEMU has read it */
 
     uint64_t lost_ns, progress_ns, complete_ns;
     bool resumed, qemu_failed, confirmed, cancelled;
@@ -194,7 +196,9 @@ int destination_vm_find_again(struct destination *d, struct ibx_error *err);
 int destination_vm_prepare(struct destination *d, struct ibx_error *err);
 /* For a tool that takes over: the descriptor that QEMU still has. */
 int destination_vm_take_over(struct destination *d, struct ibx_error *err);
-/* The map is there and all links know it: the engine is made, or goes on with the new links. */
+/* Makes the engine, which holds all faults. */
+int destination_vm_engine(struct destination *d, struct ibx_error *err);
+/* The map is there and all links know it: pages are served, or again, by the new links. */
 int destination_vm_serve(struct destination *d, struct ibx_error *err);
 /* Writes to QEMU what it takes, but for the end before the commit (state_tail.h). */
 int destination_vm_feed(struct destination *d, struct ibx_error *err);

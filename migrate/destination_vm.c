@@ -285,13 +285,11 @@ static int rebuild(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-static int arm_sources(struct destination *d, const struct ibx_fault_config *config,
-                       struct ibx_fault_source *as, struct ibx_error *err)
+static int arm_sources(struct destination *d, struct ibx_fault_source *as, struct ibx_error *err)
 {
-    const size_t bytes = ibx_fault_buffer_bytes(config);
     int rc = 0;
     for (unsigned i = 0; !rc && i < d->hello.links; i++) {
-        rc = ibx_page_source_arm(d->sources[i], bytes, &as[i], err);
+        rc = ibx_page_source_arm(d->sources[i], d->buffer_bytes, &as[i], err);
         if (!rc)
             rc = ibx_page_source_covers(d->sources[i], &d->map, err);
         if (!rc && d->minor)
@@ -300,7 +298,7 @@ static int arm_sources(struct destination *d, const struct ibx_fault_config *con
     return rc;
 }
 
-int destination_vm_serve(struct destination *d, struct ibx_error *err)
+int destination_vm_engine(struct destination *d, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
     struct ibx_fault_source as[IBX_MOVE_LINKS_MAX];
@@ -318,21 +316,36 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
         .max_bandwidth = d->status.max_bandwidth,
         .arrived = d->arrived,
     };
+    int rc = 0;
     for (unsigned i = 0; i < d->ram.count; i++)
         range_of(d, i, &ranges[i]);
-    int rc = arm_sources(d, &config, as, err);
-    if (rc)
-        return rc;
-    if (d->engine)
-        return ibx_fault_resume(d->engine, as, err);
-    rc = ibx_fault_create(&config, &d->engine, err);
-    if (!rc && d->taken_over)
-        rc = rebuild(d, err);
+    d->buffer_bytes = ibx_fault_buffer_bytes(&config);
+    for (unsigned i = 0; !rc && i < d->hello.links; i++)
+        rc = ibx_page_source_lend(d->sources[i], d->buffer_bytes, &as[i], err);
+    return rc ? rc : ibx_fault_create(&config, &d->engine, err);
+}
+
+/* From HELD. */
+static int serve_first(struct destination *d, struct ibx_error *err)
+{
+    int rc = d->taken_over ? rebuild(d, err) : 0;
     if (!rc && (rc = ibx_page_map_runs(&d->map, mark_zero, d)))
         ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(d->engine)))
         ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
-    if (rc) { /* it would keep the page connections, and could not be resumed */
+    return rc;
+}
+
+int destination_vm_serve(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_fault_source as[IBX_MOVE_LINKS_MAX];
+    int rc = d->engine ? 0 : destination_vm_engine(d, err);
+    const bool first = !rc && ibx_fault_state(d->engine) == IBX_FAULT_HELD;
+    if (!rc)
+        rc = arm_sources(d, as, err);
+    if (!rc)
+        rc = first ? serve_first(d, err) : ibx_fault_resume(d->engine, as, err);
+    if (rc && first) { /* it would keep the page connections, and could not be resumed */
         ibx_fault_destroy(d->engine);
         d->engine = NULL;
     }
@@ -343,7 +356,7 @@ void destination_vm_stats(struct destination *d)
 {
     struct ibx_fault_stats stats;
     struct ibx_move_status *s = &d->status;
-    if (!d->engine)
+    if (!d->engine || ibx_fault_state(d->engine) == IBX_FAULT_HELD)
         return;
     ibx_fault_stats(d->engine, &stats);
     s->pages = stats.pages;
@@ -360,52 +373,77 @@ void destination_vm_stats(struct destination *d)
 
 /* ---------------------------------------------------------------- device state */
 
+/* What QEMU has taken makes room when it is as much as what it has not: so no byte is moved often.
+ */
+static int make_room(struct destination *d, size_t length)
+{
+    const size_t left = d->unfed_end - d->unfed_from;
+    if (d->unfed_end + length <= d->unfed_capacity)
+        return 0;
+    if (d->unfed_from >= left) {
+        if (left)
+            memmove(d->unfed, d->unfed + d->unfed_from, left);
+        d->unfed_sure -= d->unfed_from;
+        d->unfed_from = 0;
+        d->unfed_end = left;
+    }
+    if (d->unfed_end + length <= d->unfed_capacity)
+        return 0;
+    const size_t capacity = 2 * (d->unfed_end + length);
+    uint8_t *bigger = realloc(d->unfed, capacity);
+    if (!bigger)
+        return -ENOMEM;
+    d->unfed = bigger;
+    d->unfed_capacity = capacity;
+    return 0;
+}
+
 int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
                          struct ibx_error *err)
 {
-    if (length > STATE_MAX - d->unfed_length)
+    if (length > STATE_MAX - (d->unfed_end - d->unfed_from))
         return ibx_error_set(err, -EPROTO, "the device state is longer than %llu MiB",
                              STATE_MAX >> 20);
-    if (d->unfed_length + length > d->unfed_capacity) {
-        size_t capacity = 2 * (d->unfed_length + length);
-        uint8_t *bigger = realloc(d->unfed, capacity);
-        if (!bigger)
-            return ibx_error_set(err, -ENOMEM, "no memory for the device state");
-        d->unfed = bigger;
-        d->unfed_capacity = capacity;
-    }
-    memcpy(d->unfed + d->unfed_length, bytes, length);
-    d->unfed_length += length;
+    if (make_room(d, length))
+        return ibx_error_set(err, -ENOMEM, "no memory for the device state");
+    memcpy(d->unfed + d->unfed_end, bytes, length);
+    d->unfed_end += length;
     d->state_total += length;
     d->status.state_bytes = d->state_total;
     return 0;
 }
 
-/* What QEMU may have of it: all but EOF and what follows, before the commit. */
-static size_t feedable(const struct destination *d)
+/* Moves `unfed_sure` up to what may be EOF; whether that was recognised, when all has come. */
+static bool find_tail(struct destination *d)
 {
-    bool whole;
-    return d->committed ? d->unfed_length
-                        : ibx_state_tail(d->unfed, d->unfed_length, d->state_ended, &whole);
+    bool whole = false;
+    if (d->unfed_sure < d->unfed_end)
+        d->unfed_sure += ibx_state_tail(d->unfed + d->unfed_sure, d->unfed_end - d->unfed_sure,
+                                        d->state_ended, &whole);
+    return whole;
 }
 
 int destination_vm_state_end(struct destination *d, struct ibx_error *err)
 {
-    bool whole;
     d->state_ended = true;
-    ibx_state_tail(d->unfed, d->unfed_length, true, &whole);
-    return whole ? 0
-                 : ibx_error_set(err, -EPROTO,
-                                 "the device state does not end as QEMU's do, so its end cannot be "
-                                 "held back until the commit");
+    return find_tail(d)
+               ? 0
+               : ibx_error_set(err, -EPROTO,
+                               "the device state does not end as QEMU's do, so its end cannot be "
+                               "held back until the commit");
 }
 
 int destination_vm_feed(struct destination *d, struct ibx_error *err)
 {
-    size_t give = d->stream >= 0 ? feedable(d) : 0, done = 0;
+    const size_t from = d->unfed_from;
     int rc = 0;
-    while (done < give) {
-        ssize_t n = send(d->stream, d->unfed + done, give - done, MSG_NOSIGNAL);
+    if (d->stream < 0)
+        return 0;
+    if (!d->committed)
+        find_tail(d);
+    const size_t end = d->committed ? d->unfed_end : d->unfed_sure;
+    while (d->unfed_from < end) {
+        ssize_t n = send(d->stream, d->unfed + d->unfed_from, end - d->unfed_from, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno != EAGAIN)
@@ -414,15 +452,11 @@ int destination_vm_feed(struct destination *d, struct ibx_error *err)
                 strerror(errno));
         if (n < 0)
             break;
-        done += (size_t)n;
+        d->unfed_from += (size_t)n;
     }
-    d->ending = d->ending || (d->committed && done);
-    if (done) {
-        d->unfed_length -= done;
-        memmove(d->unfed, d->unfed + done, d->unfed_length);
-    }
-    d->stuck = done < give;
-    if (!rc && d->committed && !d->unfed_length && d->stream >= 0) {
+    d->ending = d->ending || (d->committed && d->unfed_from > from);
+    d->stuck = d->unfed_from < end;
+    if (!rc && d->committed && d->unfed_from == d->unfed_end) {
         close(d->stream);
         d->stream = -1;
     }

@@ -392,6 +392,22 @@ static const struct ibx_fault_source_ops operations = {
 
 /* ------------------------------------------------------------------ into the engine */
 
+int ibx_page_source_lend(struct ibx_page_source *source, size_t buffer_bytes,
+                         struct ibx_fault_source *as, struct ibx_error *err)
+{
+    if (buffer_bytes && !source->buffer) {
+        int rc =
+            ibx_mr_allocate(source->conn, buffer_bytes, IBX_ACCESS_LOCAL, &source->buffer, err);
+        if (rc)
+            return rc;
+    }
+    *as =
+        (struct ibx_fault_source){.ops = &operations,
+                                  .source = source,
+                                  .buffer = source->buffer ? ibx_mr_address(source->buffer) : NULL};
+    return 0;
+}
+
 int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
                         struct ibx_fault_source *as, struct ibx_error *err)
 {
@@ -399,16 +415,10 @@ int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
     if (rc < 0)
         return rc;
     rc = regions_sort(source, err);
-    if (!rc && buffer_bytes)
-        rc = ibx_mr_allocate(source->conn, buffer_bytes, IBX_ACCESS_LOCAL, &source->buffer, err);
-    if (rc)
-        return rc;
-    source->armed = true;
-    *as =
-        (struct ibx_fault_source){.ops = &operations,
-                                  .source = source,
-                                  .buffer = source->buffer ? ibx_mr_address(source->buffer) : NULL};
-    return 0;
+    if (!rc)
+        rc = ibx_page_source_lend(source, buffer_bytes, as, err);
+    source->armed = !rc;
+    return rc;
 }
 
 int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases,

@@ -82,9 +82,12 @@ int ibx_page_source_create(struct ibx_conn *conn, const struct ibx_move_block *b
 int ibx_page_source_regions(struct ibx_page_source *source, struct ibx_error *err);
 /* For poll(2) while waiting for regions: ibx_arm(), then this fd. */
 struct ibx_conn *ibx_page_source_conn(struct ibx_page_source *source);
-/* When all regions are there: registers the engine's buffer (`buffer_bytes` of
- * ibx_fault_buffer_bytes(), made here) and fills in the engine's description. After that, `as` may
- * be given to ibx_fault_create() or _resume(). -EPROTO: regions overlap. */
+/* Makes and registers the engine's buffer (`buffer_bytes` of ibx_fault_buffer_bytes()) and fills in
+ * the engine's description, with which ibx_fault_create() may be called, but nothing served yet. */
+int ibx_page_source_lend(struct ibx_page_source *source, size_t buffer_bytes,
+                         struct ibx_fault_source *as, struct ibx_error *err);
+/* When all regions are there: the same, unless that was done before, and after it the engine may
+ * serve, or resume with `as`. -EPROTO: regions overlap. */
 int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
                         struct ibx_fault_source *as, struct ibx_error *err);
 /* In minor mode: the alias of each block (or NULL), registered with this connection as the local

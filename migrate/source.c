@@ -203,7 +203,6 @@ static int begin_migration(struct source *s, struct ibx_error *err)
 
 static int switch_over(struct source *s, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
     int rc = move_send_map(&s->control, &s->map, s->regions, err);
     if (rc)
         return rc;
@@ -211,8 +210,20 @@ static int switch_over(struct source *s, struct ibx_error *err)
     s->mapped_ns = ibx_now_ns();
     s->status.map_ns = s->stop_ns ? s->mapped_ns - s->stop_ns : 0; /* 0: it was paused before */
     source_move(s, SOURCE_SENDING);
-    return ibx_qmp_execute(s->qmp, "migrate-continue",
-                           json_pack("{s:s}", "state", "pre-switchover"), NULL, deadline, err);
+    rc = ibx_qmp_finish(s->qmp, s->going_on, NULL, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    ibx_qmp_forget(s->qmp, s->going_on);
+    return rc;
+}
+
+/* QEMU writes the device state while what came to hold data is looked for and exposed. */
+static int go_on(struct source *s, struct ibx_error *err)
+{
+    int rc =
+        ibx_qmp_start(s->qmp, "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"),
+                      &s->going_on, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    if (!rc)
+        rc = source_find_map(s, err);
+    return rc ? rc : source_link_expose(s, err);
 }
 
 /* Passes on what QEMU has written, as long as it does not pile up here. */
@@ -317,9 +328,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
     int rc = 0;
     if (!s->mapped_ns) {
         s->mapped_ns = 1;
-        rc = source_find_map(s, err);
-        if (!rc)
-            rc = source_link_expose(s, err);
+        rc = go_on(s, err);
     }
     if (!rc)
         rc = source_link_exposed(s, err);
