@@ -3,6 +3,7 @@
 #include "transport/conn.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -217,6 +218,23 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
     return 0;
 }
 
+/* Debian's installer gives a host's own name the address 127.0.1.1: whoever listens by that name
+ * waits in vain for others. */
+static void warn_of_loopback(const struct ibx_uri *uri, const struct sockaddr_storage *bound)
+{
+    struct in_addr literal;
+    const struct sockaddr_in *four = (const struct sockaddr_in *)bound;
+    if (bound->ss_family != AF_INET || ntohl(four->sin_addr.s_addr) >> 24 != IN_LOOPBACKNET ||
+        inet_pton(AF_INET, uri->host, &literal) == 1 || !strcmp(uri->host, "localhost"))
+        return;
+    char address[INET_ADDRSTRLEN];
+    inet_ntop(AF_INET, &four->sin_addr, address, sizeof(address));
+    ibx_log(IBX_LOG_WARN,
+            "\"%s\" is %s here, so no other host can come to port %u: listen at an address of this "
+            "host, or at 0.0.0.0",
+            uri->host, address, uri->port);
+}
+
 static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct ibx_error *err)
 {
     struct addrinfo *list;
@@ -246,6 +264,7 @@ static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct 
     if (!getsockname(listener->fd, (struct sockaddr *)&bound, &length))
         uri->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
                                                       : ((struct sockaddr_in *)&bound)->sin_port);
+    warn_of_loopback(uri, &bound);
     return 0;
 }
 

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -190,6 +191,40 @@ static void expect_knock(const char *text, int code, const char *remedy)
         fail_msg("\"%s\" does not say \"%s\"", err.message, remedy);
 }
 
+/* What listening at `uri` says on standard error. */
+static void listen_and_hear(const char *text, char *said, size_t size)
+{
+    struct ibx_options options;
+    struct ibx_listener *door;
+    int before = dup(STDERR_FILENO), file = memfd_create("said", MFD_CLOEXEC);
+    ibx_options_init(&options);
+    assert_true(before >= 0 && file >= 0 && dup2(file, STDERR_FILENO) >= 0);
+    int rc = ibx_listen(text, &options, &door, NULL);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    assert_int_equal(rc, 0);
+    ssize_t n = pread(file, said, size - 1, 0);
+    assert_true(n >= 0);
+    said[n] = '\0';
+    close(file);
+    ibx_listener_close(door);
+}
+
+/* "127.1" is 127.0.0.1 to the resolver, and a name to us. */
+static void test_a_name_that_is_loopback(void **state)
+{
+    (void)state;
+    char said[512];
+    listen_and_hear("rdma://127.1:0", said, sizeof(said));
+    assert_non_null(strstr(said, "\"127.1\" is 127.0.0.1 here, so no other host can come"));
+    listen_and_hear("rdma://127.0.0.1:0", said, sizeof(said));
+    assert_string_equal(said, "");
+    listen_and_hear("rdma://localhost:0", said, sizeof(said));
+    assert_string_equal(said, "");
+    listen_and_hear("rdma://0.0.0.0:0", said, sizeof(said));
+    assert_string_equal(said, "");
+}
+
 static void test_sentences_say_what_to_do(void **state)
 {
     (void)state;
@@ -214,6 +249,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_second_listener_is_refused, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
+        cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
