@@ -328,10 +328,39 @@ bool back_end_killed()
     return true;
 }
 
-// Both generations' catch clauses must get the sentence.
+// What appears on standard error meanwhile.
+std::string said_by(const std::function<void()> &act)
+{
+    std::string file = folder + "/said", text;
+    int before = dup(STDERR_FILENO), said = open(file.c_str(), O_CREAT | O_RDWR | O_TRUNC, 0600);
+    dup2(said, STDERR_FILENO);
+    act();
+    dup2(before, STDERR_FILENO);
+    close(before);
+    char part[4096];
+    lseek(said, 0, SEEK_SET);
+    for (ssize_t n; (n = read(said, part, sizeof(part))) > 0;)
+        text.append(part, static_cast<std::size_t>(n));
+    close(said);
+    unlink(file.c_str());
+    return text;
+}
+
+// Both generations' catch clauses must get the sentence, and standard error: G3's front end crashes
+// before its own words are out.
 bool throws_both(const std::function<void()> &act, const char *part)
 {
     bool as_string = false, as_exception = false;
+    std::string said = said_by([&] {
+        try {
+            act();
+        } catch (const std::exception &) {
+        }
+    });
+    if (said.find(part) == std::string::npos) {
+        std::fprintf(stderr, "on standard error: %s\n", said.c_str());
+        return false;
+    }
     try {
         act();
     } catch (const std::string &text) {
