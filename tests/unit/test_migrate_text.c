@@ -138,9 +138,15 @@ static void test_bar_without_figures(void **state)
     char text[256];
     status.faults = 0;
     status.bytes_per_second = 0;
+    status.now_ns = 5000000000;
     migrate_bar(&status, 200, text, sizeof(text));
     assert_null(strstr(text, "p50"));
     assert_null(strstr(text, "1:15"));
+    says(text, "0 B/s"); /* it stands still */
+    status.faults_per_second = 0;
+    status.now_ns = status.began_ns + 900000000; /* or has just begun: that is not known yet */
+    migrate_bar(&status, 200, text, sizeof(text));
+    assert_null(strstr(text, "/s"));
     status.present = 0; /* the bar and the pages left say the same */
     status.zero_pages = 600;
     migrate_bar(&status, 200, text, sizeof(text));
