@@ -54,6 +54,14 @@ static uint8_t *place_of(const struct reader *r, uint64_t cookie)
     return (uint8_t *)ibx_mr_address(r->bench->raw[r->link]) + cookie * r->bytes;
 }
 
+/* Why, the connection knows best. */
+static int failed(struct reader *r, int code)
+{
+    const char *reason = ibx_page_source_reason(r->bench->sources[r->link]);
+    return ibx_error_set(&r->err, code, "READ without the engine: %s",
+                         *reason ? reason : strerror(-code));
+}
+
 static int post(struct reader *r, uint64_t nth, uint64_t cookie)
 {
     const struct bench *b = r->bench;
@@ -66,7 +74,7 @@ static int post(struct reader *r, uint64_t nth, uint64_t cookie)
     if (!rc)
         rc = ibx_read(ibx_page_source_conn(source), b->raw[r->link], place_of(r, cookie), &remote,
                       0, r->bytes, cookie, r->urgent ? IBX_URGENT : 0);
-    return rc ? ibx_error_set(&r->err, rc, "READ without the engine: %s", strerror(-rc)) : 0;
+    return rc ? failed(r, rc) : 0;
 }
 
 /* Every page of it by its first word; all of it would take longer than the READ. */
@@ -96,10 +104,10 @@ static int next_done(struct reader *r, uint64_t *cookie)
             ibx_wait(conn, BENCH_PATIENCE_MS);
         return 0;
     }
-    if (n < 0 || event.type != IBX_EVENT_READ || event.status)
-        return ibx_error_set(&r->err, -EIO, "READ without the engine: %s",
-                             *ibx_conn_reason(conn) ? ibx_conn_reason(conn)
-                                                    : strerror(n > 0 ? -event.status : EIO));
+    if (n < 0 || event.type != IBX_EVENT_READ)
+        return failed(r, n < 0 ? n : -EPROTO);
+    if (event.status)
+        return failed(r, event.status);
     *cookie = event.cookie;
     return 1;
 }
