@@ -14,6 +14,7 @@
 #define IN_FLIGHT 16u
 #define PIECE     (1u << 20)
 #define WARM      200u
+#define SPIN_US   50u
 #define STRIDE    1000003u /* a prime: every page is visited */
 
 _Static_assert(IBX_EXPORT_STRETCH % PIECE == 0, "a piece lies within one region");
@@ -43,6 +44,7 @@ struct reader {
     uint64_t *took;            /* ns of each, when they are urgent */
     uint64_t want;             /* READs; 0: as many as fit into the time */
     uint64_t done;             /* READs */
+    uint64_t heard;            /* ns: when the last one was over */
     uint64_t window;           /* ns that those took together */
     uint64_t at[IN_FLIGHT];    /* where each begins at the lender */
     uint64_t began[IN_FLIGHT]; /* ns */
@@ -97,8 +99,11 @@ static int next_done(struct reader *r, uint64_t *cookie)
     struct ibx_conn *conn = ibx_page_source_conn(r->bench->sources[r->link]);
     struct ibx_event event;
     int n = ibx_poll(conn, &event, 1);
+    uint64_t now = ibx_now_ns();
     if (!n) {
-        if (r->urgent) /* the least there is, however long ib-migrate would look before it sleeps */
+        /* As ib-bw looks, however long ib-migrate would before it sleeps; for single pages all the
+         * time, as the least there is. */
+        if (r->urgent || now - r->heard < SPIN_US * IBX_NS_PER_US)
             sched_yield();
         else
             ibx_wait(conn, BENCH_PATIENCE_MS);
@@ -108,6 +113,7 @@ static int next_done(struct reader *r, uint64_t *cookie)
         return failed(r, n < 0 ? n : -EPROTO);
     if (event.status)
         return failed(r, event.status);
+    r->heard = now;
     *cookie = event.cookie;
     return 1;
 }
