@@ -18,13 +18,15 @@ struct ibx_span {
     void *address; /* of the first byte, in this process (or the device's own, for CUDA) */
     size_t length; /* bytes */
     enum ibx_memory_kind kind;
-    int dmabuf_fd;          /* exported dma-buf, borrowed for the call; -1 when there is none */
-    uint64_t dmabuf_offset; /* of `address` inside the dma-buf, bytes */
+    int dmabuf_fd; /* exported dma-buf, borrowed for the call; -1 when there is none */
+    uint64_t
+        dmabuf_offset; /* of `address` inside the dma-buf, bytes; equal to it modulo the page */
+    int device;        /* CUDA's ordinal */
 };
 
 static inline struct ibx_span ibx_span_host(void *address, size_t length)
 {
-    struct ibx_span span = {address, length, IBX_MEMORY_HOST, -1, 0};
+    struct ibx_span span = {address, length, IBX_MEMORY_HOST, -1, 0, 0};
     return span;
 }
 

@@ -35,6 +35,7 @@ void copies_release(struct ibx_session *s)
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
     ibx_mr_deregister(x->windows);
+    ibx_gpu_spans_drop(&x->spans, 0);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);
     x->regions = NULL;
@@ -46,8 +47,10 @@ void copies_fini(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     if (x->ran)
-        ibx_log(IBX_LOG_INFO, "%lu copies were run for %s, %lu of them in place, %lu by a crew",
-                x->ran, s->path.peer, x->in_place, x->by_crew);
+        ibx_log(IBX_LOG_INFO,
+                "%lu copies were run for %s: %lu by the fabric in GPU memory, %lu in memory that "
+                "both map, %lu by several threads, the others by messages and chunks",
+                x->ran, s->path.peer, x->by_fabric, x->in_place, x->by_crew);
     if (x->staging) {
         ibx_staging_end(x->staging);
         if (copies_resets_seen(x) || x->requests.resets)
@@ -60,7 +63,7 @@ void copies_fini(struct ibx_session *s)
     x->staging = NULL;
     x->held = NULL;
     x->held_size = 0;
-    x->ran = x->in_place = x->by_crew = 0;
+    x->ran = x->in_place = x->by_crew = x->by_fabric = 0;
     x->options.mode = IBX_GPU_OFF;
 }
 
@@ -68,7 +71,14 @@ void copies_fini(struct ibx_session *s)
 
 void copies_note_read(struct ibx_session *s, const void *bytes, size_t n)
 {
-    ibx_request_note_read(&s->copies.requests, bytes, n);
+    struct copies *x = &s->copies;
+    ibx_request_note_read(&x->requests, bytes, n);
+    /* The handler has not begun yet: what it takes away is let go before. */
+    if (x->requests.resets)
+        ibx_gpu_spans_drop(&x->spans, 0);
+    else if (x->requests.freed)
+        ibx_gpu_spans_drop(&x->spans, x->requests.freed);
+    x->requests.freed = 0;
 }
 
 void copies_note_write(struct ibx_session *s, const void *bytes, size_t n)

@@ -20,6 +20,7 @@
 #include "frontend-glue/session.h"
 #include "gpudirect/client_pins.h"
 #include "gpudirect/crew.h"
+#include "gpudirect/gpu_spans.h"
 #include "gpudirect/staging.h"
 
 struct copies {
@@ -33,6 +34,9 @@ struct copies {
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of the process, that `staging` has seen */
     bool poor;                   /* it was said why copies are not staged */
+    struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
+    bool indirect;               /* it never will be */
+    bool refusal_told;           /* and it was said why, or why not some of it */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
     bool unpinned;               /* it was said why that is not done */
     bool straight;               /* the last copy from the device went into such memory */
@@ -50,9 +54,12 @@ struct copies {
     uint64_t remote_at;       /* ... and where in it the payload begins */
     uint32_t arrived;         /* a bit for each READ or WRITE that is over, by cookie - 1 */
     const uint8_t *payload;   /* or it came with the request */
+    struct ibx_mr *source;    /* from the device, which the fabric reads itself, or NULL ... */
+    uint64_t delivered;       /* ... and bytes that it has taken */
     unsigned long ran;        /* copies so far */
     unsigned long in_place;   /* of these, without any copy of ours ... */
-    unsigned long by_crew;    /* ... and by several threads */
+    unsigned long by_crew;    /* ... by several threads ... */
+    unsigned long by_fabric;  /* ... and by the fabric alone */
 };
 
 void copies_init(struct copies *copies, const struct ibx_gpu_options *options);

@@ -26,6 +26,8 @@ static int deliver_in_place(struct ibx_session *s, void *to, size_t n)
 int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
 {
     struct copies *x = &s->copies;
+    if (x->source)
+        return copies_direct_deliver(s, remote, n);
     bool plain = x->frame.height == 1 && x->frame.out == x->frame.width;
     void *to = NULL;
     enum copies_reach reach =
@@ -43,17 +45,22 @@ int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_
     return rc > 0 ? gpu_failed(s, rc) : rc;
 }
 
-/* The copy of n bytes stands in chunks, of which the first have come from the GPU. Its count stays
- * inline: so a client can have the bytes, and nothing else, where it wants them. */
-static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t n)
+/* The reply up to its payload of n bytes. Its count stays inline: so a client can have the bytes,
+ * and nothing else, where it wants them. */
+static int begin_reply(struct ibx_session *s, uint64_t began, uint64_t n)
 {
-    struct copies *x = &s->copies;
     uint8_t count[8];
     struct ibx_writer w = ibx_writer_of(count, sizeof(count));
     ibx_put_u64(&w, n);
     int rc = copies_write_head(s, began, sizeof(count) + n);
-    if (!rc)
-        rc = session_gather(s, count, sizeof(count));
+    return rc ? rc : session_gather(s, count, sizeof(count));
+}
+
+/* The copy of n bytes stands in chunks, of which the first have come from the GPU. */
+static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t n)
+{
+    struct copies *x = &s->copies;
+    int rc = begin_reply(s, began, n);
     if (rc)
         return rc;
     if (n >= s->caps->rendezvous) {
@@ -69,6 +76,28 @@ static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t n)
     if (!rc)
         ibx_staging_end(x->staging);
     return rc;
+}
+
+/* By the fabric: what came before in the stream has ended well when the reply begins. */
+static int run_direct(struct ibx_session *s, const struct request *q, uint64_t began,
+                      struct ibx_mr *source)
+{
+    struct copies *x = &s->copies;
+    struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    int rc = ibx_staging_settle(x->staging, copy.stream);
+    if (rc)
+        return copies_outcome(x, rc);
+    copies_consume(s, q);
+    x->source = source;
+    x->delivered = 0;
+    rc = begin_reply(s, began, x->frame.out);
+    if (!rc)
+        rc = session_write_body(s, NULL, (size_t)x->frame.out);
+    if (!rc)
+        rc = ibx_session_sync(s);
+    x->source = NULL;
+    x->by_fabric += !rc;
+    return rc ? rc : DONE;
 }
 
 static int run_short_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
@@ -94,6 +123,11 @@ int copies_run_from_device(struct ibx_session *s, const struct request *q, uint6
     if (plain && f->width <= SYNC_FROM_DEVICE_MAX)
         return run_short_from_device(s, q, began);
     struct ibx_gpu_copy copy = copies_copy_of(f);
+    struct ibx_mr *source = f->height == 1 && f->out == f->width && f->out >= s->caps->rendezvous
+                                ? copies_direct(s, f->src, f->out)
+                                : NULL;
+    if (source)
+        return run_direct(s, q, began, source);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->out, f->out >= s->caps->rendezvous))
         return PASS;
     x->arrived = 0;

@@ -8,6 +8,7 @@
  *   copies_from_device.c  ... and from it
  *   copies_stage.c        pinned chunks, and the ways that bytes take into and out of them
  *   copies_reach.c        the client's memory within reach: in place, or by several threads
+ *   copies_direct.c       by the fabric, straight into GPU memory and out of it
  *   copies_check.c        what CUDA says before a copy is run
  *   copies_symbol.c       where a symbol of the program is
  */
@@ -97,6 +98,19 @@ bool copies_crew_likely(struct ibx_session *s, uint64_t length);
 struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read);
 /* After that with its result, which it returns; a negative one as session_fail(). */
 int copies_crew_end(struct ibx_session *s, int rc);
+
+/* copies_direct.c */
+
+/* Whether this connection reaches GPU memory, as far as that is known. */
+bool copies_direct_likely(struct ibx_session *s);
+/* The registration of the allocation that holds these bytes; NULL: they go another way, and it was
+ * said why. */
+struct ibx_mr *copies_direct(struct ibx_session *s, uint64_t device, uint64_t n);
+/* copies->frame, a plain one, from copies->remote, `remote_at` on: an outcome, or as
+ * session_fail(). */
+int copies_direct_to_device(struct ibx_session *s, struct ibx_mr *mr);
+/* The next n bytes of copies->source; as session_fail(). */
+int copies_direct_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
 
 /* copies_to_device.c: an outcome, or as session_fail() */
 

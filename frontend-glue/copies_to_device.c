@@ -120,6 +120,10 @@ static int run_known(struct ibx_session *s)
     if (reach == COPIES_PINNED)
         return run_in_place(s, from, &copy);
     bool by_crew = reach == COPIES_BY_CREW;
+    struct ibx_mr *target =
+        by_crew || x->frame.height > 1 ? NULL : copies_direct(s, x->frame.dst, x->frame.width);
+    if (target)
+        return copies_direct_to_device(s, target);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, x->frame.payload, !by_crew)) {
         if (by_crew)
             ibx_remote_release(s->conn);
@@ -140,7 +144,8 @@ int copies_run_exposed(struct ibx_session *s, const struct request *q)
     x->arrived = 0;
     if (q->tail_length)
         return copies_parse(q, &x->frame) && copies_sound(x, &x->frame) ? run_known(s) : PASS;
-    if (ibx_frame_plain_bytes(q->call) && !copies_crew_likely(s, q->length))
+    if (ibx_frame_plain_bytes(q->call) && !copies_crew_likely(s, q->length) &&
+        !copies_direct_likely(s))
         return run_plain(s, q);
     int rc = windows_fetch(s, q->length);
     if (!rc)

@@ -205,6 +205,9 @@ static void request_ends(struct ibx_request_watch *watch)
     if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
         watch->device = (int)ibx_get_u32(&r);
     watch->resets += takes_context(watch->name);
+    r = ibx_reader_of(watch->first, 8);
+    if (!strcmp(watch->name, "cudaFree") && watch->length == 8)
+        watch->freed = ibx_get_u64(&r);
     stage_begin(watch, IBX_REQUEST_NAME);
 }
 

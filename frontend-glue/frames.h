@@ -91,6 +91,7 @@ struct ibx_request_watch {
     uint64_t length;  /* of the body */
     int device;       /* that cudaSetDevice asked for last, -1: none */
     unsigned resets;  /* requests that took the context away */
+    uint64_t freed;   /* what cudaFree was last asked for, for who takes note and sets it to 0 */
 };
 
 void ibx_request_watch_init(struct ibx_request_watch *watch);

@@ -40,7 +40,13 @@ static const struct {
     {"cuMemHostUnregister", offsetof(struct ibx_cuda, mem_host_unregister)},
     {"cuMemHostGetFlags", offsetof(struct ibx_cuda, mem_host_get_flags)},
     {"cuGetErrorName", offsetof(struct ibx_cuda, get_error_name)},
+    {"cuPointerSetAttribute", offsetof(struct ibx_cuda, pointer_set_attribute)},
+    {"cuDeviceGetAttribute", offsetof(struct ibx_cuda, device_get_attribute)},
+    {"cuMemGetHandleForAddressRange", offsetof(struct ibx_cuda, mem_get_handle_for_address_range)},
+    {"cuFlushGPUDirectRDMAWrites", offsetof(struct ibx_cuda, flush_gpu_direct_rdma_writes)},
 };
+#define OPTIONAL 2u /* the last ones */
+
 _Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) / sizeof(void *),
                "each function has its symbol");
 
@@ -59,7 +65,7 @@ static void load(void)
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         void *function = dlsym(handle, symbols[i].symbol);
-        if (!function) {
+        if (!function && i + OPTIONAL < sizeof(symbols) / sizeof(symbols[0])) {
             snprintf(reason, sizeof(reason),
                      "%.128s has no %s: a driver for CUDA 11 or later is needed", library,
                      symbols[i].symbol);

@@ -26,6 +26,8 @@
 
 /* CUpointer_attribute */
 #define IBX_CUDA_POINTER_MEMORY_TYPE 2
+#define IBX_CUDA_POINTER_SYNC_MEMOPS 6 /* unsigned; to be set */
+#define IBX_CUDA_POINTER_BUFFER_ID   7 /* unsigned long long */
 #define IBX_CUDA_POINTER_IS_MANAGED  8
 #define IBX_CUDA_POINTER_ORDINAL     9
 
@@ -35,6 +37,19 @@
 #define IBX_CUDA_HOST_REGISTER_READ_ONLY 8u
 
 #define IBX_CUDA_EVENT_DISABLE_TIMING 2u
+
+/* CUdevice_attribute. FLUSH: bit 0 says that cuFlushGPUDirectRDMAWrites() works; ORDERING: the
+ * scope within which it need not be called. */
+#define IBX_CUDA_DEVICE_RDMA_FLUSH    117
+#define IBX_CUDA_DEVICE_RDMA_ORDERING 118
+#define IBX_CUDA_DEVICE_DMA_BUF       124
+#define IBX_CUDA_FLUSH_BY_HOST        1
+#define IBX_CUDA_FLUSH_CURRENT_CTX    0   /* CUflushGPUDirectRDMAWritesTarget */
+#define IBX_CUDA_ORDERING_OWNER       100 /* and the scope to flush to */
+
+/* CUmemRangeHandleType and its flags */
+#define IBX_CUDA_RANGE_DMA_BUF_FD   1
+#define IBX_CUDA_RANGE_DMA_BUF_PCIE 1ull
 
 /* CU_STREAM_LEGACY: what a stream of 0 means to programs that were not built for another one. */
 #define IBX_CUDA_STREAM_LEGACY ((void *)(uintptr_t)1)
@@ -82,6 +97,12 @@ struct ibx_cuda {
     int (*mem_host_unregister)(void *address);
     int (*mem_host_get_flags)(unsigned *flags, void *address);
     int (*get_error_name)(int code, const char **name);
+    int (*pointer_set_attribute)(const void *value, int attribute, uint64_t pointer);
+    int (*device_get_attribute)(int *value, int attribute, int device);
+    /* NULL where the driver is older: CUDA 11.7 and 11.3. */
+    int (*mem_get_handle_for_address_range)(void *handle, uint64_t pointer, size_t n, int type,
+                                            unsigned long long flags);
+    int (*flush_gpu_direct_rdma_writes)(int target, int scope);
 };
 
 /* The one table of this process, or NULL and a sentence: the library or one of its functions is

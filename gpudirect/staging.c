@@ -538,18 +538,31 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
 
 /* ------------------------------------------------------------------------ straight */
 
+/* Not by synchronizing the stream: others may put work into it without end. */
+static int settle(struct ibx_staging *st, void *stream)
+{
+    int rc = st->cuda->event_record(st->places[0].event, stream);
+    return rc ? rc : st->cuda->event_synchronize(st->places[0].event);
+}
+
+int ibx_staging_settle(struct ibx_staging *st, void *stream)
+{
+    int rc = events_ready(st);
+    if (!rc)
+        rc = settle(st, stream);
+    return rc ? stop_gpu(st, rc) : 0;
+}
+
 /* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
 static int straight(struct ibx_staging *st, const struct part *part, bool to_device)
 {
     int rc = dma_part(st, part, to_device);
     if (rc)
         return rc;
-    rc = st->cuda->event_record(st->places[0].event, st->copy.stream);
-    if (rc) { /* as in dma_start() */
+    rc = settle(st, st->copy.stream);
+    if (rc) /* as in dma_start() */
         st->cuda->stream_synchronize(st->copy.stream);
-        return rc;
-    }
-    return st->cuda->event_synchronize(st->places[0].event);
+    return rc;
 }
 
 int ibx_staging_straight_to_device(struct ibx_staging *st, const void *from,

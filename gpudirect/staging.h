@@ -93,6 +93,8 @@ int ibx_staging_deliver(struct ibx_staging *staging, const struct ibx_staging_wi
 /* The same straight into pinned memory `to`, of a plain copy; what the chunks hold of these bytes
  * is not used. */
 int ibx_staging_deliver_straight(struct ibx_staging *staging, void *to, uint64_t n);
+/* Waits for the earlier work of a stream, by which its errors have shown. No chunks are needed. */
+int ibx_staging_settle(struct ibx_staging *staging, void *stream);
 /* Instead of begin and a staged copy: straight out of pinned memory, which holds all of the host's
  * bytes. */
 int ibx_staging_straight_to_device(struct ibx_staging *staging, const void *from,

@@ -545,9 +545,12 @@ int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned
     if (!span->address || !span->length)
         return ibx_error_set(err, -EINVAL, "a region of %zu bytes at %p cannot be registered",
                              span->length, span->address);
-    if (span->kind != IBX_MEMORY_HOST && !(conn->caps.dmabuf && span->dmabuf_fd >= 0))
-        return ibx_error_set(err, -EOPNOTSUPP, "%s cannot register GPU memory on this path",
-                             conn->path.provider);
+    bool gpu = span->kind != IBX_MEMORY_HOST;
+    if (gpu && access != IBX_ACCESS_LOCAL)
+        return ibx_error_set(err, -EACCES, "GPU memory is registered for this side only");
+    if (gpu && !(span->dmabuf_fd >= 0 ? conn->caps.dmabuf : conn->caps.gpu_pointers))
+        return ibx_error_set(err, -EOPNOTSUPP, "%s cannot register GPU memory %s a dma-buf here",
+                             conn->path.provider, span->dmabuf_fd >= 0 ? "by" : "without");
     return register_span(conn, span, false, access, mr, err);
 }
 

@@ -402,7 +402,8 @@ static void ofi_query(void *endpoint, struct ibx_caps *caps, char *description, 
         .rendezvous = e->choice.native ? RENDEZVOUS_NATIVE : RENDEZVOUS_EMULATED,
         .register_free = false, /* deregistration costs a round trip where registration does not */
         .peer_drives = domain->data_progress != FI_PROGRESS_AUTO,
-        .dmabuf = e->choice.info->caps & FI_HMEM,
+        .dmabuf = IBX_OFI_DMABUF && e->choice.info->caps & FI_HMEM,
+        .gpu_pointers = e->choice.info->caps & FI_HMEM,
     };
     snprintf(description, size, "libfabric %s %s%s%s, %u endpoint%s, %s", ibx_ofi_version_text(),
              e->own.provider, domain->name ? " on " : "", domain->name ? domain->name : "",

@@ -131,12 +131,12 @@ static struct fi_info *ask(const char *provider, uint64_t op_flags, bool gpu, in
     return list;
 }
 
-/* Asking for GPU memory changes limits, and has libfabric look for GPUs: only where one is and
- * where a dma-buf could be registered. */
+/* Asking for GPU memory changes limits, and has libfabric look for GPUs: only where one is, and a
+ * device that could reach it. */
 static bool gpu_wanted(void)
 {
-    return IBX_OFI_DMABUF && FI_VERSION_GE(fi_version(), FI_VERSION(1, 20)) &&
-           !access("/dev/nvidiactl", F_OK) && fabric_device_exists();
+    return FI_VERSION_GE(fi_version(), IBX_OFI_API) && !access("/dev/nvidiactl", F_OK) &&
+           fabric_device_exists();
 }
 
 /* ------------------------------------------------------------------- weighing */

@@ -70,6 +70,10 @@ static int register_once(struct ofi_endpoint *e, const struct ibx_span *span, ui
     struct fi_mr_attr attr = {
         .mr_iov = &iov, .iov_count = 1, .access = access, .requested_key = key};
     uint64_t flags = 0;
+    if (span->kind == IBX_MEMORY_CUDA) {
+        attr.iface = FI_HMEM_CUDA;
+        attr.device.cuda = span->device;
+    }
 #if IBX_OFI_DMABUF
     struct fi_mr_dmabuf dmabuf = {
         .fd = span->dmabuf_fd,
@@ -77,9 +81,8 @@ static int register_once(struct ofi_endpoint *e, const struct ibx_span *span, ui
         .len = span->length,
         .base_addr = (char *)span->address - span->dmabuf_offset,
     };
-    if (span->kind == IBX_MEMORY_CUDA) {
+    if (span->kind == IBX_MEMORY_CUDA && span->dmabuf_fd >= 0) {
         attr.dmabuf = &dmabuf;
-        attr.iface = FI_HMEM_CUDA;
         flags |= FI_MR_DMABUF;
     }
 #endif

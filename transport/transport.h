@@ -150,7 +150,8 @@ struct ibx_caps {
     size_t rendezvous;  /* bodies of at least so many bytes are better moved one-sidedly */
     bool register_free; /* registration pins nothing and costs nothing: do not cache it */
     bool peer_drives;   /* one-sided work proceeds only while the peer polls its connection */
-    bool dmabuf;        /* spans with a dma-buf can be registered */
+    bool dmabuf;        /* spans of GPU memory with a dma-buf can be registered ... */
+    bool gpu_pointers;  /* ... and without one, by nvidia-peermem or libfabric's own means */
     bool direct;        /* ibx_remote_copy() reaches the peer's memory, unless that changes */
 };
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn);
@@ -176,9 +177,9 @@ enum ibx_access {
     IBX_ACCESS_REMOTE_WRITE = 2, /* the peer may WRITE it */
 };
 
-/* Registers memory with one connection. The memory must stay mapped until
- * ibx_mr_deregister(), after which no byte of it is touched any more by either
- * side. -ENOMEM with a locked-memory limit is explained in `err`. */
+/* Registers memory with one connection: of a GPU only with local access, so that no key to it
+ * exists. The memory must stay mapped until ibx_mr_deregister(), after which no byte of it is
+ * touched any more by either side. -ENOMEM with a locked-memory limit is explained in `err`. */
 int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
                     struct ibx_mr **mr, struct ibx_error *err);
 /* Allocates and registers memory where the fabric reaches it best (shm: the region both ends map),

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CHUNK_DEFAULT     (256u << 10)
 #define BULK_MIN          4u /* chunks in flight, however slow the fabric */
@@ -141,6 +142,8 @@ static void verbs_query(void *endpoint, struct ibx_caps *caps, char *description
         .lanes = v->lane_count - 1,
         .rendezvous = v->messages.message_max < RENDEZVOUS ? v->messages.message_max : RENDEZVOUS,
         .dmabuf = ibx_verbs_mr_dmabuf(v),
+        .gpu_pointers =
+            !access("/sys/module/nvidia_peermem", F_OK) || !access("/sys/module/nv_peer_mem", F_OK),
     };
     for (unsigned i = 1; i < v->lane_count; i++)
         v->caps.depth += v->lanes[i].depth;

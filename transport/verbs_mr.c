@@ -63,12 +63,13 @@ static unsigned rights(unsigned access, bool writable)
            (access & IBX_ACCESS_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u);
 }
 
-/* Memory that nobody may write can still be the source of a WRITE, or be READ by the peer. */
+/* Host memory that nobody may write can still be the source of a WRITE, or be READ by the peer. */
 static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr,
                                     struct region *region)
 {
     struct ibv_mr *made = register_one(pd, &mr->span, rights(mr->access, region->writable));
-    if (!made && region->writable && (errno == EFAULT || errno == EACCES) &&
+    bool host = mr->span.kind == IBX_MEMORY_HOST;
+    if (!made && host && region->writable && (errno == EFAULT || errno == EACCES) &&
         !(mr->access & IBX_ACCESS_REMOTE_WRITE)) {
         made = register_one(pd, &mr->span, rights(mr->access, false));
         region->writable = !made;

@@ -31,6 +31,7 @@ static const struct {
     {"ibx_double_poke", offsetof(struct cuda_calls, poke), true},
     {"ibx_double_get_stats", offsetof(struct cuda_calls, get_stats), true},
     {"ibx_double_inject", offsetof(struct cuda_calls, inject), true},
+    {"ibx_double_attribute", offsetof(struct cuda_calls, attribute), true},
     {"ibx_double_slow", offsetof(struct cuda_calls, slow), true},
     {"ibx_double_hold", offsetof(struct cuda_calls, hold), true},
 };

@@ -32,6 +32,7 @@ struct cuda_calls {
     bool (*poke)(uint64_t device, const void *from, size_t n);
     void (*get_stats)(struct ibx_double_stats *stats);
     void (*inject)(const char *function, unsigned in, int code, bool sticky);
+    void (*attribute)(int attribute, int value);
     void (*slow)(unsigned microseconds);
     void (*hold)(bool held);
 };

@@ -32,6 +32,9 @@ struct ibx_double_stats {
         unpinned_async; /* of these, with host memory that is not pinned: an error of ours */
     unsigned long in_flight_max; /* asynchronous copies submitted and not done, at most */
     unsigned long events;        /* alive */
+    unsigned long flushes;       /* of what a fabric has written */
+    unsigned long sync_memops;   /* allocations that were made synchronous */
+    unsigned long exports;       /* dma-bufs handed out */
     unsigned long host_pins;     /* host memory registered now ... */
     unsigned long host_pinned;   /* ... and ever */
     unsigned long lost_events;   /* destroyed when they were gone already: an error of ours */
@@ -45,6 +48,9 @@ void ibx_double_get_stats(struct ibx_double_stats *stats);
  * from then on. "dma" is no function: the in-th asynchronous copy fails when it runs, always
  * sticky. NULL: no more failures, and a sticky error is forgotten. */
 void ibx_double_inject(const char *function, unsigned in, int code, bool sticky);
+/* What cuDeviceGetAttribute() says from now on; of attribute 0, whether a dma-buf can be mapped by
+ * PCIe. At first there are dma-bufs, not so mapped, and writes are ordered. */
+void ibx_double_attribute(int attribute, int value);
 /* Each copy takes so long in addition. */
 void ibx_double_slow(unsigned microseconds);
 /* Nothing submitted runs until it is let go again. */

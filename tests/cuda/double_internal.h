@@ -18,10 +18,12 @@ enum {
     SUCCESS = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     ALREADY_REGISTERED = 712,
-    NOT_REGISTERED = 713
+    NOT_REGISTERED = 713,
+    NOT_SUPPORTED = 801
 };
 
 struct allocation {
@@ -31,6 +33,8 @@ struct allocation {
     int fd;
     int device;     /* -1: pinned host memory */
     unsigned flags; /* it was registered with */
+    unsigned long long id;
+    unsigned sync_memops;
 };
 
 struct context {

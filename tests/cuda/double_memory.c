@@ -6,7 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define CONTEXTS 8u
+#define CONTEXTS   8u
+#define ATTRIBUTES 160
 
 static struct context contexts[2] = {{0}, {1}};
 static __thread struct context *below[CONTEXTS]; /* the current one */
@@ -40,7 +41,8 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
         close(fd);
         return leave(OUT_OF_MEMORY);
     }
-    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0};
+    static unsigned long long ids;
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0};
     *device = (uintptr_t)address;
     return leave(SUCCESS);
 }
@@ -77,6 +79,56 @@ EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t device
     return leave(SUCCESS);
 }
 
+static int attributes[ATTRIBUTES] = {
+    [IBX_CUDA_DEVICE_DMA_BUF] = 1,
+    [IBX_CUDA_DEVICE_RDMA_ORDERING] = IBX_CUDA_ORDERING_OWNER,
+};
+
+EXPORT void ibx_double_attribute(int attribute, int value)
+{
+    pthread_mutex_lock(&mutex);
+    attributes[attribute] = value;
+    leave(0);
+}
+
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    if (device != 0 && device != 1)
+        return INVALID_DEVICE;
+    if (attribute <= 0 || attribute >= ATTRIBUTES)
+        return INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    *value = attributes[attribute];
+    return leave(SUCCESS);
+}
+
+EXPORT int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    int code = enter("cuFlushGPUDirectRDMAWrites");
+    if (code)
+        return code;
+    if (target != IBX_CUDA_FLUSH_CURRENT_CTX || (scope != 100 && scope != 200))
+        return leave(INVALID_VALUE);
+    if (!(attributes[IBX_CUDA_DEVICE_RDMA_FLUSH] & IBX_CUDA_FLUSH_BY_HOST))
+        return leave(NOT_SUPPORTED);
+    stats.flushes++;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuPointerSetAttribute(const void *value, int attribute, uint64_t pointer)
+{
+    int code = enter("cuPointerSetAttribute");
+    if (code)
+        return code;
+    struct allocation *a = find((void *)(uintptr_t)pointer, 1);
+    if (!a || a->device < 0 || attribute != IBX_CUDA_POINTER_SYNC_MEMOPS)
+        return leave(INVALID_VALUE);
+    stats.sync_memops += !a->sync_memops;
+    memcpy(&a->sync_memops, value, sizeof(a->sync_memops));
+    return leave(SUCCESS);
+}
+
+/* Of whole pages, as the driver wants them. */
 EXPORT int cuMemGetHandleForAddressRange(void *handle, uint64_t device, size_t n, int type,
                                          unsigned long long flags)
 {
@@ -85,10 +137,13 @@ EXPORT int cuMemGetHandleForAddressRange(void *handle, uint64_t device, size_t n
         return code;
     const struct allocation *a = find((void *)(uintptr_t)device, 1);
     bool whole = a && a->device >= 0 && (uintptr_t)a->address == device && n == a->mapped;
-    if (!whole || type != 1 || flags)
+    if (!whole || type != IBX_CUDA_RANGE_DMA_BUF_FD || flags & ~IBX_CUDA_RANGE_DMA_BUF_PCIE)
         return leave(INVALID_VALUE);
+    if (!attributes[IBX_CUDA_DEVICE_DMA_BUF] || (flags && !attributes[0]))
+        return leave(NOT_SUPPORTED);
     int fd = dup(a->fd);
     memcpy(handle, &fd, sizeof(fd));
+    stats.exports++;
     return leave(fd < 0 ? OUT_OF_MEMORY : SUCCESS);
 }
 
@@ -104,6 +159,8 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
             memcpy(values[i], &type, sizeof(type));
         else if (names[i] == IBX_CUDA_POINTER_IS_MANAGED)
             memset(values[i], 0, sizeof(unsigned));
+        else if (names[i] == IBX_CUDA_POINTER_BUFFER_ID)
+            memcpy(values[i], a ? &a->id : &(unsigned long long){0}, sizeof(a->id));
         else if (names[i] == IBX_CUDA_POINTER_ORDINAL)
             memcpy(values[i], a ? &a->device : &(int){-2}, sizeof(int));
         else
@@ -131,7 +188,7 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     struct allocation *a = place_for_one();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
-    *a = (struct allocation){address, address, n, 0, -1, -1, flags};
+    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0};
     stats.host_pins++;
     stats.host_pinned++;
     return leave(SUCCESS);
@@ -172,7 +229,7 @@ EXPORT int cuInit(unsigned flags)
 EXPORT int cuDeviceGet(int *device, int ordinal)
 {
     *device = ordinal;
-    return ordinal == 0 || ordinal == 1 ? SUCCESS : 101;
+    return ordinal == 0 || ordinal == 1 ? SUCCESS : INVALID_DEVICE;
 }
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)

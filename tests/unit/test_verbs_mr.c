@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What the verbs provider asks libibverbs to register (the linker's --wrap: no device is needed).
+ */
+#include "transport/verbs.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct asked {
+    unsigned plain, dmabuf, left;
+    void *address;
+    uint64_t offset, iova;
+    size_t length;
+    int fd, access;
+    int refuse; /* errno of the next registrations, 0: none */
+} asked;
+static struct ibv_mr made[IBX_RAILS_MAX];
+
+struct ibv_mr *__wrap_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
+                                        uint64_t iova, int fd, int access);
+struct ibv_mr *__wrap_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access);
+struct ibv_mr *__wrap_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length,
+                                       uint64_t iova, unsigned access);
+int __wrap_ibv_dereg_mr(struct ibv_mr *mr);
+
+static struct ibv_mr *answer(void)
+{
+    errno = asked.refuse;
+    return asked.refuse ? NULL : &made[asked.plain + asked.dmabuf - 1];
+}
+
+struct ibv_mr *__wrap_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
+                                        uint64_t iova, int fd, int access)
+{
+    (void)pd;
+    asked.dmabuf++;
+    asked.offset = offset;
+    asked.length = length;
+    asked.iova = iova;
+    asked.fd = fd;
+    asked.access = access;
+    return answer();
+}
+
+struct ibv_mr *__wrap_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+{
+    (void)pd;
+    asked.plain++;
+    asked.address = address;
+    asked.length = length;
+    asked.access = access;
+    return answer();
+}
+
+struct ibv_mr *__wrap_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length,
+                                       uint64_t iova, unsigned access)
+{
+    (void)iova;
+    return __wrap_ibv_reg_mr(pd, address, length, (int)access);
+}
+
+int __wrap_ibv_dereg_mr(struct ibv_mr *mr)
+{
+    (void)mr;
+    asked.left++;
+    return 0;
+}
+
+static struct ibv_device device = {.name = "mlx5_9"};
+static struct ibv_context context = {.device = &device};
+static struct ibv_pd pd;
+
+static struct verbs *provider(unsigned rails)
+{
+    static struct verbs v;
+    v = (struct verbs){.rail_count = rails};
+    for (unsigned i = 0; i < rails; i++) {
+        v.rails[i].pd = &pd;
+        v.rails[i].context = &context;
+    }
+    asked = (struct asked){0};
+    return &v;
+}
+
+static struct ibx_mr gpu_memory(int fd)
+{
+    return (struct ibx_mr){
+        .span = {(void *)0x7f0000003000, 0x40000, IBX_MEMORY_CUDA, fd, 0x1000, 0},
+        .access = IBX_ACCESS_LOCAL,
+    };
+}
+
+/* By its dma-buf, for this side alone: a READ may land in it, and no key of it is for a peer. */
+static void test_dmabuf(void **state)
+{
+    (void)state;
+    struct verbs *v = provider(2);
+    struct ibx_mr mr = gpu_memory(77);
+    uint32_t lkey = 0;
+    made[0] = (struct ibv_mr){.lkey = 5, .rkey = 6};
+    made[1] = (struct ibv_mr){.lkey = 7, .rkey = 8};
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    assert_true(asked.dmabuf == 2 && !asked.plain);
+    assert_true(asked.fd == 77 && asked.offset == 0x1000 && asked.length == 0x40000);
+    assert_true(asked.iova == 0x7f0000003000 && asked.iova % 4096 == asked.offset % 4096);
+    assert_int_equal(asked.access, IBV_ACCESS_LOCAL_WRITE);
+    for (unsigned i = 0; i < IBX_RAILS_MAX; i++)
+        assert_true(mr.keys[i] == 0);
+    assert_int_equal(ibx_verbs_mr_lkey(&mr, 1, true, &lkey), 0);
+    assert_int_equal(lkey, 7);
+    ibx_verbs_mr_deregister(v, &mr);
+    assert_int_equal(asked.left, 2);
+}
+
+/* Without one, by its address, which nvidia-peermem understands. */
+static void test_pointer(void **state)
+{
+    (void)state;
+    struct verbs *v = provider(1);
+    struct ibx_mr mr = gpu_memory(-1);
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    assert_true(asked.plain == 1 && !asked.dmabuf && asked.address == (void *)0x7f0000003000);
+    assert_int_equal(asked.access, IBV_ACCESS_LOCAL_WRITE);
+    ibx_verbs_mr_deregister(v, &mr);
+}
+
+/* A refusal is told, and not tried again without the right to write, as for host memory. */
+static void test_refused(void **state)
+{
+    (void)state;
+    static const int codes[] = {EOPNOTSUPP, EFAULT, EACCES, EINVAL};
+    for (unsigned i = 0; i < 4; i++) {
+        struct verbs *v = provider(1);
+        struct ibx_mr mr = gpu_memory(3);
+        struct ibx_error err = {0};
+        asked.refuse = codes[i];
+        assert_int_equal(ibx_verbs_mr_register(v, &mr, &err), -codes[i]);
+        assert_non_null(strstr(err.message, "mlx5_9"));
+        assert_int_equal(asked.dmabuf, 1);
+    }
+    uint8_t bytes[64];
+    struct verbs *v = provider(1);
+    struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes))};
+    asked.refuse = EFAULT;
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), -EFAULT);
+    assert_int_equal(asked.plain, 2);
+}
+
+/* Whether the device's driver knows dma-bufs at all shows by what it says to none. */
+static void test_probe(void **state)
+{
+    (void)state;
+    struct verbs *v = provider(1);
+    asked.refuse = EBADF;
+    assert_true(ibx_verbs_mr_dmabuf(v));
+    asked.refuse = EOPNOTSUPP;
+    assert_false(ibx_verbs_mr_dmabuf(v));
+    assert_true(asked.fd == -1 && !asked.left);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dmabuf),
+        cmocka_unit_test(test_pointer),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_probe),
+    };
+    return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
+}
