@@ -501,8 +501,8 @@ int destination_vm_let_go(struct destination *d, struct ibx_error *err)
     if (d->uffd.fd < 0)
         return 0;
     destination_vm_stats(d);
-    int rc =
-        unregister(d, err); /* first: until then the engine answers those who touch zero pages */
+    /* First, since until then the engine answers those who touch zero pages. */
+    int rc = unregister(d, err);
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
     /* With the last descriptor the kernel itself unregisters what is left. */
