@@ -374,7 +374,8 @@ static int step(struct destination *d, struct ibx_error *err)
     case DESTINATION_RESUMING:
         return step_resuming(d, err);
     case DESTINATION_FILLING:
-        return step_filling(d, err);
+        rc = step_filling(d, err);
+        return rc || d->state != DESTINATION_COMPLETE ? rc : step_complete(d, err);
     case DESTINATION_COMPLETE:
         return step_complete(d, err);
     default:

@@ -130,7 +130,9 @@ static int finish(struct destination *d, int rc, struct ibx_move_status *last,
     destination_vm_stats(d);
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
-    ibx_control_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(100));
+    /* After a move the source, which has nothing more to hear, waits for this end to close. */
+    ibx_control_linger(&d->control,
+                       rc || ibx_control_idle(&d->control) ? 0 : ibx_deadline_in_ms(100));
     destination_link_close(d);
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
         ibx_control_fini(&d->guests[i]);
