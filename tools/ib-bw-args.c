@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-bw's command line. */
+#include "tools/args.h"
 #include "tools/ib-bw.h"
 
 #include <errno.h>
@@ -55,6 +56,8 @@ static const char help[] =
     "  --max-clients N   connections at once [64]\n"
     "\n"
     "Options of the transport:\n";
+
+static const struct args_tool tool = {.name = "ib-bw", .usage = usage, .help = help};
 
 enum {
     OPT_SET = 256,
@@ -126,49 +129,6 @@ static unsigned commands_of(int option)
     }
 }
 
-static int bad_usage(const char *format, const char *what)
-{
-    fputs("ib-bw: ", stderr);
-    fprintf(stderr, format, what);
-    fprintf(stderr, "\n%s", usage);
-    return -ENOEXEC;
-}
-
-static int parse_number(const char *name, const char *text, unsigned long max, unsigned long *value,
-                        struct ibx_error *err)
-{
-    char *end;
-    errno = 0;
-    unsigned long number = strtoul(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || !number || number > max)
-        return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not a number from 1 to %lu", name,
-                             text, max);
-    *value = number;
-    return 0;
-}
-
-static int parse_unsigned(const char *name, const char *text, unsigned max, unsigned *value,
-                          struct ibx_error *err)
-{
-    unsigned long number = 0;
-    int rc = parse_number(name, text, max, &number, err);
-    if (!rc)
-        *value = (unsigned)number;
-    return rc;
-}
-
-static int parse_seconds(const char *text, double *seconds, struct ibx_error *err)
-{
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value > 0 && value <= SECONDS_MAX))
-        return ibx_error_set(err, -EINVAL,
-                             "--time: \"%.64s\" is not a number of seconds up to %.0f", text,
-                             SECONDS_MAX);
-    *seconds = value;
-    return 0;
-}
-
 static int add_size(struct bw_args *args, const char *text, struct ibx_error *err)
 {
     size_t bytes;
@@ -228,33 +188,21 @@ static int check_paths(const char *list, struct ibx_error *err)
     }
 }
 
-static int set_option(struct bw_args *args, const char *text, struct ibx_error *err)
-{
-    char key[64];
-    const char *equals = strchr(text, '=');
-    if (!equals || (size_t)(equals - text) >= sizeof(key))
-        return ibx_error_set(err, -EINVAL, "--set: \"%.64s\" is not KEY=VALUE", text);
-    memcpy(key, text, (size_t)(equals - text));
-    key[equals - text] = '\0';
-    int rc = ibx_options_set(&args->options, key, equals + 1, err);
-    return rc ? ibx_error_prefix(err, rc, "--set") : 0;
-}
-
 static int take_number(struct bw_args *args, int option, const char *value, struct ibx_error *err)
 {
     unsigned long number = 0;
     int rc = 0;
     switch (option) {
     case OPT_COUNT:
-        rc = parse_number("--count", value, BW_CALLS_MAX, &number, err);
+        rc = args_number("--count", value, 1, BW_CALLS_MAX, &number, err);
         args->count = number;
         return rc;
     case OPT_ROUNDS:
-        return parse_unsigned("--rounds", value, ROUNDS_MAX, &args->rounds, err);
+        return args_unsigned("--rounds", value, 1, ROUNDS_MAX, &args->rounds, err);
     case OPT_DEPTH:
-        return parse_unsigned("--depth", value, BW_DEPTH_MAX, &args->depth, err);
+        return args_unsigned("--depth", value, 1, BW_DEPTH_MAX, &args->depth, err);
     case OPT_MAX_CLIENTS:
-        return parse_unsigned("--max-clients", value, CLIENTS_LIMIT, &args->max_clients, err);
+        return args_unsigned("--max-clients", value, 1, CLIENTS_LIMIT, &args->max_clients, err);
     default: /* OPT_MAX_BYTES */
         rc = ibx_size_parse(value, &args->max_bytes, err);
         if (!rc && (!args->max_bytes || args->max_bytes > MAX_BYTES_LIMIT))
@@ -277,13 +225,13 @@ static int take_option(struct bw_args *args, int option, const char *value, stru
 {
     switch (option) {
     case OPT_SET:
-        return set_option(args, value, err);
+        return args_set(&args->options, value, err);
     case OPT_KEY_FILE:
         return ibx_options_set(&args->options, "key_file", value, err);
     case OPT_SIZES:
         return parse_sizes(args, value, err);
     case OPT_TIME:
-        return parse_seconds(value, &args->seconds, err);
+        return args_seconds("--time", value, SECONDS_MAX, &args->seconds, err);
     case OPT_RAW:
         args->raw = true;
         return 0;
@@ -317,49 +265,30 @@ static int parse_options(int argc, char **argv, struct bw_args *args, struct ibx
 {
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "hV", long_options, &index)) != -1) {
-        if (option == 'h') {
-            printf("%s%s", usage, help);
-            ibx_options_describe(stdout, "  ");
-            return 1;
-        }
-        if (option == 'V') {
-            puts("ib-bw " IBX_VERSION);
-            return 1;
-        }
-        if (option == '?') { /* getopt has said what is wrong */
-            fputs(usage, stderr);
-            return -ENOEXEC;
-        }
+        int rc = args_common(&tool, option);
+        if (rc)
+            return rc;
         if (!(commands_of(option) & 1u << args->command))
-            return bad_usage("--%s does not go with this command", long_options[index].name);
-        int rc = take_option(args, option, optarg, err);
+            return args_bad_usage(&tool, "--%s does not go with this command",
+                                  long_options[index].name);
+        rc = take_option(args, option, optarg, err);
         if (rc)
             return rc;
     }
     return 0;
 }
 
-static int parse_command(const char *name, enum bw_command *command)
-{
-    static const char *const names[] = {[BW_SERVE] = "serve", [BW_RUN] = "run", [BW_SELF] = "self"};
-    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (!strcmp(name, names[i])) {
-            *command = (enum bw_command)i;
-            return 0;
-        }
-    }
-    return bad_usage("there is no command \"%s\"", name);
-}
-
 /* What only makes sense together. */
 static int check_together(const struct bw_args *args)
 {
     if (args->raw && args->stock)
-        return bad_usage("%s", "--stock has nothing to compare with --raw");
+        return args_bad_usage(&tool, "%s", "--stock has nothing to compare with --raw");
     if (args->raw && args->plot)
-        return bad_usage("%s", "--plot does not draw --raw");
+        return args_bad_usage(&tool, "%s", "--plot does not draw --raw");
     return 0;
 }
+
+static const char *const commands[] = {[BW_SERVE] = "serve", [BW_RUN] = "run", [BW_SELF] = "self"};
 
 int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err)
 {
@@ -374,22 +303,27 @@ int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error 
     ibx_options_init(&args->options);
     parse_sizes(args, DEFAULT_SIZES, NULL);
     if (argc < 2)
-        return bad_usage("%s", "a command is needed");
+        return args_bad_usage(&tool, "%s", "a command is needed");
     int skip = argv[1][0] != '-'; /* else only --help and --version remain */
-    if (skip && parse_command(argv[1], &args->command))
-        return -ENOEXEC;
+    int rc =
+        skip ? args_command(&tool, commands, sizeof(commands) / sizeof(commands[0]), argv[1]) : 0;
+    if (rc < 0)
+        return rc;
+    if (skip)
+        args->command = (enum bw_command)rc;
     argv[skip] = argv[0]; /* what getopt's messages begin with */
-    int rc = parse_options(argc - skip, argv + skip, args, err);
+    rc = parse_options(argc - skip, argv + skip, args, err);
     if (rc)
         return rc;
     if (!skip)
-        return bad_usage("%s", "a command comes first");
+        return args_bad_usage(&tool, "%s", "a command comes first");
     int left = argc - skip - optind;
     bool wants_uri = args->command != BW_SELF;
     if (left < wants_uri)
-        return bad_usage("%s", "a URI is needed");
+        return args_bad_usage(&tool, "%s", "a URI is needed");
     if (left > wants_uri)
-        return bad_usage("\"%s\" is one argument too many", argv[skip + optind + wants_uri]);
+        return args_bad_usage(&tool, "\"%s\" is one argument too many",
+                              argv[skip + optind + wants_uri]);
     args->uri = wants_uri ? argv[skip + optind] : NULL;
     return check_together(args);
 }

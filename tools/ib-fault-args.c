@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-fault's command line. */
+#include "tools/args.h"
 #include "tools/ib-fault.h"
 
 #include "common/thread.h"
@@ -53,6 +54,8 @@ static const char help[] =
     "  --json FILE         all figures of all rounds; \"-\": on standard output, no table\n"
     "\n"
     "Options of the transport:\n";
+
+static const struct args_tool tool = {.name = "ib-fault", .usage = usage, .help = help};
 
 enum {
     OPT_KEY_FILE = 256,
@@ -116,28 +119,7 @@ static bool goes_with(int option, enum bench_command command)
     }
 }
 
-static int bad_usage(const char *format, const char *what)
-{
-    fputs("ib-fault: ", stderr);
-    fprintf(stderr, format, what);
-    fprintf(stderr, "\n%s", usage);
-    return -ENOEXEC;
-}
-
 /* ------------------------------------------------------------ values */
-
-static int take_number(const char *name, const char *text, long min, unsigned long max,
-                       unsigned *value, struct ibx_error *err)
-{
-    char *end;
-    errno = 0;
-    unsigned long number = strtoul(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || number > max || (long)number < min)
-        return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not a number from %ld to %lu", name,
-                             text, min, max);
-    *value = (unsigned)number;
-    return 0;
-}
 
 static int take_nice(struct bench_args *args, const char *text, struct ibx_error *err)
 {
@@ -176,18 +158,6 @@ static int take_page(struct bench_args *args, const char *text, struct ibx_error
     return 0;
 }
 
-static int take_seconds(struct bench_args *args, const char *text, struct ibx_error *err)
-{
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value > 0 && value <= SECONDS_MAX))
-        return ibx_error_set(err, -EINVAL,
-                             "--time: \"%.64s\" is not a number of seconds up to %.0f", text,
-                             SECONDS_MAX);
-    args->seconds = value;
-    return 0;
-}
-
 /* "0,2-3" */
 static int take_cpus(struct bench_cpus *cpus, const char *name, const char *text,
                      struct ibx_error *err)
@@ -212,36 +182,24 @@ static int take_cpus(struct bench_cpus *cpus, const char *name, const char *text
     return 0;
 }
 
-static int set_option(struct bench_args *args, const char *text, struct ibx_error *err)
-{
-    char key[64];
-    const char *equals = strchr(text, '=');
-    if (!equals || (size_t)(equals - text) >= sizeof(key))
-        return ibx_error_set(err, -EINVAL, "--set: \"%.64s\" is not KEY=VALUE", text);
-    memcpy(key, text, (size_t)(equals - text));
-    key[equals - text] = '\0';
-    int rc = ibx_options_set(&args->options, key, equals + 1, err);
-    return rc ? ibx_error_prefix(err, rc, "--set") : 0;
-}
-
 static int take_count(struct bench_args *args, int option, const char *value, struct ibx_error *err)
 {
     switch (option) {
     case OPT_LINKS:
-        return take_number("--links", value, 1, IBX_MOVE_LINKS_MAX, &args->links, err);
+        return args_unsigned("--links", value, 1, IBX_MOVE_LINKS_MAX, &args->links, err);
     case OPT_FAULT_WORKERS:
-        return take_number("--fault-workers", value, 0, IBX_MOVE_LINKS_MAX, &args->fault_workers,
-                           err);
+        return args_unsigned("--fault-workers", value, 0, IBX_MOVE_LINKS_MAX, &args->fault_workers,
+                             err);
     case OPT_SPIN:
-        return take_number("--spin", value, 0, SPIN_MAX, &args->spin_us, err);
+        return args_unsigned("--spin", value, 0, SPIN_MAX, &args->spin_us, err);
     case OPT_THREADS:
-        return take_number("--threads", value, 1, BENCH_THREADS_MAX, &args->threads, err);
+        return args_unsigned("--threads", value, 1, BENCH_THREADS_MAX, &args->threads, err);
     case OPT_PAUSE:
-        return take_number("--pause", value, 0, SPIN_MAX, &args->pause_us, err);
+        return args_unsigned("--pause", value, 0, SPIN_MAX, &args->pause_us, err);
     case OPT_TOUCHES:
-        return take_number("--touches", value, 1, 1u << 20, &args->touches, err);
+        return args_unsigned("--touches", value, 1, 1u << 20, &args->touches, err);
     default: /* OPT_ROUNDS */
-        return take_number("--rounds", value, 1, BENCH_ROUNDS_MAX, &args->rounds, err);
+        return args_unsigned("--rounds", value, 1, BENCH_ROUNDS_MAX, &args->rounds, err);
     }
 }
 
@@ -252,7 +210,7 @@ static int take_option(struct bench_args *args, int option, const char *value,
     case OPT_KEY_FILE:
         return ibx_options_set(&args->options, "key_file", value, err);
     case OPT_SET:
-        return set_option(args, value, err);
+        return args_set(&args->options, value, err);
     case OPT_NICE:
         return take_nice(args, value, err);
     case OPT_SIZE:
@@ -260,7 +218,7 @@ static int take_option(struct bench_args *args, int option, const char *value,
     case OPT_PAGE:
         return take_page(args, value, err);
     case OPT_TIME:
-        return take_seconds(args, value, err);
+        return args_seconds("--time", value, SECONDS_MAX, &args->seconds, err);
     case OPT_LEND_CPUS:
         return take_cpus(&args->lender, "--lend-cpus", value, err);
     case OPT_CPUS:
@@ -284,40 +242,21 @@ static int parse_options(int argc, char **argv, struct bench_args *args, struct 
 {
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "hV", long_options, &index)) != -1) {
-        if (option == 'h') {
-            printf("%s%s", usage, help);
-            ibx_options_describe(stdout, "  ");
-            return 1;
-        }
-        if (option == 'V') {
-            puts("ib-fault " IBX_VERSION);
-            return 1;
-        }
-        if (option == '?') { /* getopt has said what is wrong */
-            fputs(usage, stderr);
-            return -ENOEXEC;
-        }
+        int rc = args_common(&tool, option);
+        if (rc)
+            return rc;
         if (!goes_with(option, args->command))
-            return bad_usage("--%s does not go with this command", long_options[index].name);
-        int rc = take_option(args, option, optarg, err);
+            return args_bad_usage(&tool, "--%s does not go with this command",
+                                  long_options[index].name);
+        rc = take_option(args, option, optarg, err);
         if (rc)
             return rc;
     }
     return 0;
 }
 
-static int parse_command(const char *name, enum bench_command *command)
-{
-    static const char *const names[] = {
-        [BENCH_SELF] = "self", [BENCH_FETCH] = "fetch", [BENCH_LEND] = "lend"};
-    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (!strcmp(name, names[i])) {
-            *command = (enum bench_command)i;
-            return 0;
-        }
-    }
-    return bad_usage("there is no command \"%s\"", name);
-}
+static const char *const commands[] = {
+    [BENCH_SELF] = "self", [BENCH_FETCH] = "fetch", [BENCH_LEND] = "lend"};
 
 int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_error *err)
 {
@@ -338,21 +277,25 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
     if (!ibx_thread_may_spin())
         args->options.spin_us = 0;
     if (argc < 2)
-        return bad_usage("%s", "a command is needed");
+        return args_bad_usage(&tool, "%s", "a command is needed");
     int skip = argv[1][0] != '-'; /* else only --help and --version remain */
-    if (skip && parse_command(argv[1], &args->command))
-        return -ENOEXEC;
+    int rc =
+        skip ? args_command(&tool, commands, sizeof(commands) / sizeof(commands[0]), argv[1]) : 0;
+    if (rc < 0)
+        return rc;
+    if (skip)
+        args->command = (enum bench_command)rc;
     argv[skip] = argv[0]; /* what getopt's messages begin with */
-    int rc = parse_options(argc - skip, argv + skip, args, err);
+    rc = parse_options(argc - skip, argv + skip, args, err);
     if (rc)
         return rc;
     if (!skip)
-        return bad_usage("%s", "a command comes first");
+        return args_bad_usage(&tool, "%s", "a command comes first");
     int left = argc - skip - optind;
     if (left > 1)
-        return bad_usage("\"%s\" is one argument too many", argv[skip + optind + 1]);
+        return args_bad_usage(&tool, "\"%s\" is one argument too many", argv[skip + optind + 1]);
     if (!left && args->command != BENCH_SELF)
-        return bad_usage("%s", "a URI is needed");
+        return args_bad_usage(&tool, "%s", "a URI is needed");
     args->uri = left ? argv[skip + optind] : DEFAULT_URI;
     return 0;
 }

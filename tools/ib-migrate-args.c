@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate's command line. */
+#include "tools/args.h"
 #include "tools/ib-migrate.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define GIVE_UP_MAX 604800ul /* a week, seconds */
+#define GIVE_UP_MAX 604800u /* a week, seconds */
 
 static const char usage[] = "usage: ib-migrate receive --qmp PATH --listen URI [options]\n"
                             "       ib-migrate send --qmp PATH [options] URI\n"
@@ -67,6 +68,8 @@ static const char help[] =
     "  --yes                 do not ask\n"
     "\n"
     "Options of the transport:\n";
+
+static const struct args_tool tool = {.name = "ib-migrate", .usage = usage, .help = help};
 
 enum {
     OPT_QMP = 256,
@@ -151,28 +154,7 @@ static unsigned commands_of(int option)
     }
 }
 
-static int bad_usage(const char *format, const char *what)
-{
-    fputs("ib-migrate: ", stderr);
-    fprintf(stderr, format, what);
-    fprintf(stderr, "\n%s", usage);
-    return -ENOEXEC;
-}
-
 /* ------------------------------------------------------------ values */
-
-static int parse_number(const char *name, const char *text, unsigned long max, unsigned *value,
-                        struct ibx_error *err)
-{
-    char *end;
-    errno = 0;
-    unsigned long number = strtoul(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || !number || number > max)
-        return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not a number from 1 to %lu", name,
-                             text, max);
-    *value = (unsigned)number;
-    return 0;
-}
 
 /* Absolute, so that a record means the same monitor whatever folder `recover` is called from; as it
  * was given where a socket's address has no room for that. */
@@ -203,18 +185,6 @@ static int take_bandwidth(struct migrate_args *args, const char *text, struct ib
     args->max_bandwidth = bytes;
     args->bandwidth_given = true;
     return 0;
-}
-
-static int set_option(struct migrate_args *args, const char *text, struct ibx_error *err)
-{
-    char key[64];
-    const char *equals = strchr(text, '=');
-    if (!equals || (size_t)(equals - text) >= sizeof(key))
-        return ibx_error_set(err, -EINVAL, "--set: \"%.64s\" is not KEY=VALUE", text);
-    memcpy(key, text, (size_t)(equals - text));
-    key[equals - text] = '\0';
-    int rc = ibx_options_set(&args->options, key, equals + 1, err);
-    return rc ? ibx_error_prefix(err, rc, "--set") : 0;
 }
 
 static void take_flag(struct migrate_args *args, int option)
@@ -256,16 +226,16 @@ static int take_option(struct migrate_args *args, int option, const char *value,
     case OPT_KEY_FILE:
         return ibx_options_set(&args->options, "key_file", value, err);
     case OPT_SET:
-        return set_option(args, value, err);
+        return args_set(&args->options, value, err);
     case OPT_GIVE_UP:
-        return parse_number("--give-up", value, GIVE_UP_MAX, &args->give_up_s, err);
+        return args_unsigned("--give-up", value, 1, GIVE_UP_MAX, &args->give_up_s, err);
     case OPT_LISTEN:
         args->listen = value;
         return 0;
     case OPT_MAX_BANDWIDTH:
         return take_bandwidth(args, value, err);
     case OPT_LINKS:
-        return parse_number("--links", value, IBX_MOVE_LINKS_MAX, &args->links, err);
+        return args_unsigned("--links", value, 1, IBX_MOVE_LINKS_MAX, &args->links, err);
     default:
         take_flag(args, option);
         return 0;
@@ -288,44 +258,20 @@ static int parse_options(int argc, char **argv, struct migrate_args *args, const
 {
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "hV", long_options, &index)) != -1) {
-        if (option == 'h') {
-            printf("%s%s", usage, help);
-            ibx_options_describe(stdout, "  ");
-            return 1;
-        }
-        if (option == 'V') {
-            puts("ib-migrate " IBX_VERSION);
-            return 1;
-        }
-        if (option == '?') { /* getopt has said what is wrong */
-            fputs(usage, stderr);
-            return -ENOEXEC;
-        }
+        int rc = args_common(&tool, option);
+        if (rc)
+            return rc;
         if (option == OPT_MAX_BANDWIDTH && args->command == MIGRATE_SEND)
-            return bad_usage("%s", "--max-bandwidth is given to the destination, which fetches");
+            return args_bad_usage(&tool, "%s",
+                                  "--max-bandwidth is given to the destination, which fetches");
         if (!(commands_of(option) & 1u << args->command))
-            return bad_usage("--%s does not go with this command", long_options[index].name);
-        int rc = take_option(args, option, optarg, state_dir, err);
+            return args_bad_usage(&tool, "--%s does not go with this command",
+                                  long_options[index].name);
+        rc = take_option(args, option, optarg, state_dir, err);
         if (rc)
             return rc;
     }
     return 0;
-}
-
-static int parse_command(const char *name, enum migrate_command *command)
-{
-    static const char *const names[MIGRATE_COMMANDS] = {
-        [MIGRATE_RECEIVE] = "receive",   [MIGRATE_SEND] = "send",   [MIGRATE_STATUS] = "status",
-        [MIGRATE_CANCEL] = "cancel",     [MIGRATE_SET] = "set",     [MIGRATE_RECOVER] = "recover",
-        [MIGRATE_ROLLBACK] = "rollback", [MIGRATE_CHECK] = "check", [MIGRATE_PRUNE] = "prune",
-    };
-    for (unsigned i = 0; i < MIGRATE_COMMANDS; i++) {
-        if (!strcmp(name, names[i])) {
-            *command = (enum migrate_command)i;
-            return 0;
-        }
-    }
-    return bad_usage("there is no command \"%s\"", name);
 }
 
 /* What a command needs, and what only makes sense together. */
@@ -333,21 +279,30 @@ static int check_together(const struct migrate_args *args)
 {
     const unsigned command = 1u << args->command;
     if (!*args->qmp && command & (MOVES | CHECK | ROLLBACK))
-        return bad_usage("%s", "--qmp is needed: the unix socket of QEMU's monitor");
+        return args_bad_usage(&tool, "%s", "--qmp is needed: the unix socket of QEMU's monitor");
     if (args->command == MIGRATE_RECEIVE && !args->listen)
-        return bad_usage("%s", "--listen is needed: rdma://0.0.0.0:18600, for instance");
+        return args_bad_usage(&tool, "%s",
+                              "--listen is needed: rdma://0.0.0.0:18600, for instance");
     if (args->command == MIGRATE_SEND && !args->uri)
-        return bad_usage("%s", "a URI is needed: where the destination listens");
+        return args_bad_usage(&tool, "%s", "a URI is needed: where the destination listens");
     if (args->command == MIGRATE_SET && !args->bandwidth_given)
-        return bad_usage("%s", "--max-bandwidth is needed");
+        return args_bad_usage(&tool, "%s", "--max-bandwidth is needed");
     if (args->unfinished && !*args->qmp)
-        return bad_usage("%s", "--unfinished goes with --qmp: the monitor that the QEMU had");
+        return args_bad_usage(&tool, "%s",
+                              "--unfinished goes with --qmp: the monitor that the QEMU had");
     if (args->destination && args->uri)
-        return bad_usage("%s", "the source asks its destination, not the other way round");
+        return args_bad_usage(&tool, "%s",
+                              "the source asks its destination, not the other way round");
     if (args->listen && args->uri)
-        return bad_usage("%s", "the destination has --listen, the source a URI");
+        return args_bad_usage(&tool, "%s", "the destination has --listen, the source a URI");
     return 0;
 }
+
+static const char *const commands[MIGRATE_COMMANDS] = {
+    [MIGRATE_RECEIVE] = "receive",   [MIGRATE_SEND] = "send",   [MIGRATE_STATUS] = "status",
+    [MIGRATE_CANCEL] = "cancel",     [MIGRATE_SET] = "set",     [MIGRATE_RECOVER] = "recover",
+    [MIGRATE_ROLLBACK] = "rollback", [MIGRATE_CHECK] = "check", [MIGRATE_PRUNE] = "prune",
+};
 
 int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err)
 {
@@ -356,21 +311,25 @@ int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct 
     args->command = MIGRATE_COMMANDS;
     ibx_options_init(&args->options);
     if (argc < 2)
-        return bad_usage("%s", "a command is needed");
+        return args_bad_usage(&tool, "%s", "a command is needed");
     int skip = argv[1][0] != '-'; /* else only --help and --version remain */
-    if (skip && parse_command(argv[1], &args->command))
-        return -ENOEXEC;
+    int rc = skip ? args_command(&tool, commands, MIGRATE_COMMANDS, argv[1]) : 0;
+    if (rc < 0)
+        return rc;
+    if (skip)
+        args->command = (enum migrate_command)rc;
     argv[skip] = argv[0]; /* what getopt's messages begin with */
     if (!skip && argv[1][1] != 'h' && argv[1][1] != 'V' && strcmp(argv[1], "--help") != 0 &&
         strcmp(argv[1], "--version") != 0)
-        return bad_usage("%s", "a command comes first");
-    int rc = parse_options(argc - skip, argv + skip, args, &state_dir, err);
+        return args_bad_usage(&tool, "%s", "a command comes first");
+    rc = parse_options(argc - skip, argv + skip, args, &state_dir, err);
     if (rc)
         return rc;
     int left = argc - skip - optind;
     int takes_uri = (1u << args->command & (SEND | CHECK | RECOVER)) != 0;
     if (left > takes_uri)
-        return bad_usage("\"%s\" is one argument too many", argv[skip + optind + takes_uri]);
+        return args_bad_usage(&tool, "\"%s\" is one argument too many",
+                              argv[skip + optind + takes_uri]);
     args->uri = left ? argv[skip + optind] : NULL;
     if (check_together(args))
         return -ENOEXEC;
