@@ -153,6 +153,8 @@ const struct gvirtus_key gvirtus_own_keys[] = {
      "bytes of message buffers of an idle connection; lowers slots and message"},
     {"gpu", "off", "off", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
+    {"gpu_threads", "0", "0",
+     "threads of one connection that copy (0 to 16; 0: by the processors)"},
     {"log", "warn", "warn", "error, warn, info or debug"},
     {NULL, NULL, NULL, NULL},
 };

@@ -169,12 +169,14 @@ static void test_unreachable(void **state)
     expect_said("IBX_LOG=error in the environment wins over rdma.log\n");
     snprintf(expected, sizeof(expected),
              "ibx-gvirtus: the back end at %s is not reachable: nobody "
-             "answers at 127.0.0.1 port %s: Connection refused\n",
+             "answers at 127.0.0.1 port %s: Connection refused; start the server there, or "
+             "correct the URI\n",
              uri, strrchr(uri, ':') + 1);
     expect_said(expected);
 
     expect_said("rdma.gpu : off (default)\n");
     expect_said("rdma.gpu_memory : 64M (default)\n");
+    expect_said("rdma.gpu_threads : 0 (default)\n");
 
     add_properties("rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n");
     assert_int_equal(run("show", NULL, NULL), 1);
