@@ -29,11 +29,11 @@ static void leave(void *context, void *registration)
     ibx_mr_deregister(registration);
 }
 
-static void tell(struct ibx_session *s, const struct ibx_error *err)
+static void tell(struct ibx_session *s, enum ibx_log_level level, const struct ibx_error *err)
 {
     struct copies *x = &s->copies;
     if (!x->refusal_told && err->code)
-        ibx_log(IBX_LOG_WARN, "copies for %s go through chunks, not straight into GPU memory: %s",
+        ibx_log(level, "copies for %s go through chunks, not straight into GPU memory: %s",
                 s->path.peer, err->message);
     x->refusal_told = x->refusal_told || err->code;
 }
@@ -42,12 +42,21 @@ bool copies_direct_likely(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
-    if (x->indirect || (!s->caps->dmabuf && !s->caps->gpu_pointers))
+    if (x->indirect)
         return false;
+    if (!s->caps->dmabuf && !s->caps->gpu_pointers) {
+        x->indirect = true;
+        if (!s->caps->register_free) /* a fabric that could */
+            ibx_error_set(&err, -EOPNOTSUPP,
+                          "this fabric's device registers no dma-buf, and no nvidia-peermem is "
+                          "loaded");
+        tell(s, IBX_LOG_INFO, &err);
+        return false;
+    }
     if (x->spans.registrar.enter)
         return true;
     x->indirect = !ibx_gpu_writes_ordered(x->cuda, &err);
-    tell(s, &err);
+    tell(s, IBX_LOG_WARN, &err);
     x->spans.registrar = (struct ibx_gpu_registrar){
         .by_dmabuf = s->caps->dmabuf,
         .by_pointer = s->caps->gpu_pointers,
@@ -66,7 +75,7 @@ struct ibx_mr *copies_direct(struct ibx_session *s, uint64_t device, uint64_t n)
     if (!copies_direct_likely(s) || !copies_lane(x))
         return NULL;
     if (ibx_gpu_span_get(&x->spans, x->cuda, device, (size_t)n, &mr, &err))
-        tell(s, &err);
+        tell(s, IBX_LOG_WARN, &err);
     return mr;
 }
 

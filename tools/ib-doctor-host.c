@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory limits, the kernel's services, and the GPU. */
+/* Memory limits and the kernel's services. */
 #include "tools/ib-doctor.h"
 
 #include "transport/transport.h"
@@ -204,79 +204,4 @@ void doctor_check_system(void)
     check_iommu();
     doctor_check_acs();
     check_libfabric();
-}
-
-/* ------------------------------------------------------------------------- GPU */
-
-/* Of cuda.h; the numbers are CUDA's binary interface. */
-enum cuda_attribute {
-    CUDA_GPU_DIRECT_RDMA = 116,
-    CUDA_DMA_BUF = 124,
-};
-
-struct cuda {
-    int (*init)(unsigned);
-    int (*driver_version)(int *);
-    int (*device_count)(int *);
-    int (*device)(int *, int);
-    int (*name)(char *, int, int);
-    int (*attribute)(int *, int, int);
-};
-
-static bool load_cuda(struct cuda *cuda)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        return false;
-    *(void **)&cuda->init = dlsym(library, "cuInit");
-    *(void **)&cuda->driver_version = dlsym(library, "cuDriverGetVersion");
-    *(void **)&cuda->device_count = dlsym(library, "cuDeviceGetCount");
-    *(void **)&cuda->device = dlsym(library, "cuDeviceGet");
-    *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
-    *(void **)&cuda->attribute = dlsym(library, "cuDeviceGetAttribute");
-    return cuda->init && cuda->driver_version && cuda->device_count && cuda->device && cuda->name &&
-           cuda->attribute;
-}
-
-static void check_one_gpu(const struct cuda *cuda, int index)
-{
-    int device = 0, rdma = 0, dma_buf = 0;
-    char name[96] = "?", label[32];
-    cuda->device(&device, index);
-    cuda->name(name, sizeof(name), device);
-    cuda->attribute(&rdma, CUDA_GPU_DIRECT_RDMA, device);
-    cuda->attribute(&dma_buf, CUDA_DMA_BUF, device);
-    snprintf(label, sizeof(label), "GPU %d", index);
-    doctor_add("gpu", label, dma_buf ? DOCTOR_OK : DOCTOR_LIMITED,
-               dma_buf ? NULL : "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
-               "%s, GPUDirect RDMA %s, dma-buf %s", name, rdma ? "yes" : "no",
-               dma_buf ? "yes" : "no");
-}
-
-void doctor_check_gpu(void)
-{
-    struct cuda cuda;
-    int version = 0, count = 0;
-    if (!load_cuda(&cuda)) {
-        doctor_add("gpu", "CUDA", DOCTOR_MISSING,
-                   "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
-                   "no driver here");
-        return;
-    }
-    int rc = cuda.init(0);
-    if (!rc)
-        rc = cuda.device_count(&count);
-    cuda.driver_version(&version);
-    if (rc || !count) {
-        doctor_add("gpu", "CUDA", DOCTOR_MISSING, "see nvidia-smi",
-                   "driver %d.%d, but no GPU (error %d)", version / 1000, version % 1000 / 10, rc);
-        return;
-    }
-    doctor_add("gpu", "CUDA", DOCTOR_OK, NULL, "driver %d.%d, %d GPUs", version / 1000,
-               version % 1000 / 10, count);
-    for (int i = 0; i < count; i++)
-        check_one_gpu(&cuda, i);
-    bool peermem = doctor_exists("/sys/module/nvidia_peermem");
-    doctor_add("gpu", "nvidia-peermem", DOCTOR_OK, NULL, "%s",
-               peermem ? "loaded" : "not loaded; only where dma-buf is missing is it needed");
 }

@@ -2,12 +2,18 @@
 /* Memory and contexts of the double. */
 #include "tests/cuda/double_internal.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define CONTEXTS   8u
 #define ATTRIBUTES 160
+
+/* CUdevice_attribute */
+#define PCI_BUS         33
+#define GPU_DIRECT_RDMA 116
 
 static struct context contexts[2] = {{0}, {1}};
 static __thread struct context *below[CONTEXTS]; /* the current one */
@@ -80,6 +86,8 @@ EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t device
 }
 
 static int attributes[ATTRIBUTES] = {
+    [PCI_BUS] = 3,
+    [GPU_DIRECT_RDMA] = 1,
     [IBX_CUDA_DEVICE_DMA_BUF] = 1,
     [IBX_CUDA_DEVICE_RDMA_ORDERING] = IBX_CUDA_ORDERING_OWNER,
 };
@@ -98,7 +106,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
     if (attribute <= 0 || attribute >= ATTRIBUTES)
         return INVALID_VALUE;
     pthread_mutex_lock(&mutex);
-    *value = attributes[attribute];
+    *value = attributes[attribute] + (attribute == PCI_BUS ? device : 0);
     return leave(SUCCESS);
 }
 
@@ -221,8 +229,15 @@ EXPORT int cuMemHostGetFlags(unsigned *flags, void *address)
 
 /* --------------------------------------------------------------------- contexts */
 
+/* IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...": as ibx_double_attribute(), for other programs. */
 EXPORT int cuInit(unsigned flags)
 {
+    const char *text = getenv("IBX_DOUBLE_ATTRIBUTES");
+    int attribute, value, used;
+    for (; text && sscanf(text, "%d=%d%n", &attribute, &value, &used) == 2; text += used) {
+        if (attribute >= 0 && attribute < ATTRIBUTES)
+            ibx_double_attribute(attribute, value);
+    }
     return flags ? INVALID_VALUE : SUCCESS;
 }
 
@@ -230,6 +245,31 @@ EXPORT int cuDeviceGet(int *device, int ordinal)
 {
     *device = ordinal;
     return ordinal == 0 || ordinal == 1 ? SUCCESS : INVALID_DEVICE;
+}
+
+EXPORT int cuDeviceGetCount(int *count)
+{
+    *count = 2;
+    return SUCCESS;
+}
+
+EXPORT int cuDeviceGetName(char *name, int size, int device)
+{
+    snprintf(name, (size_t)size, "double %d", device);
+    return SUCCESS;
+}
+
+EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    (void)device;
+    *bytes = (size_t)16 << 30;
+    return SUCCESS;
+}
+
+EXPORT int cuDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return SUCCESS;
 }
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)

@@ -10,6 +10,7 @@ import unittest
 
 DOCTOR = sys.argv.pop(1)
 FAKE_VERBS = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1].endswith(".so") else None
+LIBCUDA = os.environ.get("IBX_TEST_LIBCUDA")
 PCI = "/sys/devices/pci0000:00"
 
 
@@ -176,6 +177,69 @@ class Doctor(unittest.TestCase):
                     config.seek(0x100)
                     config.write((0x0001 | 1 << 16 | after << 20).to_bytes(4, "little"))
                 self.assertEqual(self.check_of(self.report(root), "PCI ACS")["status"], "ok")
+
+    def gpu(self, root, attributes=""):
+        """What is said of the first GPU of a double of CUDA, in 0000:03:00.0: by name of the line."""
+        report = self.report(root, IBX_LIBCUDA=LIBCUDA, IBX_DOUBLE_ATTRIBUTES=attributes)
+        return {c["name"][6:]: c for c in report["checks"] if c["name"].startswith("GPU 0 ")}
+
+    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
+    def test_gpu_copies(self):
+        """The way that copies take, and why not a better one."""
+        with tempfile.TemporaryDirectory() as root:
+            found = self.gpu(root)
+            self.assertIn("pinned memory; in place", found["copies"]["value"])
+            self.assertEqual(found["copies"]["status"], "ok")  # there is no adapter to want more of
+            self.assertNotIn("adapter", found)
+            host_with_gpu(root, 0, 0)
+            for attributes, peermem, status, words in (
+                    ("", False, "ok", "by dma-buf, ordered by the GPU"),
+                    ("118=0 117=1", False, "ok", "by dma-buf, flushed after each"),
+                    ("118=0 117=2", False, "limited", "neither ordered nor flushed"),
+                    ("124=0", False, "limited", "neither dma-buf nor nvidia-peermem"),
+                    ("124=0", True, "ok", "by nvidia-peermem")):
+                if peermem:
+                    write(root, "/sys/module/nvidia_peermem/refcnt", "0")
+                found = self.gpu(root, attributes)["copies"]
+                self.assertEqual(found["status"], status, found)
+                self.assertIn(words, found["value"])
+
+    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
+    def test_gpu_and_adapter(self):
+        gpu = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
+        with tempfile.TemporaryDirectory() as root:
+            host_with_gpu(root, 0, 0)
+            near = self.gpu(root)["adapter"]
+            self.assertEqual((near["status"], near["value"]),
+                             ("ok", "mlx5_0, below one bridge with it"))
+            # Another one is not nearer; then it is the only one, at the other processor.
+            other = "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"
+            pci(root, other)
+            write(root, other + "/numa_node", "1")
+            write(root, gpu + "/numa_node", "0")
+            link(root, "/sys/class/infiniband/mlx5_1/device", other)
+            self.assertEqual(self.gpu(root)["adapter"]["value"], near["value"])
+            os.unlink(root + "/sys/class/infiniband/mlx5_0/device")
+            os.rmdir(root + "/sys/class/infiniband/mlx5_0")
+            far = self.gpu(root)["adapter"]
+            self.assertEqual(far["status"], "limited")
+            self.assertIn("mlx5_1, at another processor", far["value"])
+            write(root, gpu + "/numa_node", "1")
+            self.assertEqual(self.gpu(root)["adapter"]["value"], "mlx5_1, at its processor")
+
+    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
+    def test_gpu_bar(self):
+        gpu = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
+        with tempfile.TemporaryDirectory() as root:
+            host_with_gpu(root, 0, 0)
+            self.assertNotIn("BAR1", self.gpu(root))
+            for size, status in ((256 << 20, "limited"), (16 << 30, "ok"), (32 << 30, "ok")):
+                write(root, gpu + "/resource",
+                      "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n"
+                      f"0x0000002000000000 0x{0x2000000000 + size - 1:016x} 0x000000000014220c")
+                bar = self.gpu(root)["BAR1"]
+                self.assertEqual((bar["status"], bar["value"]),
+                                 (status, f"{size >> 20} MiB of 16384 MiB of memory"))
 
     def test_libfabric(self):
         """What rdma:// does not take is not ok."""
