@@ -155,7 +155,8 @@ enum ibx_fault_state {
 int ibx_fault_create(const struct ibx_fault_config *config, struct ibx_fault **engine,
                      struct ibx_error *err);
 /* Stops whatever goes on and joins the workers; faults then wait until the ranges are unregistered
- * or another engine takes over (ibx_fault_rebuild). Accepts NULL. */
+ * or another engine takes over (ibx_fault_rebuild). In COMPLETE nothing is cancelled unless it
+ * takes a second. Accepts NULL. */
 void ibx_fault_destroy(struct ibx_fault *engine);
 
 /* HELD -> SERVING (or COMPLETE). -EBUSY in another state. */

@@ -86,6 +86,7 @@ struct fault_worker {
     unsigned depth;        /* requests, now */
     uint64_t capped_until; /* ns; 0: not held back */
     uint64_t last_busy_ns;
+    uint64_t cancel_ns; /* at the end: when what is in flight is waited for no longer */
 };
 
 struct ibx_fault {

@@ -20,6 +20,7 @@
 #define AWAITED        16u
 #define POLL_MS_NO_FD  1
 #define POLL_MS_ALWAYS 1000
+#define TWICE_MS       1000 /* for what was fetched twice to come, at the end */
 
 /* The window opens, if no fault came since this was asked for: first more requests, then larger
  * ones. */
@@ -44,9 +45,11 @@ static void arrival_heed(struct fault_worker *w, const struct ibx_fault_arrival 
                        (unsigned long long)a->cookie);
         return;
     }
+    /* When every page is there what was fetched twice may still come, or fail. */
+    const bool matters = ibx_fault_now(e) != IBX_FAULT_COMPLETE;
     w->flying--;
     w->source_full = false;
-    if (a->status && a->status != -EAGAIN && a->status != -ECANCELED)
+    if (matters && a->status && a->status != -EAGAIN && a->status != -ECANCELED)
         ibx_fault_fail(e, a->status, "the page source failed at page %llu (%u pages): %s",
                        (unsigned long long)slot->page, slot->count, strerror(-a->status));
     uint64_t pages = a->length / slot->range->is.page_size;
@@ -54,7 +57,7 @@ static void arrival_heed(struct fault_worker *w, const struct ibx_fault_arrival 
     slot->zero = a->zero;
     if (a->zero && !a->status)
         slot->good = slot->count;
-    if (!a->status && !slot->good)
+    if (matters && !a->status && !slot->good)
         ibx_fault_fail(e, -EIO,
                        "the page source answered page %llu with %zu bytes, less than a page",
                        (unsigned long long)slot->page, a->length);
@@ -76,7 +79,8 @@ static bool arrivals_take(struct fault_worker *w)
         arrival_heed(w, &arrivals[i]);
     if (n >= 0)
         return n > 0;
-    ibx_fault_fail(w->engine, n, "the page source has ended: %s", strerror(-n));
+    if (ibx_fault_now(w->engine) != IBX_FAULT_COMPLETE)
+        ibx_fault_fail(w->engine, n, "the page source has ended: %s", strerror(-n));
     for (unsigned i = 0; i < w->slot_count; i++)
         if (w->slots[i].state == SLOT_FLYING)
             ibx_fault_slot_release(w, &w->slots[i]);
@@ -142,19 +146,32 @@ static bool arrivals_place(struct fault_worker *w)
     return busy;
 }
 
+/* When every page is there, what is in flight was fetched twice. That may come, but for a source
+ * that is stuck: one that is asked to cancel may have to end a connection for it, on which its
+ * other end still waits for a word that all is well. */
+static bool lets_come(struct fault_worker *w)
+{
+    if (ibx_fault_now(w->engine) != IBX_FAULT_COMPLETE)
+        return false;
+    if (!w->cancel_ns)
+        w->cancel_ns = ibx_deadline_in_ms(TWICE_MS);
+    return ibx_now_ns() < w->cancel_ns;
+}
+
 /* Until nothing is in flight any more; then this worker is drained. */
 static bool drain(struct fault_worker *w, bool *asked)
 {
+    const bool cancel = !*asked && w->source.ops->cancel && !lets_come(w);
     for (unsigned i = 0; i < w->slot_count; i++) {
         struct slot *slot = &w->slots[i];
         if (slot->state == SLOT_ARRIVED) {
             w->arrived--;
             ibx_fault_slot_release(w, slot);
-        } else if (slot->state == SLOT_FLYING && !*asked && w->source.ops->cancel) {
+        } else if (slot->state == SLOT_FLYING && cancel) {
             w->source.ops->cancel(w->source.source, (uint64_t)slot->generation << 32 | (uint64_t)i);
         }
     }
-    *asked = true;
+    *asked |= cancel;
     bool busy = w->flying && arrivals_take(w);
     if (w->flying || w->arrived)
         return busy;
@@ -171,7 +188,7 @@ static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
 {
     if (source && source_fd < 0)
         return POLL_MS_NO_FD;
-    if (w->rescan)
+    if (w->rescan || w->cancel_ns)
         return POLL_MS_NO_FD;
     if (w->capped_until) {
         int ms = ibx_ms_until(w->capped_until);
@@ -224,9 +241,11 @@ void *ibx_fault_worker_main(void *worker)
         bool serving = state == IBX_FAULT_SERVING && !ending;
         if (!ending && faults && (serving || state == IBX_FAULT_COMPLETE))
             busy |= ibx_fault_policy_faults(w);
-        if (serving) {
+        if (serving || (!ending && state == IBX_FAULT_COMPLETE && w->flying + w->arrived > 0)) {
             busy |= arrivals_take(w);
             busy |= arrivals_place(w);
+        }
+        if (serving) {
             busy |= ibx_fault_policy_ahead(w);
             busy |= ibx_fault_policy_surroundings(w);
             busy |= ibx_fault_policy_background(w);

@@ -5,6 +5,8 @@
 #include "userfaultfd/fault_trend.h"
 #include "userfaultfd/pagemap.h"
 
+#include "common/clock.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -303,6 +305,74 @@ static void test_fetched_twice_and_given_back(void **state)
     everything_is_right();
 }
 
+/* Every page has come, this one from the background, and once more it is still on its way. */
+static void complete_with_one_on_its_way(void)
+{
+    uint64_t page = 5;
+    pthread_t thread;
+    void *seen;
+    sources[0]->hold = sources[1]->hold = true;
+    start();
+    assert_true(source_asked(sources[1], 1));
+    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
+    assert_true(source_asked(sources[0], 1));
+    sources[1]->hold = false;
+    pthread_join(thread, &seen);
+    assert_int_equal((uintptr_t)seen, 1);
+    everything_is_right();
+    assert_int_equal(data.fetched[page], 1);
+}
+
+/* Then it is taken from its source all the same: who left it there would be woken by it for ever.
+ */
+static void test_fetched_twice_and_late(void **state)
+{
+    (void)state;
+    const uint64_t deadline = ibx_deadline_in_ms(20000);
+    complete_with_one_on_its_way();
+    sources[0]->hold = false;
+    while (data.fetched[5] < 2 && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_int_equal(data.fetched[5], 2);
+    assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
+}
+
+/* And a source that breaks then is no harm. */
+static void test_fetched_twice_from_a_broken_source(void **state)
+{
+    (void)state;
+    complete_with_one_on_its_way();
+    sources[0]->fail_in = 1;
+    sources[0]->hold = false;
+    assert_true(REACHES(engine, retries, 1));
+    assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
+    assert_int_equal(madvise(memory, PAGE, MADV_DONTNEED), 0);
+    assert_true(page_is_zero(memory, 0, PAGE)); /* faults are answered as before */
+}
+
+/* Nor is it cancelled at the end, when it is about to come. */
+static void test_fetched_twice_and_ended(void **state)
+{
+    (void)state;
+    complete_with_one_on_its_way();
+    sources[0]->flying[0].polls_left = 20; /* while it is held nobody else looks there */
+    sources[0]->hold = false;
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    assert_int_equal(sources[0]->cancelled, 0);
+    assert_int_equal(data.fetched[5], 2);
+}
+
+/* But one that does not come is. */
+static void test_fetched_twice_and_never_come(void **state)
+{
+    (void)state;
+    complete_with_one_on_its_way();
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    assert_int_equal(sources[0]->cancelled, 1);
+}
+
 #define ENGINE_TEST(name) cmocka_unit_test_setup_teardown(name, make, end)
 
 int main(void)
@@ -318,6 +388,10 @@ int main(void)
         ENGINE_TEST(test_fetched_twice_and_discarded),
         ENGINE_TEST(test_fetched_twice_and_discarded_early),
         ENGINE_TEST(test_fetched_twice_and_given_back),
+        ENGINE_TEST(test_fetched_twice_and_late),
+        ENGINE_TEST(test_fetched_twice_from_a_broken_source),
+        ENGINE_TEST(test_fetched_twice_and_ended),
+        ENGINE_TEST(test_fetched_twice_and_never_come),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
