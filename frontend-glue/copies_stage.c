@@ -143,8 +143,7 @@ static bool regions_ready(struct ibx_session *s)
     }
     for (unsigned i = 0; i < ibx_staging_chunks(x->staging); i++) {
         unsigned chunk = ibx_staging_chunk(x->staging, i);
-        uint8_t *begin = (uint8_t *)ibx_pinned_payload(chunk) - IBX_PINNED_BEFORE;
-        struct ibx_span span = ibx_span_host(begin, IBX_PINNED_STRIDE);
+        struct ibx_span span = ibx_span_host(ibx_pinned_payload(chunk), IBX_PINNED_CHUNK);
         if (!x->regions[chunk] &&
             ibx_mr_register(s->conn, &span, IBX_ACCESS_LOCAL, &x->regions[chunk], &err)) {
             say_poor(x, err.message);

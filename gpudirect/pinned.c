@@ -107,7 +107,7 @@ unsigned ibx_pinned_count(void)
 
 void *ibx_pinned_payload(unsigned chunk)
 {
-    return pool.base + (size_t)chunk * IBX_PINNED_STRIDE + IBX_PINNED_BEFORE;
+    return pool.base + (size_t)chunk * IBX_PINNED_STRIDE;
 }
 
 int ibx_pinned_take(unsigned wait_ms)

@@ -11,9 +11,8 @@
 
 #include "gpudirect/cuda.h"
 
-#define IBX_PINNED_CHUNK  (512u << 10) /* bytes of payload in a chunk */
-#define IBX_PINNED_BEFORE 64u /* bytes before it, for what precedes a payload on the wire */
-#define IBX_PINNED_AFTER  64u /* and after it */
+#define IBX_PINNED_CHUNK (512u << 10) /* bytes of payload in a chunk */
+/* From one to the next: so that they are not all of the same cache sets. */
 #define IBX_PINNED_STRIDE (IBX_PINNED_CHUNK + 4096u)
 
 /* Makes the pool, of at most `bytes` in all, unless there is one: then `bytes` is not looked at.
@@ -22,7 +21,7 @@
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err);
 /* Chunks in the pool. */
 unsigned ibx_pinned_count(void);
-/* Of payload; IBX_PINNED_BEFORE and IBX_PINNED_AFTER bytes round it belong to the chunk too. */
+/* Page aligned. */
 void *ibx_pinned_payload(unsigned chunk);
 
 /* Takes a chunk; when there is none waits for one up to `wait_ms`. Its number, or -EAGAIN. */

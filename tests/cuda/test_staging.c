@@ -45,8 +45,8 @@ static int wire_move(void *context, unsigned place, unsigned chunk, void *local,
         return -ECONNRESET;
     assert_false(wire->moves[place].busy);
     assert_true(n && offset <= wire->length && n <= wire->length - offset);
-    assert_true((uint8_t *)local >= payload - IBX_PINNED_BEFORE);
-    assert_true((uint8_t *)local + n <= payload + IBX_PINNED_CHUNK + IBX_PINNED_AFTER);
+    assert_true((uint8_t *)local >= payload);
+    assert_true((uint8_t *)local + n <= payload + IBX_PINNED_CHUNK);
     wire->moves[place].busy = true;
     wire->moves[place].local = local;
     wire->moves[place].offset = offset;
