@@ -10,7 +10,9 @@
 #define CREW_BYTES_MIN    (2u << 20)
 #define CREW_THREADS_MOST 4u /* unless more are asked for */
 
-/* One thread for each four processors: the client, other sessions and the driver want some, too. */
+/* One thread for each four processors: the client, other sessions and the driver want some, too.
+ * Two are slower than the client and this thread, which copy one half each where there is no crew.
+ */
 static unsigned crew_threads(const struct copies *x)
 {
     cpu_set_t set;
@@ -18,7 +20,7 @@ static unsigned crew_threads(const struct copies *x)
         return x->options.threads;
     int there = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
     unsigned threads = (unsigned)there / 4;
-    return threads > CREW_THREADS_MOST ? CREW_THREADS_MOST : threads;
+    return threads > CREW_THREADS_MOST ? CREW_THREADS_MOST : threads > 2 ? threads : 1;
 }
 
 static bool crew_ready(struct copies *x)
