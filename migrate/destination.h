@@ -140,8 +140,11 @@ int destination_open_record(struct destination *d, struct ibx_error *err);
 int destination_arrived_make(struct destination *d, struct ibx_error *err);
 /* Finds that of the tool that died. -ESTALE: it is gone, or is not it. */
 int destination_arrived_find(struct destination *d, struct ibx_error *err);
-/* Lets it go; with `remove` nobody will ask for it any more. */
-void destination_arrived_end(struct destination *d, bool remove);
+/* Nobody will ask for it any more: of this tool or of the one that died, if there is one. It stays
+ * mapped. */
+void destination_arrived_remove(const struct destination *d);
+/* After the engine. */
+void destination_arrived_end(struct destination *d);
 
 /* destination_end.c */
 

@@ -82,6 +82,7 @@ static int take_over_complete(struct destination *d, struct ibx_error *err)
     d->status.pages = d->status.present = record->complete.pages;
     d->status.zero_pages = record->complete.zero_pages;
     d->discarded = record->complete.discarded_pages;
+    destination_arrived_remove(d);
     if (!destination_qemu_lives(d))
         return 0;
     rc = ibx_uffd_take(record->pid, record->uffd, &d->uffd, err);

@@ -68,14 +68,16 @@ int destination_arrived_find(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-void destination_arrived_end(struct destination *d, bool remove)
+void destination_arrived_remove(const struct destination *d)
 {
     char path[128];
-    if (!d->arrived)
-        return;
-    munmap((void *)d->arrived, d->arrived_bytes);
-    d->arrived = NULL;
     ibx_record_arrived_path(&d->status.record, path, sizeof(path));
-    if (remove)
-        unlink(path);
+    unlink(path);
+}
+
+void destination_arrived_end(struct destination *d)
+{
+    if (d->arrived)
+        munmap((void *)d->arrived, d->arrived_bytes);
+    d->arrived = NULL;
 }

@@ -192,8 +192,10 @@ int ibx_move_receive_again(const struct ibx_receive_options *options,
     destination_init(d, options);
     d->status.record = *record;
     int rc = take_over(d, err);
-    if (rc == -ECANCELED)
+    if (rc == -ECANCELED) {
         destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
+        destination_arrived_remove(d);
+    }
     d->lost_ns = ibx_now_ns();
     if (!rc)
         rc = open_porch(d, options->listen ? options->listen : d->status.record.uri, err);

@@ -41,6 +41,7 @@ int destination_complete(struct destination *d, struct ibx_error *err)
     }
     d->again_ns = 0;
     destination_move(d, DESTINATION_COMPLETE);
+    destination_arrived_remove(d);
     destination_vm_leave_monitor(d);
     return 0;
 }

@@ -513,7 +513,6 @@ int destination_vm_let_go(struct destination *d, struct ibx_error *err)
         close(d->uffd.fd);
     d->uffd.fd = -1;
     d->registered = false;
-    destination_arrived_end(d, true);
     return 0;
 }
 
@@ -525,7 +524,7 @@ void destination_vm_give_up(struct destination *d)
     d->stream = -1;
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
-    destination_arrived_end(d, true);
+    destination_arrived_remove(d);
     if (d->uffd.fd < 0)
         return;
     unregister(d, &silent);
@@ -544,7 +543,7 @@ void destination_vm_fini(struct destination *d)
     for (unsigned i = 0; i < d->ram.count; i++)
         if (d->aliases[i])
             munmap(d->aliases[i], d->ram.blocks[i].size);
-    destination_arrived_end(d, false);
+    destination_arrived_end(d);
     free(d->unfed);
     json_decref(d->capabilities);
     ibx_page_map_fini(&d->map);

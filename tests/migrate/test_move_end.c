@@ -34,7 +34,7 @@ static struct vm vms[2];
 static struct mover receiver, sender;
 
 /* A move whose receiver has stopped itself at a state. */
-static void stopped_at(const char *state)
+static void stopped_at(const char *state, const char *option)
 {
     struct vm_options options = {.append = ""};
     mover_begin();
@@ -43,7 +43,7 @@ static void stopped_at(const char *state)
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], BEATS);
     setenv("IBX_MOVE_STOP_AT", state, 1);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await_stop(&receiver);
@@ -98,7 +98,7 @@ static void ended(void)
 static void test_killed_when_complete(void **state)
 {
     (void)state;
-    stopped_at("destination:complete");
+    stopped_at("destination:complete", NULL);
     mover_kill(&receiver, SIGKILL);
     mover_await(&sender, "broken", 0);
     assert_true(has_userfaultfd());
@@ -107,12 +107,38 @@ static void test_killed_when_complete(void **state)
     ended();
 }
 
+/* The notes of this move's destination, which has one record only. */
+static bool has_list(void)
+{
+    glob_t found;
+    char pattern[160], path[PATH_MAX];
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    const char *name = strrchr(found.gl_pathv[0], '/') + 1;
+    snprintf(path, sizeof(path), "/dev/shm/ibx-%.*s.arrived", (int)strlen(name) - 5, name);
+    globfree(&found);
+    return !access(path, F_OK);
+}
+
+/* Nor does it leave the other one's notes of which pages have come, which nobody needs any more. */
+static void test_killed_when_complete_in_minor_mode(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", "--minor");
+    assert_true(has_list());
+    mover_kill(&receiver, SIGKILL);
+    recover();
+    ended();
+    assert_false(has_list());
+}
+
 /* A source that is away: until it has heard that all pages are there it keeps them, whatever
  * becomes of the tools at the destination, and of QEMU there. */
 static void test_killed_again_and_qemu_ended(void **state)
 {
     (void)state;
-    stopped_at("destination:complete");
+    stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGSTOP);
     mover_kill(&receiver, SIGKILL);
     recover();
@@ -136,7 +162,7 @@ static void test_killed_again_and_qemu_ended(void **state)
 static void test_both_killed(void **state)
 {
     (void)state;
-    stopped_at("destination:complete");
+    stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
     mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
@@ -148,7 +174,7 @@ static void test_both_killed(void **state)
 static void test_qemu_cannot_be_let_go_of(void **state)
 {
     (void)state;
-    stopped_at("destination:complete");
+    stopped_at("destination:complete", NULL);
     kill(vms[1].pid, SIGSTOP);
     mover_kill(&receiver, SIGCONT);
     mover_await_words(&receiver, "QEMU cannot be let go of");
@@ -165,7 +191,7 @@ static void test_record_cannot_be_written(void **state)
     (void)state;
     glob_t found;
     char pattern[160], place[PATH_MAX];
-    stopped_at("destination:filling");
+    stopped_at("destination:filling", NULL);
     snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
     assert_int_equal(glob(pattern, 0, NULL, &found), 0);
     assert_int_equal(found.gl_pathc, 1);
@@ -186,7 +212,7 @@ static void test_record_cannot_be_written(void **state)
 static void test_interrupted_when_complete(void **state)
 {
     (void)state;
-    stopped_at("destination:complete");
+    stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGCONT);
     mover_await(&receiver, "broken", 0);
@@ -205,6 +231,7 @@ int main(void)
         return skipped;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_killed_when_complete, mover_end_all),
+        cmocka_unit_test_teardown(test_killed_when_complete_in_minor_mode, mover_end_all),
         cmocka_unit_test_teardown(test_killed_again_and_qemu_ended, mover_end_all),
         cmocka_unit_test_teardown(test_both_killed, mover_end_all),
         cmocka_unit_test_teardown(test_qemu_cannot_be_let_go_of, mover_end_all),
