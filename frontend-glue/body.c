@@ -86,6 +86,27 @@ int body_expose(struct ibx_session *s, const void *data, size_t length, struct i
     return 0;
 }
 
+int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote)
+{
+    struct ibx_mr *mr;
+    int rc = pin(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr);
+    if (rc)
+        return rc;
+    rc = ibx_mr_remote(mr, (size_t)((char *)to - (char *)ibx_mr_address(mr)), n, remote);
+    if (rc) {
+        unpin(s, mr);
+        return rc;
+    }
+    s->aim = (struct aim){.mr = mr, .to = to, .length = n};
+    return 0;
+}
+
+void body_unaim(struct ibx_session *s)
+{
+    unpin(s, s->aim.mr);
+    s->aim.mr = NULL;
+}
+
 int body_announce(struct ibx_session *s, const void *data, size_t length)
 {
     struct body *body = body_add(s, data, length);
@@ -123,6 +144,7 @@ int bodies_confirm(struct ibx_session *s, uint32_t bodies_read)
 void body_fini(struct ibx_session *s)
 {
     bodies_drop(s);
+    body_unaim(s);
     unpin(s, s->in_use);
     s->in_use = NULL;
     ibx_mr_deregister(s->bounce);

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCRATCH (64u << 10)
+#define SCRATCH      (64u << 10)
+#define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
 
 /* Reads as ibx_session_read(), but has no good outcome other than all. */
 static int take(struct ibx_session *s, void *to, size_t n)
@@ -74,6 +75,27 @@ static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
     }
 }
 
+/* Whether the payload stays where it is. A short one is faster in the message, unless its memory is
+ * such that the GPU may come for it after the call has returned. */
+static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    return copy->n >= s->caps->rendezvous ||
+           (copy->async && copy->lasting && copy->n >= EXPOSE_LEAST);
+}
+
+/* Says where the reply's payload goes; where that cannot be said the reply comes as any other. */
+static int send_aim(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    uint8_t bytes[1 + IBX_REMOTE_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    struct ibx_remote remote;
+    if (copy->to_device || !by_reference(s, copy) || body_aim(s, copy->host, copy->n, &remote))
+        return 0;
+    ibx_put_u8(&w, SEGMENT_AIM);
+    ibx_remote_put(&w, &remote);
+    return session_add_segment(s, bytes, w.length);
+}
+
 static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
@@ -81,10 +103,12 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
                       end = ibx_writer_of(tail, sizeof(tail));
     put_head(&w, copy);
     put_tail(&end, copy);
-    ssize_t written = ibx_session_write(s, head, w.length); /* and what earlier bodies need */
-    int rc = written < 0 ? (int)written : 0;
+    ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
+    int rc = flushed < 0 ? (int)flushed : send_aim(s, copy);
+    if (!rc)
+        rc = session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
-        rc = copy->n >= s->caps->rendezvous ? session_write_body(s, copy->host, copy->n) : 1;
+        rc = by_reference(s, copy) ? session_write_body(s, copy->host, copy->n) : 1;
         if (rc > 0)
             rc = session_gather(s, copy->host, copy->n);
         if (!rc)
@@ -127,6 +151,8 @@ int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy
     int rc = send_request(s, copy);
     if (!rc)
         rc = take_reply(s, copy, exit_code);
+    if (!rc)
+        body_unaim(s);
     if (rc) {
         session_tell_end(s);
         *exit_code = IBX_CUDA_ERROR_UNKNOWN;

@@ -115,17 +115,101 @@ static int run_short_from_device(struct ibx_session *s, const struct request *q,
     return rc ? rc : DONE;
 }
 
+/* -------------------------------------------------- where the client said it wants it */
+
+static int answer_aimed(struct ibx_session *s, uint64_t began, uint64_t n)
+{
+    uint8_t segment[9];
+    struct ibx_writer w = ibx_writer_of(segment, sizeof(segment));
+    ibx_put_u8(&w, SEGMENT_AIMED);
+    ibx_put_u64(&w, n);
+    int rc = begin_reply(s, began, n);
+    if (!rc)
+        rc = session_add_segment(s, segment, sizeof(segment));
+    return rc ? rc : ibx_session_sync(s);
+}
+
+/* By the GPU itself; the memory is held. */
+static int aimed_in_place(struct ibx_session *s, void *to, const struct ibx_gpu_copy *copy)
+{
+    struct copies *x = &s->copies;
+    int rc = x->early ? x->cuda->memcpy_from_device_async(to, copy->device, (size_t)copy->width,
+                                                          copy->stream)
+                      : ibx_staging_straight_from_device(x->staging, to, copy);
+    ibx_remote_release(s->conn);
+    x->in_place += !rc;
+    return copies_outcome(x, rc);
+}
+
+static int aimed_by_fabric(struct ibx_session *s, struct ibx_mr *source,
+                           const struct ibx_gpu_copy *copy)
+{
+    struct copies *x = &s->copies;
+    int rc = ibx_staging_settle(x->staging, copy->stream);
+    if (rc)
+        return copies_outcome(x, rc);
+    x->source = source;
+    x->delivered = 0;
+    rc = copies_direct_deliver(s, &s->aim.remote, (size_t)copy->width);
+    x->source = NULL;
+    x->by_fabric += !rc;
+    return copies_outcome(x, rc);
+}
+
+/* By way of chunks; with a crew the memory is held. */
+static int aimed_staged(struct ibx_session *s, const struct ibx_gpu_copy *copy, bool by_crew)
+{
+    struct copies *x = &s->copies;
+    if (!copies_stage(s, copy->width, !by_crew)) {
+        if (by_crew)
+            ibx_remote_release(s->conn);
+        return PASS;
+    }
+    x->arrived = 0;
+    x->remote = s->aim.remote;
+    x->remote_at = 0;
+    int rc = ibx_staging_from_device(x->staging, copy, true);
+    struct ibx_staging_wire wire = by_crew ? copies_wire_crew(s, false) : copies_wire_write(s);
+    if (!rc)
+        rc = ibx_staging_deliver(x->staging, &wire, copy->width);
+    if (by_crew)
+        rc = copies_crew_end(s, rc);
+    return copies_stage_end(x, rc);
+}
+
+/* All of it is there before the reply begins: so whatever fails on the GPU is GVirtuS's to run. */
+static int run_aimed(struct ibx_session *s, const struct request *q, uint64_t began)
+{
+    struct copies *x = &s->copies;
+    struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    void *to = NULL;
+    if (!copies_lane(x))
+        return PASS;
+    enum copies_reach reach =
+        copies_hold(s, &s->aim.remote, 0, copy.width, IBX_ACCESS_REMOTE_WRITE, &to);
+    struct ibx_mr *source = reach == COPIES_FAR ? copies_direct(s, x->frame.src, copy.width) : NULL;
+    int rc = reach == COPIES_PINNED ? aimed_in_place(s, to, &copy)
+             : source               ? aimed_by_fabric(s, source, &copy)
+                                    : aimed_staged(s, &copy, reach == COPIES_BY_CREW);
+    if (rc != DONE)
+        return rc;
+    copies_consume(s, q);
+    rc = answer_aimed(s, began, copy.width);
+    return rc ? rc : DONE;
+}
+
 int copies_run_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
 {
     struct copies *x = &s->copies;
     const struct ibx_frame *f = &x->frame;
-    bool plain = f->height == 1 && f->out == f->width && f->stream <= 1;
+    bool one_row = f->height == 1 && f->out == f->width, plain = one_row && f->stream <= 1;
+    if (one_row && s->aim.remote.length == f->out)
+        return run_aimed(s, q, began);
     if (plain && f->width <= SYNC_FROM_DEVICE_MAX)
         return run_short_from_device(s, q, began);
     struct ibx_gpu_copy copy = copies_copy_of(f);
-    struct ibx_mr *source = f->height == 1 && f->out == f->width && f->out >= s->caps->rendezvous
-                                ? copies_direct(s, f->src, f->out)
-                                : NULL;
+    struct ibx_mr *source =
+        one_row && f->out >= s->caps->rendezvous ? copies_direct(s, f->src, f->out) : NULL;
     if (source)
         return run_direct(s, q, began, source);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->out, f->out >= s->caps->rendezvous))

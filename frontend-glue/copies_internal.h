@@ -89,7 +89,8 @@ enum copies_reach {
     COPIES_BY_CREW, /* the crew copies them */
 };
 /* Holds bytes [at, at + n) of the client's memory, if that is worth while, until
- * ibx_remote_release(), or copies_crew_end(). */
+ * ibx_remote_release(), or copies_crew_end(). With PINNED, copies->early says whether copies->frame
+ * may be under way still when it is answered. */
 enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
                               uint64_t n, unsigned access, void **address);
 /* Whether a body of that length will be the crew's, as far as can be said before it is held. */

@@ -54,6 +54,8 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
     if (reach.id && ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id,
                                    reach.writable, &err)) {
         *address = reach.address;
+        x->early = reach.lasting && x->frame.call == IBX_FRAME_MEMCPY_ASYNC &&
+                   ibx_client_pin_leave(&x->pins, x->cuda, reach.base);
         return COPIES_PINNED;
     }
     if (err.code && !x->unpinned) {

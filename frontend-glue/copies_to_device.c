@@ -101,7 +101,9 @@ static int run_plain(struct ibx_session *s, const struct request *q)
 static int run_in_place(struct ibx_session *s, const void *from, const struct ibx_gpu_copy *copy)
 {
     struct copies *x = &s->copies;
-    int rc = ibx_staging_straight_to_device(x->staging, from, copy);
+    int rc = x->early ? x->cuda->memcpy_to_device_async(x->frame.dst, from, (size_t)copy->width,
+                                                        copy->stream)
+                      : ibx_staging_straight_to_device(x->staging, from, copy);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
     return copies_outcome(x, rc);

@@ -37,9 +37,10 @@ const struct ibx_frontend_calls *frontend_plugin(void)
     return atomic_load(&plugin);
 }
 
+static atomic_flag told = ATOMIC_FLAG_INIT; /* why there is none */
+
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
     if (calls->version == IBX_FRONTEND_VERSION)
         atomic_store(&plugin, calls);
     else if (!atomic_flag_test_and_set(&told))
@@ -50,7 +51,6 @@ void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 /* After GVirtuS has run a call, and so has a connection, if it ever gets one. */
 static void look_for_plugin(void)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_load(&plugin) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN, "libibx-frontend.so finds no rdma communicator in this process: "
                               "GVirtuS copies as without it");
@@ -112,6 +112,7 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
         .n = n,
         .stream = (uintptr_t)stream,
     };
+    copy.lasting = async && frontend_lasting(copy.host, n);
     return !calls->copy(&copy, exit_code);
 }
 

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* Goes up with any change below. */
-#define IBX_FRONTEND_VERSION 2u
+#define IBX_FRONTEND_VERSION 3u
 
 /* cudaMemcpy or cudaMemcpyAsync between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -27,13 +27,15 @@ struct ibx_frontend_copy {
     void *host; /* only read when `to_device` */
     size_t n;   /* bytes, not 0 */
     uint64_t stream;
+    bool lasting; /* `host` is in allocate()'s memory */
 };
 
 struct ibx_frontend_calls {
     unsigned version;
     /* Runs the copy over the connection that GVirtuS made in the calling thread, and returns when
-     * it is done: 0, and *exit_code is what the CUDA call has to return. -ENOTCONN: this thread has
-     * no connection, or none that works: then nothing was done, and GVirtuS has to be called. */
+     * it is done or, an asynchronous one in lasting memory, perhaps when it is in its stream: 0,
+     * and *exit_code is what the CUDA call has to return. -ENOTCONN: this thread has no connection,
+     * or none that works: then nothing was done, and GVirtuS has to be called. */
     int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
 
     /* Page-locked memory of n bytes (not 0) for all of the process's threads and connections; NULL:

@@ -25,6 +25,7 @@ struct range {
     uintptr_t begin;
     size_t n;
     bool allocated; /* here; else registered by the application */
+    bool in_use;    /* there was an asynchronous copy */
 };
 
 /* By address; none overlaps another. */
@@ -70,7 +71,7 @@ static int add_locked(const struct range *range)
 
 static int add(void *address, size_t n, bool allocated)
 {
-    struct range range = {(uintptr_t)address, n, allocated};
+    struct range range = {(uintptr_t)address, n, allocated, false};
     pthread_mutex_lock(&ranges.lock);
     int rc = add_locked(&range);
     pthread_mutex_unlock(&ranges.lock);
@@ -93,7 +94,30 @@ static bool take_out(void *address, bool allocated, struct range *range)
     return found;
 }
 
+bool frontend_lasting(const void *address, size_t n)
+{
+    pthread_mutex_lock(&ranges.lock);
+    size_t at = find((uintptr_t)address);
+    struct range *range = at < ranges.count ? &ranges.items[at] : NULL;
+    uintptr_t into = range ? (uintptr_t)address - range->begin : 0;
+    bool inside = range && range->allocated && into < range->n && n <= range->n - into;
+    if (inside)
+        range->in_use = true;
+    pthread_mutex_unlock(&ranges.lock);
+    return inside;
+}
+
 /* ------------------------------------------------------------------------------ the calls */
+
+/* As CUDA does before it frees memory that the device may be at. */
+static void synchronize(void)
+{
+    static _Atomic(void *) next;
+    int (*call)(void);
+    *(void **)&call = frontend_gvirtus(&next, "cudaDeviceSynchronize");
+    if (call)
+        call();
+}
 
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)
 {
@@ -141,6 +165,8 @@ int cudaFreeHost(void *address)
     if (!address)
         return CUDA_SUCCESS;
     if (take_out(address, true, &range)) {
+        if (range.in_use)
+            synchronize();
         frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }

@@ -22,4 +22,8 @@ const struct ibx_frontend_calls *frontend_plugin(void);
 /* GVirtuS's function of that name, which is kept in *place; NULL: it has none. */
 void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol);
 
+/* frontend_host.c: whether all these bytes are page-locked memory from here. If so, an asynchronous
+ * copy may be under way in it from now on. */
+bool frontend_lasting(const void *address, size_t n);
+
 #endif

@@ -263,6 +263,17 @@ static int next_landing(struct ibx_session *s)
     return 0;
 }
 
+/* Server: likewise, for the reply to the request that follows. */
+static int next_aim(struct ibx_session *s)
+{
+    struct ibx_remote remote;
+    ibx_remote_get(&s->reader, &remote);
+    if (s->reader.failed || !s->server || !remote.length || s->aim.remote.length)
+        return malformed(s);
+    s->aim.remote = remote;
+    return 0;
+}
+
 /* Reads the head of the next segment of the current message. */
 static int next_segment(struct ibx_session *s)
 {
@@ -286,8 +297,14 @@ static int next_segment(struct ibx_session *s)
         segment.left = ibx_get_u64(r);
         r->failed = r->failed || s->server || !landing_expects(s, segment.left);
         break;
+    case SEGMENT_AIMED:
+        segment.left = ibx_get_u64(r);
+        r->failed = r->failed || s->server || !s->aim.mr || segment.left != s->aim.length;
+        break;
     case SEGMENT_LANDING:
         return next_landing(s);
+    case SEGMENT_AIM:
+        return next_aim(s);
     default:
         r->failed = true;
     }
@@ -330,6 +347,9 @@ int session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
         return body_receive(s, to, n);
     case SEGMENT_LANDED:
         return landing_take(s, to, n);
+    case SEGMENT_AIMED:
+        s->segment.left -= n;
+        return to == s->aim.to && !s->segment.left ? 0 : malformed(s);
     default:
         memcpy(to, s->segment.inline_at, n);
         s->segment.inline_at += n;
@@ -459,7 +479,7 @@ static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
     return 0;
 }
 
-static int add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
+int session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
     int rc = make_room(s, n);
     if (rc)
@@ -482,7 +502,7 @@ int session_write_body(struct ibx_session *s, const void *data, size_t n)
         }
         ibx_put_u8(&w, lands ? SEGMENT_LANDED : SEGMENT_PENDING);
         ibx_put_u64(&w, n);
-        int rc = add_segment(s, bytes, w.length);
+        int rc = session_add_segment(s, bytes, w.length);
         if (!rc && body_announce(s, data, n))
             rc = session_fail(s, -ENOMEM, "no memory to note a reply of %zu bytes", n);
         return rc;
@@ -492,7 +512,7 @@ int session_write_body(struct ibx_session *s, const void *data, size_t n)
         return 1;
     ibx_put_u8(&w, SEGMENT_EXPOSED);
     ibx_remote_put(&w, &remote);
-    return add_segment(s, bytes, w.length);
+    return session_add_segment(s, bytes, w.length);
 }
 
 /* A client that writes again without having read a reply: its earlier bodies may still be needed
@@ -534,8 +554,10 @@ int ibx_session_sync(struct ibx_session *s)
     if (s->state != SESSION_LIVE)
         return -ENOTCONN;
     int rc = send_gathered(s);
-    if (s->server)
+    if (s->server) {
         copies_note_sync(s);
+        s->aim.remote.length = 0;
+    }
     s->synced = s->bodies != NULL;
     return rc;
 }

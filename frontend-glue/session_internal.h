@@ -35,6 +35,8 @@ enum segment_kind {
     SEGMENT_PENDING, /* server only: u64 length, to be WRITten where the client grants */
     SEGMENT_LANDING, /* client only: an ibx_remote, lent for one body of a reply */
     SEGMENT_LANDED,  /* server only: u64 length, to be WRITten there */
+    SEGMENT_AIM,     /* client only: an ibx_remote, for the payload of this request's reply */
+    SEGMENT_AIMED,   /* server only: u64 length, it went there */
 };
 
 #define SEGMENT_HEAD_INLINE   5u /* kind, u32 length */
@@ -88,6 +90,14 @@ struct landing {
     struct ibx_remote remote; /* server: lent to it, of length 0: none is */
 };
 
+/* Where the client wants the payload of the reply in hand, from the request until the reply. */
+struct aim {
+    struct ibx_mr *mr; /* client: NULL: it did not say */
+    uint8_t *to;
+    size_t length;
+    struct ibx_remote remote; /* server: of length 0: the client did not say, or it was used */
+};
+
 /* A bounded pipeline of registered memory for what cannot be registered itself. */
 #define BOUNCE_PIECES      4u
 #define BOUNCE_PIECE_BYTES (256u << 10)
@@ -129,6 +139,7 @@ struct ibx_session {
     int ops_status;        /* the first failure among them */
     struct ibx_mr *in_use; /* registration of the copy under way */
     struct landing landing;
+    struct aim aim;
     struct ibx_mr *bounce;      /* the server's pipeline, or one piece of the client */
     struct ibx_regcache *cache; /* where registration pins memory */
 };
@@ -147,6 +158,7 @@ int session_refill(struct ibx_session *s);
 int session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
 /* Adds bytes to the message being gathered, which leaves whenever it is full. */
 int session_gather(struct ibx_session *s, const uint8_t *from, size_t n);
+int session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n);
 /* A long write by reference; server: of NULL, it comes from the GPU. 1: it has to be copied. */
 int session_write_body(struct ibx_session *s, const void *data, size_t n);
 
@@ -177,6 +189,9 @@ bool message_is(const struct ibx_event *event, enum message_type type);
 
 /* Client: registers a long write for the server's READ. -errno: send it inline instead. */
 int body_expose(struct ibx_session *s, const void *data, size_t length, struct ibx_remote *remote);
+/* Client: registers where a reply's payload is to go, until body_unaim(). -errno: do not ask. */
+int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote);
+void body_unaim(struct ibx_session *s);
 /* Server: notes a long write, which goes to the landing memory if it fits in. */
 int body_announce(struct ibx_session *s, const void *data, size_t length);
 /* Client: the server has read them all. */

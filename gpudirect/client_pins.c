@@ -12,9 +12,13 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
         return;
     }
     bool foreign = cuda->ctx_get_current(&context) || !context;
-    if (!foreign || !cuda->ctx_push_current(pin->context))
+    foreign = foreign || (pin->left && context != pin->context);
+    bool inside = !foreign || !cuda->ctx_push_current(pin->context);
+    if (inside && pin->left)
+        cuda->ctx_synchronize();
+    if (inside)
         cuda->mem_host_unregister(pin->base);
-    if (foreign)
+    if (foreign && inside)
         cuda->ctx_pop_current(&popped);
     pins->bytes -= pin->length;
     *pin = (struct ibx_client_pin){0};
@@ -86,6 +90,22 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         return false;
     *pin = (struct ibx_client_pin){.base = base, .length = length, .id = id, .used = ++pins->clock};
     return pin_now(pins, cuda, pin, writable, err);
+}
+
+bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                          const void *base)
+{
+    void *context = NULL;
+    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
+        struct ibx_client_pin *pin = &pins->pins[i];
+        if (pin->base != base || pin->refused)
+            continue;
+        if (cuda->ctx_get_current(&context) || context != pin->context)
+            return false;
+        pin->left = true;
+        return true;
+    }
+    return false;
 }
 
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)

@@ -22,6 +22,7 @@ struct ibx_client_pin {
     uint64_t id;
     void *context; /* in which it was pinned */
     bool refused;  /* CUDA does not pin it: not tried again under this id */
+    bool left;     /* copies may be under way to or from it */
     uint64_t used; /* the higher the later */
 };
 
@@ -35,6 +36,11 @@ struct ibx_client_pins {
  * now if it was not. False, and a sentence when it is CUDA that refuses, the first time. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
+/* A copy to or from the allocation that is pinned at `base` is about to be left under way: it is
+ * waited for before the allocation is let go. False: it must not be, for another context is
+ * current. */
+bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                          const void *base);
 /* Lets go of everything; before the mappings end. `cuda` may be NULL when there is nothing. */
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 

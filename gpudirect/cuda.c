@@ -21,6 +21,7 @@ static const struct {
     {"cuCtxGetDevice", offsetof(struct ibx_cuda, ctx_get_device)},
     {"cuCtxPushCurrent_v2", offsetof(struct ibx_cuda, ctx_push_current)},
     {"cuCtxPopCurrent_v2", offsetof(struct ibx_cuda, ctx_pop_current)},
+    {"cuCtxSynchronize", offsetof(struct ibx_cuda, ctx_synchronize)},
     {"cuMemcpyHtoD_v2", offsetof(struct ibx_cuda, memcpy_to_device)},
     {"cuMemcpyDtoH_v2", offsetof(struct ibx_cuda, memcpy_from_device)},
     {"cuMemcpyHtoDAsync_v2", offsetof(struct ibx_cuda, memcpy_to_device_async)},

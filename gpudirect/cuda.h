@@ -77,6 +77,7 @@ struct ibx_cuda {
     int (*ctx_get_device)(int *device);
     int (*ctx_push_current)(void *context);
     int (*ctx_pop_current)(void **context);
+    int (*ctx_synchronize)(void);
     int (*memcpy_to_device)(uint64_t to, const void *from, size_t n);
     int (*memcpy_from_device)(void *to, uint64_t from, size_t n);
     int (*memcpy_to_device_async)(uint64_t to, const void *from, size_t n, void *stream);

@@ -565,15 +565,27 @@ static int straight(struct ibx_staging *st, const struct part *part, bool to_dev
     return rc;
 }
 
+static int straight_whole(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
+                          bool to_device)
+{
+    copy_set(st, copy);
+    struct part all = {host, 0, (size_t)st->total};
+    int rc = events_ready(st);
+    if (!rc)
+        rc = straight(st, &all, to_device);
+    return rc ? stop_gpu(st, rc) : 0;
+}
+
 int ibx_staging_straight_to_device(struct ibx_staging *st, const void *from,
                                    const struct ibx_gpu_copy *copy)
 {
-    copy_set(st, copy);
-    struct part all = {(void *)(uintptr_t)from, 0, (size_t)st->total};
-    int rc = events_ready(st);
-    if (!rc)
-        rc = straight(st, &all, true);
-    return rc ? stop_gpu(st, rc) : 0;
+    return straight_whole(st, (void *)(uintptr_t)from, copy, true);
+}
+
+int ibx_staging_straight_from_device(struct ibx_staging *st, void *to,
+                                     const struct ibx_gpu_copy *copy)
+{
+    return straight_whole(st, to, copy, false);
 }
 
 int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)

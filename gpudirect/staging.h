@@ -96,8 +96,10 @@ int ibx_staging_deliver_straight(struct ibx_staging *staging, void *to, uint64_t
 /* Waits for the earlier work of a stream, by which its errors have shown. No chunks are needed. */
 int ibx_staging_settle(struct ibx_staging *staging, void *stream);
 /* Instead of begin and a staged copy: straight out of pinned memory, which holds all of the host's
- * bytes. */
+ * bytes, or into it. */
 int ibx_staging_straight_to_device(struct ibx_staging *staging, const void *from,
                                    const struct ibx_gpu_copy *copy);
+int ibx_staging_straight_from_device(struct ibx_staging *staging, void *to,
+                                     const struct ibx_gpu_copy *copy);
 
 #endif

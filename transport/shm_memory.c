@@ -519,6 +519,7 @@ int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote,
     reach->length = (size_t)seen.allocation_length;
     reach->id = seen.allocation;
     reach->writable = seen.arena != SHM_ARENA_READ;
+    reach->lasting = seen.arena == SHM_ARENA_SHARED;
     return 0;
 }
 

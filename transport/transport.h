@@ -227,6 +227,8 @@ struct ibx_reach {
     size_t length; /* ... of so many bytes ... */
     uint64_t id;   /* ... with an id that no other one of the connection's ever has; 0: unknown */
     bool writable; /* the mapping is */
+    bool lasting;  /* with `id`: the pages stay what they are when they are let go, as long as the
+                      connection lives; what is under way to or from them by then may go on */
     bool copies;   /* without `address`: ibx_remote_copy() reaches it */
 };
 

@@ -25,6 +25,8 @@ static const struct {
     {"cuMemcpyAsync", offsetof(struct cuda_calls, copy_async), false},
     {"cuStreamCreate", offsetof(struct cuda_calls, stream_create), false},
     {"cuStreamSynchronize", offsetof(struct cuda_calls, stream_synchronize), false},
+    {"cuStreamQuery", offsetof(struct cuda_calls, stream_query), false},
+    {"cuCtxSynchronize", offsetof(struct cuda_calls, ctx_synchronize), false},
     {"cuMemHostRegister_v2", offsetof(struct cuda_calls, host_register), false},
     {"cuMemHostUnregister", offsetof(struct cuda_calls, host_unregister), false},
     {"ibx_double_peek", offsetof(struct cuda_calls, peek), true},

@@ -25,6 +25,8 @@ struct cuda_calls {
     int (*copy_async)(uint64_t to, uint64_t from, size_t n, void *stream);
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_synchronize)(void *stream);
+    int (*stream_query)(void *stream);
+    int (*ctx_synchronize)(void);
     int (*host_register)(void *address, size_t n, unsigned flags);
     int (*host_unregister)(void *address);
 

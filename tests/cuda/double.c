@@ -279,6 +279,27 @@ EXPORT int cuStreamSynchronize(void *handle)
     return leave(stream ? sticky_error : INVALID_HANDLE);
 }
 
+EXPORT int cuStreamQuery(void *handle)
+{
+    int code = enter("cuStreamQuery");
+    struct stream *stream = code ? NULL : stream_of(handle);
+    if (code)
+        return code;
+    if (!stream)
+        return leave(INVALID_HANDLE);
+    bool over = (int)(stream->done - stream->submitted) >= 0;
+    return leave(over ? sticky_error : IBX_CUDA_NOT_READY);
+}
+
+EXPORT int cuCtxSynchronize(void)
+{
+    int code = enter("cuCtxSynchronize");
+    if (code)
+        return code;
+    wait_for_all();
+    return leave(sticky_error);
+}
+
 EXPORT int cuStreamIsCapturing(void *handle, int *status)
 {
     int code = enter("cuStreamIsCapturing");

@@ -72,6 +72,21 @@ std::uint64_t Remote::stream_create()
     return take_out(call("cudaStreamCreate", Body()), &stream, 8) ? 0 : stream;
 }
 
+int Remote::stream_synchronize(std::uint64_t stream)
+{
+    return call("cudaStreamSynchronize", Body().u64(stream));
+}
+
+int Remote::stream_query(std::uint64_t stream)
+{
+    return call("cudaStreamQuery", Body().u64(stream));
+}
+
+int Remote::device_synchronize()
+{
+    return call("cudaDeviceSynchronize", Body());
+}
+
 int Remote::to_device(std::uint64_t to, const void *from, std::size_t n)
 {
     return call("cudaMemcpy", Body().u64(to).host(from, n).u64(n).i32(H2D));
@@ -141,6 +156,11 @@ void Remote::inject(const char *function, unsigned in, int code, bool sticky)
 {
     call("testInject",
          Body().u64(in).i32(code).i32(sticky).host(function, std::strlen(function) + 1));
+}
+
+void Remote::hold(bool held)
+{
+    call("testHold", Body().u64(held));
 }
 
 bool Remote::slow(unsigned microseconds)
@@ -324,6 +344,10 @@ int double_calls(const std::string &name, Frame &f)
             app->slow(static_cast<unsigned>(f.get<std::uint64_t>()));
         return app->slow ? 0 : 1;
     }
+    if (name == "testHold") {
+        app->hold(f.get<std::uint64_t>());
+        return 0;
+    }
     if (name == "testInject") {
         auto in = static_cast<unsigned>(f.get<std::uint64_t>());
         auto code = f.get<std::int32_t>(), sticky = f.get<std::int32_t>();
@@ -360,6 +384,12 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         return copy_2d(f);
     if (name == "cudaMemcpyToSymbol")
         return copy_to_symbol(f);
+    if (name == "cudaStreamSynchronize")
+        return app->stream_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaStreamQuery")
+        return app->stream_query(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaDeviceSynchronize")
+        return app->ctx_synchronize();
     if (name == "cudaDeviceReset")
         return app->primary_reset(0);
     if (name == "cudaFree")

@@ -54,6 +54,9 @@ class Remote
     int set_device(std::int32_t device);
     int reset();
     std::uint64_t stream_create();
+    int stream_synchronize(std::uint64_t stream);
+    int stream_query(std::uint64_t stream);
+    int device_synchronize();
     int to_device(std::uint64_t to, const void *from, std::size_t n);
     int from_device(void *to, std::uint64_t from, std::size_t n);
     int on_device(std::uint64_t to, std::uint64_t from, std::size_t n);
@@ -72,6 +75,7 @@ class Remote
     bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n);
     ibx_double_stats stats();
     void inject(const char *function, unsigned in, int code, bool sticky);
+    void hold(bool held);
     // False: this is a real driver, to which nothing can be injected.
     bool slow(unsigned microseconds);
 

@@ -207,6 +207,58 @@ static void test_by_crew(void **state)
     free(other.bytes);
 }
 
+/* The payload of a reply goes where the request said; what fails on the way there is GVirtuS's. */
+static void test_aimed(void **state)
+{
+    (void)state;
+    uint8_t *bytes = pattern(DEVICE_BYTES, 8), *out = malloc(DEVICE_BYTES);
+    assert_true(app->poke(device, bytes, DEVICE_BYTES));
+    const size_t sizes[] = {pair.rendezvous, pair.rendezvous + 1, 777777, 6000001};
+    unsigned requests = 1;
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        int code = -1;
+        struct ibx_frontend_copy copy = {
+            .async = i % 2, .device = device + i, .host = out, .n = sizes[i]};
+        memset(out, 0, DEVICE_BYTES);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        assert_memory_equal(out, bytes + i, sizes[i]);
+        assert_int_equal(out[sizes[i]], 0);
+        assert_int_equal(seen().requests, requests);
+        app->inject("dma", i == 3 ? 4 : 1, 700, true);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        app->inject(NULL, 0, 0, false);
+        assert_int_equal(code, HANDLED);
+        assert_int_equal(seen().requests, ++requests);
+    }
+    free(bytes);
+    free(out);
+}
+
+/* Memory that the client does not have, or has not opened for writing. */
+static void test_aimed_at_nothing(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr;
+    struct ibx_remote remote = {.address = 4096, .length = 1000000, .keys = {77}};
+    uint8_t segment[1 + IBX_REMOTE_BYTES] = {SEGMENT_AIM};
+    struct frame back = from_device(remote.length);
+    if (over_shm) {
+        assert_int_equal(
+            ibx_mr_allocate(pair.client->conn, remote.length, IBX_ACCESS_REMOTE_READ, &mr, NULL),
+            0);
+        assert_int_equal(ibx_mr_remote(mr, 0, remote.length, &remote), 0);
+    }
+    struct ibx_writer w = ibx_writer_of(segment + 1, IBX_REMOTE_BYTES);
+    ibx_remote_put(&w, &remote);
+    assert_int_equal(session_add_segment(pair.client, segment, sizeof(segment)), 0);
+    send_frame("cudaMemcpy", &back);
+    assert_int_equal(receive_reply(NULL, 0), -1);
+    join_server();
+    assert_int_equal(seen().end, -EACCES);
+    free(back.bytes);
+}
+
 static void test_from_device(void **state)
 {
     (void)state;
@@ -386,6 +438,8 @@ int main(int argc, char **argv)
         TEST(test_payload_apart),
         TEST(test_in_place),
         TEST(test_by_crew),
+        TEST(test_aimed),
+        TEST(test_aimed_at_nothing),
         TEST(test_from_device),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),

@@ -287,6 +287,7 @@ bool pinned()
     long before = peak();
     for (unsigned i = 0; i < 40; i++) {
         REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory[0]), 8u << 20) == 0);
+        std::memset(memory[0], 1, 8u << 20);
         REQUIRE(cudaFreeHost(memory[0]) == 0);
     }
     REQUIRE(peak() - before < 40 << 10);
@@ -302,6 +303,124 @@ bool pinned()
     char byte;
     REQUIRE(read(STDIN_FILENO, &byte, 1) == 1);
     return true;
+}
+
+// The GPU reads and writes page-locked memory after the call has returned.
+bool async_under_way(char *device, void *stream, char *there, char *back, std::size_t n)
+{
+    std::vector<char> before(n, 'z');
+    fill(there, n, static_cast<unsigned>(n));
+    std::memcpy(back, before.data(), n);
+    stub_remote()->hold(true);
+    REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(back, device, n, D2H, stream) == 0);
+    REQUIRE(cudaStreamQuery(stream) == 600);
+    there[n / 2] = 'n'; // too early, by the rules; that it counts tells that nothing was copied
+    REQUIRE(!std::memcmp(back, before.data(), n));
+    stub_remote()->hold(false);
+    // Another thread's call sees them, too.
+    int seen = -1;
+    std::thread other([&] { seen = cudaStreamSynchronize(stream); });
+    other.join();
+    REQUIRE(seen == 0 && cudaStreamQuery(stream) == 0);
+    REQUIRE(there[n / 2] == 'n' && !std::memcmp(back, there, n));
+    return device_has(device, there, n);
+}
+
+bool async_freed(char *device, void *stream)
+{
+    void *memory, *again;
+    constexpr std::size_t n = 1u << 20;
+    std::vector<char> expected(n);
+    fill(expected.data(), n, 5);
+    REQUIRE(cudaMallocHost(&memory, n) == 0);
+    std::memcpy(memory, expected.data(), n);
+    stub_remote()->slow(100000);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaFreeHost(memory) == 0);
+    REQUIRE(cudaMallocHost(&again, n) == 0);
+    std::memset(again, '!', n);
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device, expected.data(), n));
+    return cudaFreeHost(again) == 0;
+}
+
+bool async()
+{
+    char *device = device_memory(), *there, *back;
+    constexpr std::size_t most = 3000000;
+    void *stream;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&there), most + 7) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&back), most + 7) == 0);
+    for (std::size_t n : {std::size_t{200}, std::size_t{30001}, std::size_t{100000}, most}) {
+        if (over_shm && taken)
+            REQUIRE(async_under_way(device + 3, stream, there + 7, back + 5, n));
+        // Ordinary memory may be used again at once, whatever it is copied over.
+        std::vector<char> memory(n), expected(n);
+        stub_remote()->slow(10000);
+        fill(memory.data(), n, 1);
+        expected = memory;
+        REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
+        std::memset(memory.data(), 'y', n);
+        REQUIRE(cudaMemcpyAsync(memory.data(), device, n, D2H, stream) == 0);
+        REQUIRE(memory == expected);
+        stub_remote()->slow(0);
+        // In between two others of its stream; the last one has come when it is waited for.
+        fill(there, n, 2);
+        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(device + n, device, n, D2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(back, device + n, n, D2H, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        REQUIRE(!std::memcmp(back, there, n));
+        // A synchronous one comes after what is under way in the legacy stream's order.
+        fill(there, n, 3);
+        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+        REQUIRE(cudaMemcpy(back, device, n, D2H) == 0);
+        REQUIRE(!std::memcmp(back, there, n));
+    }
+    REQUIRE(async_freed(device, stream));
+    if (over_shm && taken) { // what fails later shows where it is waited for
+        stub_remote()->inject("dma", 1, 700, true);
+        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 700);
+        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 700);
+        stub_remote()->inject("", 0, 0, false);
+    }
+    REQUIRE(round_trip(device, there, most, 4, stream));
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    return cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0;
+}
+
+bool leaves()
+{
+    char *device = device_memory(), *memory;
+    void *stream;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), device_bytes_each) == 0);
+    std::memset(memory, 'l', device_bytes_each);
+    stub_remote()->slow(30000);
+    for (unsigned i = 0; i < 10; i++) {
+        int rc = i % 2 ? cudaMemcpyAsync(memory, device, device_bytes_each, D2H, stream)
+                       : cudaMemcpyAsync(device, memory, device_bytes_each, H2D, stream);
+        REQUIRE(rc == 0);
+    }
+    std::_Exit(0);
+}
+
+bool after()
+{
+    unsigned long pins;
+    stub_remote()->slow(0);
+    char *device = device_memory(), *memory = nullptr;
+    do { // the pool of chunks stays, where there is one
+        pins = stub_remote()->stats().host_pins;
+    } while (pins > 1);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), device_bytes_each) == 0);
+    REQUIRE(round_trip(device, memory, device_bytes_each, 6));
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    return cudaFreeHost(memory) == 0;
 }
 
 bool host_register()
@@ -411,10 +530,14 @@ int main(int argc, char **argv)
         {"forked", forked},
         {"killed", killed},
         {"pinned", pinned},
+        {"async", async},
+        {"leaves", leaves},
+        {"after", after},
         {"host-register", host_register},
         {"stock", stock},
         {"other-version", other_version},
     };
+    alarm(100);
     taken = argc > 2;
     const char *provider = std::getenv("STUB_PROVIDER");
     over_shm = provider && !std::strcmp(provider, "shm");

@@ -116,6 +116,21 @@ EXPORTED int cudaStreamCreate(void **stream)
     return made ? 0 : 1;
 }
 
+EXPORTED int cudaStreamSynchronize(void *stream)
+{
+    return mine()->stream_synchronize(number(stream));
+}
+
+EXPORTED int cudaStreamQuery(void *stream)
+{
+    return mine()->stream_query(number(stream));
+}
+
+EXPORTED int cudaDeviceSynchronize()
+{
+    return stock() ? 0 : mine()->device_synchronize();
+}
+
 EXPORTED int cudaMallocHost(void **address, std::size_t n)
 {
     hosts++;

@@ -205,6 +205,17 @@ bool pinned()
     return true;
 }
 
+// Its copies are waited for, and its memory is let go.
+bool leaves()
+{
+    BackEnd back;
+    Application app(&back, application, "leaves");
+    REQUIRE(app.good());
+    Application next(&back, application, "after");
+    REQUIRE(next.good());
+    return true;
+}
+
 bool killed()
 {
     for (unsigned i = 0; i < 6; i++) {
@@ -234,6 +245,7 @@ bool other_version()
 {
     Application app(nullptr, application, "other-version");
     REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1);
     REQUIRE(lines_with(app.said(), "does not belong to this rdma communicator") == 1);
     return true;
 }
@@ -270,6 +282,9 @@ int main(int argc, char **argv)
     check("memory that comes and goes at one address", [] { return run("remapped", true); });
     check("page-locked memory", pinned);
     check("memory that is registered", [] { return run("host-register", true); });
+    check("asynchronous copies", [] { return run("async", true); });
+    check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
+    check("an application that ends in the middle of them", leaves);
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
     check("a back end that is killed", killed);

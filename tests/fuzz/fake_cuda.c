@@ -209,6 +209,7 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .mem_host_unregister = host_unregister,
         .ctx_push_current = ctx_push_current,
         .ctx_pop_current = ctx_get_current,
+        .ctx_synchronize = result,
         .mem_host_get_flags = host_get_flags,
         .get_error_name = error_name,
     };
