@@ -37,7 +37,7 @@ static int send_all(int fd, const uint8_t *data, size_t length, uint64_t deadlin
             if (rc)
                 return rc;
         } else if (errno != EINTR) {
-            return -errno;
+            return errno == EPIPE ? -ECONNRESET : -errno;
         }
     }
     return 0;

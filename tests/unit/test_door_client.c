@@ -6,6 +6,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "transport/auth.h"
+#include "transport/door.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -270,6 +271,26 @@ static void failing_result_golden_bytes(void **state)
 }
 
 /* ------------------------------------------------------------- cut short, and silent */
+
+/* To speak to a server that is gone ends as to listen to it does. */
+static void frame_for_nobody(void **state)
+{
+    (void)state;
+    int fds[2];
+    struct door_frame frame;
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    ibx_options_init(&options);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    struct ibx_conn *conn = ibx_conn_new(fds[0], IBX_ROLE_CLIENT, &options);
+    assert_non_null(conn);
+    close(fds[1]);
+    ibx_door_frame_begin(&frame, FRAME_HELLO);
+    int rc = ibx_door_frame_send(conn, &frame, ibx_now_ns() + 10000 * IBX_NS_PER_MS);
+    assert_int_equal(ibx_door_broken(conn, rc, &err), -ECONNRESET);
+    assert_non_null(strstr(err.message, "it closed the connection"));
+    ibx_close(conn);
+}
 
 static void cut_off_at_every_byte(void **state)
 {
@@ -676,6 +697,7 @@ int main(void)
         cmocka_unit_test(honest_server_is_believed),
         cmocka_unit_test(hello_try_answer_and_result_golden_bytes),
         cmocka_unit_test(failing_result_golden_bytes),
+        cmocka_unit_test(frame_for_nobody),
         cmocka_unit_test(cut_off_at_every_byte),
         cmocka_unit_test(silent_in_every_state),
         cmocka_unit_test(nobody_takes_the_knock),
