@@ -2,10 +2,10 @@
 /*
  * What the guest does to its memory, and what `expect` computes natively.
  *
- * A vCPU owns a run of pages, zero at first. One beat visits `beat` of them in a scattered order
- * (so that post-copy sees faults all over), folds every word that it finds into a running checksum
- * and writes another one. The fold is a bijection of the checksum: one wrong byte, once visited,
- * makes every later checksum wrong.
+ * A vCPU owns a run of pages, zero at first. One beat visits `beat` of them, with a constant stride
+ * through all of its memory or, `scattered`, in an order without a pattern, folds every word that
+ * it finds into a running checksum and writes another one. The fold is a bijection of the checksum:
+ * one wrong byte, once visited, makes every later checksum wrong.
  */
 #ifndef IBX_TESTS_GUEST_CHURN_H
 #define IBX_TESTS_GUEST_CHURN_H
@@ -23,17 +23,21 @@ struct churn {
     uint32_t *words;
     uint32_t pages; /* a power of two */
     uint32_t beat;  /* pages a beat */
+    uint32_t scattered;
+    uint32_t at;    /* the next page, when scattered */
     uint32_t next;  /* visit number */
     uint32_t count; /* beats done */
     uint32_t sum;
 };
 
 static inline void churn_init(struct churn *c, uint32_t *words, uint32_t pages, uint32_t beat,
-                              uint32_t cpu)
+                              uint32_t cpu, uint32_t scattered)
 {
     c->words = words;
     c->pages = pages;
     c->beat = beat;
+    c->scattered = scattered;
+    c->at = 0;
     c->next = 0;
     c->count = 0;
     c->sum = 0x811c9dc5u + cpu;
@@ -51,10 +55,19 @@ static inline void churn_page(struct churn *c, uint32_t *page)
     c->sum = sum;
 }
 
+/* A full period modulo any power of two: every page once, then again in the same order. */
+static inline uint32_t churn_number(struct churn *c)
+{
+    if (!c->scattered)
+        return (c->next * CHURN_STRIDE) & (c->pages - 1);
+    c->at = (c->at * 1664525u + 1013904223u) & (c->pages - 1);
+    return c->at;
+}
+
 static inline void churn_beat(struct churn *c)
 {
     for (uint32_t i = 0; i < c->beat; i++, c->next++) {
-        uint32_t number = (c->next * CHURN_STRIDE) & (c->pages - 1);
+        uint32_t number = churn_number(c);
         churn_page(c, c->words + (uintptr_t)number * CHURN_PAGE_WORDS);
     }
     c->count++;

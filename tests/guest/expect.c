@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * expect [mib=N] [cpus=N] [beat=PAGES] < SERIAL-OUTPUT
+ * expect [mib=N] [cpus=N] [beat=PAGES] [scattered=1] < SERIAL-OUTPUT
  *
  * Computes natively what the guest must have printed and compares every complete heartbeat on
  * standard input. The heartbeats of each vCPU must be right and without a gap. Prints one line;
@@ -41,10 +41,11 @@ static int check(const char *line, struct churn *churn, unsigned cpus)
 
 int main(int argc, char **argv)
 {
-    unsigned mib = CHURN_MIB, cpus = CHURN_CPUS, beat = CHURN_BEAT;
+    unsigned mib = CHURN_MIB, cpus = CHURN_CPUS, beat = CHURN_BEAT, scattered = 0;
     for (int i = 1; i < argc; i++) {
         if (sscanf(argv[i], "mib=%u", &mib) != 1 && sscanf(argv[i], "cpus=%u", &cpus) != 1 &&
-            sscanf(argv[i], "beat=%u", &beat) != 1) {
+            sscanf(argv[i], "beat=%u", &beat) != 1 &&
+            sscanf(argv[i], "scattered=%u", &scattered) != 1) {
             fprintf(stderr, "expect: what is %s?\n", argv[i]);
             return 2;
         }
@@ -57,7 +58,7 @@ int main(int argc, char **argv)
         uint32_t *words = calloc(pages, 4096);
         if (!words)
             return 2;
-        churn_init(&churn[i], words, pages, beat, i);
+        churn_init(&churn[i], words, pages, beat, i, scattered);
     }
     char line[256];
     unsigned long good = 0;

@@ -5,9 +5,10 @@
  *
  *     beat CPU COUNT CHECKSUM TSC        all but CPU in hexadecimal
  *
- * Command line: mib=N cpus=N beat=PAGES idle=TICKS (time-stamp ticks without touching memory after
- * every beat), beats=N (then halt), balloon=PAGES (behind the working set: balloon.h; prints
- * "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is not right).
+ * Command line: mib=N cpus=N beat=PAGES scattered=1 (churn.h), idle=TICKS (time-stamp ticks without
+ * touching memory after every beat), beats=N (then halt), balloon=PAGES (behind the working set:
+ * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
+ * not right).
  */
 #include "balloon.h"
 #include "churn.h"
@@ -38,7 +39,7 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon;
+    uint32_t mib, cpus, beat, idle, beats, balloon, scattered;
 };
 
 extern const uint8_t trampoline[], trampoline_end[];
@@ -51,7 +52,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline void outb(uint16_t port, uint8_t value)
@@ -226,7 +227,7 @@ static void run(uint32_t cpu)
     /* Firmware leaves its scratch behind. */
     for (uint64_t i = 0; i < (uint64_t)pages * CHURN_PAGE_WORDS; i++)
         ((volatile uint32_t *)at)[i] = 0;
-    churn_init(&c, (uint32_t *)at, pages, guest.beat, cpu);
+    churn_init(&c, (uint32_t *)at, pages, guest.beat, cpu, guest.scattered);
     while (!guest.beats || c.count < guest.beats) {
         churn_beat(&c);
         heartbeat(cpu, &c);
@@ -275,6 +276,7 @@ void guest_main(const struct multiboot *boot)
         guest.idle = option(line, "idle", guest.idle);
         guest.beats = option(line, "beats", guest.beats);
         guest.balloon = option(line, "balloon", guest.balloon);
+        guest.scattered = option(line, "scattered", guest.scattered);
     }
     if (!map_work(boot))
         return;
