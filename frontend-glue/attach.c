@@ -53,10 +53,21 @@ static struct ibx_session *session_of_thread(void)
     return mine ? atomic_load(&mine->session) : NULL;
 }
 
-static int copy(const struct ibx_frontend_copy *wish, int *exit_code)
+static bool is_over_shm(const struct ibx_session *session)
+{
+    const struct ibx_path *path = ibx_session_path(session);
+    return path && !strcmp(path->provider, "shm");
+}
+
+static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_session *session = session_of_thread();
-    return session ? ibx_session_copy(session, wish, exit_code) : -ENOTCONN;
+    struct ibx_frontend_copy copy = *wish;
+    if (!session)
+        return -ENOTCONN;
+    /* Only there does it help the back end. */
+    copy.lasting = copy.lasting && is_over_shm(session);
+    return ibx_session_copy(session, &copy, exit_code);
 }
 
 static void prepare(void *address, size_t n)
@@ -94,7 +105,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
 {
     static const struct ibx_frontend_calls calls = {
         .version = IBX_FRONTEND_VERSION,
-        .copy = copy,
+        .copy = run_copy,
         .allocate = allocate,
         .release = release,
         .prepare = prepare,
@@ -111,7 +122,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
         drop(mine);
     mine = attachment;
     pthread_setspecific(thread_end, attachment);
-    atomic_store(&over_shm, !strcmp(ibx_session_path(session)->provider, "shm"));
+    atomic_store(&over_shm, is_over_shm(session));
     attach(&calls);
     return attachment;
 }
