@@ -67,7 +67,7 @@ static int end(void **state)
     return rc;
 }
 
-/* Both tools under way, the source stopped at a state when one is given. */
+/* Both tools under way, one of them stopped at a state when one is given. */
 static void begin(const char *stop_at, const char *bandwidth)
 {
     if (!wire_make())
@@ -78,12 +78,12 @@ static void begin(const char *stop_at, const char *bandwidth)
     options.incoming = true;
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], BEATS);
+    if (stop_at)
+        setenv("IBX_MOVE_STOP_AT", stop_at, 1);
     mover_namespace = THERE;
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){QUICK, "--max-bandwidth", bandwidth, NULL});
     mover_namespace = HERE;
-    if (stop_at)
-        setenv("IBX_MOVE_STOP_AT", stop_at, 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
 }
@@ -144,19 +144,70 @@ static void test_cut_at_the_commit(void **state)
     went();
 }
 
-/* Before it the VM goes on at the source, and never runs at the destination. */
-static void test_cut_before_the_commit(void **state)
+static struct mover *stopped(const char *state)
 {
-    (void)state;
-    begin("source:stopped", "0");
-    mover_await_stop(&sender);
-    wire("down");
-    mover_kill(&sender, SIGCONT);
-    mover_ends(&sender, 1);
-    mover_ends(&receiver, 1);
+    struct mover *which = strncmp(state, "source", 6) ? &receiver : &sender;
+    print_message("%s\n", state);
+    begin(state, "0");
+    mover_await_stop(which);
+    return which;
+}
+
+static void stayed(void)
+{
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
     assert_int_equal(vm_beats(&vms[1]), 0);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+/* Before it the VM goes on at the source, and never runs at the destination. */
+static void test_cut_before_the_commit(void **state)
+{
+    static const char *const states[] = {
+        "source:exposing",     "source:starting",   "source:stopped",    "source:sending",
+        "destination:joining", "destination:ready", "destination:mapped"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        struct mover *which = stopped(states[i]);
+        wire("down");
+        mover_kill(which, SIGCONT);
+        mover_ends(&sender, 1);
+        mover_ends(&receiver, 1);
+        stayed();
+        end(state);
+    }
+}
+
+/* With all but the commit. The destination cannot know whether that was said, and waits. */
+static void test_cut_when_loaded(void **state)
+{
+    (void)state;
+    stopped("destination:waiting");
+    wire("down");
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_await(&receiver, "broken", 0);
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "never ran here");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+    stayed();
+}
+
+/* After it the VM is at the destination, and waits for the wire where it has to. */
+static void test_cut_after_the_commit(void **state)
+{
+    static const char *const states[] = {"source:serving", "destination:resuming",
+                                         "destination:filling", "destination:complete"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        struct mover *which = stopped(states[i]);
+        wire("down");
+        mover_kill(which, SIGCONT);
+        mover_await(&sender, "broken", 0);
+        mover_await(&receiver, "broken", 0);
+        wire("up");
+        went();
+        end(state);
+    }
 }
 
 int main(void)
@@ -169,6 +220,8 @@ int main(void)
         cmocka_unit_test_teardown(test_cut_and_killed, end),
         cmocka_unit_test_teardown(test_cut_at_the_commit, end),
         cmocka_unit_test_teardown(test_cut_before_the_commit, end),
+        cmocka_unit_test_teardown(test_cut_when_loaded, end),
+        cmocka_unit_test_teardown(test_cut_after_the_commit, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
