@@ -23,6 +23,10 @@
 #define DRAIN_MS            5000u
 #define FUTILE_SPINS        8u  /* in a row, and busy polling is left out ... */
 #define WAITS_WITHOUT_SPIN  64u /* ... for so many waits; one wait of busy polling decides again */
+#define LOST_NS             500000u /* a yield that takes so long has run others than the peer */
+#define LOSS_WEIGHT         8u   /* of such a yield, in waits whose polling has found something */
+#define LOSSES              24u  /* so much weight of them, and polling is left out as well ... */
+#define WAITS_AFTER_LOSSES  256u /* ... for longer, as each try costs milliseconds */
 
 struct ibx_conn *ibx_conn_new(int fd, enum ibx_role role, const struct ibx_options *options)
 {
@@ -413,17 +417,41 @@ static bool woken(struct ibx_conn *conn)
 
 /* How long to poll busily. Two ends on one core whose processes are of different sessions or
  * control groups cannot count on sched_yield(): then each would poll to the end before the other
- * one runs, which makes a call of some microseconds one of twice spin_us. */
+ * one runs, which makes a call of some microseconds one of twice spin_us. And where others want the
+ * core, who yields it loses it for milliseconds, while a sleeper that is woken has it at once. */
 static unsigned spin_time_us(struct ibx_conn *conn)
 {
-    if (conn->futile < FUTILE_SPINS)
+    bool loses = conn->lost >= LOSSES;
+    if (conn->futile < FUTILE_SPINS && !loses)
         return conn->options.spin_us;
-    if (conn->skipped < WAITS_WITHOUT_SPIN) {
+    if (conn->skipped < (loses ? WAITS_AFTER_LOSSES : WAITS_WITHOUT_SPIN)) {
         conn->skipped++;
         return 0;
     }
     conn->skipped = 0;
     return conn->options.spin_us;
+}
+
+/* On a busy core the peer, or whoever feeds it, may be waiting for this very core. Returns whether
+ * somebody else had it for long. */
+static bool give_way(void)
+{
+    uint64_t before = ibx_now_ns();
+    sched_yield();
+    return ibx_now_ns() - before >= LOST_NS;
+}
+
+/* What busy polling has come to, for spin_time_us(). */
+static void judge(struct ibx_conn *conn, bool found, bool lost)
+{
+    if (lost) {
+        conn->lost += conn->lost < LOSSES ? LOSS_WEIGHT : 0;
+    } else if (found) {
+        conn->futile = 0;
+        conn->lost -= conn->lost > 0;
+    } else {
+        conn->futile += conn->futile < FUTILE_SPINS;
+    }
 }
 
 /* Busy polling, or one look if `once`: 1 when there is something to take, 0 when the time is over,
@@ -432,11 +460,13 @@ static unsigned spin_time_us(struct ibx_conn *conn)
 static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t deadline)
 {
     uint64_t end = 0, yield_at = 0;
+    bool lost = false;
     once = once || !spin_us;
     for (unsigned i = 1;; i++) {
         bool moved = step(conn) > 0;
         if (worth_polling(conn)) {
-            conn->futile = end ? 0 : conn->futile;
+            if (end || lost)
+                judge(conn, true, lost);
             return 1;
         }
         if (moved) {
@@ -449,13 +479,13 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
         if (!end)
             end = now + spin_us * IBX_NS_PER_US;
         if (now >= end || now >= deadline) {
-            conn->futile += now >= end && conn->futile < FUTILE_SPINS;
+            if (now >= end)
+                judge(conn, false, lost);
             return 0;
         }
-        /* On a busy core the peer, or whoever feeds it, may be waiting for this very core. A poll
-         * of some providers is a system call, so time counts here and not the number of polls. */
+        /* A poll of some providers is a system call, so time counts here and not their number. */
         if (now >= yield_at) {
-            sched_yield();
+            lost |= give_way();
             yield_at = now + YIELD_NS;
         }
         if (i % POLLS_PER_WAKE_LOOK == 0 && woken(conn))

@@ -82,6 +82,7 @@ struct ibx_conn {
     unsigned polls;   /* since the door was last looked at, idle ones weighted */
     unsigned futile;  /* times in a row that busy polling has found nothing ... */
     unsigned skipped; /* ... and waits without it since there were too many */
+    unsigned lost;    /* weight of the times that it lost the core meanwhile, fading */
     bool starved;     /* a send found no credit ... */
     bool fed;         /* ... and something has moved since, perhaps credit */
     unsigned late;    /* messages that came when the end was known */

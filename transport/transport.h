@@ -303,10 +303,10 @@ const char *ibx_conn_reason(const struct ibx_conn *conn);
 int ibx_fd(const struct ibx_conn *conn);
 int ibx_arm(struct ibx_conn *conn);
 /* The usual loop round the two: polls busily for spin_us, unless that has found nothing several
- * times in a row, then sleeps until there may be an event or `timeout_ms` (-1: no limit) is over.
- * Returns 1 when ibx_poll() is worth calling, or a send repeated that found no credit; 0 on
- * time-out, -EINTR when ibx_wake() was called, also just before. Who sleeps by ibx_arm() instead
- * repeats such a send after each ibx_poll(): credit is no event. */
+ * times in a row or cost it the processor, then sleeps until there may be an event or `timeout_ms`
+ * (-1: no limit) is over. Returns 1 when ibx_poll() is worth calling, or a send repeated that found
+ * no credit; 0 on time-out, -EINTR when ibx_wake() was called, also just before. Who sleeps by
+ * ibx_arm() instead repeats such a send after each ibx_poll(): credit is no event. */
 int ibx_wait(struct ibx_conn *conn, int timeout_ms);
 /* Makes a sleeping ibx_wait() return; from any thread or signal handler. */
 void ibx_wake(struct ibx_conn *conn);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Busy polling, where it helps and where it does not. Both ends are this thread's: the server acts
- * when the client gives its core away, by sched_yield() in its polling or by going to sleep.
+ * when the client gives its core away, by sched_yield() in its polling or by going to sleep. The
+ * clock is the test's as well, or a busy machine would take part.
  */
 #include "tests/unit/memory_pair.h"
 
@@ -9,16 +10,32 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <cmocka.h>
+
+#define LOOK_NS   100        /* from one look at the clock to the next */
+#define OTHERS_NS 4000000ull /* another process has the core for so long */
 
 static struct memory_pair pair;
 static unsigned yields, sleeps;
 static bool on_yield, on_sleep; /* when the server sends; once a wait */
+static bool others;             /* who want this core, and get it by a yield */
+static uint64_t now_ns;
 
 int __real_sched_yield(void);
 int __wrap_sched_yield(void);
 int __real_epoll_wait(int fd, struct epoll_event *events, int max, int timeout_ms);
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int max, int timeout_ms);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    (void)clock;
+    now_ns += LOOK_NS;
+    t->tv_sec = (time_t)(now_ns / 1000000000u);
+    t->tv_nsec = (long)(now_ns % 1000000000u);
+    return 0;
+}
 
 static void server_sends(void)
 {
@@ -32,6 +49,7 @@ static void server_sends(void)
 int __wrap_sched_yield(void)
 {
     yields++;
+    now_ns += others ? OTHERS_NS : 0;
     if (on_yield)
         server_sends();
     return __real_sched_yield();
@@ -50,7 +68,7 @@ static int reset(void **state)
     struct ibx_options options;
     struct ibx_error err = {0};
     (void)state;
-    on_yield = on_sleep = false;
+    on_yield = on_sleep = others = false;
     memory_control_reset();
     ibx_options_init(&options);
     options.spin_us = 1;
@@ -122,6 +140,31 @@ static void test_one_success_counts_for_some_failures(void **state)
         assert_true(wait_polls(i % 4 == 3));
 }
 
+/* Where somebody else has the core for milliseconds after each yield, a sleeper is better off: it
+ * has the core back as soon as it is woken. That the message is there by then is no success. */
+static void test_polling_that_loses_the_core_is_left_out(void **state)
+{
+    unsigned polled = 0;
+    (void)state;
+    others = true;
+    for (unsigned i = 0; i < 1000; i++)
+        polled += wait_polls(true);
+    assert_true(polled < 10);
+    others = false;
+    for (unsigned i = 0; i < 4000; i++)
+        wait_polls(true);
+    assert_true(wait_polls(true));
+}
+
+static void test_the_core_lost_now_and_then_is_borne(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 1000; i++) {
+        others = i % 20 == 0;
+        assert_true(wait_polls(true));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -129,6 +172,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_polling_that_finds_goes_on, reset, drop),
         cmocka_unit_test_setup_teardown(test_polling_comes_back_when_it_helps_again, reset, drop),
         cmocka_unit_test_setup_teardown(test_one_success_counts_for_some_failures, reset, drop),
+        cmocka_unit_test_setup_teardown(test_polling_that_loses_the_core_is_left_out, reset, drop),
+        cmocka_unit_test_setup_teardown(test_the_core_lost_now_and_then_is_borne, reset, drop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
