@@ -320,8 +320,12 @@ int destination_vm_engine(struct destination *d, struct ibx_error *err)
     for (unsigned i = 0; i < d->ram.count; i++)
         range_of(d, i, &ranges[i]);
     d->buffer_bytes = ibx_fault_buffer_bytes(&config);
-    for (unsigned i = 0; !rc && i < d->hello.links; i++)
+    /* Pinning memory takes long, or is refused: not when the VM stands still. */
+    for (unsigned i = 0; !rc && i < d->hello.links; i++) {
         rc = ibx_page_source_lend(d->sources[i], d->buffer_bytes, &as[i], err);
+        if (!rc && d->minor)
+            rc = ibx_page_source_aliases(d->sources[i], d->aliases, err);
+    }
     return rc ? rc : ibx_fault_create(&config, &d->engine, err);
 }
 

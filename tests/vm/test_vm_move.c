@@ -12,6 +12,7 @@
 #include "common/clock.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -20,6 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,6 +39,9 @@
 #define CUT_MS    3000 /* how long the wire is cut when nobody is to notice */
 #define PAGE      4096
 #define CHURN_END (CHURN_BASE + (16 << 20)) /* physical address behind the guest's pages */
+
+/* Bytes that may be locked: too few for the RAM and buffers. */
+#define LOCKED ((rlim_t)VM_RAM_MIB << 20)
 
 #define BIG_M     "256"
 #define BIG_MIB   256u
@@ -136,6 +142,28 @@ static void test_minor(void **state)
     begin();
     move("0", USUAL, "--minor");
     arrived();
+}
+
+/* For that the receiver pins all of it, which is more than it may: known before the VM stops. */
+static void test_minor_and_little_locked_memory(void **state)
+{
+    (void)state;
+    char uri[96];
+    const struct rlimit little = {LOCKED, RLIM_INFINITY}, usual = {RLIM_INFINITY, RLIM_INFINITY};
+    begin();
+    assert_false(mover_resumed(&vms[0])); /* from now on */
+    snprintf(uri, sizeof(uri), "verbs://%s:0", getenv("IBX_VM_ADDR_A"));
+    assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
+    mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, "--minor", NULL});
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &usual), 0);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", key, NULL});
+    mover_ends(&receiver, 1);
+    mover_must_say(&receiver, "RLIMIT_MEMLOCK");
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, "RLIMIT_MEMLOCK");
+    assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
 }
 
 /* Its RAM in a file of ours; what the guest does not use of it is to be filled with `fill`. */
@@ -351,6 +379,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_move, mend_and_end),
         cmocka_unit_test_teardown(test_minor, mend_and_end),
+        cmocka_unit_test_teardown(test_minor_and_little_locked_memory, mend_and_end),
         cmocka_unit_test_teardown(test_source_rests, mend_and_end),
         cmocka_unit_test_teardown(test_short_cut, mend_and_end),
         cmocka_unit_test_teardown(test_long_cut, mend_and_end),
