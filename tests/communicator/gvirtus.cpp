@@ -69,10 +69,17 @@ int FrontEnd::call(const char *name, const std::vector<char> &in, std::vector<ch
     return exit_code;
 }
 
+void append(std::vector<char> *to, const void *from, std::size_t n)
+{
+    const std::size_t at = to->size();
+    to->resize(at + n);
+    if (n)
+        std::memcpy(to->data() + at, from, n);
+}
+
 template <typename T> static void put(std::vector<char> *to, const T &value)
 {
-    const char *bytes = reinterpret_cast<const char *>(&value);
-    to->insert(to->end(), bytes, bytes + sizeof(value));
+    append(to, &value, sizeof(value));
 }
 
 int FrontEnd::copy_to(std::uint64_t device, const void *from, std::uint64_t n)
@@ -80,7 +87,7 @@ int FrontEnd::copy_to(std::uint64_t device, const void *from, std::uint64_t n)
     std::vector<char> in, out;
     put(&in, device);
     put(&in, n);
-    in.insert(in.end(), static_cast<const char *>(from), static_cast<const char *>(from) + n);
+    append(&in, from, n);
     put(&in, n);
     put(&in, std::int32_t{1});
     return call("cudaMemcpy", in, &out);

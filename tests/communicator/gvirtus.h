@@ -60,6 +60,9 @@ class Communicator
 } // namespace gvirtus::communicators
 
 using gvirtus::communicators::Communicator;
+// (vector::insert makes gcc 12 warn of overflows that are none.)
+void append(std::vector<char> *to, const void *from, std::size_t n);
+
 using Create = std::shared_ptr<Communicator> (*)(std::shared_ptr<gvirtus::communicators::Endpoint>);
 
 // Loads a plugin as GVirtuS does (RTLD_LAZY, local) and calls create_communicator.

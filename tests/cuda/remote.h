@@ -13,8 +13,7 @@ struct Body {
     std::vector<char> bytes;
     template <typename T> Body &put(const T &value)
     {
-        const char *at = reinterpret_cast<const char *>(&value);
-        bytes.insert(bytes.end(), at, at + sizeof(value));
+        append(&bytes, &value, sizeof(value));
         return *this;
     }
     Body &u64(std::uint64_t value) { return put(value); }
@@ -27,8 +26,7 @@ struct Body {
     Body &host(const void *from, std::size_t n)
     {
         u64(n);
-        bytes.insert(bytes.end(), static_cast<const char *>(from),
-                     static_cast<const char *>(from) + n);
+        append(&bytes, from, n);
         return *this;
     }
 };
