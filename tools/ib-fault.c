@@ -2,7 +2,10 @@
 /* ib-fault: page faults served over a wire, measured; see ib-fault(1). */
 #include "tools/ib-fault.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +14,9 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define LENDER_MS      2000 /* to say why, and end */
+#define LENDER_LOOK_MS 10
 
 static int complain(const struct ibx_error *err)
 {
@@ -34,6 +40,18 @@ int bench_nice_use(const struct bench_args *args, struct ibx_error *err)
                          strerror(errno));
 }
 
+/* When this end has failed, that was perhaps for the other's sake, which then says why; or that
+ * waits for one that gave up. */
+static void end_lender(pid_t child)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LENDER_MS);
+    siginfo_t info = {0};
+    while (!waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, LENDER_LOOK_MS);
+    kill(child, SIGKILL);
+}
+
 /* The listener is there before the child that connects to it. */
 static int run_self(struct bench_args *args, struct ibx_listener *listener)
 {
@@ -49,8 +67,8 @@ static int run_self(struct bench_args *args, struct ibx_listener *listener)
     }
     int status = 0, rc = bench_fetch(args, listener, child);
     ibx_listener_close(listener);
-    if (rc) /* it may wait for an end that gave up */
-        kill(child, SIGKILL);
+    if (rc)
+        end_lender(child);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
     return rc ? rc : status ? EXIT_FAILURE : EXIT_SUCCESS;
