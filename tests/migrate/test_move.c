@@ -192,9 +192,8 @@ static long huge_pages_lend(long wanted)
     return now < wanted ? -1 : before;
 }
 
-static void test_huge_pages(void **state)
+static void moved_in_huge_pages(const char *option)
 {
-    (void)state;
     long before = huge_pages_lend(VM_RAM_MIB + 4);
     if (before < 0)
         skip();
@@ -211,7 +210,7 @@ static void test_huge_pages(void **state)
     options.incoming = true;
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], BEATS);
-    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", (const char *[]){option, NULL});
     mover_send(&sender, &vms[0], receiver.uri, NULL);
     mover_ends(&sender, 0);
     mover_ends(&receiver, 0);
@@ -220,6 +219,18 @@ static void test_huge_pages(void **state)
     vm_end(&vms[1]);
     assert_int_equal(system("umount /tmp/ibx-huge && rmdir /tmp/ibx-huge"), 0);
     huge_pages_lend(before);
+}
+
+static void test_huge_pages(void **state)
+{
+    (void)state;
+    moved_in_huge_pages(NULL);
+}
+
+static void test_huge_pages_minor(void **state)
+{
+    (void)state;
+    moved_in_huge_pages("--minor");
 }
 
 /* There and back again, ten times: each destination is the next source. */
@@ -285,6 +296,7 @@ int main(void)
         cmocka_unit_test_teardown(test_bandwidth, mover_end_all),
         cmocka_unit_test_teardown(test_sandboxed, mover_end_all),
         cmocka_unit_test_teardown(test_huge_pages, mover_end_all),
+        cmocka_unit_test_teardown(test_huge_pages_minor, mover_end_all),
         cmocka_unit_test_teardown(test_paused, mover_end_all),
         cmocka_unit_test_teardown(test_ten_times, mover_end_all),
     };
