@@ -200,6 +200,11 @@ static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
 static void rest(struct fault_worker *w, bool source)
 {
     struct ibx_fault *e = w->engine;
+    /* That time is over: if there is still something to hold back, it is set anew. */
+    if (w->capped_until && ibx_now_ns() >= w->capped_until) {
+        w->capped_until = 0;
+        return;
+    }
     if (e->spin_us == UINT_MAX || ibx_now_ns() - w->last_busy_ns < e->spin_us * IBX_NS_PER_US) {
         /* Whoever waited for the page, or serves the READ, may have been put on this processor, and
          * would wait for the end of the spinning, all the more as it has no such priority. */

@@ -4,21 +4,27 @@
 
 #include "userfaultfd/histogram.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <setjmp.h>
 #include <cmocka.h>
 
-#define PAGES    1024u
-#define TOUCHERS 3
+#define PAGES        1024u
+#define TOUCHERS     3
+#define HELD_BACK_MS 300 /* longer than the bandwidth limit holds anything back */
+#define LOOK_MS      400
 
 struct rig {
     struct memory_data data;
@@ -414,6 +420,33 @@ static void test_bandwidth(void **state)
     rig_end(&g);
 }
 
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000 * IBX_NS_PER_MS + (uint64_t)t.tv_nsec;
+}
+
+/* Workers that were held back when the engine stopped sleep like any others: the time until which
+ * they were is over, and wakes nobody any more. */
+static void test_bandwidth_and_stopped(void **state)
+{
+    (void)state;
+    struct rig g;
+    rig_make(&g, 2, 0);
+    g.config.max_bandwidth = 2u << 20; /* held back for some 60 ms at a time */
+    rig_start(&g);
+    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    assert_true(REACHES(g.engine, cap_stalls, 2));
+    ibx_fault_stop(g.engine, -EPIPE, "that will do");
+    assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
+    poll(NULL, 0, HELD_BACK_MS);
+    uint64_t before = cpu_ns();
+    poll(NULL, 0, LOOK_MS);
+    assert_true(cpu_ns() - before < LOOK_MS * IBX_NS_PER_MS / 10);
+    rig_end(&g);
+}
+
 /* Whatever way the source goes, pages stay missing, faults wait, and another source goes on. */
 static void failure(int dead)
 {
@@ -624,6 +657,7 @@ int main(void)
         cmocka_unit_test(test_a_worker_for_faults),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_bandwidth),
+        cmocka_unit_test(test_bandwidth_and_stopped),
         cmocka_unit_test(test_window_falls_back),
         cmocka_unit_test(test_many_faults),
         cmocka_unit_test(test_awaited_goes_first),
