@@ -246,8 +246,11 @@ bool ibx_fault_policy_faults(struct fault_worker *w)
     struct ibx_fault *e = w->engine;
     struct waiter batch[BATCH];
     enum todo todo[BATCH];
-    if (!atomic_load_explicit(&e->waiting, memory_order_acquire) ||
-        (!w->rescan && w->scanned == atomic_load(&e->changes)))
+    if (!atomic_load_explicit(&e->waiting, memory_order_acquire)) {
+        w->rescan = false;
+        return false;
+    }
+    if (!w->rescan && w->scanned == atomic_load(&e->changes))
         return false;
     unsigned n = faults_pick(w, batch, todo);
     for (unsigned i = 0; i < n; i++) /* these take a wire's time: first */

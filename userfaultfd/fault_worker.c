@@ -176,7 +176,7 @@ static bool drain(struct fault_worker *w, bool *asked)
     if (w->flying || w->arrived)
         return busy;
     w->window_count = w->ahead_count = 0;
-    w->source_full = false;
+    w->source_full = w->rescan = false; /* who resumes has the list looked at */
     *asked = false;
     ibx_fault_drained(w);
     return true;
