@@ -18,6 +18,7 @@
 #include <limits.h>
 #include <link.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -104,6 +105,10 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
     bool to_device = kind == KIND_HOST_TO_DEVICE;
     if (!calls || !n || (!to_device && kind != KIND_DEVICE_TO_HOST))
         return false;
+    if (n > PTRDIFF_MAX) { /* no frame could say its own length */
+        *exit_code = CUDA_INVALID_VALUE;
+        return true;
+    }
     struct ibx_frontend_copy copy = {
         .to_device = to_device,
         .async = async,

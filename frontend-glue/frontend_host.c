@@ -35,6 +35,23 @@ static struct {
     size_t count, room;
 } ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* Another thread may be at the list when this one forks: the child gets it in order, and unlocked.
+ */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&ranges.lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&ranges.lock);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 /* The first range that does not end before `begin`. Locked. */
 static size_t find(uintptr_t begin)
 {
@@ -50,9 +67,20 @@ static size_t find(uintptr_t begin)
     return low;
 }
 
+static void remove_at(size_t at)
+{
+    ranges.count--;
+    memmove(&ranges.items[at], &ranges.items[at + 1],
+            (ranges.count - at) * sizeof(ranges.items[0]));
+}
+
+/* Where fresh memory lies now, there is nothing left of what was registered there. */
 static int add_locked(const struct range *range)
 {
     size_t at = find(range->begin);
+    while (range->allocated && at < ranges.count && !ranges.items[at].allocated &&
+           ranges.items[at].begin < range->begin + range->n)
+        remove_at(at);
     if (at < ranges.count && ranges.items[at].begin < range->begin + range->n)
         return CUDA_ALREADY_REGISTERED;
     if (ranges.count == ranges.room) {
@@ -87,8 +115,7 @@ static bool take_out(void *address, bool allocated, struct range *range)
                  ranges.items[at].allocated == allocated;
     if (found) {
         *range = ranges.items[at];
-        ranges.count--;
-        memmove(&ranges.items[at], &ranges.items[at + 1], (ranges.count - at) * sizeof(*range));
+        remove_at(at);
     }
     pthread_mutex_unlock(&ranges.lock);
     return found;

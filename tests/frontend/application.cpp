@@ -6,6 +6,8 @@
 #include "tests/cuda/remote.h"
 #include "tests/frontend/cudart.h"
 
+#include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -454,6 +456,72 @@ bool host_register()
     return cudaFreeHost(page_locked) == 0;
 }
 
+// Memory that was registered and is gone is in nobody's way when other memory comes to lie there.
+bool stale_registration()
+{
+    constexpr std::size_t n = 3u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    void *page_locked;
+    // All places where the allocator could put it now.
+    void *memory = mmap(nullptr, 8 * n, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    char *bytes = static_cast<char *>(memory);
+    for (std::size_t i = 0; i < 8; i++)
+        REQUIRE(enter(bytes + i * n, n, 0) == 0);
+    REQUIRE(munmap(memory, 8 * n) == 0);
+    REQUIRE(cudaMallocHost(&page_locked, n) == 0);
+    REQUIRE(round_trip(device, static_cast<char *>(page_locked), n, 1));
+    REQUIRE(leave(page_locked) == 713);
+    REQUIRE(cudaFreeHost(page_locked) == 0);
+    REQUIRE(stub_hosts() == 0);
+    return true;
+}
+
+// More bytes than there are addresses: nothing is asked of the back end.
+bool too_long()
+{
+    char *device = device_memory();
+    std::vector<char> memory(100000, 'm');
+    for (std::size_t n : {SIZE_MAX, SIZE_MAX - 30, SIZE_MAX / 2 + 1}) {
+        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 1);
+        REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 1);
+        REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, nullptr) == 1);
+    }
+    return round_trip(device, memory.data(), memory.size(), 1);
+}
+
+// A fork while other threads register and free: the child may do so as well.
+bool forked_meanwhile()
+{
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    REQUIRE(device_memory());
+    std::vector<char> memory(64 * 4096);
+    for (std::size_t i = 2; i < 64; i++)
+        REQUIRE(enter(&memory[i * 4096], 4096, 0) == 0);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        while (!over)
+            leave(&memory[0]); // of the list's lock and nothing else
+    });
+    bool good = true;
+    for (unsigned i = 0; i < 300 && good; i++) {
+        pid_t child = fork();
+        if (!child) {
+            alarm(20);
+            std::_Exit(leave(&memory[4096]) == 713 && leave(&memory[2 * 4096]) == 0 ? 0 : 1);
+        }
+        int status = -1;
+        good = waitpid(child, &status, 0) == child && status == 0;
+    }
+    over = true;
+    other.join();
+    return good;
+}
+
 // The driver kills the back end when it reads the byte; the copy in hand may be any.
 bool killed()
 {
@@ -534,6 +602,9 @@ int main(int argc, char **argv)
         {"leaves", leaves},
         {"after", after},
         {"host-register", host_register},
+        {"stale-registration", stale_registration},
+        {"too-long", too_long},
+        {"forked-meanwhile", forked_meanwhile},
         {"stock", stock},
         {"other-version", other_version},
     };

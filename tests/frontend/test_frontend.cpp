@@ -282,11 +282,14 @@ int main(int argc, char **argv)
     check("memory that comes and goes at one address", [] { return run("remapped", true); });
     check("page-locked memory", pinned);
     check("memory that is registered", [] { return run("host-register", true); });
+    check("and is gone without a word", [] { return run("stale-registration", true); });
+    check("more bytes than there are", [] { return run("too-long", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
     check("an application that ends in the middle of them", leaves);
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
+    check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
     check("a back end that is killed", killed);
     check("a libcudart that was loaded locally", loaded_locally);
     check("a communicator of GVirtuS's own", stock);
