@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/attach.h"
 
+#include "common/log.h"
 #include "frontend-glue/frontend.h"
 
 #include <dlfcn.h>
@@ -77,21 +78,32 @@ static void prepare(void *address, size_t n)
         ibx_session_prepare(session, address, n);
 }
 
+static void *map(size_t n)
+{
+    void *address = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED)
+        return NULL;
+    madvise(address, n, MADV_HUGEPAGE);
+    if (!madvise(address, n, MADV_POPULATE_WRITE) || errno == EINVAL) /* from Linux 5.14 on */
+        return address;
+    int why = errno;
+    munmap(address, n);
+    errno = why;
+    return NULL;
+}
+
 /* Over shm where the back end sees it; elsewhere of the kind whose registrations can be cached. */
 static void *allocate(size_t n)
 {
     void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
     if (address)
         return address;
-    address = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (address == MAP_FAILED)
-        return NULL;
-    madvise(address, n, MADV_HUGEPAGE);
-    if (madvise(address, n, MADV_POPULATE_WRITE) && errno != EINVAL) { /* from Linux 5.14 on */
-        munmap(address, n);
-        return NULL;
-    }
-    prepare(address, n);
+    address = map(n);
+    if (address)
+        prepare(address, n);
+    else
+        ibx_log(IBX_LOG_WARN, "the application gets no %zu bytes of page-locked memory: %s", n,
+                strerror(errno));
     return address;
 }
 

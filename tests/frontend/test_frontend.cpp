@@ -202,6 +202,8 @@ bool pinned()
     REQUIRE((lines_with(text, "ibx-shared") > 0) == (provider == "shm"));
     REQUIRE(write(app.in, "g", 1) == 1);
     REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1); // what it could not have
+    REQUIRE(lines_with(app.said(), "no 1152921504606846976 bytes of page-locked memory") == 1);
     return true;
 }
 
