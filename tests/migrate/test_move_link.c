@@ -20,8 +20,6 @@
 #include <cmocka.h>
 
 #define BEATS  40
-#define HERE   "ibx-move-a"
-#define THERE  "ibx-move-b"
 #define LISTEN "tcp://10.77.31.2:0"
 #define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes"
 
@@ -34,29 +32,51 @@ static int shell(const char *command)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* Of this process alone, as the same test may run twice on a host. */
+static const char *here(void)
+{
+    static char name[32];
+    snprintf(name, sizeof(name), "ibx-move-a-%d", (int)getpid());
+    return name;
+}
+
+static const char *there(void)
+{
+    static char name[32];
+    snprintf(name, sizeof(name), "ibx-move-b-%d", (int)getpid());
+    return name;
+}
+
 static int wire_remove(void **state)
 {
+    char command[256];
     (void)state;
-    shell("ip netns del " HERE " 2>/dev/null; ip netns del " THERE " 2>/dev/null");
+    snprintf(command, sizeof(command), "ip netns del %s 2>/dev/null; ip netns del %s 2>/dev/null",
+             here(), there());
+    shell(command);
     return 0;
 }
 
 /* Not every sandbox may make network namespaces. */
 static bool wire_make(void)
 {
+    char command[1024];
     wire_remove(NULL);
-    return !shell("ip netns add " HERE " && ip netns add " THERE " && ip link add wire netns " HERE
-                  " type veth peer name wire netns " THERE " && ip -n " HERE
-                  " addr add 10.77.31.1/24 dev wire"
-                  " && ip -n " THERE " addr add 10.77.31.2/24 dev wire"
-                  " && ip -n " HERE " link set wire up && ip -n " THERE " link set wire up"
-                  " && ip -n " HERE " link set lo up && ip -n " THERE " link set lo up");
+    snprintf(command, sizeof(command),
+             "a=%s b=%s; ip netns add $a && ip netns add $b && "
+             "ip link add wire netns $a type veth peer name wire netns $b && "
+             "ip -n $a addr add 10.77.31.1/24 dev wire && "
+             "ip -n $b addr add 10.77.31.2/24 dev wire && "
+             "ip -n $a link set wire up && ip -n $b link set wire up && "
+             "ip -n $a link set lo up && ip -n $b link set lo up",
+             here(), there());
+    return !shell(command);
 }
 
 static void wire(const char *state)
 {
     char command[128];
-    snprintf(command, sizeof(command), "ip -n " HERE " link set wire %s", state);
+    snprintf(command, sizeof(command), "ip -n %s link set wire %s", here(), state);
     assert_int_equal(shell(command), 0);
 }
 
@@ -80,10 +100,10 @@ static void begin(const char *stop_at, const char *bandwidth)
     vm_wait_beats(&vms[0], BEATS);
     if (stop_at)
         setenv("IBX_MOVE_STOP_AT", stop_at, 1);
-    mover_namespace = THERE;
+    mover_namespace = there();
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){QUICK, "--max-bandwidth", bandwidth, NULL});
-    mover_namespace = HERE;
+    mover_namespace = here();
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
 }
@@ -123,7 +143,7 @@ static void test_cut_and_killed(void **state)
     mover_await(&sender, "broken", 0);
     mover_kill(&receiver, SIGKILL);
     wire("up");
-    mover_namespace = THERE;
+    mover_namespace = there();
     mover_start(&receiver,
                 (const char *[]){"recover", "--qmp", vms[1].tool, "--json", QUICK, NULL});
     went();
