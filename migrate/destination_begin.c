@@ -81,6 +81,9 @@ static int look(struct destination *d, struct ibx_error *err)
     struct ibx_record *record = &d->status.record;
     struct ibx_uffd old;
     int rc = destination_vm_find(d, err);
+    /* First, as what else is wrong with a VM that has come has remedies that would end it. */
+    if (!rc)
+        rc = move_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
     if (!rc)
         rc = ibx_refuse_side(d->qmp, &d->ram, IBX_MOVE_DESTINATION, &refusals,
                              ibx_deadline_in_ms(MOVE_QMP_MS), err);
@@ -88,13 +91,11 @@ static int look(struct destination *d, struct ibx_error *err)
         close(old.fd);
         ibx_refuse(&refusals,
                    "an earlier move has left its userfaultfd in this QEMU (process %d): "
-                   "start it anew",
+                   "start it anew, unless ib-migrate status says that its VM runs here",
                    (int)d->ram.pid);
     }
     if (!rc && refusals.count)
         rc = move_refused("no VM can be moved here", &refusals, err);
-    if (!rc)
-        rc = move_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
     if (!rc)
         rc = destination_vm_measure(d, err);
     if (rc)

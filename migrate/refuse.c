@@ -291,7 +291,8 @@ static void refuse_run_state(const struct ibx_guest_ram *ram, enum ibx_move_role
         if (!strcmp(ram->status, gone[i]))
             ibx_refuse(refusals,
                        "the VM is in state %s: only one that runs or is paused can be "
-                       "moved; if it was moved away before, end this QEMU",
+                       "moved; if it was moved away before, ib-migrate status says whether this "
+                       "QEMU is still needed",
                        ram->status);
     }
 }

@@ -78,13 +78,14 @@ static int look(struct source *s, struct ibx_error *err)
     struct ibx_refusals refusals = {0};
     struct ibx_record *record = &s->status.record;
     int rc = find_vm(s, err);
+    /* First, as what else is wrong with a VM that has moved has remedies that would end it. */
+    if (!rc)
+        rc = move_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
     if (!rc)
         rc = ibx_refuse_side(s->qmp, &s->ram, IBX_MOVE_SOURCE, &refusals,
                              ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc && refusals.count)
         rc = move_refused("this VM cannot be moved", &refusals, err);
-    if (!rc)
-        rc = move_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
     if (!rc)
         rc = measure(s, err);
     if (rc)

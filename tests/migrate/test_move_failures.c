@@ -253,12 +253,26 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
     }
 }
 
+/* Who begins anew where recover is wanted is told so, and not to end a QEMU that the VM needs. */
+static void begun_anew(const char *const *arguments)
+{
+    struct mover again = {0};
+    mover_start(&again, arguments);
+    mover_ends(&again, 1);
+    mover_must_say(&again, "an earlier move of this VM is not over");
+    mover_must_say(&again, "ib-migrate recover");
+    assert_false(mover_said(&again, "start it anew"));
+}
+
 /* Both die, each is started again, and the VM has every page in the end. */
 static void test_both_killed(void **state)
 {
     (void)state;
     killed_at("destination:filling");
     mover_kill(&sender, SIGKILL);
+    begun_anew((const char *[]){"send", "--qmp", vms[0].tool, "tcp://127.0.0.1:1", NULL});
+    begun_anew(
+        (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", "tcp://127.0.0.1:0", NULL});
     recover(&sender, &vms[0]);
     recover(&receiver, &vms[1]);
     mover_ends(&receiver, 0);
