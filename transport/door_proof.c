@@ -171,7 +171,8 @@ int ibx_door_prove_server(struct ibx_conn *conn, uint64_t deadline, struct ibx_e
         return rc;
     const uint8_t *proof = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
     if (!proof || !ibx_hash_equal(proof, proofs.client))
-        return ibx_door_refuse(conn, -EACCES, "the key is not the server's", err);
+        return ibx_door_refuse(conn, -EACCES, "the key is not the server's: copy its key file",
+                               err);
     ibx_door_frame_begin(&frame, FRAME_PROOF);
     ibx_put_bytes(&frame.out, proofs.server, IBX_HASH_BYTES);
     rc = ibx_door_frame_send(conn, &frame, deadline);

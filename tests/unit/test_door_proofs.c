@@ -45,7 +45,7 @@ static void keys_that_do_not_fit(void **state)
     door_open(&s, true, 10000);
     expect_refused(&s, false, NULL, "127.0.0.1", "a key is asked for: set key_file on the client");
     expect_refused(&s, true, "another key of 32 bytes as well.", "127.0.0.1",
-                   "the key is not the server's");
+                   "the key is not the server's: copy its key file");
     door_close(&s);
     door_open(&s, false, 10000);
     expect_refused(&s, true, NULL, "127.0.0.1", "the server has no key but the client has");
@@ -193,7 +193,7 @@ static void replays(void **state)
     door_hear(&raw, CHALLENGE, &heard);
     assert_memory_not_equal(heard.payload + 7, first.server_nonce, 32);
     raw_send(&raw, proof.bytes, proof.length);
-    door_expect_failure(&s, -EACCES, "the key is not the server's");
+    door_expect_failure(&s, -EACCES, "the key is not the server's: copy its key file");
     raw_close(&raw);
     door_close(&s);
 }
