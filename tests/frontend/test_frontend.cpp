@@ -137,6 +137,10 @@ struct Application {
             dup2(back_ends[0], STDIN_FILENO);
             dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
             setenv("LD_PRELOAD", preload.c_str(), 1);
+            // Others of that name may stand before it in what meson sets.
+            const char *libraries = std::getenv("LD_LIBRARY_PATH");
+            std::string first = cudart.substr(0, cudart.rfind('/'));
+            setenv("LD_LIBRARY_PATH", (first + ":" + (libraries ? libraries : "")).c_str(), 1);
             if (back) {
                 setenv("STUB_PROVIDER", provider.c_str(), 1);
                 setenv("STUB_PLUGIN", plugin.c_str(), 1);
