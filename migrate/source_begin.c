@@ -77,7 +77,13 @@ static int look(struct source *s, struct ibx_error *err)
 {
     struct ibx_refusals refusals = {0};
     struct ibx_record *record = &s->status.record;
-    int rc = find_vm(s, err);
+    struct ibx_options wishes = s->transport;
+    struct ibx_uri uri;
+    int rc = ibx_uri_parse(s->options->uri, &uri, err);
+    if (!rc)
+        rc = ibx_uri_options(&uri, &wishes, err);
+    if (!rc)
+        rc = find_vm(s, err);
     /* First, as what else is wrong with a VM that has moved has remedies that would end it. */
     if (!rc)
         rc = move_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);

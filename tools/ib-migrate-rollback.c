@@ -49,9 +49,13 @@ static int nobody_at_work(const struct migrate_args *args, const struct ibx_reco
     json_decref(answer);
     if (rc == -ENOENT || rc == -ECONNREFUSED)
         return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "an ib-migrate is at work on this move, and may yet finish it: end it "
-                         "first, by two SIGTERM");
+    int lock;
+    rc = ibx_record_lock(args->folder, record, &lock, &silent); /* names the process */
+    if (rc)
+        return ibx_error_set(err, rc, "%s, and may yet finish it: end it first, by two SIGTERM",
+                             silent.message);
+    close(lock); /* it has just ended */
+    return 0;
 }
 
 /* ------------------------------------------------------------ what is true */

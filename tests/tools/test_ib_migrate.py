@@ -92,6 +92,14 @@ def bad_values_exit_1_with_one_sentence(scene):
 
 
 @test
+def a_wrong_uri_is_said_before_anything_else(scene):
+    for uri, what in (("localhost:18600", "localhost:18600"), ("http://host:80", "http"), ("tcp://host:1?chunk=7", "chunk")):
+        code, out, err = scene.run("send", "--qmp", scene.path("none"), *folder(scene), uri)
+        equal((uri, code, out), (uri, 1, ""))
+        says(err, what)
+
+
+@test
 def a_state_folder_that_cannot_be_used_is_one_sentence(scene):
     with open(scene.path("file"), "w", encoding="ascii"):
         pass
@@ -442,7 +450,7 @@ def a_running_move_is_watched_and_changed(scene):
                         (("cancel", "--qmp", source.socket), "cannot be cancelled"),
                         (("cancel", "--qmp", destination.socket), "cannot be cancelled"),
                         (("recover", "--qmp", destination.socket, "--quiet"), "ib-migrate"),
-                        (("rollback", "--yes", "--qmp", source.socket), "at work")):
+                        (("rollback", "--yes", "--qmp", source.socket), "works on this move: process")):
         code, out, err = scene.run(*args, *folder(scene))
         assert code in (1, 3) and out == "" and words in err, (args, code, out, err)
     let_go(scene, destination)
@@ -571,6 +579,9 @@ def rollback_says_what_is_true_and_asks(scene):
     line = json.loads(scene.run("status", "--json", "--qmp", destination.socket, *folder(scene))[1])
     assert "does not run here" in line["sentence"], line
     wait_for_status(sender, lambda status: status["phase"] == "broken")
+    code, _, err = scene.run("rollback", "--yes", "--qmp", source.socket, *folder(scene))
+    equal(code, 1)
+    says(err, f"process {sender.pid} ", "two SIGTERM")
     sender.send_signal(signal.SIGINT)
     wait_for(sender, "say", "interrupt once more")
     sender.send_signal(signal.SIGINT)
