@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 #define BEATS  20
-#define LISTEN "tcp://127.0.0.1:0?timeout_ms=2000"
-#define TIMED  "--set", "timeout_ms=2000"
+#define LISTEN "tcp://127.0.0.1:0?timeout_ms=5000"
+#define TIMED  "--set", "timeout_ms=5000"
 
 static struct vm vms[2];
 static struct mover receiver, sender;
