@@ -158,7 +158,7 @@ static bool trend_heed(struct fault_worker *w, struct waiter *waiter)
     return next.step != 0;
 }
 
-enum todo { TODO_ANSWER, TODO_FETCH, TODO_FETCH_ALONE, TODO_DOUBLE };
+enum deed { DEED_ANSWER, DEED_FETCH, DEED_FETCH_ALONE, DEED_DOUBLE };
 
 /* Whether a page that is on its way behind long ones, with a worker that carries those and may wait
  * for a processor, should be fetched here, too. Both bring the same bytes, and the kernel takes
@@ -175,7 +175,7 @@ static bool worth_doubling(const struct fault_worker *w, const struct waiter *wa
 }
 
 /* Takes from the list what can be answered, and copies what can be fetched and is now claimed. */
-static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum todo *todo)
+static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum deed *deed)
 {
     struct ibx_fault *e = w->engine;
     unsigned picked = 0, slots = 0;
@@ -190,7 +190,7 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum t
         struct waiter one = e->waiters[i];
         enum page_state state = pagemap_get(&e->map, one.page);
         if (state == PAGE_PRESENT && picked < BATCH) {
-            todo[picked] = TODO_ANSWER;
+            deed[picked] = DEED_ANSWER;
             batch[picked++] = one;
             e->waiters[i] = e->waiters[--n];
             continue;
@@ -203,14 +203,14 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum t
                 w->rescan = true;
             else if (claim(e, one.page, one.page + 1, 1)) {
                 slots--;
-                todo[picked] = walks ? TODO_FETCH_ALONE : TODO_FETCH;
+                deed[picked] = walks ? DEED_FETCH_ALONE : DEED_FETCH;
                 batch[picked++] = one;
             }
         } else if (state == PAGE_CLAIMED && ibx_fault_now(e) == IBX_FAULT_SERVING && slots &&
                    picked < BATCH && !w->source_full && worth_doubling(w, &one)) {
             e->waiters[i - 1].doubled = true;
             slots--;
-            todo[picked] = TODO_DOUBLE;
+            deed[picked] = DEED_DOUBLE;
             batch[picked++] = one;
         }
     }
@@ -226,14 +226,14 @@ static uint64_t window_of(const struct ibx_fault *e, const struct fault_range *r
     return (page - r->is.first_page) / pages * pages + r->is.first_page;
 }
 
-static void fault_fetch(struct fault_worker *w, uint64_t page, enum todo todo)
+static void fault_fetch(struct fault_worker *w, uint64_t page, enum deed deed)
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
     struct slot *slot = slot_take(w, 0, URGENT_SLOTS);
-    if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, todo == TODO_DOUBLE))
+    if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, deed == DEED_DOUBLE))
         w->rescan = true;
-    else if (todo != TODO_FETCH || e->surroundings <= r->is.page_size)
+    else if (deed != DEED_FETCH || e->surroundings <= r->is.page_size)
         return;
     else if (e->fault_workers && atomic_load_explicit(&e->background, memory_order_relaxed))
         atomic_store_explicit(&e->cursor, window_of(e, r, page), memory_order_relaxed);
@@ -245,19 +245,19 @@ bool ibx_fault_policy_faults(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     struct waiter batch[BATCH];
-    enum todo todo[BATCH];
+    enum deed deed[BATCH];
     if (!atomic_load_explicit(&e->waiting, memory_order_acquire)) {
         w->rescan = false;
         return false;
     }
     if (!w->rescan && w->scanned == atomic_load(&e->changes))
         return false;
-    unsigned n = faults_pick(w, batch, todo);
+    unsigned n = faults_pick(w, batch, deed);
     for (unsigned i = 0; i < n; i++) /* these take a wire's time: first */
-        if (todo[i] != TODO_ANSWER)
-            fault_fetch(w, batch[i].page, todo[i]);
+        if (deed[i] != DEED_ANSWER)
+            fault_fetch(w, batch[i].page, deed[i]);
     for (unsigned i = 0; i < n; i++) {
-        if (todo[i] != TODO_ANSWER)
+        if (deed[i] != DEED_ANSWER)
             continue;
         if (ibx_fault_answer(e, batch[i].page))
             ibx_fault_waiter_add(e, batch[i].page, batch[i].since_ns);
