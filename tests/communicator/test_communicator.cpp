@@ -4,6 +4,7 @@
 // nothing but its C++ interface.
 //
 //   test_communicator PLUGIN.so [PROVIDER [HOST]]
+#include "tests/communicator/checks.h"
 #include "tests/communicator/gvirtus.h"
 
 #include <arpa/inet.h>
@@ -28,37 +29,8 @@ std::string provider = "auto", host = "127.0.0.1", folder;
 // take longer than the default time on two cores.
 std::string common;
 unsigned client_count = 64;
-int passed, failed;
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
-
-void check(const char *name, const std::function<bool()> &test)
-{
-    bool good = test();
-    std::printf("%s %s\n", good ? "ok  " : "FAIL", name);
-    std::fflush(stdout);
-    (good ? passed : failed)++;
-}
 
 /* ------------------------------------------------------------------- processes */
-
-std::uint16_t free_port()
-{
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    socklen_t length = sizeof(address);
-    bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
-    getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length);
-    close(fd);
-    return ntohs(address.sin_port);
-}
 
 void write_file(const std::string &file, const std::string &text, mode_t mode = 0600)
 {

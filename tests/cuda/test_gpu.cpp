@@ -4,6 +4,7 @@
 // double of libcuda, and front ends that send it what GVirtuS's front end does.
 //
 //   test_gpu PLUGIN.so PROVIDER [HOST]
+#include "tests/communicator/checks.h"
 #include "tests/cuda/remote.h"
 
 #include <arpa/inet.h>
@@ -25,37 +26,8 @@ namespace
 
 Create create;
 std::string provider, host = "127.0.0.1", folder, common;
-int passed, failed;
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
-
-void check(const char *name, const std::function<bool()> &test)
-{
-    bool good = test();
-    std::printf("%s %s\n", good ? "ok  " : "FAIL", name);
-    std::fflush(stdout);
-    (good ? passed : failed)++;
-}
 
 /* ------------------------------------------------------------------- processes */
-
-std::uint16_t free_port()
-{
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    socklen_t length = sizeof(address);
-    bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
-    getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length);
-    close(fd);
-    return ntohs(address.sin_port);
-}
 
 std::shared_ptr<Communicator> configured(std::uint16_t port, const std::string &more)
 {

@@ -4,6 +4,7 @@
 // before a libcudart that does what GVirtuS's does, and a back-end process with the plugin.
 //
 //   test_frontend PLUGIN.so PRELOAD.so APPLICATION APPLICATION_LOCAL LIBCUDART.so PROVIDER
+#include "tests/communicator/checks.h"
 #include "tests/cuda/remote.h"
 
 #include <arpa/inet.h>
@@ -25,35 +26,6 @@ namespace
 
 std::string plugin, preload, application, application_local, cudart, provider, folder;
 Create create;
-int passed, failed;
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
-
-void check(const char *name, const std::function<bool()> &test)
-{
-    bool good = test();
-    std::printf("%s %s\n", good ? "ok  " : "FAIL", name);
-    std::fflush(stdout);
-    (good ? passed : failed)++;
-}
-
-std::uint16_t free_port()
-{
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    socklen_t length = sizeof(address);
-    bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
-    getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length);
-    close(fd);
-    return ntohs(address.sin_port);
-}
 
 void configure(const std::string &more)
 {
