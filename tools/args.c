@@ -31,14 +31,21 @@ int args_common(const struct args_tool *tool, int option)
     }
 }
 
-int args_command(const struct args_tool *tool, const char *const *names, unsigned count,
-                 const char *name)
+int args_begin(const struct args_tool *tool, const char *const *names, unsigned count, int argc,
+               char **argv, int *command)
 {
+    if (argc < 2)
+        return args_bad_usage(tool, "%s", "a command is needed");
+    if (argv[1][0] == '-')
+        return 0;
     for (unsigned i = 0; i < count; i++) {
-        if (!strcmp(name, names[i]))
-            return (int)i;
+        if (!strcmp(argv[1], names[i])) {
+            *command = (int)i;
+            argv[1] = argv[0]; /* what getopt's messages begin with */
+            return 1;
+        }
     }
-    return args_bad_usage(tool, "there is no command \"%s\"", name);
+    return args_bad_usage(tool, "there is no command \"%s\"", argv[1]);
 }
 
 int args_number(const char *name, const char *text, unsigned long min, unsigned long max,

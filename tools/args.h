@@ -16,9 +16,11 @@ int args_bad_usage(const struct args_tool *tool, const char *format, const char 
 /* Options of every tool: 'h' and 'V' print and return 1; '?' (getopt has said what is wrong) prints
  * the usage, -ENOEXEC; 0: another one. */
 int args_common(const struct args_tool *tool, int option);
-/* The first argument among `names`: its index, or -ENOEXEC, said. */
-int args_command(const struct args_tool *tool, const char *const *names, unsigned count,
-                 const char *name);
+/* Takes the command, the first argument, off the line: 1, and its index among `names` is in
+ * *command; 0 where an option comes first, as --help may; -ENOEXEC, said. Then getopt is to have
+ * argc and argv from that many arguments on. */
+int args_begin(const struct args_tool *tool, const char *const *names, unsigned count, int argc,
+               char **argv, int *command);
 
 /* `name` is the option's, for the sentence. Decimal digits, from `min` to `max`. */
 int args_number(const char *name, const char *text, unsigned long min, unsigned long max,

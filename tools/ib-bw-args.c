@@ -302,17 +302,14 @@ int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error 
     };
     ibx_options_init(&args->options);
     parse_sizes(args, DEFAULT_SIZES, NULL);
-    if (argc < 2)
-        return args_bad_usage(&tool, "%s", "a command is needed");
-    int skip = argv[1][0] != '-'; /* else only --help and --version remain */
-    int rc =
-        skip ? args_command(&tool, commands, sizeof(commands) / sizeof(commands[0]), argv[1]) : 0;
-    if (rc < 0)
-        return rc;
+    int command = 0;
+    int skip =
+        args_begin(&tool, commands, sizeof(commands) / sizeof(commands[0]), argc, argv, &command);
+    if (skip < 0)
+        return skip;
     if (skip)
-        args->command = (enum bw_command)rc;
-    argv[skip] = argv[0]; /* what getopt's messages begin with */
-    rc = parse_options(argc - skip, argv + skip, args, err);
+        args->command = (enum bw_command)command;
+    int rc = parse_options(argc - skip, argv + skip, args, err);
     if (rc)
         return rc;
     if (!skip)

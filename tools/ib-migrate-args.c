@@ -310,19 +310,16 @@ int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct 
     memset(args, 0, sizeof(*args));
     args->command = MIGRATE_COMMANDS;
     ibx_options_init(&args->options);
-    if (argc < 2)
-        return args_bad_usage(&tool, "%s", "a command is needed");
-    int skip = argv[1][0] != '-'; /* else only --help and --version remain */
-    int rc = skip ? args_command(&tool, commands, MIGRATE_COMMANDS, argv[1]) : 0;
-    if (rc < 0)
-        return rc;
+    int command = 0;
+    int skip = args_begin(&tool, commands, MIGRATE_COMMANDS, argc, argv, &command);
+    if (skip < 0)
+        return skip;
     if (skip)
-        args->command = (enum migrate_command)rc;
-    argv[skip] = argv[0]; /* what getopt's messages begin with */
+        args->command = (enum migrate_command)command;
     if (!skip && argv[1][1] != 'h' && argv[1][1] != 'V' && strcmp(argv[1], "--help") != 0 &&
         strcmp(argv[1], "--version") != 0)
         return args_bad_usage(&tool, "%s", "a command comes first");
-    rc = parse_options(argc - skip, argv + skip, args, &state_dir, err);
+    int rc = parse_options(argc - skip, argv + skip, args, &state_dir, err);
     if (rc)
         return rc;
     int left = argc - skip - optind;
