@@ -27,7 +27,7 @@ static const char *needed(const struct ibx_record *record, bool unfinished)
     return NULL;
 }
 
-/* Under its lock, and only if it is still what it was. */
+/* Under its lock: no tool is at work on it. It is not read again. */
 static const char *remove_one(const char *folder, const struct ibx_record *record,
                               struct ibx_error *err)
 {
