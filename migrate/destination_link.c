@@ -209,6 +209,8 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
         dismiss_because(d, knock->conn, IBX_STANDING_NONE, err->message);
         return rc;
     }
+    if (d->minor)
+        move_refuse_locked(knock->conn, move_links(hello->links), d->ram.bytes, &refusals);
     if (refusals.count)
         move_say(&d->options->tell, "refused %s from %s: %s", hello->name[0] ? hello->name : "a VM",
                  peer, refusals.sentences[0]);

@@ -5,6 +5,7 @@
 #include "migrate/source_vm.h"
 
 #include "common/clock.h"
+#include "common/locked.h"
 #include "common/thread.h"
 
 #include <errno.h>
@@ -16,7 +17,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#define RATE_NS (1000 * IBX_NS_PER_MS) /* over which rates are measured */
+#define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
+#define LINKS_DEFAULT 3                      /* one of them for faults only */
 
 const char *ibx_move_phase_name(enum ibx_move_phase phase)
 {
@@ -224,6 +226,21 @@ void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram 
     snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
 }
 
+unsigned move_links(unsigned wished)
+{
+    const unsigned links = wished ? wished : LINKS_DEFAULT;
+    return links < IBX_MOVE_LINKS_MAX ? links : IBX_MOVE_LINKS_MAX;
+}
+
+/* A fabric that pins memory has pinned this connection's messages. */
+void move_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
+                        struct ibx_refusals *refusals)
+{
+    const uint64_t pinned = ibx_locked_now();
+    if (pinned && !ibx_conn_caps(conn)->register_free)
+        ibx_refuse_locked(ibx_conn_path(conn)->provider, pinned + links * bytes, refusals);
+}
+
 /* ---------------------------------------------------------------- greeting */
 
 struct greeting {
@@ -381,9 +398,10 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
 }
 
 static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
-                       const struct ibx_options *transport, struct ibx_refusals *refusals,
-                       struct ibx_error *err)
+                       const struct ibx_options *transport, unsigned links,
+                       struct ibx_refusals *refusals, struct ibx_error *err)
 {
+    uint64_t bytes = 0;
     struct ibx_control control;
     struct ibx_options options = move_options(transport);
     struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
@@ -391,14 +409,17 @@ static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, con
     int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     if (!rc) {
         hello->purpose = IBX_PURPOSE_CHECK;
-        hello->epoch = hello->links = 1;
+        hello->epoch = 1;
+        hello->links = (uint16_t)move_links(links);
         ibx_move_hello_describe(hello, ram);
         rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     }
-    if (!rc) {
+    if (!rc)
+        rc = ibx_refuse_locked_bytes(ram, &bytes, err);
+    if (!rc)
         rc = move_greet(uri, &options, hello, &control, answer, err);
-    }
     if (!rc) {
+        move_refuse_locked(control.conn, move_links(links), bytes, refusals);
         for (unsigned i = 0; i < answer->count; i++)
             ibx_refuse(refusals, "%s: %s", answer->host, answer->sentences[i]);
         if (!answer->accepted && !answer->count)
@@ -411,8 +432,8 @@ static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, con
 }
 
 int ibx_move_check(const char *qmp_path, bool source, const char *uri,
-                   const struct ibx_options *transport, struct ibx_refusals *refusals,
-                   struct ibx_error *err)
+                   const struct ibx_options *transport, unsigned links,
+                   struct ibx_refusals *refusals, struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
@@ -425,7 +446,7 @@ int ibx_move_check(const char *qmp_path, bool source, const char *uri,
         rc = ibx_refuse_side(qmp, &ram, source ? IBX_MOVE_SOURCE : IBX_MOVE_DESTINATION, refusals,
                              deadline, err);
         if (!rc && source && uri)
-            rc = check_there(qmp, &ram, uri, transport, refusals, err);
+            rc = check_there(qmp, &ram, uri, transport, links, refusals, err);
         ibx_guest_ram_fini(&ram);
     }
     ibx_qmp_close(qmp);

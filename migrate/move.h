@@ -113,10 +113,11 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
                       const struct ibx_options *transport, struct ibx_error *err);
 
 /* Whether the VM can be moved: refusals of this side, and with a URI of the destination waiting
- * there. Touches nothing. */
+ * there, and whether so much memory may be locked as `links` page connections (as in
+ * ibx_send_options) over that fabric pin. Touches nothing. */
 int ibx_move_check(const char *qmp, bool source, const char *uri,
-                   const struct ibx_options *transport, struct ibx_refusals *refusals,
-                   struct ibx_error *err);
+                   const struct ibx_options *transport, unsigned links,
+                   struct ibx_refusals *refusals, struct ibx_error *err);
 
 const char *ibx_move_phase_name(enum ibx_move_phase phase);
 

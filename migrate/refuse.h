@@ -41,6 +41,12 @@ void ibx_refuse_permissions(const struct ibx_guest_ram *ram, struct ibx_refusals
 /* Destination: file systems that cannot hold the RAM. */
 void ibx_refuse_space(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals);
 
+/* Bytes that a page connection of the source pins on a fabric that pins: pieces that hold data. */
+int ibx_refuse_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
+                            struct ibx_error *err);
+/* When `who`, the fabric, is to pin so many bytes in all, and this process may not lock them. */
+void ibx_refuse_locked(const char *who, uint64_t bytes, struct ibx_refusals *refusals);
+
 /* Adds a sentence. */
 void ibx_refuse(struct ibx_refusals *refusals, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

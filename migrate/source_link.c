@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINKS_DEFAULT   3 /* one of them for faults only */
 #define RETRY_MIN_MS    250
 #define RETRY_MAX_MS    5000
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
@@ -24,18 +23,12 @@ int source_record(struct source *s, enum ibx_record_state state, struct ibx_erro
     return rc;
 }
 
-static unsigned links_of(const struct source *s)
-{
-    unsigned links = s->options->links ? s->options->links : LINKS_DEFAULT;
-    return links < IBX_MOVE_LINKS_MAX ? links : IBX_MOVE_LINKS_MAX;
-}
-
 static void hello_of(const struct source *s, enum ibx_move_purpose purpose,
                      struct ibx_move_hello *hello)
 {
     *hello = (struct ibx_move_hello){.purpose = (uint8_t)purpose,
                                      .epoch = s->status.record.epoch,
-                                     .links = (uint16_t)links_of(s)};
+                                     .links = (uint16_t)move_links(s->options->links)};
     memcpy(hello->id, s->status.record.id, sizeof(hello->id));
     ibx_move_hello_describe(hello, &s->ram);
 }
@@ -47,7 +40,7 @@ static int open_pages(struct source *s, struct ibx_error *err)
         .uri = s->status.record.uri,
         .options = &s->transport,
         .join = {.epoch = s->status.record.epoch},
-        .links = links_of(s),
+        .links = move_links(s->options->links),
     };
     memcpy(config.join.id, s->status.record.id, sizeof(config.join.id));
     int rc = ibx_page_export_open(&config, &s->pages, err);

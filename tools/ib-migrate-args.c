@@ -56,7 +56,7 @@ static const char help[] =
     "                        [no limit]; also: set\n"
     "  --minor               READ pages into place instead of copying them\n"
     "send, recover:\n"
-    "  --links N             page connections, 1 to 16 [3]\n"
+    "  --links N             page connections, 1 to 16 [3]; also: check\n"
     "  --quit                end the source's QEMU when all is confirmed\n"
     "check:\n"
     "  --destination         this QEMU is to receive\n"
@@ -141,6 +141,7 @@ static unsigned commands_of(int option)
     case OPT_MAX_BANDWIDTH:
         return RECEIVE | RECOVER | SET;
     case OPT_LINKS:
+        return SEND | RECOVER | CHECK;
     case OPT_QUIT:
         return SEND | RECOVER;
     case OPT_DESTINATION:

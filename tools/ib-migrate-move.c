@@ -225,7 +225,8 @@ int migrate_check(const struct migrate_args *args)
     static struct ibx_refusals refusals;
     struct ibx_error err = {0};
     if (migrate_monitor_free(args, &err) ||
-        ibx_move_check(args->qmp, !args->destination, args->uri, &args->options, &refusals, &err)) {
+        ibx_move_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
+                       &refusals, &err)) {
         migrate_complain(err.message);
         return MIGRATE_FAILED;
     }

@@ -9,11 +9,13 @@
 #include "transport/ofi.h"
 #include "transport/auth.h"
 
+#include "common/locked.h"
+
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #define KEY_TRIES 8
 
@@ -50,14 +52,12 @@ static int random_key(const struct ofi_endpoint *e, uint64_t *key, struct ibx_er
 
 static int explain(int rc, const struct ofi_endpoint *e, size_t length, struct ibx_error *err)
 {
-    struct rlimit limit;
+    uint64_t limit;
+    char who[64];
     const char *name = e->choice.info->fabric_attr->prov_name;
-    if (rc == -FI_ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &limit) && limit.rlim_cur != RLIM_INFINITY)
-        return ibx_error_set(
-            err, -ENOMEM,
-            "libfabric's %s cannot register %zu bytes: at most %llu may be locked; "
-            "raise it (ulimit -l unlimited)",
-            name, length, (unsigned long long)limit.rlim_cur);
+    snprintf(who, sizeof(who), "libfabric's %s", name);
+    if (rc == -FI_ENOMEM && ibx_locked_limit(&limit))
+        return ibx_locked_error(err, who, length, limit);
     int code = rc < 0 && -rc < FI_ERRNO_OFFSET ? rc : -EIO;
     return ibx_error_set(err, code, "libfabric's %s cannot register %zu bytes: %s", name, length,
                          fi_strerror(-rc));

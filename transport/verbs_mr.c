@@ -2,12 +2,13 @@
 /* Memory regions, one registration a rail. */
 #include "transport/verbs.h"
 
+#include "common/locked.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 struct region {
     bool writable; /* a READ may land in it */
@@ -18,13 +19,9 @@ struct region {
 int ibx_verbs_mr_error(int code, const void *address, size_t length, const char *device,
                        struct ibx_error *err)
 {
-    struct rlimit locked;
-    if (code == ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &locked) && locked.rlim_cur != RLIM_INFINITY)
-        return ibx_error_set(err, -ENOMEM,
-                             "%s cannot register %zu bytes: this process may lock %llu bytes of "
-                             "memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited, "
-                             "LimitMEMLOCK=infinity, or memlock in /etc/security/limits.conf",
-                             device, length, (unsigned long long)locked.rlim_cur);
+    uint64_t limit;
+    if (code == ENOMEM && ibx_locked_limit(&limit))
+        return ibx_locked_error(err, device, length, limit);
     if (code == EFAULT)
         return ibx_error_set(err, -EFAULT,
                              "%s cannot register %zu bytes at %p: they are not all mapped, or not "

@@ -41,7 +41,8 @@
 #define CHURN_END (CHURN_BASE + (16 << 20)) /* physical address behind the guest's pages */
 
 /* Bytes that may be locked: too few for the RAM and buffers. */
-#define LOCKED ((rlim_t)VM_RAM_MIB << 20)
+#define LOCKED        ((rlim_t)VM_RAM_MIB << 20)
+#define LOCKED_SOURCE ((rlim_t)16 << 20) /* for the messages of all connections */
 
 #define BIG_M     "256"
 #define BIG_MIB   256u
@@ -144,6 +145,22 @@ static void test_minor(void **state)
     arrived();
 }
 
+/* check and send say it in the same words, and the VM goes on. */
+static void refused_for_locked_memory(void)
+{
+    static const char words[] = "bytes of memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited";
+    struct mover check;
+    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
+                                         key, NULL});
+    mover_ends(&check, 1);
+    mover_must_say(&check, words);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", key, NULL});
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, words);
+    assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+}
+
 /* For that the receiver pins all of it, which is more than it may: known before the VM stops. */
 static void test_minor_and_little_locked_memory(void **state)
 {
@@ -157,13 +174,29 @@ static void test_minor_and_little_locked_memory(void **state)
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, "--minor", NULL});
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &usual), 0);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", key, NULL});
-    mover_ends(&receiver, 1);
+    refused_for_locked_memory();
     mover_must_say(&receiver, "RLIMIT_MEMLOCK");
-    mover_ends(&sender, 1);
-    mover_must_say(&sender, "RLIMIT_MEMLOCK");
-    assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+}
+
+/* The same of the source, whose page connections pin what holds data. */
+static void test_source_and_little_locked_memory(void **state)
+{
+    (void)state;
+    char uri[96];
+    struct mover check;
+    const struct rlimit little = {LOCKED_SOURCE, RLIM_INFINITY},
+                        usual = {RLIM_INFINITY, RLIM_INFINITY};
+    begin();
+    assert_false(mover_resumed(&vms[0])); /* from now on */
+    snprintf(uri, sizeof(uri), "verbs://%s:0", getenv("IBX_VM_ADDR_A"));
+    assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
+    mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, NULL});
+    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
+                                         key, NULL});
+    mover_ends(&check, 0);
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
+    refused_for_locked_memory();
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &usual), 0);
 }
 
 /* Its RAM in a file of ours; what the guest does not use of it is to be filled with `fill`. */
@@ -380,6 +413,7 @@ int main(void)
         cmocka_unit_test_teardown(test_move, mend_and_end),
         cmocka_unit_test_teardown(test_minor, mend_and_end),
         cmocka_unit_test_teardown(test_minor_and_little_locked_memory, mend_and_end),
+        cmocka_unit_test_teardown(test_source_and_little_locked_memory, mend_and_end),
         cmocka_unit_test_teardown(test_source_rests, mend_and_end),
         cmocka_unit_test_teardown(test_short_cut, mend_and_end),
         cmocka_unit_test_teardown(test_long_cut, mend_and_end),
