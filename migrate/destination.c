@@ -88,6 +88,7 @@ static void show(struct destination *d)
     bool changed = phase != d->status.phase;
     d->status.phase = phase;
     destination_vm_stats(d);
+    destination_mind_silence(d);
     move_tell(&d->teller, &d->status, changed);
 }
 

@@ -77,6 +77,7 @@ struct destination {
     bool serving;        /* the engine has the page connections */
     bool stopping;       /* and gives them back, for want of a link */
     uint64_t discarded;  /* pages that the guest gave back before they came */
+    uint64_t waiting;    /* faults that are not answered yet */
     uint64_t again_ns;   /* when to try again what failed at the end: the record, letting go */
     uint64_t
         let_go_by_ns; /* until when QEMU's descriptor, that needs no care any more, is seen to */
@@ -98,6 +99,7 @@ struct destination {
     unsigned load_looks;                /* at whether QEMU has read it */
 
     uint64_t lost_ns, progress_ns, complete_ns;
+    struct move_silence silence;
     bool resumed, qemu_failed, confirmed, cancelled;
     bool answering; /* given up where the source may have committed, and without a link to say so */
     bool told;      /* that source has asked since, and was answered */
@@ -184,6 +186,9 @@ int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err);
 int destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err);
 /* The VM's status, once QEMU has noticed that its stream has ended. */
 int destination_qemu_await(struct destination *d, char *status, size_t size, struct ibx_error *err);
+
+/* destination_silence.c: says when nothing comes that is awaited. */
+void destination_mind_silence(struct destination *d);
 
 /* destination_vm.c */
 

@@ -366,6 +366,7 @@ void destination_vm_stats(struct destination *d)
     s->pages = stats.pages;
     s->present = stats.present;
     s->zero_pages = stats.by_cause[IBX_FAULT_BY_ZERO];
+    d->waiting = stats.waiting;
     d->discarded = stats.by_cause[IBX_FAULT_BY_REMOVE];
     s->bytes = stats.bytes;
     s->faults = stats.faults;

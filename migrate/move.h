@@ -39,6 +39,7 @@ struct ibx_move_status {
     uint64_t faults, faults_per_second;
     uint64_t fault_p50_ns, fault_p99_ns, fault_max_ns, fault_sum_ns;
     uint64_t max_bandwidth; /* bytes a second; 0 none */
+    uint64_t silent_ns;     /* that nothing has come which is awaited, once that is long; else 0 */
     unsigned reconnects;
     /* When they are known, else 0. Durations in nanoseconds. */
     uint64_t downtime_ns;   /* the VM's, from its STOP to its RESUME as the source sees it */

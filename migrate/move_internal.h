@@ -40,6 +40,22 @@ void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool 
 void move_say(const struct ibx_move_tell *tell, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Since when nothing has come from the other side, and whether that was said. */
+struct move_silence {
+    uint64_t since_ns, count;
+    bool said;
+};
+struct move_heard {
+    bool awaited;        /* something is to come from there */
+    uint64_t count;      /* changes with whatever comes */
+    uint64_t pause_ns;   /* that may go by without anything, beside the usual */
+    unsigned timeout_ms; /* of the transport */
+    const char *means;   /* what it means for the VM, for a person */
+};
+/* Says once that nothing comes, and once that something does again; keeps status->silent_ns. */
+void move_mind_silence(struct move_silence *silence, const struct move_heard *heard,
+                       struct ibx_move_status *status, const struct ibx_move_tell *tell);
+
 /* The options of every connection of a move. */
 struct ibx_options move_options(const struct ibx_options *options);
 /* -EPERM and all sentences in one. */

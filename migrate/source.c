@@ -66,8 +66,24 @@ void source_move(struct source *s, enum source_state to)
     move_stop_at("source", names[to]);
 }
 
+/* What has gone over tells all the time how far it is; before that a VM that stands still is not
+ * left to wait (mind_the_clock). */
+static void mind_silence(struct source *s)
+{
+    const bool before = s->state == SOURCE_EXPOSING && !s->exposing && !s->ready;
+    const struct move_heard heard = {
+        .awaited = s->linked && (before || s->state == SOURCE_SERVING),
+        .count = s->heard,
+        .timeout_ms = s->transport.timeout_ms,
+        .means = before ? "the VM runs on here (interrupt to give up)"
+                        : "the VM has gone over, and may wait there for pages that are still here",
+    };
+    move_mind_silence(&s->silence, &heard, &s->status, &s->options->tell);
+}
+
 static void show(struct source *s)
 {
+    mind_silence(s);
     enum ibx_move_phase phase = phase_of(s);
     bool changed = phase != s->status.phase;
     s->status.phase = phase;
@@ -126,6 +142,7 @@ static int hear(void *context, const struct ibx_move_any *message)
 {
     struct hearing *h = context;
     struct source *s = h->source;
+    s->heard++;
     switch (message->type) {
     case IBX_MOVE_READY:
         s->ready = true;

@@ -64,10 +64,12 @@ struct source {
 
     uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;
     bool cancelled;
-    bool aborted; /* the destination's own word, never a mere error of the network */
-    bool leaving; /* after the commit: given up or interrupted, recover goes on */
-    bool unkept;  /* it stays here, but could not be continued */
-    bool waited;  /* RUNNING is long overdue, and it was said */
+    bool aborted;   /* the destination's own word, never a mere error of the network */
+    bool leaving;   /* after the commit: given up or interrupted, recover goes on */
+    bool unkept;    /* it stays here, but could not be continued */
+    bool waited;    /* RUNNING is long overdue, and it was said */
+    uint64_t heard; /* messages */
+    struct move_silence silence;
     unsigned interrupts;
     uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t still_ns;                      /* since when the VM stands still, by this tool */

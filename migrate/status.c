@@ -48,6 +48,7 @@ static const struct figure figures[] = {
     FIGURE(fault_max_ns, "fault_max_ns"),
     FIGURE(fault_sum_ns, "fault_sum_ns"),
     LATER(max_bandwidth),
+    LATER(silent_ns),
     LATER(downtime_ns),
     LATER(map_ns),
     LATER(state_ns),

@@ -99,7 +99,10 @@ static void put_figures(const struct ibx_move_status *s, char pieces[PIECES][64]
     put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
     snprintf(pieces[LEFT], sizeof(pieces[LEFT]), "%" PRIu64 " pages left", pages_left(s));
     migrate_bytes(s->bytes_per_second, a, sizeof(a));
-    if (s->bytes_per_second || seconds_gone(s)) /* before that it is not known */
+    if (s->silent_ns)
+        snprintf(pieces[RATE], sizeof(pieces[RATE]), "nothing for %" PRIu64 " s",
+                 (uint64_t)(s->silent_ns / NS_PER_S));
+    else if (s->bytes_per_second || seconds_gone(s)) /* before that it is not known */
         snprintf(pieces[RATE], sizeof(pieces[RATE]), "%s/s", a);
     if (s->faults_per_second || seconds_gone(s))
         snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s",

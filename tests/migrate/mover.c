@@ -252,6 +252,21 @@ void mover_await(struct mover *m, const char *phase, unsigned present)
         look_again(m, deadline, what);
 }
 
+static bool is_silent(const struct mover *m)
+{
+    json_t *last = mover_summary(m);
+    bool yes = json_integer_value(json_object_get(last, "silent_ns")) > 0;
+    json_decref(last);
+    return yes;
+}
+
+void mover_await_silent(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    while (!is_silent(m))
+        look_again(m, deadline, "waited for silent_ns");
+}
+
 void mover_receive(struct mover *m, const struct vm *vm, const char *uri, const char *const *more)
 {
     const char *arguments[32] = {"receive", "--qmp", vm->tool, "--listen", uri, "--json"};

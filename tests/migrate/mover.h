@@ -35,6 +35,8 @@ void mover_ends(struct mover *mover, int status);
 void mover_kill(struct mover *mover, int signal);
 /* Until a line of its JSON output has `phase`; with `present` (percent of all pages) as well. */
 void mover_await(struct mover *mover, const char *phase, unsigned present);
+/* Until a line of it tells for how long nothing has come. */
+void mover_await_silent(struct mover *mover);
 /* Whether its output or its sentences contain `words`. */
 bool mover_said(const struct mover *mover, const char *words);
 void mover_must_say(const struct mover *mover, const char *words);

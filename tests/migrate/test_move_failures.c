@@ -396,6 +396,17 @@ static void test_no_rollback_of_a_running_vm(void **state)
     went();
 }
 
+/* That nothing comes, and that something does again, is said once. */
+static void stands_still(struct mover *who, struct mover *other, const char *means)
+{
+    mover_kill(who, SIGSTOP);
+    mover_await_words(other, "nothing has come from");
+    mover_must_say(other, means);
+    mover_await_silent(other);
+    mover_kill(who, SIGCONT);
+    mover_await_words(other, "is heard again");
+}
+
 /* A tool that stands still is not a dead one: the VM waits, and goes on. */
 static void test_stopped_for_a_while(void **state)
 {
@@ -404,10 +415,9 @@ static void test_stopped_for_a_while(void **state)
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
-    mover_kill(&sender, SIGSTOP);
     unsigned long before = vm_beats(&vms[1]);
-    poll(NULL, 0, 500); /* shorter than what makes it dead: nothing to wait for */
-    mover_kill(&sender, SIGCONT);
+    stands_still(&receiver, &sender, "the VM has gone over");
+    stands_still(&sender, &receiver, "the VM waits where it needs a page");
     struct mover set;
     mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
     mover_ends(&set, 0);

@@ -104,6 +104,18 @@ static void test_wide_bar(void **state)
              "p50 45.6 us p99 1.23 ms  1:15 left");
 }
 
+/* Nothing comes: that stands where the rate was. */
+static void test_silent_bar(void **state)
+{
+    (void)state;
+    struct ibx_move_status status = filling();
+    char text[256];
+    status.bytes_per_second = 0;
+    status.silent_ns = 12600000000;
+    migrate_bar(&status, 80, text, sizeof(text));
+    is(text, "filling  [#####---------------] 25%  750 pages left  nothing for 12 s");
+}
+
 /* At every width it fits, and what matters most goes last. */
 static void test_narrow_bars(void **state)
 {
@@ -261,6 +273,7 @@ int main(void)
         cmocka_unit_test(test_duration),
         cmocka_unit_test(test_vm),
         cmocka_unit_test(test_wide_bar),
+        cmocka_unit_test(test_silent_bar),
         cmocka_unit_test(test_narrow_bars),
         cmocka_unit_test(test_bar_without_figures),
         cmocka_unit_test(test_bar_of_other_phases),

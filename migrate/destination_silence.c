@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A source of which nothing comes: what is awaited of it, and what it means. */
+#include "migrate/destination.h"
+
+#include "common/clock.h"
+
+#define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
+#define RATE_MIN    (10ull << 20) /* bytes a second: slower links are not expected */
+
+static bool awaits_something(const struct destination *d)
+{
+    switch (d->state) {
+    case DESTINATION_WAITING:
+        return d->linked;
+    case DESTINATION_RESUMING:
+        return d->linked && d->waiting;
+    case DESTINATION_FILLING:
+        return d->linked && (d->waiting || !d->serving || d->status.present < d->status.pages);
+    case DESTINATION_COMPLETE:
+        return d->linked && d->complete_ns && !d->confirmed;
+    default:
+        return false;
+    }
+}
+
+/* For one request. With a limit on its bandwidth the background makes pauses of its own. */
+static uint64_t longest_pause_ns(const struct destination *d)
+{
+    const uint64_t limit = d->waiting ? 0 : d->status.max_bandwidth;
+    uint64_t bytes = REQUEST_MAX;
+    for (size_t i = 0; i < d->ram.count; i++)
+        bytes = d->ram.blocks[i].page_size > bytes ? d->ram.blocks[i].page_size : bytes;
+    return bytes * 1000 * IBX_NS_PER_MS / (limit && limit < RATE_MIN ? limit : RATE_MIN);
+}
+
+void destination_mind_silence(struct destination *d)
+{
+    const struct move_heard heard = {
+        .awaited = awaits_something(d),
+        .count = d->status.bytes + d->status.present,
+        .pause_ns = longest_pause_ns(d),
+        .timeout_ms = d->transport.timeout_ms,
+        .means = d->state == DESTINATION_WAITING
+                     ? "the VM has not run here, and waits for the word that it shall"
+                 : d->state == DESTINATION_COMPLETE
+                     ? "all pages are here, and only its confirmation is waited for"
+                     : "the VM waits where it needs a page that has not come",
+    };
+    move_mind_silence(&d->silence, &heard, &d->status, &d->options->tell);
+}
