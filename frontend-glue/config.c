@@ -15,6 +15,8 @@
 #define PREFIX_CHARS (sizeof(PREFIX) - 1)
 #define SLOTS_MIN    4u
 #define MESSAGE_MIN  1024u
+#define TUNING       "ibx-tuning.properties"
+#define NONE         "none" /* as a value of rdma.tuning */
 
 /* What rdma.memory has to know of the other keys. */
 struct memory_bound {
@@ -144,15 +146,38 @@ static int set_gpu_threads(struct ibx_glue_config *config, const char *value, st
 }
 
 /* A relative path counts from the properties file, since applications run anywhere. */
-static int set_path(struct ibx_glue_config *config, const char *key, const char *value,
-                    struct ibx_error *err)
+static void resolve(const struct ibx_glue_config *config, const char *value,
+                    char path[2 * PATH_MAX])
 {
     const char *slash = strrchr(config->file, '/');
     if (!*value || *value == '/' || !slash)
-        return ibx_options_set(&config->options, key, value, err);
+        snprintf(path, 2 * PATH_MAX, "%s", value);
+    else
+        snprintf(path, 2 * PATH_MAX, "%.*s/%s", (int)(slash - config->file), config->file, value);
+}
+
+static int set_path(struct ibx_glue_config *config, const char *key, const char *value,
+                    struct ibx_error *err)
+{
     char path[2 * PATH_MAX];
-    snprintf(path, sizeof(path), "%.*s/%s", (int)(slash - config->file), config->file, value);
+    resolve(config, value, path);
     return ibx_options_set(&config->options, key, path, err);
+}
+
+/* What it says is read when all keys have been. */
+static int set_tuning(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    char path[2 * PATH_MAX];
+    if (!*value)
+        return ibx_error_set(err, -EINVAL, "tuning: \"\" is not accepted: give a file, or none");
+    if (!strcmp(value, NONE))
+        snprintf(path, sizeof(path), NONE);
+    else
+        resolve(config, value, path);
+    if (strlen(path) >= sizeof(config->tuning))
+        return ibx_error_set(err, -ENAMETOOLONG, "tuning: the path \"%.64s...\" is too long", path);
+    snprintf(config->tuning, sizeof(config->tuning), "%s", path);
+    return 0;
 }
 
 /* To our callers -ENOENT means a missing file; an option that does not exist is bad input. */
@@ -177,13 +202,15 @@ static int apply_key(struct ibx_glue_config *config, const char *key, const char
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
         return set_gpu_threads(config, value, err);
+    if (!strcmp(key, "tuning"))
+        return set_tuning(config, value, err);
     if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
         return set_path(config, key, value, err);
     int rc = ibx_options_set(&config->options, key, value, err);
     if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
         snprintf(err->message + n, sizeof(err->message) - n,
-                 ", memory, gpu, gpu_memory, gpu_threads, log");
+                 ", memory, gpu, gpu_memory, gpu_threads, tuning, log");
     }
     return unknown_is_bad(rc, err);
 }
@@ -295,6 +322,66 @@ static int set_endpoint(struct ibx_glue_config *config, const char *host, uint16
     return set_uri(config, text, err);
 }
 
+/* ------------------------------------------------------------------- the choices */
+
+/* NONE too. */
+static void tuning_place(const struct ibx_glue_config *config, char file[2 * PATH_MAX])
+{
+    const char *home = environment("GVIRTUS_HOME");
+    if (config->tuning[0])
+        snprintf(file, 2 * PATH_MAX, "%s", config->tuning);
+    else if (config->file[0])
+        resolve(config, TUNING, file);
+    else
+        snprintf(file, 2 * PATH_MAX, "%s%s/" TUNING, home ? home : "",
+                 home ? "/etc" : "/etc/gvirtus");
+}
+
+/* `entry` is the key's, or NULL: then there need be no file. */
+static int take_tuning(struct ibx_glue_config *config, const struct ibx_property *entry,
+                       struct ibx_error *err)
+{
+    char file[2 * PATH_MAX];
+    struct ibx_error why = {0};
+    tuning_place(config, file);
+    int rc = strcmp(file, NONE) ? ibx_tuning_load(file, &config->gpu.tuning, &why) : 0;
+    if (!rc || (!entry && (rc == -ENOENT || rc == -ENOTDIR)))
+        return 0;
+    ibx_error_set(err, rc, "%s", why.message);
+    if (rc != -ENOENT)
+        return rc;
+    ibx_error_set(err, -EINVAL,
+                  "tuning: there is no file %.256s: correct it, or measure by \"ib-bw tune\"",
+                  file);
+    return blame(config, entry, -EINVAL, err);
+}
+
+int ibx_glue_tuning_file(char out[PATH_MAX], struct ibx_error *err)
+{
+    struct ibx_glue_config config = {0};
+    struct ibx_properties properties = {0};
+    char file[2 * PATH_MAX];
+    int rc = find_file(&config, NULL, environment("GVIRTUS_CONFIG"), err);
+    if (!rc && config.file[0])
+        rc = ibx_properties_load(config.file, &properties, err);
+    const struct ibx_property *entry =
+        rc ? NULL : ibx_properties_find(&properties, PREFIX "tuning");
+    if (entry) {
+        rc = set_tuning(&config, entry->value, err);
+        if (rc)
+            blame(&config, entry, rc, err);
+    }
+    ibx_properties_fini(&properties);
+    if (rc)
+        return rc;
+    tuning_place(&config, file);
+    if (strlen(file) >= PATH_MAX)
+        return ibx_error_set(err, -ENAMETOOLONG, "the path %.64s... of " TUNING " is too long",
+                             file);
+    snprintf(out, PATH_MAX, "%s", strcmp(file, NONE) ? file : "");
+    return 0;
+}
+
 /* ------------------------------------------------------------------- the whole */
 
 /* Fills options from the file; with `with_uri` the URI too, if the file has one. */
@@ -312,6 +399,8 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
             blame(config, entry, rc, err);
         config->uri_line = entry->line;
     }
+    if (!rc)
+        rc = take_tuning(config, ibx_properties_find(&properties, PREFIX "tuning"), err);
     ibx_properties_fini(&properties);
     return rc;
 }
@@ -322,8 +411,8 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
     struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_OFF, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&found.options);
     int rc = find_file(&found, NULL, environment("GVIRTUS_CONFIG"), err);
-    if (!rc && found.file[0])
-        rc = read_file(&found, true, err);
+    if (!rc)
+        rc = found.file[0] ? read_file(&found, true, err) : take_tuning(&found, NULL, err);
     if (!rc && !found.uri[0])
         rc = set_endpoint(&found, endpoint_host, endpoint_port, err);
     if (!rc)
@@ -337,8 +426,8 @@ int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
     struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_OFF, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&found.options);
     int rc = find_file(&found, own_file, NULL, err);
-    if (!rc && found.file[0])
-        rc = read_file(&found, false, err);
+    if (!rc)
+        rc = found.file[0] ? read_file(&found, false, err) : take_tuning(&found, NULL, err);
     if (!rc)
         rc = set_uri(&found, communicator, err);
     if (!rc)

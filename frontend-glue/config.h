@@ -18,6 +18,9 @@
  *   rdma.gpu     auto, on or off: whether the back end's plugin runs copies itself
  *   rdma.gpu_memory  bytes of pinned memory for that, in the whole back end
  *   rdma.gpu_threads  threads of one connection that copy, 0: by the processors
+ *   rdma.tuning  the file of tuning.h, or none; without the key ibx-tuning.properties
+ *                in the folder of the properties file, or of the third place above
+ *                where there is none, if there is such a file
  *   rdma.log     error, warn, info or debug, unless IBX_LOG is set
  *
  * Keys of other kinds belong to GVirtuS and are left alone.
@@ -39,6 +42,7 @@ struct ibx_glue_config {
     size_t memory;              /* rdma.memory, 0: not given */
     struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */
     char file[PATH_MAX];        /* the properties file, "" when there is none */
+    char tuning[PATH_MAX];      /* rdma.tuning, "": not given */
     unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
@@ -53,5 +57,9 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
  * that is not known. */
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err);
+
+/* The file that rdma.tuning names, or the one that stands for it, whether it is there or not. "":
+ * the key says none. Of the properties file only that key is looked at. */
+int ibx_glue_tuning_file(char file[PATH_MAX], struct ibx_error *err);
 
 #endif

@@ -25,7 +25,10 @@ bool copies_resets_seen(struct copies *x)
 
 void copies_init(struct copies *x, const struct ibx_gpu_options *options)
 {
-    *x = (struct copies){.options = *options, .pins = {.bytes_max = PINS_MAX}};
+    *x = (struct copies){.options = *options,
+                         .choice = ibx_choice_default,
+                         .chosen_for = -1,
+                         .pins = {.bytes_max = PINS_MAX}};
     ibx_request_watch_init(&x->requests);
 }
 

@@ -31,6 +31,8 @@ struct copies {
     bool answering; /* what is written now is ours */
 
     const struct ibx_cuda *cuda; /* NULL: not looked for yet */
+    struct ibx_choice choice;    /* of the device ... */
+    int chosen_for;              /* ... with this number, -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of the process, that `staging` has seen */
     bool poor;                   /* it was said why copies are not staged */
@@ -77,6 +79,11 @@ int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_
 /* At the session's end, before its connection is closed and after. */
 void copies_release(struct ibx_session *s);
 void copies_fini(struct ibx_session *s);
+
+/* copies_choice.c */
+
+/* Which ways copies take from now on, to and from the current device: its number. */
+void copies_choose(struct ibx_session *s, int device);
 
 /* copies_check.c */
 

@@ -21,6 +21,8 @@ bool copies_able(struct ibx_session *s)
     int device = -1;
     if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
         return false;
+    if (x->chosen_for != device)
+        copies_choose(s, device);
     return x->requests.device < 0 || x->requests.device == device;
 }
 

@@ -3,8 +3,6 @@
 
 #include <errno.h>
 
-#define SYNC_FROM_DEVICE_MAX (4u << 10) /* so much comes straight from the driver */
-
 static int gpu_failed(struct ibx_session *s, int code)
 {
     return session_fail(s, -EIO, "a copy for %s broke off in the middle of its reply: %s",
@@ -103,7 +101,7 @@ static int run_direct(struct ibx_session *s, const struct request *q, uint64_t b
 static int run_short_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
 {
     struct copies *x = &s->copies;
-    uint8_t out[8 + SYNC_FROM_DEVICE_MAX];
+    uint8_t out[8 + IBX_CHOICE_FROM_MAX];
     size_t n = (size_t)x->frame.width;
     struct ibx_writer w = ibx_writer_of(out, 8);
     ibx_put_u64(&w, n);
@@ -187,7 +185,8 @@ static int run_aimed(struct ibx_session *s, const struct request *q, uint64_t be
         return PASS;
     enum copies_reach reach =
         copies_hold(s, &s->aim.remote, 0, copy.width, IBX_ACCESS_REMOTE_WRITE, &to);
-    struct ibx_mr *source = reach == COPIES_FAR ? copies_direct(s, x->frame.src, copy.width) : NULL;
+    bool direct = reach == COPIES_FAR && copy.width >= copies_way(x, false)->direct_min;
+    struct ibx_mr *source = direct ? copies_direct(s, x->frame.src, copy.width) : NULL;
     int rc = reach == COPIES_PINNED ? aimed_in_place(s, to, &copy)
              : source               ? aimed_by_fabric(s, source, &copy)
                                     : aimed_staged(s, &copy, reach == COPIES_BY_CREW);
@@ -205,11 +204,12 @@ int copies_run_from_device(struct ibx_session *s, const struct request *q, uint6
     bool one_row = f->height == 1 && f->out == f->width, plain = one_row && f->stream <= 1;
     if (one_row && s->aim.remote.length == f->out)
         return run_aimed(s, q, began);
-    if (plain && f->width <= SYNC_FROM_DEVICE_MAX)
+    if (plain && f->width <= copies_way(x, false)->inline_max)
         return run_short_from_device(s, q, began);
     struct ibx_gpu_copy copy = copies_copy_of(f);
-    struct ibx_mr *source =
-        one_row && f->out >= s->caps->rendezvous ? copies_direct(s, f->src, f->out) : NULL;
+    bool direct =
+        one_row && f->out >= s->caps->rendezvous && f->out >= copies_way(x, false)->direct_min;
+    struct ibx_mr *source = direct ? copies_direct(s, f->src, f->out) : NULL;
     if (source)
         return run_direct(s, q, began, source);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->out, f->out >= s->caps->rendezvous))

@@ -9,6 +9,7 @@
  *   copies_stage.c        pinned chunks, and the ways that bytes take into and out of them
  *   copies_reach.c        the client's memory within reach: in place, or by several threads
  *   copies_direct.c       by the fabric, straight into GPU memory and out of it
+ *   copies_choice.c       which of these ways, by the size
  *   copies_check.c        what CUDA says before a copy is run
  *   copies_symbol.c       where a symbol of the program is
  */
@@ -48,6 +49,11 @@ bool copies_resets_seen(struct copies *x);
 /* The reply up to its payload of `out` bytes; a whole reply. As session_fail(). */
 int copies_write_head(struct ibx_session *s, uint64_t began, uint64_t out);
 int copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t n);
+
+/* copies_choice.c */
+
+/* The sizes that count for copies to the device, or from it. */
+const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device);
 
 /* copies_request.c */
 

@@ -6,8 +6,6 @@
 #include <sched.h>
 #include <string.h>
 
-/* Shorter copies are over before a sleeping thread has begun. */
-#define CREW_BYTES_MIN    (2u << 20)
 #define CREW_THREADS_MOST 4u /* unless more are asked for */
 
 /* One thread for each four processors: the client, other sessions and the driver want some, too.
@@ -16,8 +14,9 @@
 static unsigned crew_threads(const struct copies *x)
 {
     cpu_set_t set;
-    if (x->options.threads)
-        return x->options.threads;
+    unsigned wanted = x->options.threads ? x->options.threads : x->choice.threads;
+    if (wanted)
+        return wanted;
     int there = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
     unsigned threads = (unsigned)there / 4;
     return threads > CREW_THREADS_MOST ? CREW_THREADS_MOST : threads > 2 ? threads : 1;
@@ -35,7 +34,10 @@ static bool crew_ready(struct copies *x)
 
 bool copies_crew_likely(struct ibx_session *s, uint64_t length)
 {
-    return length >= CREW_BYTES_MIN + IBX_FRAME_WINDOW && s->caps->direct && crew_ready(&s->copies);
+    struct copies *x = &s->copies;
+    return length >= IBX_FRAME_WINDOW &&
+           length - IBX_FRAME_WINDOW >= copies_way(x, true)->crew_min && s->caps->direct &&
+           crew_ready(x);
 }
 
 enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
@@ -45,14 +47,16 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
     struct ibx_error err = {0};
+    const struct ibx_choice_way *way = copies_way(x, access == IBX_ACCESS_REMOTE_READ);
     if (s->ops_pending || at > remote->length || n > remote->length - at)
         return COPIES_FAR;
     part.address += at;
     part.length = n;
     if (ibx_remote_hold(s->conn, &part, access, &reach))
         return COPIES_FAR;
-    if (reach.id && ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id,
-                                   reach.writable, &err)) {
+    if (reach.id && n >= way->in_place_min &&
+        ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id, reach.writable,
+                       &err)) {
         *address = reach.address;
         x->early = reach.lasting && x->frame.call == IBX_FRAME_MEMCPY_ASYNC &&
                    ibx_client_pin_leave(&x->pins, x->cuda, reach.base);
@@ -63,7 +67,7 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
         ibx_log(IBX_LOG_WARN, "copies for %s go through chunks: %s", s->path.peer, err.message);
     }
     /* The kernel may have become unwilling since the last time; posts find another way then. */
-    if (reach.copies && n >= CREW_BYTES_MIN && crew_ready(x) &&
+    if (reach.copies && n >= way->crew_min && crew_ready(x) &&
         !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0))
         return COPIES_BY_CREW;
     ibx_remote_release(s->conn);

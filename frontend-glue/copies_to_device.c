@@ -3,14 +3,12 @@
 
 #include <string.h>
 
-#define SYNC_TO_DEVICE_MAX (16u << 10) /* so much goes straight from the message to the driver */
-
 int copies_run_from_message(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     const struct ibx_frame *f = &x->frame;
     bool plain = f->height == 1 && f->stream <= 1;
-    if (plain && f->width <= SYNC_TO_DEVICE_MAX)
+    if (plain && f->width <= copies_way(x, true)->inline_max)
         return copies_outcome(x, x->cuda->memcpy_to_device(f->dst, x->payload, (size_t)f->width));
     struct ibx_gpu_copy copy = copies_copy_of(f);
     struct ibx_staging_wire wire = copies_wire_from_message(s);
@@ -122,8 +120,9 @@ static int run_known(struct ibx_session *s)
     if (reach == COPIES_PINNED)
         return run_in_place(s, from, &copy);
     bool by_crew = reach == COPIES_BY_CREW;
-    struct ibx_mr *target =
-        by_crew || x->frame.height > 1 ? NULL : copies_direct(s, x->frame.dst, x->frame.width);
+    bool direct =
+        !by_crew && x->frame.height == 1 && x->frame.width >= copies_way(x, true)->direct_min;
+    struct ibx_mr *target = direct ? copies_direct(s, x->frame.dst, x->frame.width) : NULL;
     if (target)
         return copies_direct_to_device(s, target);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, x->frame.payload, !by_crew)) {
@@ -146,8 +145,8 @@ int copies_run_exposed(struct ibx_session *s, const struct request *q)
     x->arrived = 0;
     if (q->tail_length)
         return copies_parse(q, &x->frame) && copies_sound(x, &x->frame) ? run_known(s) : PASS;
-    if (ibx_frame_plain_bytes(q->call) && !copies_crew_likely(s, q->length) &&
-        !copies_direct_likely(s))
+    bool direct = q->length >= copies_way(x, true)->direct_min && copies_direct_likely(s);
+    if (ibx_frame_plain_bytes(q->call) && !copies_crew_likely(s, q->length) && !direct)
         return run_plain(s, q);
     int rc = windows_fetch(s, q->length);
     if (!rc)

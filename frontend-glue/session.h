@@ -16,6 +16,7 @@
 #define IBX_FRONTEND_GLUE_SESSION_H
 
 #include "frontend-glue/frontend.h"
+#include "frontend-glue/tuning.h"
 #include "transport/transport.h"
 
 #include <sys/types.h>
@@ -32,7 +33,8 @@ enum ibx_gpu_mode {
 struct ibx_gpu_options {
     enum ibx_gpu_mode mode;
     size_t memory;    /* bytes of pinned memory that this process's sessions share */
-    unsigned threads; /* of one session, that copy; 0: by the processors there are */
+    unsigned threads; /* of one session, that copy; 0: as tuned, or by the processors there are */
+    struct ibx_tuning tuning; /* counts where it fits the GPU */
 };
 
 /* Keeps copies of both; touches no network, thread or device. */

@@ -43,6 +43,8 @@ static const struct {
     {"cuGetErrorName", offsetof(struct ibx_cuda, get_error_name)},
     {"cuPointerSetAttribute", offsetof(struct ibx_cuda, pointer_set_attribute)},
     {"cuDeviceGetAttribute", offsetof(struct ibx_cuda, device_get_attribute)},
+    {"cuDeviceGetName", offsetof(struct ibx_cuda, device_get_name)},
+    {"cuDriverGetVersion", offsetof(struct ibx_cuda, driver_get_version)},
     {"cuMemGetHandleForAddressRange", offsetof(struct ibx_cuda, mem_get_handle_for_address_range)},
     {"cuFlushGPUDirectRDMAWrites", offsetof(struct ibx_cuda, flush_gpu_direct_rdma_writes)},
 };

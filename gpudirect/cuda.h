@@ -100,6 +100,8 @@ struct ibx_cuda {
     int (*get_error_name)(int code, const char **name);
     int (*pointer_set_attribute)(const void *value, int attribute, uint64_t pointer);
     int (*device_get_attribute)(int *value, int attribute, int device);
+    int (*device_get_name)(char *name, int size, int device);
+    int (*driver_get_version)(int *version); /* 12080: CUDA 12.8 */
     /* NULL where the driver is older: CUDA 11.7 and 11.3. */
     int (*mem_get_handle_for_address_range)(void *handle, uint64_t pointer, size_t n, int type,
                                             unsigned long long flags);

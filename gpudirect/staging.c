@@ -33,6 +33,7 @@ struct ibx_staging {
     void *context; /* in which the events are */
     unsigned events;
     unsigned count; /* places with a chunk */
+    size_t chunk;   /* bytes of a plain copy in one of them */
     struct place places[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
@@ -65,21 +66,21 @@ bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
 }
 
 /* Bytes of one chunk: an eighth of a short copy, so that its parts overlap too; whole rows. */
-static size_t step_of(const struct ibx_gpu_copy *copy, uint64_t total)
+static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *copy, uint64_t total)
 {
     if (!is_plain(copy))
         return IBX_PINNED_CHUNK - IBX_PINNED_CHUNK % (size_t)copy->host_pitch;
     uint64_t part = total / IBX_STAGING_DEPTH / STEP_UNIT * STEP_UNIT;
     if (part < STEP_UNIT)
         part = STEP_UNIT;
-    return part < IBX_PINNED_CHUNK ? (size_t)part : IBX_PINNED_CHUNK;
+    return part < st->chunk ? (size_t)part : st->chunk;
 }
 
 static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
 {
     st->copy = *copy;
     st->total = ibx_gpu_copy_bytes(copy);
-    st->step = step_of(copy, st->total);
+    st->step = step_of(st, copy, st->total);
     st->begun = 0;
     st->current = st->refill = 0;
     st->fetched = 0;
@@ -103,6 +104,7 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
     if (!st)
         return ibx_error_set(err, -ENOMEM, "no memory to stage copies");
     st->cuda = cuda;
+    st->chunk = IBX_PINNED_CHUNK;
     *staging = st;
     return 0;
 }
@@ -150,10 +152,15 @@ void ibx_staging_destroy(struct ibx_staging *st)
     free(st);
 }
 
+void ibx_staging_set_chunk(struct ibx_staging *st, size_t bytes)
+{
+    st->chunk = bytes;
+}
+
 bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
 {
     struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
-    size_t step = step_of(&plain, bytes);
+    size_t step = step_of(st, &plain, bytes);
     while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
         int chunk = ibx_pinned_take(st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)

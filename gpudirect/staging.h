@@ -68,6 +68,9 @@ void ibx_staging_forget(struct ibx_staging *staging);
 /* Accepts NULL. Waits for DMA in flight and gives the chunks back; no move may be in flight. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 
+/* Bytes of a plain copy in one chunk, at most and at first IBX_PINNED_CHUNK; before a copy. */
+void ibx_staging_set_chunk(struct ibx_staging *staging, size_t bytes);
+
 /* Takes the chunks for a copy of `bytes`: false when the pool is exhausted and stayed so for a
  * while. Then the caller copies in another way. */
 bool ibx_staging_begin(struct ibx_staging *staging, uint64_t bytes);

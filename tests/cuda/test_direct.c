@@ -309,13 +309,38 @@ static void test_order(void **state)
     free(request.bytes);
 }
 
+/* From the size on that a file of choices says. */
+static void test_chosen(void **state)
+{
+    (void)state;
+    round_trip(1000000, false);
+    assert_int_equal(by_fabric(), 1); /* to the device */
+    round_trip(3000000, true);
+    assert_int_equal(by_fabric(), 3);
+    round_trip(1999999, true);
+    assert_int_equal(by_fabric(), 4);
+}
+
+static int set_up_chosen(void **state)
+{
+    gpu.tuning = (struct ibx_tuning){.found = true, .choice = ibx_choice_default};
+    gpu.tuning.choice.ways[IBX_CHOICE_FROM_DEVICE].direct_min = 2000000;
+    int rc = set_up_direct(state);
+    gpu.tuning.found = false;
+    return rc;
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_direct, tear_down)
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_both_ways), TEST(test_refused), TEST(test_flush),
-        TEST(test_freed),     TEST(test_order),
+        TEST(test_both_ways),
+        TEST(test_refused),
+        TEST(test_flush),
+        TEST(test_freed),
+        TEST(test_order),
+        cmocka_unit_test_setup_teardown(test_chosen, set_up_chosen, tear_down),
     };
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
     app = cuda_application();

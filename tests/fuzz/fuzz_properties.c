@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whatever parses is found again, and, written out plainly, parses to the same. */
+/* Whatever parses is found again, and, written out plainly, parses to the same; likewise what is a
+ * file of choices. */
 #include "common/properties.h"
+#include "frontend-glue/tuning.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -52,9 +54,33 @@ static void check_again(const struct ibx_properties *p)
     free(text);
 }
 
+static void check_tuning(const char *data, size_t size)
+{
+    struct ibx_tuning tuning, again;
+    struct ibx_error error = {0};
+    char *text = NULL;
+    size_t length = 0;
+    if (ibx_tuning_parse("fuzzed", data, size, &tuning, &error)) {
+        require(error.code < 0 && error.message[0]);
+        return;
+    }
+    require(ibx_choice_sound(&tuning.choice));
+    FILE *out = open_memstream(&text, &length);
+    require(out);
+    ibx_tuning_print(&tuning, out);
+    fclose(out);
+    require(!ibx_tuning_parse("fuzzed", text, length, &again, &error));
+    require(!memcmp(&tuning.choice, &again.choice, sizeof(again.choice)));
+    require(!strcmp(tuning.place.gpu, again.place.gpu) &&
+            !strcmp(tuning.place.driver, again.place.driver) &&
+            !strcmp(tuning.place.host, again.place.host));
+    free(text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ibx_properties p;
+    check_tuning((const char *)data, size);
     struct ibx_error error = {0};
     if (ibx_properties_parse("fuzzed", (const char *)data, size, &p, &error)) {
         require(error.code < 0 && error.message[0]);

@@ -469,8 +469,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         s->state = SESSION_KNOCKED;
         require(ibx_session_read(s, incoming, 0) == 0 && s->state == SESSION_LIVE);
         if (flags & 32) {
-            ibx_session_set_gpu(
-                s, &(struct ibx_gpu_options){IBX_GPU_ON, 2 * (size_t)IBX_PINNED_STRIDE, 1});
+            const struct ibx_gpu_options gpu = {
+                .mode = IBX_GPU_ON, .memory = 2 * (size_t)IBX_PINNED_STRIDE, .threads = 1};
+            ibx_session_set_gpu(s, &gpu);
             s->copies.replies.shape = IBX_REPLY_TIMED;
         }
         fake_cuda_fail_in = flags & 64 ? 1 + count % 8u : 0;

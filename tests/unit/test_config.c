@@ -63,6 +63,8 @@ static int tear_down(void **state)
                                         "conf/gvirtus.properties",
                                         "conf",
                                         "home/etc/gvirtus.properties",
+                                        "home/etc/ibx-tuning.properties",
+                                        "home/etc/other",
                                         "home/etc",
                                         "home",
                                         "etc/gvirtus/gvirtus.properties",
@@ -257,7 +259,7 @@ static void test_bad_keys(void **state)
 {
     (void)state;
     expect_refused("a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-                   "timeout_ms, memory, gpu, gpu_memory, gpu_threads, log");
+                   "timeout_ms, memory, gpu, gpu_memory, gpu_threads, tuning, log");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
@@ -378,6 +380,47 @@ static void test_gpu(void **state)
     assert_int_equal(config.gpu.mode, IBX_GPU_ON);
 }
 
+/* The file of choices: beside the properties file, or where the key says. */
+static void test_tuning(void **state)
+{
+    (void)state;
+    char file[PATH_MAX];
+    write_file("home/etc/gvirtus.properties", "# nothing\n");
+    assert_int_equal(load(), 0);
+    assert_false(config.gpu.tuning.found);
+    assert_int_equal(ibx_glue_tuning_file(file, &error), 0);
+    assert_string_equal(file, in_dir("home/etc/ibx-tuning.properties"));
+    write_file("home/etc/ibx-tuning.properties", "chunk : 128K\n");
+    assert_int_equal(load(), 0);
+    assert_true(config.gpu.tuning.found && config.gpu.tuning.choice.chunk == 128 << 10);
+    assert_string_equal(config.gpu.tuning.file, file);
+    /* Also without a properties file. */
+    assert_int_equal(unlink(in_dir("home/etc/gvirtus.properties")), 0);
+    assert_int_equal(load(), 0);
+    assert_true(config.gpu.tuning.found);
+    write_file("home/etc/ibx-tuning.properties", "\nchunk : 100K\n");
+    assert_int_equal(load(), -EINVAL);
+    expect_said("ibx-tuning.properties line 2 (chunk): \"100K\" is not accepted");
+    /* Another file, relative to the properties file; none. */
+    write_file("home/etc/gvirtus.properties", "\nrdma.tuning : other\n");
+    assert_int_equal(load(), -EINVAL);
+    expect_said("gvirtus.properties line 2 (rdma.tuning): tuning: there is no file");
+    expect_said("home/etc/other: ");
+    assert_int_equal(ibx_glue_tuning_file(file, &error), 0);
+    assert_string_equal(file, in_dir("home/etc/other"));
+    write_file("home/etc/other", "threads : 5\n");
+    assert_int_equal(load(), 0);
+    assert_int_equal(config.gpu.tuning.choice.threads, 5);
+    write_file("home/etc/gvirtus.properties", "rdma.tuning : none\n");
+    assert_int_equal(load(), 0);
+    assert_false(config.gpu.tuning.found);
+    assert_int_equal(ibx_glue_tuning_file(file, &error), 0);
+    assert_string_equal(file, "");
+    write_file("home/etc/gvirtus.properties", "rdma.tuning :\n");
+    assert_int_equal(load(), -EINVAL);
+    expect_said("give a file, or none");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -387,6 +430,7 @@ int main(void)
         TEST(test_classic_order), TEST(test_uris),         TEST(test_options),
         TEST(test_bad_keys),      TEST(test_memory),       TEST(test_memory_on_every_fabric),
         TEST(test_log),           TEST(test_unreadable),   TEST(test_gpu),
+        TEST(test_tuning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
