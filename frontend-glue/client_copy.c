@@ -3,17 +3,15 @@
  * A copy that the client asks for by itself: GVirtuS's own frame, byte for byte, but its payload
  * stays in the application's memory and comes back there.
  */
-#include "frontend-glue/session_internal.h"
+#include "frontend-glue/client_copy.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SCRATCH      (64u << 10)
 #define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
 
-/* Reads as ibx_session_read(), but has no good outcome other than all. */
-static int take(struct ibx_session *s, void *to, size_t n)
+int client_take(struct ibx_session *s, void *to, size_t n)
 {
     ssize_t rc = n ? ibx_session_read(s, to, n) : 0;
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
@@ -22,7 +20,7 @@ static int take(struct ibx_session *s, void *to, size_t n)
 static int take_u64(struct ibx_session *s, uint64_t *value)
 {
     uint8_t bytes[8];
-    int rc = take(s, bytes, sizeof(bytes));
+    int rc = client_take(s, bytes, sizeof(bytes));
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!rc)
         *value = ibx_get_u64(&r);
@@ -32,14 +30,14 @@ static int take_u64(struct ibx_session *s, uint64_t *value)
 /* What nobody wants: handlers answer with memory even when they have failed. */
 static int drain(struct ibx_session *s, uint64_t n)
 {
-    uint8_t *scratch = n ? malloc(SCRATCH) : NULL;
+    uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;
     if (n && !scratch)
         return session_fail(s, -ENOMEM, "no memory for a reply of %llu bytes",
                             (unsigned long long)n);
     int rc = 0;
     while (n && !rc) {
-        size_t some = n < SCRATCH ? (size_t)n : SCRATCH;
-        rc = take(s, scratch, some);
+        size_t some = n < CLIENT_SCRATCH ? (size_t)n : CLIENT_SCRATCH;
+        rc = client_take(s, scratch, some);
         n -= some;
     }
     free(scratch);
@@ -50,7 +48,13 @@ static int drain(struct ibx_session *s, uint64_t n)
 
 static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
 {
+    if (copy->rows) {
+        ibx_put_u64(w, copy->to_device ? copy->device_pitch : copy->host_pitch);
+        ibx_put_u64(w, copy->to_device ? copy->host_pitch : copy->device_pitch);
+    }
     ibx_put_u64(w, copy->n);
+    if (copy->rows)
+        ibx_put_u64(w, copy->rows);
     ibx_put_u32(w, copy->to_device ? IBX_FRAME_H2D : IBX_FRAME_D2H);
     if (copy->async)
         ibx_put_u64(w, copy->stream);
@@ -59,13 +63,14 @@ static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
 /* Name, length, and what comes before a payload; the whole frame where there is none. */
 static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
 {
-    const char *name = copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
-    uint64_t tail = copy->async ? 20 : 12;
+    const char *name = copy->rows ? "cudaMemcpy2D" : copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
+    uint64_t tail = copy->rows ? 36 : copy->async ? 20 : 12;
+    size_t payload = client_payload(copy);
     ibx_put_bytes(w, name, strlen(name) + 1);
     if (copy->to_device) {
-        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + copy->n + tail);
+        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + payload + tail);
         ibx_put_u64(w, copy->device);
-        ibx_put_u64(w, copy->n);
+        ibx_put_u64(w, payload);
     } else {
         ibx_put_u64(w, 17 + tail);
         ibx_put_u64(w, 1);
@@ -79,24 +84,43 @@ static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
  * such that the GPU may come for it after the call has returned. */
 static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
-    return copy->n >= s->caps->rendezvous ||
-           (copy->async && copy->lasting && copy->n >= EXPOSE_LEAST);
+    size_t payload = client_payload(copy);
+    return payload >= s->caps->rendezvous ||
+           (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
 }
 
-/* Says where the reply's payload goes; where that cannot be said the reply comes as any other. */
+/* Says where the reply's payload goes; where that cannot be said the reply comes as any other. Of
+ * rows servers send all replies so. */
 static int send_aim(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     uint8_t bytes[1 + IBX_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     struct ibx_remote remote;
-    if (copy->to_device || !by_reference(s, copy) || body_aim(s, copy->host, copy->n, &remote))
+    if (copy->to_device || copy->rows || !by_reference(s, copy) ||
+        body_aim(s, copy->host, copy->n, &remote))
         return 0;
     ibx_put_u8(&w, SEGMENT_AIM);
     ibx_remote_put(&w, &remote);
     return session_add_segment(s, bytes, w.length);
 }
 
-static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *from)
+{
+    size_t payload = client_payload(copy);
+    int rc = 1;
+    for (size_t i = 0; from && i < from->count; i++) {
+        rc = session_gather(s, from->first + i * from->pitch, copy->n);
+        if (rc)
+            return rc;
+    }
+    if (!from && by_reference(s, copy))
+        rc = session_write_body(s, copy->host, payload);
+    return !from && rc > 0 ? session_gather(s, copy->host, payload) : rc;
+}
+
+static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *from)
 {
     uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
     struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
@@ -108,9 +132,7 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
     if (!rc)
         rc = session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
-        rc = by_reference(s, copy) ? session_write_body(s, copy->host, copy->n) : 1;
-        if (rc > 0)
-            rc = session_gather(s, copy->host, copy->n);
+        rc = send_payload(s, copy, from);
         if (!rc)
             rc = session_gather(s, tail, end.length);
     }
@@ -119,11 +141,12 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
 
 /* ------------------------------------------------------------------------ the reply */
 
-static int take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+static int take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct client_rows *to, int *exit_code)
 {
     uint8_t code[4];
     uint64_t seconds, out, count = 0;
-    int rc = take(s, code, sizeof(code));
+    int rc = client_take(s, code, sizeof(code));
     if (!rc)
         rc = take_u64(s, &seconds);
     if (!rc)
@@ -138,21 +161,30 @@ static int take_reply(struct ibx_session *s, const struct ibx_frontend_copy *cop
         rc = take_u64(s, &count);
         out -= 8;
     }
-    if (!rc && count == copy->n && out == copy->n)
-        return take(s, copy->host, copy->n);
+    size_t payload = client_payload(copy);
+    if (!rc && count == payload && out == payload)
+        return to ? client_take_rows(s, to, copy->n) : client_take(s, copy->host, payload);
     *exit_code = IBX_CUDA_ERROR_UNKNOWN;
     return rc ? rc : drain(s, out);
+}
+
+int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                    const struct client_rows *rows, int *exit_code)
+{
+    int rc = send_request(s, copy, copy->to_device ? rows : NULL);
+    if (!rc)
+        rc = take_reply(s, copy, rows, exit_code);
+    if (!rc)
+        body_unaim(s);
+    return rc;
 }
 
 int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
 {
     if (s->state != SESSION_LIVE || s->out_length)
         return -ENOTCONN;
-    int rc = send_request(s, copy);
-    if (!rc)
-        rc = take_reply(s, copy, exit_code);
-    if (!rc)
-        body_unaim(s);
+    int rc = copy->rows ? client_copy_rows(s, copy, exit_code)
+                        : client_exchange(s, copy, NULL, exit_code);
     if (rc) {
         session_tell_end(s);
         *exit_code = IBX_CUDA_ERROR_UNKNOWN;

@@ -22,11 +22,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KIND_HOST_TO_DEVICE 1
-#define KIND_DEVICE_TO_HOST 2
-
 EXPORTED int cudaMemcpy(void *to, const void *from, size_t n, int kind);
 EXPORTED int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream);
+EXPORTED int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                          size_t width, size_t height, int kind);
+EXPORTED int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                               size_t width, size_t height, int kind, void *stream);
 EXPORTED void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 
 /* ---------------------------------------------------------------------- the plugin */
@@ -97,13 +98,19 @@ void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol)
 
 /* ------------------------------------------------------------------------- copies */
 
+/* Without a plugin GVirtuS sees the kind that the application said. */
+static int kind_of(const void *to, const void *from, int kind)
+{
+    return frontend_plugin() ? frontend_kind(to, from, kind) : kind;
+}
+
 /* True: *exit_code is the call's. */
 static bool copied(void *to, const void *from, size_t n, int kind, bool async, void *stream,
                    int *exit_code)
 {
     const struct ibx_frontend_calls *calls = frontend_plugin();
-    bool to_device = kind == KIND_HOST_TO_DEVICE;
-    if (!calls || !n || (!to_device && kind != KIND_DEVICE_TO_HOST))
+    bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
+    if (!calls || !n || (!to_device && kind != CUDA_MEMCPY_FROM_DEVICE))
         return false;
     if (n > PTRDIFF_MAX) { /* no frame could say its own length */
         *exit_code = CUDA_INVALID_VALUE;
@@ -126,6 +133,7 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     static _Atomic(void *) next;
     int (*call)(void *, const void *, size_t, int);
     int rc;
+    kind = kind_of(to, from, kind);
     if (copied(to, from, n, kind, false, NULL, &rc))
         return rc;
     *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy");
@@ -139,10 +147,113 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     static _Atomic(void *) next;
     int (*call)(void *, const void *, size_t, int, void *);
     int rc;
+    kind = kind_of(to, from, kind);
     if (copied(to, from, n, kind, true, stream, &rc))
         return rc;
     *(void **)&call = frontend_gvirtus(&next, "cudaMemcpyAsync");
     rc = call ? call(to, from, n, kind, stream) : CUDA_NOT_SUPPORTED;
+    look_for_plugin();
+    return rc;
+}
+
+/* --------------------------------------------------------------------------- of rows */
+
+struct rows {
+    void *to;
+    const void *from;
+    size_t to_pitch, from_pitch, width, height;
+    int kind;
+};
+
+/* Without gaps on either side it is a copy like any other. */
+static bool is_one_piece(const struct rows *rows)
+{
+    return rows->height == 1 || (rows->to_pitch == rows->width && rows->from_pitch == rows->width);
+}
+
+/* Whether it is a copy between host and device that a frame can say. What CUDA would refuse for its
+ * pitches is GVirtuS's. */
+static bool is_ours(const struct rows *rows)
+{
+    size_t most = rows->to_pitch > rows->from_pitch ? rows->to_pitch : rows->from_pitch, bytes;
+    return frontend_plugin() &&
+           (rows->kind == CUDA_MEMCPY_TO_DEVICE || rows->kind == CUDA_MEMCPY_FROM_DEVICE) &&
+           rows->width && rows->height && rows->width <= rows->to_pitch &&
+           rows->width <= rows->from_pitch && !__builtin_mul_overflow(most, rows->height, &bytes) &&
+           bytes <= PTRDIFF_MAX;
+}
+
+/* As copied(); they are `ours`. */
+static bool copied_rows(const struct rows *rows, int *exit_code)
+{
+    bool to_device = rows->kind == CUDA_MEMCPY_TO_DEVICE;
+    if (is_one_piece(rows))
+        return copied(rows->to, rows->from, rows->width * rows->height, rows->kind, false, NULL,
+                      exit_code);
+    struct ibx_frontend_copy copy = {
+        .to_device = to_device,
+        .device = (uintptr_t)(to_device ? rows->to : rows->from),
+        .host = to_device ? (void *)(uintptr_t)rows->from : rows->to,
+        .n = rows->width,
+        .rows = rows->height,
+        .host_pitch = to_device ? rows->from_pitch : rows->to_pitch,
+        .device_pitch = to_device ? rows->to_pitch : rows->from_pitch,
+    };
+    return !frontend_plugin()->copy(&copy, exit_code);
+}
+
+static int copy_rows(const struct rows *rows)
+{
+    static _Atomic(void *) next;
+    int (*call)(void *, size_t, const void *, size_t, size_t, size_t, int);
+    int rc;
+    if (is_ours(rows) && copied_rows(rows, &rc))
+        return rc;
+    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy2D");
+    rc = call ? call(rows->to, rows->to_pitch, rows->from, rows->from_pitch, rows->width,
+                     rows->height, rows->kind)
+              : CUDA_NOT_SUPPORTED;
+    look_for_plugin();
+    return rc;
+}
+
+int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, int kind)
+{
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    return copy_rows(&rows);
+}
+
+static int wait_for_stream(void *stream)
+{
+    static _Atomic(void *) next;
+    int (*call)(void *);
+    *(void **)&call = frontend_gvirtus(&next, "cudaStreamSynchronize");
+    return call ? call(stream) : CUDA_NOT_SUPPORTED;
+}
+
+/* GVirtuS has none. So what has gaps comes after all that is in the stream, and has ended when the
+ * call returns, that within the device too. */
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, int kind, void *stream)
+{
+    static _Atomic(void *) next;
+    int (*call)(void *, size_t, const void *, size_t, size_t, size_t, int, void *);
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    int rc;
+    if (is_ours(&rows) && is_one_piece(&rows))
+        return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
+    if (frontend_plugin()) {
+        rc = wait_for_stream(stream);
+        if (!rc)
+            rc = copy_rows(&rows);
+        if (!rc && rows.kind == CUDA_MEMCPY_ON_DEVICE)
+            rc = wait_for_stream(NULL);
+        return rc;
+    }
+    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy2DAsync");
+    rc = call ? call(to, to_pitch, from, from_pitch, width, height, kind, stream)
+              : CUDA_NOT_SUPPORTED;
     look_for_plugin();
     return rc;
 }

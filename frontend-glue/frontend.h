@@ -17,17 +17,20 @@
 #include <stdint.h>
 
 /* Goes up with any change below. */
-#define IBX_FRONTEND_VERSION 3u
+#define IBX_FRONTEND_VERSION 4u
 
-/* cudaMemcpy or cudaMemcpyAsync between memory of the device and of the caller. */
+/* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
     bool to_device;
     bool async; /* cudaMemcpyAsync, in `stream` */
     uint64_t device;
     void *host; /* only read when `to_device` */
-    size_t n;   /* bytes, not 0 */
+    size_t n;   /* bytes, not 0: of one row if there are rows */
     uint64_t stream;
     bool lasting; /* `host` is in allocate()'s memory */
+    /* cudaMemcpy2D: not 0, and pitches of n at least, whose products with it are no more than
+     * PTRDIFF_MAX. Nothing between two rows of the host's is changed. */
+    size_t rows, host_pitch, device_pitch;
 };
 
 struct ibx_frontend_calls {

@@ -6,9 +6,7 @@
  */
 #include "frontend-glue/frontend_internal.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
+#include <errno.h>
 
 #define HOST_ALLOC_FLAGS    7u  /* portable, mapped, write combined */
 #define HOST_REGISTER_FLAGS 15u /* portable, mapped, io memory, read only */
@@ -21,19 +19,7 @@ EXPORTED int cudaHostUnregister(void *address);
 
 /* ------------------------------------------------------------------------ what there is */
 
-struct range {
-    uintptr_t begin;
-    size_t n;
-    bool allocated; /* here; else registered by the application */
-    bool in_use;    /* there was an asynchronous copy */
-};
-
-/* By address; none overlaps another. */
-static struct {
-    pthread_mutex_t lock;
-    struct range *items;
-    size_t count, room;
-} ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static struct frontend_ranges ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Another thread may be at the list when this one forks: the child gets it in order, and unlocked.
  */
@@ -52,70 +38,36 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(before_fork, after_fork, after_fork);
 }
 
-/* The first range that does not end before `begin`. Locked. */
-static size_t find(uintptr_t begin)
-{
-    size_t low = 0, high = ranges.count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const struct range *range = &ranges.items[middle];
-        if (begin - range->begin < range->n || range->begin > begin)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
-static void remove_at(size_t at)
-{
-    ranges.count--;
-    memmove(&ranges.items[at], &ranges.items[at + 1],
-            (ranges.count - at) * sizeof(ranges.items[0]));
-}
-
 /* Where fresh memory lies now, there is nothing left of what was registered there. */
-static int add_locked(const struct range *range)
+static void drop_stale(const struct frontend_range *fresh)
 {
-    size_t at = find(range->begin);
-    while (range->allocated && at < ranges.count && !ranges.items[at].allocated &&
-           ranges.items[at].begin < range->begin + range->n)
-        remove_at(at);
-    if (at < ranges.count && ranges.items[at].begin < range->begin + range->n)
-        return CUDA_ALREADY_REGISTERED;
-    if (ranges.count == ranges.room) {
-        size_t room = ranges.room ? 2 * ranges.room : 16;
-        struct range *items = realloc(ranges.items, room * sizeof(*items));
-        if (!items)
-            return CUDA_MEMORY_ALLOCATION;
-        ranges.items = items;
-        ranges.room = room;
-    }
-    memmove(&ranges.items[at + 1], &ranges.items[at], (ranges.count - at) * sizeof(*range));
-    ranges.items[at] = *range;
-    ranges.count++;
-    return CUDA_SUCCESS;
+    size_t at = frontend_ranges_find(&ranges, fresh->begin);
+    while (at < ranges.count && !ranges.items[at].allocated &&
+           ranges.items[at].begin < fresh->begin + fresh->n)
+        frontend_ranges_remove(&ranges, at);
 }
 
 static int add(void *address, size_t n, bool allocated)
 {
-    struct range range = {(uintptr_t)address, n, allocated, false};
+    struct frontend_range range = {(uintptr_t)address, n, allocated, false};
     pthread_mutex_lock(&ranges.lock);
-    int rc = add_locked(&range);
+    if (allocated)
+        drop_stale(&range);
+    int rc = frontend_ranges_add(&ranges, &range);
     pthread_mutex_unlock(&ranges.lock);
-    return rc;
+    return rc == -EEXIST ? CUDA_ALREADY_REGISTERED : rc ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
 }
 
 /* Takes the range that begins there off the list. */
-static bool take_out(void *address, bool allocated, struct range *range)
+static bool take_out(void *address, bool allocated, struct frontend_range *range)
 {
     pthread_mutex_lock(&ranges.lock);
-    size_t at = find((uintptr_t)address);
+    size_t at = frontend_ranges_find(&ranges, (uintptr_t)address);
     bool found = at < ranges.count && ranges.items[at].begin == (uintptr_t)address &&
                  ranges.items[at].allocated == allocated;
     if (found) {
         *range = ranges.items[at];
-        remove_at(at);
+        frontend_ranges_remove(&ranges, at);
     }
     pthread_mutex_unlock(&ranges.lock);
     return found;
@@ -124,10 +76,8 @@ static bool take_out(void *address, bool allocated, struct range *range)
 bool frontend_lasting(const void *address, size_t n)
 {
     pthread_mutex_lock(&ranges.lock);
-    size_t at = find((uintptr_t)address);
-    struct range *range = at < ranges.count ? &ranges.items[at] : NULL;
-    uintptr_t into = range ? (uintptr_t)address - range->begin : 0;
-    bool inside = range && range->allocated && into < range->n && n <= range->n - into;
+    struct frontend_range *range = frontend_ranges_holding(&ranges, address, n);
+    bool inside = range && range->allocated;
     if (inside)
         range->in_use = true;
     pthread_mutex_unlock(&ranges.lock);
@@ -187,7 +137,7 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
 int cudaFreeHost(void *address)
 {
     static _Atomic(void *) next;
-    struct range range;
+    struct frontend_range range;
     int (*call)(void *);
     if (!address)
         return CUDA_SUCCESS;
@@ -221,7 +171,7 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
 int cudaHostUnregister(void *address)
 {
     static _Atomic(void *) next;
-    struct range range;
+    struct frontend_range range;
     int (*call)(void *);
     if (take_out(address, false, &range))
         return CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 
 #include "frontend-glue/frontend.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -17,10 +18,49 @@
 #define CUDA_NOT_REGISTERED     713
 #define CUDA_NOT_SUPPORTED      801
 
+/* Of enum cudaMemcpyKind. */
+#define CUDA_MEMCPY_ON_HOST     0
+#define CUDA_MEMCPY_TO_DEVICE   1
+#define CUDA_MEMCPY_FROM_DEVICE 2
+#define CUDA_MEMCPY_ON_DEVICE   3
+#define CUDA_MEMCPY_DEFAULT     4
+
 /* NULL: there is none (yet). */
 const struct ibx_frontend_calls *frontend_plugin(void);
 /* GVirtuS's function of that name, which is kept in *place; NULL: it has none. */
 void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol);
+
+/* ----------------------------------------------------------------- frontend_ranges.c */
+
+struct frontend_range {
+    uintptr_t begin;
+    size_t n;
+    bool allocated; /* here; else registered by the application */
+    bool in_use;    /* there was an asynchronous copy */
+};
+
+/* Sorted by address; none overlaps another. Whoever calls has locked it; a fork leaves it in order
+ * and unlocked where its owner sees to that. */
+struct frontend_ranges {
+    pthread_mutex_t lock;
+    struct frontend_range *items;
+    size_t count, room;
+};
+
+/* The place of the first range that does not end before `begin`, or `count`. */
+size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin);
+/* The range that holds all n bytes (not 0), or NULL. */
+struct frontend_range *frontend_ranges_holding(const struct frontend_ranges *ranges,
+                                               const void *address, size_t n);
+/* 0, -EEXIST where it would overlap another one, -ENOMEM. */
+int frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range);
+void frontend_ranges_remove(struct frontend_ranges *ranges, size_t at);
+
+/* -------------------------------------------------------------------- frontend_device.c */
+
+/* What cudaMemcpyDefault (or any other kind) means for these two pointers; again
+ * CUDA_MEMCPY_DEFAULT where nobody but GVirtuS can tell. */
+int frontend_kind(const void *to, const void *from, int kind);
 
 /* frontend_host.c: whether all these bytes are page-locked memory from here. If so, an asynchronous
  * copy may be under way in it from now on. */

@@ -256,7 +256,17 @@ int copy_2d(Frame &f)
         }
         return 0;
     }
-    return 21;
+    std::vector<char> rows(kind == D2H ? dpitch * height : 0, 'g'); // what lies between them
+    if (kind == D2H)
+        f.host(&n);
+    auto to = kind == D2D ? f.get<std::uint64_t>() : 0, from = f.get<std::uint64_t>();
+    int rc = kind == D2H || kind == D2D ? 0 : 21;
+    for (std::uint64_t i = 0; i < height && !rc; i++)
+        rc = kind == D2H ? app->from_device(&rows[i * dpitch], from + i * spitch, width)
+                         : app->copy_async(to + i * dpitch, from + i * spitch, width, nullptr);
+    if (kind == D2H)
+        f.out.host(rows.data(), rows.size());
+    return rc;
 }
 
 struct Runtime {

@@ -33,6 +33,8 @@ bool taken, over_shm;
         }                                                                                          \
     } while (0)
 
+constexpr int DEFAULT = 4; // cudaMemcpyDefault
+
 constexpr std::size_t device_bytes_each = 20u << 20;
 const std::size_t sizes[] = {1,      4,      8,       100,     2047,    2048,    4097,
                              16300,  16384,  16385,   65507,   65536,   100001,  131072,
@@ -120,6 +122,130 @@ bool sizes_and_offsets()
     REQUIRE(stub_copies() == before + 2);
     REQUIRE(cudaFree(device) == 0);
     return true;
+}
+
+// Nothing but the pointers says what is the device's.
+bool default_kind()
+{
+    char *device = device_memory(), *other = device_memory();
+    void *stream = nullptr;
+    REQUIRE(device && other && cudaStreamCreate(&stream) == 0);
+    std::vector<char> memory(3000000), got(memory.size());
+    for (void *on : {static_cast<void *>(nullptr), stream}) {
+        for (std::size_t n : {std::size_t{5}, std::size_t{70000}, memory.size()}) {
+            std::size_t at = n % 1000; // also from within an allocation
+            fill(memory.data(), n, static_cast<unsigned>(n));
+            REQUIRE(copy(device + at, memory.data(), n, DEFAULT, on) == 0);
+            REQUIRE(device_has(device + at, memory.data(), n));
+            REQUIRE(copy(got.data(), device + at, n, DEFAULT, on) == 0);
+            REQUIRE(!std::memcmp(got.data(), memory.data(), n));
+        }
+    }
+    REQUIRE(stub_copies() == 0);
+    // Within the device and within this process they are GVirtuS's, which is told what they are.
+    REQUIRE(cudaMemcpy(other + 9, device + 8, memory.size() - 8, DEFAULT) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(other + 9, memory.data() + 8, 1000));
+    std::memset(got.data(), 0, got.size());
+    REQUIRE(cudaMemcpy(got.data(), memory.data(), got.size(), DEFAULT) == 0);
+    REQUIRE(got == memory && stub_copies() == 2);
+    // Memory of both: it is as without the preload, where the beginnings tell.
+    void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(both == device);
+    REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
+    REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 3);
+    REQUIRE(device[0] == 0 && device[3999] == 0);
+    // What the device gave back is no longer in the way.
+    REQUIRE(cudaFree(device) == 0);
+    REQUIRE(cudaMemcpy(other, device, 4096, DEFAULT) == 0 && stub_copies() == 3);
+    REQUIRE(cudaMemcpy(device, other, 4096, DEFAULT) == 0 && stub_copies() == 3);
+    REQUIRE(device[0] == 0 && device[4095] == 0);
+    REQUIRE(cudaFree(other) == 0);
+    return munmap(both, 4096) == 0;
+}
+
+struct Rows {
+    std::size_t width, height, host_pitch, device_pitch;
+};
+
+// The last row ends where nothing is mapped; what lies between the rows stays as it was.
+bool rows_round_trip(char *device, const Rows &r, bool async, void *stream)
+{
+    std::size_t bytes = (r.height - 1) * r.host_pitch + r.width,
+                room = (bytes + 4095) / 4096 * 4096;
+    auto *map = static_cast<char *>(
+        mmap(nullptr, room + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(map != MAP_FAILED && mprotect(map + room, 4096, PROT_NONE) == 0);
+    char *host = map + room - bytes;
+    fill(host, bytes, static_cast<unsigned>(bytes));
+    std::vector<char> sent(host, host + bytes);
+    auto move = [&](void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
+                    int kind) {
+        return async ? cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, r.width, r.height, kind,
+                                         stream)
+                     : cudaMemcpy2D(to, to_pitch, from, from_pitch, r.width, r.height, kind);
+    };
+    REQUIRE(move(device, r.device_pitch, host, r.host_pitch, bytes % 2 ? H2D : DEFAULT) == 0);
+    REQUIRE(!std::memcmp(host, sent.data(), bytes));
+    for (std::size_t i = 0; i < r.height; i += r.height / 3 + 1)
+        REQUIRE(device_has(device + i * r.device_pitch, &sent[i * r.host_pitch], r.width));
+    for (std::size_t i = 0; i < r.height; i++)
+        std::memset(host + i * r.host_pitch, 'x', r.width);
+    REQUIRE(move(host, r.host_pitch, device, r.device_pitch, bytes % 2 ? D2H : DEFAULT) == 0);
+    REQUIRE(!std::memcmp(host, sent.data(), bytes));
+    return munmap(map, room + 4096) == 0;
+}
+
+bool rows()
+{
+    const Rows all[] = {{1, 1, 1, 1},
+                        {1, 500, 4096, 512},
+                        {3, 7, 3, 3},
+                        {100, 40, 100, 512},
+                        {100, 3000, 100, 512},
+                        {100, 3000, 101, 100},
+                        {100, 3000, 150, 104},
+                        {100, 3000, 250, 100},
+                        {1000, 2000, 1777, 1024},
+                        {1000, 2000, 5000, 1024},
+                        {70000, 2, 70001, 70144},
+                        {70000, 50, 200000, 70144},
+                        {300000, 30, 300000, 300032},
+                        {300000, 30, 300008, 300032},
+                        {1300000, 3, 3000000, 1300000},
+                        {4096, 1, 5000, 9000},
+                        {2000, 2000, 2000, 2000}};
+    void *device = nullptr, *stream = nullptr;
+    std::size_t pitch = 0;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocPitch(&device, &pitch, 300000, 60) == 0 && pitch >= 300000);
+    for (const Rows &r : all) {
+        std::uint64_t handled = stub_remote()->handled();
+        for (int way = 0; way < 3; way++) {
+            if (rows_round_trip(static_cast<char *>(device), r, way > 0,
+                                way > 1 ? stream : nullptr))
+                continue;
+            std::fprintf(stderr, "%zu x %zu by %zu and %zu, way %d\n", r.width, r.height,
+                         r.host_pitch, r.device_pitch, way);
+            return false;
+        }
+        REQUIRE(!taken || r.width > 1u << 20 || stub_remote()->handled() == handled);
+    }
+    REQUIRE(stub_copies() == 0);
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    // Within the device, in the stream's order; what CUDA refuses; too much of it.
+    std::vector<char> memory(100 * 100);
+    fill(memory.data(), memory.size(), 5);
+    auto *at = static_cast<char *>(device);
+    stub_remote()->slow(10000);
+    REQUIRE(cudaMemcpyAsync(at, memory.data(), memory.size(), H2D, stream) == 0);
+    REQUIRE(cudaMemcpy2DAsync(at + 20000, 128, at, 100, 100, 100, DEFAULT, stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(device_has(at + 20000 + 99 * 128, &memory[9900], 100));
+    REQUIRE(stub_copies() == 1);
+    REQUIRE(cudaMemcpy2D(at, 1u << 30, memory.data(), 100, 100, 100, H2D) == 1);
+    REQUIRE(cudaMemcpy2D(memory.data(), 100, at, 1u << 30, 100, 100, D2H) == 1);
+    return cudaFree(device) == 0;
 }
 
 bool threads()
@@ -591,6 +717,8 @@ int main(int argc, char **argv)
 {
     const std::map<std::string, std::function<bool()>> tests = {
         {"sizes", sizes_and_offsets},
+        {"default", default_kind},
+        {"rows", rows},
         {"threads", threads},
         {"no-copy", no_copy},
         {"remapped", remapped},

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -58,6 +59,24 @@ Remote *mine()
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
 }
 
+// What was given out as device memory, by its beginnings and for ever: so GVirtuS tells what
+// cudaMemcpyDefault means.
+std::mutex device_pointers_lock;
+std::set<const void *> *device_pointers;
+
+bool is_device(const void *pointer)
+{
+    std::lock_guard<std::mutex> lock(device_pointers_lock);
+    return device_pointers && device_pointers->count(pointer);
+}
+
+int kind_of(const void *to, const void *from, int kind)
+{
+    if (kind != 4)
+        return kind;
+    return is_device(to) ? (is_device(from) ? D2D : H2D) : (is_device(from) ? D2H : 0);
+}
+
 // Without a plugin, as with a communicator of GVirtuS's own: "device memory" of this process.
 bool stock()
 {
@@ -75,7 +94,18 @@ EXPORTED int cudaMalloc(void **device, std::size_t n)
 {
     std::uint64_t address = stock() ? number(std::malloc(n)) : mine()->malloc(n);
     *device = reinterpret_cast<void *>(address);
+    std::lock_guard<std::mutex> lock(device_pointers_lock);
+    if (!device_pointers)
+        device_pointers = new std::set<const void *>;
+    device_pointers->insert(*device);
     return address ? 0 : 2;
+}
+
+EXPORTED int cudaMallocPitch(void **device, std::size_t *pitch, std::size_t width,
+                             std::size_t height)
+{
+    *pitch = (width + 511) / 512 * 512;
+    return cudaMalloc(device, *pitch * height);
 }
 
 EXPORTED int cudaFree(void *device)
@@ -88,7 +118,8 @@ EXPORTED int cudaFree(void *device)
 EXPORTED int cudaMemcpy(void *to, const void *from, std::size_t n, int kind)
 {
     copies++;
-    if (stock())
+    kind = kind_of(to, from, kind);
+    if (stock() || !kind)
         return std::memmove(to, from, n), 0;
     if (kind == H2D)
         return mine()->to_device(number(to), from, n);
@@ -107,6 +138,38 @@ EXPORTED int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind
     if (kind == D2H)
         return mine()->from_device_async(to, number(from), n, number(stream));
     return mine()->on_device_async(number(to), number(from), n, number(stream));
+}
+
+// Its own memory is read and overwritten between the rows, and behind the last one.
+EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
+                          std::size_t width, std::size_t height, int kind)
+{
+    copies++;
+    kind = kind_of(to, from, kind);
+    for (std::size_t i = 0; i < height && (stock() || !kind); i++)
+        std::memcpy(static_cast<char *>(to) + i * to_pitch,
+                    static_cast<const char *>(from) + i * from_pitch, width);
+    if (stock() || !kind)
+        return 0;
+    Body body;
+    if (kind == D2H)
+        body.host("", 1).u64(number(from));
+    else if (kind == H2D)
+        body.u64(number(to)).host(from, from_pitch * height);
+    else
+        body.u64(number(to)).u64(number(from));
+    body.u64(to_pitch).u64(from_pitch).u64(width).u64(height).i32(kind);
+    int rc = mine()->call("cudaMemcpy2D", body);
+    if (kind == D2H && !rc)
+        std::memmove(to, mine()->out.data() + 8, to_pitch * height);
+    return rc;
+}
+
+EXPORTED int cudaMemcpy2DAsync(void *, std::size_t, const void *, std::size_t, std::size_t,
+                               std::size_t, int, void *)
+{
+    copies++;
+    return 999; // in no generation
 }
 
 EXPORTED int cudaStreamCreate(void **stream)

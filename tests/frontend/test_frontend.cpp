@@ -254,6 +254,9 @@ int main(int argc, char **argv)
 
     check("all sizes and offsets", [] { return run("sizes", true); });
     check("all sizes, run by GVirtuS's handlers", [] { return run("sizes", false); });
+    check("pointers that say what they are", [] { return run("default", true); });
+    check("rows", [] { return run("rows", true); });
+    check("rows, copied by GVirtuS's handlers", [] { return run("rows", false); });
     check("four threads, each with a connection", [] { return run("threads", true); });
     check("no second copy in the application", [] { return run("no-copy", true); });
     check("nor where GVirtuS's handlers run them", [] { return run("no-copy", false); });

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Which pointers are the device's. With cudaMemcpyDefault CUDA tells by the address alone, for host
+ * and device share one address space. Here they are two, of two processes, in which one number may
+ * stand for memory of both. What is not mapped here is no host memory; what is mapped and was not
+ * given out as device memory is. Of what is both GVirtuS decides, by the beginnings of the
+ * allocations that it knows.
+ */
+#include "frontend-glue/frontend_internal.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+EXPORTED int cudaMalloc(void **address, size_t n);
+EXPORTED int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height);
+EXPORTED int cudaFree(void *address);
+
+static struct frontend_ranges ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&ranges.lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&ranges.lock);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+/* ------------------------------------------------------------------------------ what it is */
+
+static bool is_mapped(const void *address)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)address / page * page;
+    unsigned char resident;
+    return !mincore((void *)at, 1, &resident) || errno != ENOMEM;
+}
+
+enum side { HOST, DEVICE, EITHER };
+
+static enum side side_of(const void *address)
+{
+    if (!is_mapped(address))
+        return DEVICE;
+    pthread_mutex_lock(&ranges.lock);
+    bool known = frontend_ranges_holding(&ranges, address, 1);
+    pthread_mutex_unlock(&ranges.lock);
+    return known ? EITHER : HOST;
+}
+
+int frontend_kind(const void *to, const void *from, int kind)
+{
+    if (kind != CUDA_MEMCPY_DEFAULT)
+        return kind;
+    enum side target = side_of(to), source = side_of(from);
+    if (target == EITHER || source == EITHER)
+        return kind;
+    if (target == DEVICE)
+        return source == DEVICE ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_TO_DEVICE;
+    return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
+}
+
+/* ------------------------------------------------------------------- allocations pass by */
+
+/* What lay there before has been freed in a way that was not seen. Without memory for the note
+ * such a pointer is the host's where both are. */
+static void note(void *address, size_t n)
+{
+    struct frontend_range range = {.begin = (uintptr_t)address, .n = n};
+    if (!n)
+        return;
+    pthread_mutex_lock(&ranges.lock);
+    size_t at = frontend_ranges_find(&ranges, range.begin);
+    while (at < ranges.count && ranges.items[at].begin < range.begin + n)
+        frontend_ranges_remove(&ranges, at);
+    frontend_ranges_add(&ranges, &range);
+    pthread_mutex_unlock(&ranges.lock);
+}
+
+int cudaMalloc(void **address, size_t n)
+{
+    static _Atomic(void *) next;
+    int (*call)(void **, size_t);
+    *(void **)&call = frontend_gvirtus(&next, "cudaMalloc");
+    int rc = call ? call(address, n) : CUDA_NOT_SUPPORTED;
+    if (!rc)
+        note(*address, n);
+    return rc;
+}
+
+int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
+{
+    static _Atomic(void *) next;
+    int (*call)(void **, size_t *, size_t, size_t);
+    size_t n;
+    *(void **)&call = frontend_gvirtus(&next, "cudaMallocPitch");
+    int rc = call ? call(address, pitch, width, height) : CUDA_NOT_SUPPORTED;
+    if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
+        note(*address, n);
+    return rc;
+}
+
+int cudaFree(void *address)
+{
+    static _Atomic(void *) next;
+    int (*call)(void *);
+    *(void **)&call = frontend_gvirtus(&next, "cudaFree");
+    /* Before: then another thread may be given the same place. */
+    pthread_mutex_lock(&ranges.lock);
+    size_t at = frontend_ranges_find(&ranges, (uintptr_t)address);
+    if (at < ranges.count && ranges.items[at].begin == (uintptr_t)address)
+        frontend_ranges_remove(&ranges, at);
+    pthread_mutex_unlock(&ranges.lock);
+    return call ? call(address) : CUDA_NOT_SUPPORTED;
+}
