@@ -192,6 +192,7 @@ static int hear(void *context, const struct ibx_move_any *message)
 {
     struct hearing *h = context;
     struct destination *d = h->destination;
+    d->heard++;
     const bool loading = d->state == DESTINATION_READY || d->state == DESTINATION_MAPPED;
     switch (message->type) {
     case IBX_MOVE_STATE:
@@ -360,7 +361,9 @@ static int step_complete(struct destination *d, struct ibx_error *err)
 
 static int step(struct destination *d, struct ibx_error *err)
 {
-    int rc = destination_vm_feed(d, err);
+    int rc = destination_mind_source(d, err);
+    if (!rc)
+        rc = destination_vm_feed(d, err);
     if (!rc && d->linked && d->state >= DESTINATION_READY && d->state <= DESTINATION_FILLING)
         rc = step_linking(d, err);
     else if (!rc && d->linked && d->state == DESTINATION_JOINING)

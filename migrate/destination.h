@@ -100,6 +100,8 @@ struct destination {
 
     uint64_t lost_ns, progress_ns, complete_ns;
     struct move_silence silence;
+    uint64_t heard, regions;           /* messages and page connections; REGIONs */
+    uint64_t early_count, early_at_ns; /* of all these, and since when: before the commit */
     bool resumed, qemu_failed, confirmed, cancelled;
     bool answering; /* given up where the source may have committed, and without a link to say so */
     bool told;      /* that source has asked since, and was answered */
@@ -187,8 +189,12 @@ int destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct i
 /* The VM's status, once QEMU has noticed that its stream has ended. */
 int destination_qemu_await(struct destination *d, char *status, size_t size, struct ibx_error *err);
 
-/* destination_silence.c: says when nothing comes that is awaited. */
+/* destination_silence.c */
+
+/* Says when nothing comes that is awaited. */
 void destination_mind_silence(struct destination *d);
+/* -ETIMEDOUT: before all of the device state is here a source has stood still for too long. */
+int destination_mind_source(struct destination *d, struct ibx_error *err);
 
 /* destination_vm.c */
 

@@ -43,7 +43,7 @@ static const struct ibx_talk_ops talk_ops = {talk_status, talk_cancel, talk_band
 static void destination_init(struct destination *d, const struct ibx_receive_options *options)
 {
     *d = (struct destination){.options = options, .stream = -1, .lock_fd = -1};
-    d->transport = move_options(&options->transport);
+    d->transport = move_options(&options->transport, options->listen);
     d->signals.fd = d->uffd.fd = -1;
     d->teller.tell = &options->tell;
     d->status.began_ns = ibx_now_ns();

@@ -307,6 +307,7 @@ static int heed_join(struct destination *d, struct ibx_knock *knock, struct ibx_
         ibx_close(knock->conn);
         return rc;
     }
+    d->heard++;
     if (!d->joined++)
         memcpy(d->status.path, ibx_page_source_path(d->sources[join->link])->description,
                sizeof(d->status.path));
@@ -335,12 +336,14 @@ int destination_link_serve(struct destination *d, struct ibx_error *err)
 int destination_link_complete(struct destination *d, struct ibx_error *err)
 {
     bool whole = d->map_ended && d->joined == d->hello.links;
+    d->regions = 0;
     for (unsigned i = 0; i < d->hello.links; i++) {
         if (!d->sources[i])
             continue;
         int regions = ibx_page_source_regions(d->sources[i], err);
         if (regions < 0)
             return regions;
+        d->regions += (uint64_t)regions;
         whole = whole && (uint32_t)regions >= d->map_end.regions;
     }
     return whole ? 0 : -EAGAIN;

@@ -4,6 +4,8 @@
 
 #include "common/clock.h"
 
+#include <errno.h>
+
 #define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
 #define RATE_MIN    (10ull << 20) /* bytes a second: slower links are not expected */
 
@@ -47,4 +49,24 @@ void destination_mind_silence(struct destination *d)
                      : "the VM waits where it needs a page that has not come",
     };
     move_mind_silence(&d->silence, &heard, &d->status, &d->options->tell);
+}
+
+int destination_mind_source(struct destination *d, struct ibx_error *err)
+{
+    const uint64_t limit_ms = (uint64_t)d->transport.timeout_ms * MOVE_STILL_TIMES;
+    const uint64_t count = d->heard + d->regions, now = ibx_now_ns();
+    const bool early = d->state == DESTINATION_JOINING || d->state == DESTINATION_READY ||
+                       (d->state == DESTINATION_MAPPED && !d->state_ended);
+    if (!early || !d->early_at_ns || count != d->early_count) {
+        d->early_at_ns = now;
+        d->early_count = count;
+        return 0;
+    }
+    if (now - d->early_at_ns < limit_ms * IBX_NS_PER_MS)
+        return 0;
+    return ibx_error_set(err, -ETIMEDOUT,
+                         "nothing has come from %s for %u s, before the VM could run here: it "
+                         "stays there; see whether the ib-migrate there stands still, and begin "
+                         "anew",
+                         d->status.record.peer, (unsigned)(limit_ms / 1000));
 }

@@ -113,9 +113,12 @@ void move_say(const struct ibx_move_tell *tell, const char *format, ...)
 
 /* ---------------------------------------------------------------- small things */
 
-struct ibx_options move_options(const struct ibx_options *options)
+struct ibx_options move_options(const struct ibx_options *options, const char *uri)
 {
-    struct ibx_options ours = *options;
+    struct ibx_options ours = *options, wishes = *options;
+    struct ibx_uri parsed;
+    if (uri && !ibx_uri_parse(uri, &parsed, NULL) && !ibx_uri_options(&parsed, &wishes, NULL))
+        ours.timeout_ms = wishes.timeout_ms;
     if (!ibx_thread_may_spin())
         ours.spin_us = 0;
     if (ours.message < IBX_MOVE_MESSAGE)
@@ -338,7 +341,7 @@ int ibx_move_query(const struct ibx_record *record, const struct ibx_options *tr
                    struct ibx_move_answer *answer, struct ibx_error *err)
 {
     struct ibx_control control;
-    struct ibx_options options = move_options(transport);
+    struct ibx_options options = move_options(transport, record->uri);
     struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
     if (!hello)
         return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
@@ -403,7 +406,7 @@ static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, con
 {
     uint64_t bytes = 0;
     struct ibx_control control;
-    struct ibx_options options = move_options(transport);
+    struct ibx_options options = move_options(transport, uri);
     struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
     struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
     int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");

@@ -13,6 +13,7 @@
 #define MOVE_TICK_MS      200   /* between two statuses */
 #define MOVE_QMP_MS       20000 /* for an answer of QEMU */
 #define MOVE_LINGER_MS    5000  /* for the other side to hear the last word */
+#define MOVE_STILL_TIMES  5     /* timeout_ms: how long before the commit nobody is waited for */
 #define MOVE_LOCK_MS      2000  /* for the guardian of a dead tool to end; it may have to do more */
 #define MOVE_LOCK_LOOK_MS 20    /* between two looks at that */
 
@@ -56,8 +57,8 @@ struct move_heard {
 void move_mind_silence(struct move_silence *silence, const struct move_heard *heard,
                        struct ibx_move_status *status, const struct ibx_move_tell *tell);
 
-/* The options of every connection of a move. */
-struct ibx_options move_options(const struct ibx_options *options);
+/* The options of every connection of a move; timeout_ms as the URI (NULL: none) has it, if so. */
+struct ibx_options move_options(const struct ibx_options *options, const char *uri);
 /* -EPERM and all sentences in one. */
 int move_refused(const char *where, const struct ibx_refusals *refusals, struct ibx_error *err);
 /* When a QMP event happened, CLOCK_MONOTONIC. */

@@ -12,8 +12,7 @@
 #include <unistd.h>
 
 #define STAY_MS      60000 /* to bring the VM back */
-#define STILL_MIN_MS 10000 /* that a VM may stand still before the commit, and ... */
-#define STILL_TIMES  5     /* ... as a multiple of timeout_ms */
+#define STILL_MIN_MS 10000 /* that a VM may stand still before the commit, at least */
 
 /* ---------------------------------------------------------------- states */
 
@@ -358,7 +357,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
  * on here. After the commit there is nothing to do but to say so. */
 static int mind_the_clock(struct source *s, struct ibx_error *err)
 {
-    const uint64_t times = (uint64_t)s->transport.timeout_ms * STILL_TIMES;
+    const uint64_t times = (uint64_t)s->transport.timeout_ms * MOVE_STILL_TIMES;
     const uint64_t limit = times > STILL_MIN_MS ? times : STILL_MIN_MS;
     if (s->state < SOURCE_STOPPED || s->state > SOURCE_COMMITTED || !s->still_ns || s->waited ||
         ibx_now_ns() - s->still_ns < limit * IBX_NS_PER_MS)

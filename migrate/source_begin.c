@@ -135,7 +135,7 @@ static int prepare(struct source *s, struct ibx_error *err)
 static void source_init(struct source *s, const struct ibx_send_options *options)
 {
     *s = (struct source){.options = options, .stream = -1, .lock_fd = -1};
-    s->transport = move_options(&options->transport);
+    s->transport = move_options(&options->transport, options->uri);
     s->guard.fd = s->signals.fd = -1;
     s->teller.tell = &options->tell;
     s->status.source = true;

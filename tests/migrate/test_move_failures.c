@@ -427,6 +427,24 @@ static void test_stopped_for_a_while(void **state)
     went();
 }
 
+/* A source that stands still before anything has happened is not waited for, and keeps its VM. */
+static void test_source_stands_still_early(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1000", NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:exposing", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    mover_ends(&receiver, 1);
+    mover_must_say(&receiver, "nothing has come from");
+    stayed();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    stayed();
+}
+
 /* The source's QEMU is not needed after the commit. */
 static void test_source_qemu_ends(void **state)
 {
@@ -623,6 +641,7 @@ int main(void)
         cmocka_unit_test_teardown(test_destination_lost, mover_end_all),
         cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
         cmocka_unit_test_teardown(test_stopped_for_a_while, mover_end_all),
+        cmocka_unit_test_teardown(test_source_stands_still_early, mover_end_all),
         cmocka_unit_test_teardown(test_source_qemu_ends, mover_end_all),
         cmocka_unit_test_teardown(test_destination_qemu_ends, mover_end_all),
         cmocka_unit_test_teardown(test_too_small, mover_end_all),
