@@ -194,25 +194,12 @@ int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const cha
 
 int move_record_again(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_record *records;
-    size_t count;
     char said[IBX_ERROR_MAX];
-    int rc = ibx_record_list(folder, &records, &count, err);
-    if (rc)
+    int rc = ibx_record_reload(folder, record, err);
+    if (rc || !ibx_record_over(record))
         return rc;
-    rc = ibx_error_set(err, -ENOENT, "the record of this move was removed from %s", folder);
-    for (size_t i = 0; i < count; i++) {
-        const struct ibx_record *r = &records[i];
-        if (r->source != record->source || memcmp(r->id, record->id, sizeof(r->id)))
-            continue;
-        *record = *r;
-        ibx_record_say(r, said, sizeof(said));
-        rc = ibx_record_over(r)
-                 ? ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said)
-                 : 0;
-    }
-    free(records);
-    return rc;
+    ibx_record_say(record, said, sizeof(said));
+    return ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said);
 }
 
 void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,

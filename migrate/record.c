@@ -298,6 +298,24 @@ int ibx_record_list(const char *folder, struct ibx_record **records, size_t *cou
     return 0;
 }
 
+int ibx_record_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_record now;
+    struct timespec changed;
+    char name[NAME_BYTES];
+    int dir = open_folder(folder, err);
+    if (dir < 0)
+        return dir;
+    name_of(record, ".json", name);
+    int rc = load(folder, dir, name, &now, &changed, err);
+    close(dir);
+    if (rc == -ENOENT)
+        return ibx_error_set(err, rc, "the record of this move was removed from %s", folder);
+    if (!rc)
+        *record = now;
+    return rc;
+}
+
 int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,
                     struct ibx_error *err)
 {

@@ -90,6 +90,8 @@ int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_e
  * it (-EBADMSG). free() `*records`. */
 int ibx_record_list(const char *folder, struct ibx_record **records, size_t *count,
                     struct ibx_error *err);
+/* This one as it is on record by now: to be asked under its lock. -ENOENT: it was removed. */
+int ibx_record_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* The newest unfinished one of this role whose monitor is `qmp` (NULL: any; then it must be the
  * only one: -ENOTUNIQ). -ENOENT. */
 int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,

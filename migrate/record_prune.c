@@ -27,16 +27,34 @@ static const char *needed(const struct ibx_record *record, bool unfinished)
     return NULL;
 }
 
-/* Under its lock: no tool is at work on it. It is not read again. */
-static const char *remove_one(const char *folder, const struct ibx_record *record,
-                              struct ibx_error *err)
+static bool too_young(const struct ibx_record_prune *which, const struct ibx_record *record,
+                      size_t over)
 {
+    return record->written_s >= which->before_s && over <= which->keep;
+}
+
+/* Under its lock, when no tool is at work on it, and as it is on record by then: a tool may have
+ * been since it was listed. */
+static const char *remove_one(const char *folder, const struct ibx_record_prune *which,
+                              struct ibx_record *record, size_t over, struct ibx_error *err)
+{
+    char lock[PATH_MAX];
     int lock_fd;
     if (ibx_record_lock(folder, record, &lock_fd, err))
         return err->message;
-    int rc = ibx_record_remove(folder, record, err);
+    int rc = ibx_record_reload(folder, record, err);
+    const char *why = rc ? NULL : needed(record, which->unfinished);
+    if (!rc && !why && too_young(which, record, over))
+        why = "it has just been written";
+    if (rc == -ENOENT) { /* somebody else was faster, and the lock's file is new */
+        ibx_record_path(folder, record, ".lock", lock, sizeof(lock));
+        unlink(lock);
+        rc = 0;
+    } else if (!rc && !why) {
+        rc = ibx_record_remove(folder, record, err);
+    }
     close(lock_fd);
-    return rc ? err->message : NULL;
+    return rc ? err->message : why;
 }
 
 int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
@@ -51,11 +69,11 @@ int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
         struct ibx_error silent = {0};
         over += ibx_record_over(&records[i]);
         if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
-            (records[i].written_s >= which->before_s && over <= which->keep))
+            too_young(which, &records[i], over))
             continue;
         const char *why = needed(&records[i], which->unfinished);
         if (!why)
-            why = remove_one(folder, &records[i], &silent);
+            why = remove_one(folder, which, &records[i], over, &silent);
         if (which->each)
             which->each(which->context, &records[i], why);
     }

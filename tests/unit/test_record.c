@@ -588,6 +588,55 @@ static void pruning_leaves_others_alone(void **state)
     assert_int_equal(only().state, IBX_RECORD_KEPT);
 }
 
+/* While the newest one goes, a tool has come to work on the next, or another has removed it. */
+struct meddling {
+    struct ibx_record next;
+    bool removes;
+    unsigned seen;
+    const char *why;
+};
+
+static void meddle(void *context, const struct ibx_record *record, const char *why)
+{
+    struct meddling *m = context;
+    m->why = why;
+    if (m->seen++)
+        return;
+    assert_memory_not_equal(record->id, m->next.id, sizeof(m->next.id));
+    if (m->removes)
+        assert_int_equal(ibx_record_remove(folder, &m->next, &error), 0);
+    else
+        assert_int_equal(write_record(&m->next), 0);
+}
+
+static void what_counts_is_read_under_the_lock(void **state)
+{
+    (void)state;
+    for (int removes = 0; removes < 2; removes++) {
+        struct ibx_record newest = in_state(true, 1, IBX_RECORD_KEPT, false);
+        struct meddling m = {.next = in_state(false, 2, IBX_RECORD_RUNNING, false),
+                             .removes = removes};
+        const struct ibx_record_prune which = {
+            .unfinished = true, .before_s = UINT64_MAX, .each = meddle, .context = &m};
+        char lock[PATH_MAX];
+        set_written(&newest, UINT32_MAX);
+        m.next.pid = getpid(); /* its QEMU lives, as the meddler writes */
+        m.next.pid_started = ibx_process_started(m.next.pid);
+        assert_int_equal(ibx_record_prune(folder, &which, &error), 0);
+        assert_int_equal(m.seen, 2);
+        ibx_record_path(folder, &m.next, ".lock", lock, sizeof(lock));
+        if (removes) {
+            assert_null(m.why);
+            assert_int_equal(access(lock, F_OK), -1);
+            continue;
+        }
+        assert_non_null(m.why);
+        assert_non_null(strstr(m.why, "its QEMU lives"));
+        assert_memory_equal(only().id, m.next.id, sizeof(m.next.id));
+        assert_int_equal(ibx_record_remove(folder, &m.next, &error), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -605,6 +654,7 @@ int main(void)
         TEST(newest_come_first),
         TEST(unfinished_moves_are_found),
         TEST(what_is_over_can_be_pruned),
+        TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
