@@ -273,6 +273,19 @@ static int wait_for_answer(struct ibx_control *control, struct greeting *g, unsi
     return 0;
 }
 
+/* The transport knows of servers only. */
+static void name_tool(uint8_t purpose, struct ibx_error *err)
+{
+    static const char server[] = "start the server there";
+    char rest[IBX_ERROR_MAX], *at = err ? strstr(err->message, server) : NULL;
+    const bool fresh = purpose == IBX_PURPOSE_MOVE || purpose == IBX_PURPOSE_CHECK;
+    if (!at)
+        return;
+    snprintf(rest, sizeof(rest), "%s", at + strlen(server));
+    snprintf(at, sizeof(err->message) - (size_t)(at - err->message),
+             "start \"ib-migrate %s\" there%s", fresh ? "receive" : "recover", rest);
+}
+
 int move_greet(const char *uri, const struct ibx_options *options,
                const struct ibx_move_hello *hello, struct ibx_control *control,
                struct ibx_move_answer *answer, struct ibx_error *err)
@@ -280,8 +293,10 @@ int move_greet(const char *uri, const struct ibx_options *options,
     struct ibx_conn *conn;
     struct greeting g = {.answer = answer, .err = err};
     int rc = ibx_connect(uri, options, &conn, err);
-    if (rc)
+    if (rc) {
+        name_tool(hello->purpose, err);
         return rc;
+    }
     struct ibx_move_any *message = calloc(1, sizeof(*message));
     ibx_control_init(control, conn);
     rc = message ? 0 : -ENOMEM;

@@ -66,8 +66,10 @@ static void *greet(void *argument)
     if (!rc)
         rc = first_message(guest->knock.conn, porch->timeout_ms, &guest->knock.first, &err);
     if (rc) {
-        ibx_log(IBX_LOG_WARN, "a connection from %s was turned away: %s",
-                ibx_conn_path(guest->knock.conn)->peer, err.message);
+        const char *peer = ibx_conn_path(guest->knock.conn)->peer;
+        const bool named = strstr(err.message, peer) != NULL;
+        ibx_log(IBX_LOG_WARN, "%s%s%s%s", named ? "" : "a connection from ", named ? "" : peer,
+                named ? "" : " was turned away: ", err.message);
         ibx_close(guest->knock.conn);
         free(guest);
     }

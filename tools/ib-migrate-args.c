@@ -324,6 +324,9 @@ int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct 
     if (rc)
         return rc;
     int left = argc - skip - optind;
+    if (left && args->command == MIGRATE_RECEIVE && !args->listen)
+        return args_bad_usage(&tool, "receive takes its URI with --listen: --listen %s",
+                              argv[skip + optind]);
     int takes_uri = (1u << args->command & (SEND | CHECK | RECOVER)) != 0;
     if (left > takes_uri)
         return args_bad_usage(&tool, "\"%s\" is one argument too many",

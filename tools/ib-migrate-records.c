@@ -10,7 +10,7 @@
 
 /* For an answer: a tool looks at its socket all the time, but it asks QEMU, too. */
 #define ASK_MS   10000
-#define BAR_ROOM 110u
+#define BAR_ROOM (IBX_ERROR_MAX + 256u) /* a line of it is as long as it is */
 
 struct records {
     struct ibx_record *all;
@@ -85,7 +85,7 @@ static void print_record(const struct ibx_record *record, json_t *live, const st
 
 static void say_record(const struct ibx_record *record, const json_t *live, struct ibx_error *err)
 {
-    char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[256];
+    char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[BAR_ROOM + 1];
     struct ibx_move_status status = {.record = *record};
     migrate_truth(record, said, sizeof(said));
     migrate_vm(record, vm, sizeof(vm));

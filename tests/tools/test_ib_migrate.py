@@ -76,6 +76,7 @@ def wrong_usage_exits_2_with_the_usage(scene):
         equal((args, code, out), (args, 2, ""))
         assert "usage: ib-migrate receive --qmp PATH --listen URI" in err, err
     assert "given to the destination" in scene.run("send", "--max-bandwidth", "1G")[2]
+    assert "with --listen: --listen tcp://a:1\n" in scene.run("receive", *qmp, "tcp://a:1")[2]
 
 
 @test
@@ -351,7 +352,7 @@ def nobody_at_the_destination_leaves_the_vm_running(scene):
     for args in (("send",), ("check",)):
         code, out, err = scene.run(*args, "--qmp", vm.socket, *folder(scene), f"tcp://127.0.0.1:{port}")
         equal((args, code, out), (args, 1, ""))
-        assert str(port) in err, err
+        assert str(port) in err and 'start "ib-migrate receive" there' in err, err
     vm.runs_on()
     equal(vm.ask("query-status")["status"], "running")
 
@@ -373,6 +374,9 @@ def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
     code, summary, err = finish(waiting)
     equal((code, summary["complete"], summary["exit_status"]), (1, False, 1))
     assert "cancelled" in err, err
+    # Who was refused stands there once.
+    refused = [line for line in err.splitlines() if "refused 127.0.0.1:" in line]
+    equal([len(refused), *(line.count("127.0.0.1") for line in refused)], [2, 1, 1])
 
 
 @with_vms
@@ -466,6 +470,10 @@ def killed_tools_are_recovered_from(scene):
     waiting.communicate()
     code, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
     assert code == 0 and "no ib-migrate is at work on it" in out, out
+    # A line is as long as its sentence.
+    wait_for_status(sender, lambda status: "nobody answers" in status["sentence"])
+    out = scene.run("status", "--qmp", source.socket, *folder(scene))[1]
+    assert 'start "ib-migrate recover" there, or correct the URI; connecting again\n' in out, out
     again = scene.start("recover", "--json", "--qmp", destination.socket, "--max-bandwidth", "100K", *folder(scene))
     again.lines = []
     wait_for_status(again, lambda status: status["phase"] == "filling")
