@@ -125,6 +125,7 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
         .stream = (uintptr_t)stream,
     };
     copy.lasting = async && frontend_lasting(copy.host, n);
+    frontend_device_used();
     return !calls->copy(&copy, exit_code);
 }
 

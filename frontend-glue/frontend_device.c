@@ -9,6 +9,7 @@
 #include "frontend-glue/frontend_internal.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 EXPORTED int cudaMalloc(void **address, size_t n);
 EXPORTED int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height);
 EXPORTED int cudaFree(void *address);
+EXPORTED int cudaSetDevice(int device);
 
 static struct frontend_ranges ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -67,6 +69,66 @@ int frontend_kind(const void *to, const void *from, int kind)
     return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
 }
 
+/* ---------------------------------------------------------------------- devices in use */
+
+/* A bit each; nobody has more. */
+static _Atomic uint64_t in_use;
+static _Thread_local int current; /* as long as the thread has not said otherwise */
+
+static void note_device(int device)
+{
+    if (device >= 0 && device < 64)
+        atomic_fetch_or(&in_use, (uint64_t)1 << device);
+}
+
+void frontend_device_used(void)
+{
+    note_device(current);
+}
+
+static int select_device(int device)
+{
+    static _Atomic(void *) next;
+    int (*call)(int);
+    *(void **)&call = frontend_gvirtus(&next, "cudaSetDevice");
+    return call ? call(device) : CUDA_NOT_SUPPORTED;
+}
+
+int cudaSetDevice(int device)
+{
+    int rc = select_device(device);
+    if (!rc) {
+        current = device;
+        note_device(device);
+    }
+    return rc;
+}
+
+static void synchronize(void)
+{
+    static _Atomic(void *) next;
+    int (*call)(void);
+    *(void **)&call = frontend_gvirtus(&next, "cudaDeviceSynchronize");
+    if (call)
+        call();
+}
+
+/* To select one makes a context on it: so those that nobody has used are left alone. */
+void frontend_devices_wait(void)
+{
+    uint64_t others = atomic_load(&in_use);
+    bool away = false;
+    synchronize();
+    for (int device = 0; device < 64; device++) {
+        if (device == current || !(others >> device & 1) || select_device(device))
+            continue;
+        synchronize();
+        away = true;
+    }
+    if (away)
+        select_device(current);
+}
+
 /* ------------------------------------------------------------------- allocations pass by */
 
 /* What lay there before has been freed in a way that was not seen. Without memory for the note
@@ -90,6 +152,7 @@ int cudaMalloc(void **address, size_t n)
     int (*call)(void **, size_t);
     *(void **)&call = frontend_gvirtus(&next, "cudaMalloc");
     int rc = call ? call(address, n) : CUDA_NOT_SUPPORTED;
+    frontend_device_used();
     if (!rc)
         note(*address, n);
     return rc;
@@ -102,6 +165,7 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     size_t n;
     *(void **)&call = frontend_gvirtus(&next, "cudaMallocPitch");
     int rc = call ? call(address, pitch, width, height) : CUDA_NOT_SUPPORTED;
+    frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
         note(*address, n);
     return rc;

@@ -86,16 +86,6 @@ bool frontend_lasting(const void *address, size_t n)
 
 /* ------------------------------------------------------------------------------ the calls */
 
-/* As CUDA does before it frees memory that the device may be at. */
-static void synchronize(void)
-{
-    static _Atomic(void *) next;
-    int (*call)(void);
-    *(void **)&call = frontend_gvirtus(&next, "cudaDeviceSynchronize");
-    if (call)
-        call();
-}
-
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)
 {
     if (!address)
@@ -142,8 +132,8 @@ int cudaFreeHost(void *address)
     if (!address)
         return CUDA_SUCCESS;
     if (take_out(address, true, &range)) {
-        if (range.in_use)
-            synchronize();
+        if (range.in_use) /* as CUDA does before it frees what a device may be at */
+            frontend_devices_wait();
         frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }

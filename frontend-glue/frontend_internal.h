@@ -61,6 +61,10 @@ void frontend_ranges_remove(struct frontend_ranges *ranges, size_t at);
 /* What cudaMemcpyDefault (or any other kind) means for these two pointers; again
  * CUDA_MEMCPY_DEFAULT where nobody but GVirtuS can tell. */
 int frontend_kind(const void *to, const void *from, int kind);
+/* The calling thread uses the device that it has selected. */
+void frontend_device_used(void);
+/* Waits for all that is under way on every device that this process has used. */
+void frontend_devices_wait(void);
 
 /* frontend_host.c: whether all these bytes are page-locked memory from here. If so, an asynchronous
  * copy may be under way in it from now on. */

@@ -18,6 +18,7 @@ struct job {
 
 struct stream {
     bool used, blocking;
+    int device; /* -1: of whichever (the legacy and the per-thread stream) */
     pthread_t worker;
     unsigned submitted, done;
     struct job *first, **last;
@@ -204,6 +205,7 @@ static bool stream_start(struct stream *stream, bool blocking)
 {
     stream->used = true;
     stream->blocking = blocking;
+    stream->device = stream < &streams[2] ? -1 : current->device;
     stream->last = &stream->first;
     return !pthread_create(&stream->worker, NULL, work, stream);
 }
@@ -296,7 +298,11 @@ EXPORT int cuCtxSynchronize(void)
     int code = enter("cuCtxSynchronize");
     if (code)
         return code;
-    wait_for_all();
+    int device = current->device;
+    for (unsigned i = 0; i < STREAMS; i++) {
+        if (streams[i].device == device || streams[i].device < 0)
+            wait_for(&streams[i], streams[i].submitted);
+    }
     return leave(sticky_error);
 }
 

@@ -521,6 +521,43 @@ bool async()
     return cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0;
 }
 
+// Copies on another device than that of the thread that frees their memory.
+bool devices()
+{
+    constexpr std::size_t n = 1u << 20;
+    void *memory, *again;
+    char *far = nullptr;
+    std::vector<char> expected(n);
+    fill(expected.data(), n, 5);
+    REQUIRE(device_memory());
+    for (int from = 0; from < 2; from++) {
+        REQUIRE(cudaMallocHost(&memory, n) == 0);
+        std::memcpy(memory, expected.data(), n);
+        bool good = false;
+        REQUIRE(cudaSetDevice(from) == 0);
+        std::thread other([&] {
+            void *stream;
+            good = cudaSetDevice(1 - from) == 0 && cudaStreamCreate(&stream) == 0;
+            far = device_memory(n);
+            stub_remote()->slow(100000);
+            good = good && far && cudaMemcpyAsync(far, memory, n, H2D, stream) == 0;
+        });
+        other.join();
+        std::uint64_t selections = stub_selections();
+        REQUIRE(good && cudaFreeHost(memory) == 0);
+        REQUIRE(stub_selections() == selections + 2);
+        REQUIRE(cudaMallocHost(&again, n) == 0);
+        std::memset(again, '!', n);
+        stub_remote()->slow(0);
+        REQUIRE(device_has(far, expected.data(), n)); // nothing waits for it any more
+        REQUIRE(cudaFreeHost(again) == 0 && stub_selections() == selections + 2);
+        char *near = device_memory(n); // the thread's device is what it was
+        REQUIRE(near && cudaMemcpy(near, expected.data(), n, H2D) == 0);
+        REQUIRE(cudaFree(near) == 0 && cudaFree(far) == 0);
+    }
+    return true;
+}
+
 bool leaves()
 {
     char *device = device_memory(), *memory;
@@ -727,6 +764,7 @@ int main(int argc, char **argv)
         {"killed", killed},
         {"pinned", pinned},
         {"async", async},
+        {"devices", devices},
         {"leaves", leaves},
         {"after", after},
         {"host-register", host_register},

@@ -16,7 +16,7 @@
 namespace
 {
 
-std::atomic<std::uint64_t> copies, hosts;
+std::atomic<std::uint64_t> copies, hosts, selections;
 
 struct FrontEnd {
     std::shared_ptr<Communicator> over;
@@ -194,6 +194,12 @@ EXPORTED int cudaDeviceSynchronize()
     return stock() ? 0 : mine()->device_synchronize();
 }
 
+EXPORTED int cudaSetDevice(int device)
+{
+    selections++;
+    return stock() ? 0 : mine()->set_device(device);
+}
+
 EXPORTED int cudaMallocHost(void **address, std::size_t n)
 {
     hosts++;
@@ -216,6 +222,11 @@ EXPORTED int cudaFreeHost(void *address)
 EXPORTED std::uint64_t stub_hosts()
 {
     return hosts;
+}
+
+EXPORTED std::uint64_t stub_selections()
+{
+    return selections;
 }
 
 EXPORTED std::uint64_t stub_copies()

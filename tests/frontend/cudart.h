@@ -24,6 +24,7 @@ int cudaStreamCreate(void **stream);
 int cudaStreamSynchronize(void *stream);
 int cudaStreamQuery(void *stream);
 int cudaDeviceSynchronize();
+int cudaSetDevice(int device);
 int cudaMallocHost(void **address, std::size_t n);
 int cudaHostAlloc(void **address, std::size_t n, unsigned flags);
 int cudaFreeHost(void *address);
@@ -32,6 +33,8 @@ int cudaFreeHost(void *address);
 std::uint64_t stub_copies();
 // ... those that asked for page-locked memory or gave it back (it has no cudaHostRegister) ...
 std::uint64_t stub_hosts();
+// ... those that selected a device ...
+std::uint64_t stub_selections();
 // ... and this thread's connection.
 Remote *stub_remote();
 }

@@ -267,6 +267,7 @@ int main(int argc, char **argv)
     check("more bytes than there are", [] { return run("too-long", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
+    check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("an application that ends in the middle of them", leaves);
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
