@@ -245,9 +245,21 @@ static void turn_bulk_lane(struct tcp *tcp, struct tcp_lane *lane)
         ibx_tcp_lane_pull(lane);
 }
 
+static void turn_parting(struct tcp *tcp)
+{
+    ibx_tcp_lane_pull(&tcp->lanes[0]);
+    if (tcp->ring)
+        ibx_tcp_ring_turn(tcp);
+    ibx_tcp_alive_parting(tcp);
+}
+
 static void turn(struct tcp *tcp)
 {
     struct tcp_lane *first = &tcp->lanes[0];
+    if (tcp->parting) {
+        turn_parting(tcp);
+        return;
+    }
     ibx_tcp_lane_push(first);
     ibx_tcp_lane_pull(first);
     if (tcp->ring) {
@@ -256,6 +268,8 @@ static void turn(struct tcp *tcp)
         for (unsigned i = 1; i <= tcp->lane_count; i++)
             turn_bulk_lane(tcp, &tcp->lanes[i]);
     }
+    if (tcp->parting)
+        return;
     ibx_tcp_credits_return(tcp);
     if (!first->blocked)
         ibx_tcp_lane_push(first);
@@ -312,10 +326,13 @@ static void watch_output(struct tcp *tcp, struct tcp_lane *lane)
 static int arm(void *endpoint)
 {
     struct tcp *tcp = endpoint;
-    ibx_tcp_credits_return(tcp);
+    if (!tcp->parting)
+        ibx_tcp_credits_return(tcp);
     ibx_tcp_alive_check(tcp);
     if (tcp->letters_sent || (tcp->status && !tcp->lost_told))
         return 1;
+    if (tcp->parting) /* woken by lane 0 or by the timer */
+        return 0;
     for (unsigned i = 0; i <= tcp->lane_count && !tcp->status; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         lane->quiet = 0;

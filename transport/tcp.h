@@ -197,7 +197,8 @@ struct tcp {
     bool moved;  /* bytes, in this turn */
     int status;  /* why the connection is over, 0 while it lives */
     char reason[192];
-    bool broken; /* the link went, rather than that somebody broke the rules */
+    bool broken;  /* the link went, rather than that somebody broke the rules */
+    bool parting; /* a bulk lane has ended: what is still on its way on lane 0 is taken, no more */
     bool lost_told, aborted;
 };
 
@@ -224,6 +225,11 @@ void ibx_tcp_alive_close(struct tcp *tcp);
 /* Ends the connection when the peer's host has been silent for too long. To be called often, and
  * always before this side sleeps. */
 void ibx_tcp_alive_check(struct tcp *tcp);
+/* False where nothing can still be on its way on lane 0 when another one has ended. Otherwise it is
+ * waited for, and ibx_tcp_alive_parting() to be called in each turn. */
+bool ibx_tcp_alive_part(struct tcp *tcp);
+/* Ends the connection when nothing has come for a while. */
+void ibx_tcp_alive_parting(struct tcp *tcp);
 
 /* tcp_lane.c */
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd);

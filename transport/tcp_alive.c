@@ -31,6 +31,8 @@
  * so long, since the pause between the first ones may be of milliseconds. */
 #define PROBES_MIN  2u
 #define SILENCE_MIN 2000u /* ms */
+/* Nothing has come on lane 0 for so long, and the peer has closed another one. */
+#define PARTING_MS 2000u
 
 static unsigned timeout_of(const struct tcp *tcp)
 {
@@ -107,7 +109,7 @@ static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
 
 void ibx_tcp_alive_check(struct tcp *tcp)
 {
-    if (tcp->timer < 0 || (!tcp->look_at && !tcp->wrote))
+    if (tcp->timer < 0 || tcp->parting || (!tcp->look_at && !tcp->wrote))
         return;
     uint64_t now = ibx_now_ns();
     if (now < tcp->look_at)
@@ -117,4 +119,24 @@ void ibx_tcp_alive_check(struct tcp *tcp)
     for (unsigned i = 0; i <= tcp->lane_count && tcp->look_at && !tcp->status; i++)
         waits |= lane_waits(&tcp->lanes[i], now);
     timer_set(tcp, now, waits ? timeout_of(tcp) / LOOKS : 0);
+}
+
+bool ibx_tcp_alive_part(struct tcp *tcp)
+{
+    /* What was written to a unix socket is there. */
+    if (tcp->timer < 0)
+        return false;
+    if (!tcp->parting)
+        timer_set(tcp, ibx_now_ns(), PARTING_MS);
+    tcp->parting = true;
+    return true;
+}
+
+void ibx_tcp_alive_parting(struct tcp *tcp)
+{
+    uint64_t now = ibx_now_ns();
+    if (tcp->moved)
+        timer_set(tcp, now, PARTING_MS);
+    else if (now >= tcp->look_at)
+        ibx_tcp_fail(tcp, -ECONNRESET, "the peer closed one socket of the connection");
 }

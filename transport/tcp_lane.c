@@ -306,9 +306,29 @@ void ibx_tcp_lane_pull(struct tcp_lane *lane)
     }
 }
 
+/* Who closes the connection ends all lanes at once. What it said before that is still on its way on
+ * lane 0, if this side was slow to read, and the end of lane 0 comes behind it. Nothing is sent any
+ * more: the host of a closed socket would drop what it still has for us. A peer that lives learns
+ * from the end of our lane 0 that the connection is over. */
+static bool part(struct tcp_lane *lane)
+{
+    struct tcp *tcp = lane->tcp;
+    if (!lane->index || !ibx_tcp_alive_part(tcp))
+        return false;
+    shutdown(tcp->lanes[0].fd, SHUT_WR);
+    for (unsigned i = 1; i <= tcp->lane_count; i++) {
+        if (tcp->lanes[i].watched)
+            ibx_link_unwatch(tcp->link, tcp->lanes[i].fd);
+        tcp->lanes[i].watched = false;
+    }
+    return true;
+}
+
 void ibx_tcp_lane_broken(struct tcp_lane *lane, int code)
 {
     struct tcp *tcp = lane->tcp;
+    if ((!code || code == EPIPE || code == ECONNRESET) && part(lane))
+        return;
     unsigned ms = ibx_link_options(tcp->link)->timeout_ms;
     tcp->broken = true;
     if (!code || code == EPIPE)

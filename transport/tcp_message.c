@@ -197,7 +197,8 @@ int ibx_tcp_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
 {
     struct tcp *tcp = endpoint;
     struct tcp_letter *letter = tcp->letters_free;
-    if (!tcp->credits || !letter || tcp->status) /* progress has the sentence for the latter */
+    if (!tcp->credits || !letter || tcp->status ||
+        tcp->parting) /* progress has the sentence for the latter */
         return -EAGAIN;
     struct ibx_tcp_frame frame = {
         .type = IBX_TCP_MESSAGE, .credits = owed_take(tcp), .length = (uint32_t)length};

@@ -190,7 +190,7 @@ void ibx_tcp_ring_turn(struct tcp *tcp)
     for (unsigned i = 0; i < r->count; i++)
         act(tcp, &r->outcomes[i]);
     r->count = 0;
-    for (unsigned i = 1; i <= tcp->lane_count && !tcp->status; i++) {
+    for (unsigned i = 1; i <= tcp->lane_count && !tcp->status && !tcp->parting; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         if (!lane->ring_in)
             lane_receive(r, lane);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a peer said before it closed the connection arrives, however slow this side is to read. */
+#include "tests/unit/tcp_end.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SLOTS     16u
+#define MESSAGES  15u   /* one less than would leave no credit */
+#define BYTES     12288 /* of each: together more than a receiver that does not read takes */
+#define SEND_ROOM (1 << 20)
+
+static struct end server, client;
+static int lanes[3]; /* of a raw client: the door, two bulk lanes */
+
+static void say(const char *four)
+{
+    uint8_t bytes[IBX_TCP_FRAME_BYTES + 4];
+    ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE, .length = 4}, bytes);
+    memcpy(bytes + IBX_TCP_FRAME_BYTES, four, 4);
+    assert_int_equal(send(lanes[0], bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+}
+
+static void expect_end(unsigned messages)
+{
+    assert_true(end_await(&server, NULL, messages + 1));
+    for (unsigned i = 0; i < messages; i++)
+        assert_int_equal(server.notes[i].kind, NOTE_MESSAGE);
+    assert_int_equal(server.notes[messages].kind, NOTE_LOST);
+    assert_int_equal(server.notes[messages].status, -ECONNRESET);
+    assert_non_null(strstr(server.notes[messages].reason, "closed"));
+}
+
+/* Three messages, then the bulk lanes end, which the server knows. */
+static void meet_and_lose_lanes(void)
+{
+    int door[2];
+    sockets_tcp(door);
+    lanes[0] = door[1];
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    end_meet_raw(&server, lanes, 2);
+    for (int i = 0; i < 3; i++)
+        say("soon");
+    assert_true(end_await(&server, NULL, 3));
+    close(lanes[1]);
+    close(lanes[2]);
+    end_settle(&server);
+    assert_int_equal(server.count, 3);
+}
+
+/* As where it had to wait for the window. The host of a closed socket drops what it still has for
+ * us when it hears anything but an end, so the server says nothing more. */
+static void test_later_than_the_end_of_other_lanes(void **state)
+{
+    (void)state;
+    uint8_t byte;
+    meet_and_lose_lanes();
+    for (unsigned i = 0; i < 3; i++) /* room that is worth a word */
+        ibx_provider_tcp.release(server.tcp, server.notes[i].token);
+    assert_int_equal(end_send(&server, "hello", 5, 0), -EAGAIN);
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
+    assert_int_equal(recv(lanes[0], &byte, 1, 0), 0);
+    assert_false(end_wakes(&server, 0));
+    say("last");
+    assert_true(end_wakes(&server, 10000));
+    assert_true(end_await(&server, NULL, 4));
+    assert_memory_equal(server.notes[3].data, "last", 4);
+    close(lanes[0]);
+    expect_end(4);
+    end_fini(&server);
+}
+
+/* A peer that keeps the door's socket and closes others is no peer for long. */
+static void test_no_end_of_the_door(void **state)
+{
+    (void)state;
+    meet_and_lose_lanes();
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
+    assert_true(end_wakes(&server, 10000));
+    expect_end(3);
+    close(lanes[0]);
+    end_fini(&server);
+}
+
+/* More than the server's window takes before it reads, given back while the rest arrives. */
+static void test_behind_a_full_window(void **state)
+{
+    (void)state;
+    static uint8_t text[BYTES];
+    int door[2], room = SEND_ROOM;
+    unsigned seen = 0;
+    sockets_tcp(door);
+    setsockopt(door[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, SLOTS);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, SLOTS);
+    ends_meet(&server, &client);
+    for (unsigned i = 0; i < MESSAGES; i++) {
+        memset(text, 'a' + (int)i, sizeof(text));
+        assert_int_equal(end_send(&client, text, sizeof(text), 0), 0);
+        assert_false(ibx_tcp_lane_has_output(&client.tcp->lanes[0]));
+    }
+    ibx_provider_tcp.abort(client.tcp);
+    end_fini(&client);
+    while (seen < MESSAGES) {
+        assert_true(end_await(&server, NULL, seen + 1));
+        for (; seen < server.count; seen++) {
+            assert_int_equal(server.notes[seen].kind, NOTE_MESSAGE);
+            assert_int_equal(server.notes[seen].length, BYTES);
+            assert_int_equal(*(const uint8_t *)server.notes[seen].data, 'a' + seen);
+            ibx_provider_tcp.release(server.tcp, server.notes[seen].token);
+        }
+    }
+    expect_end(MESSAGES);
+    end_fini(&server);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        end_engine = argv[1];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_later_than_the_end_of_other_lanes),
+        cmocka_unit_test(test_no_end_of_the_door),
+        cmocka_unit_test(test_behind_a_full_window),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
