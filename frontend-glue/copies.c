@@ -52,8 +52,9 @@ void copies_fini(struct ibx_session *s)
     if (x->ran)
         ibx_log(IBX_LOG_INFO,
                 "%lu copies were run for %s: %lu by the fabric in GPU memory, %lu in memory that "
-                "both map, %lu by several threads, the others by messages and chunks",
-                x->ran, s->path.peer, x->by_fabric, x->in_place, x->by_crew);
+                "both map, %lu by several threads, %lu straight from or into messages, the others "
+                "by chunks",
+                x->ran, s->path.peer, x->by_fabric, x->in_place, x->by_crew, x->inlined);
     if (x->staging) {
         ibx_staging_end(x->staging);
         if (copies_resets_seen(x) || x->requests.resets)
@@ -66,7 +67,7 @@ void copies_fini(struct ibx_session *s)
     x->staging = NULL;
     x->held = NULL;
     x->held_size = 0;
-    x->ran = x->in_place = x->by_crew = x->by_fabric = 0;
+    x->ran = x->inlined = x->in_place = x->by_crew = x->by_fabric = 0;
     x->options.mode = IBX_GPU_OFF;
 }
 

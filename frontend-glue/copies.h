@@ -60,9 +60,11 @@ struct copies {
     struct ibx_mr *source;    /* from the device, which the fabric reads itself, or NULL ... */
     uint64_t delivered;       /* ... and bytes that it has taken */
     unsigned long ran;        /* copies so far */
-    unsigned long in_place;   /* of these, without any copy of ours ... */
+    unsigned long inlined;    /* of these, between a message and the driver ... */
+    unsigned long in_place;   /* ... without any copy of ours ... */
     unsigned long by_crew;    /* ... by several threads ... */
     unsigned long by_fabric;  /* ... and by the fabric alone */
+    char refused[256];        /* why the last one that could not take a better way could not */
 };
 
 void copies_init(struct copies *copies, const struct ibx_gpu_options *options);

@@ -5,6 +5,7 @@
 #include "common/log.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 
 /* Once a process: its sessions have the same file, and mostly the same GPU. */
 static void say_misfit(const struct ibx_tuning *tuning, const struct ibx_error *why)
@@ -37,4 +38,9 @@ void copies_choose(struct ibx_session *s, int device)
 const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device)
 {
     return &x->choice.ways[to_device ? IBX_CHOICE_TO_DEVICE : IBX_CHOICE_FROM_DEVICE];
+}
+
+void copies_note_refusal(struct copies *x, const char *why)
+{
+    snprintf(x->refused, sizeof(x->refused), "%s", why);
 }

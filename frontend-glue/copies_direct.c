@@ -35,6 +35,8 @@ static void tell(struct ibx_session *s, enum ibx_log_level level, const struct i
     if (!x->refusal_told && err->code)
         ibx_log(level, "copies for %s go through chunks, not straight into GPU memory: %s",
                 s->path.peer, err->message);
+    if (err->code)
+        copies_note_refusal(x, err->message);
     x->refusal_told = x->refusal_told || err->code;
 }
 

@@ -108,6 +108,7 @@ static int run_short_from_device(struct ibx_session *s, const struct request *q,
     int rc = copies_outcome(x, x->cuda->memcpy_from_device(out + 8, x->frame.src, n));
     if (rc != DONE)
         return rc;
+    x->inlined++;
     copies_consume(s, q);
     rc = copies_answer(s, began, out, 8 + n);
     return rc ? rc : DONE;

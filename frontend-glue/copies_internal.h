@@ -54,6 +54,8 @@ int copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t
 
 /* The sizes that count for copies to the device, or from it. */
 const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device);
+/* For ibx_session_refused_way(). */
+void copies_note_refusal(struct copies *x, const char *why);
 
 /* copies_request.c */
 

@@ -7,6 +7,9 @@
 #include <string.h>
 
 #define CREW_THREADS_MOST 4u /* unless more are asked for */
+#define NOT_REACHED                                                                                \
+    "the kernel does not let the back end reach the client's memory (process_vm_readv: both must " \
+    "belong to one user), or shm_direct is no"
 
 /* One thread for each four processors: the client, other sessions and the driver want some, too.
  * Two are slower than the client and this thread, which copy one half each where there is no crew.
@@ -52,20 +55,26 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
         return COPIES_FAR;
     part.address += at;
     part.length = n;
-    if (ibx_remote_hold(s->conn, &part, access, &reach))
+    if (ibx_remote_hold(s->conn, &part, access, &reach)) {
+        if (n >= way->crew_min && !strcmp(s->path.provider, "shm"))
+            copies_note_refusal(x, NOT_REACHED);
         return COPIES_FAR;
-    if (reach.id && n >= way->in_place_min &&
+    }
+    /* Only in place can a copy be under way still when it is answered. */
+    bool leave = reach.lasting && x->frame.call == IBX_FRAME_MEMCPY_ASYNC;
+    if (reach.id && (leave || n >= way->in_place_min) &&
         ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id, reach.writable,
                        &err)) {
         *address = reach.address;
-        x->early = reach.lasting && x->frame.call == IBX_FRAME_MEMCPY_ASYNC &&
-                   ibx_client_pin_leave(&x->pins, x->cuda, reach.base);
+        x->early = leave && ibx_client_pin_leave(&x->pins, x->cuda, reach.base);
         return COPIES_PINNED;
     }
     if (err.code && !x->unpinned) {
         x->unpinned = true;
         ibx_log(IBX_LOG_WARN, "copies for %s go through chunks: %s", s->path.peer, err.message);
     }
+    if (err.code)
+        copies_note_refusal(x, err.message);
     /* The kernel may have become unwilling since the last time; posts find another way then. */
     if (reach.copies && n >= way->crew_min && crew_ready(x) &&
         !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0))

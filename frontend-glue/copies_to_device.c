@@ -8,8 +8,11 @@ int copies_run_from_message(struct ibx_session *s)
     struct copies *x = &s->copies;
     const struct ibx_frame *f = &x->frame;
     bool plain = f->height == 1 && f->stream <= 1;
-    if (plain && f->width <= copies_way(x, true)->inline_max)
-        return copies_outcome(x, x->cuda->memcpy_to_device(f->dst, x->payload, (size_t)f->width));
+    if (plain && f->width <= copies_way(x, true)->inline_max) {
+        int rc = x->cuda->memcpy_to_device(f->dst, x->payload, (size_t)f->width);
+        x->inlined += !rc;
+        return copies_outcome(x, rc);
+    }
     struct ibx_gpu_copy copy = copies_copy_of(f);
     struct ibx_staging_wire wire = copies_wire_from_message(s);
     if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->payload, false))

@@ -48,6 +48,21 @@ void ibx_session_set_gpu(struct ibx_session *s, const struct ibx_gpu_options *op
     copies_init(&s->copies, options);
 }
 
+void ibx_session_count_copies(const struct ibx_session *s, struct ibx_copy_counts *counts)
+{
+    const struct copies *x = &s->copies;
+    *counts = (struct ibx_copy_counts){.all = x->ran,
+                                       .inlined = x->inlined,
+                                       .in_place = x->in_place,
+                                       .by_crew = x->by_crew,
+                                       .direct = x->by_fabric};
+}
+
+const char *ibx_session_refused_way(const struct ibx_session *s)
+{
+    return s->copies.refused;
+}
+
 int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
 {
     if (s->state != SESSION_NEW)

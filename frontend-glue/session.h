@@ -37,6 +37,10 @@ struct ibx_gpu_options {
     struct ibx_tuning tuning; /* counts where it fits the GPU */
 };
 
+struct ibx_copy_counts {
+    unsigned long all, inlined, in_place, by_crew, direct;
+};
+
 /* Keeps copies of both; touches no network, thread or device. */
 int ibx_session_create(const char *uri, const struct ibx_options *options,
                        struct ibx_session **session, struct ibx_error *err);
@@ -86,6 +90,11 @@ int ibx_session_copy(struct ibx_session *session, const struct ibx_frontend_copy
                      int *exit_code);
 /* Client: registers memory that will be copied often, both ways, where registrations are kept. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
+/* Server, in the session's thread: the copies that it has run, by the way they took (choice.h);
+ * those beside the others went through chunks. */
+void ibx_session_count_copies(const struct ibx_session *session, struct ibx_copy_counts *counts);
+/* Likewise: why the last copy that could not take a better way could not; "" where all could. */
+const char *ibx_session_refused_way(const struct ibx_session *session);
 void ibx_session_close(struct ibx_session *session);
 
 /* After establishment, otherwise NULL. */

@@ -8,6 +8,8 @@
  *   direct     the fabric reads or writes the GPU's memory         from direct_min
  *   staged     through pinned chunks                               all others
  *
+ * An asynchronous copy that may be under way still when it is answered is in
+ * place whatever its size, for only so can it be.
  * A way that a copy cannot take is passed over, whatever its size: so only a
  * copy inside a message is ever inline, and only one from memory that both ends
  * map in place. The numbers are measured by `ib-bw tune`.

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define DEFAULT_SIZES   "4,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
+#define TUNE_SIZES      "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,16M,64M,256M"
 #define ROUNDS_MAX      1000u
 #define SECONDS_MAX     3600.0
 #define MAX_BYTES_LIMIT ((size_t)1 << 40)
@@ -17,6 +18,7 @@
 static const char usage[] = "usage: ib-bw serve [options] URI\n"
                             "       ib-bw run [options] URI\n"
                             "       ib-bw self [options]\n"
+                            "       ib-bw tune [options]\n"
                             "       ib-bw --help | --version\n";
 
 static const char help[] =
@@ -30,16 +32,20 @@ static const char help[] =
     "              addresses\n"
     "  run URI     measures against such a server\n"
     "  self        starts both ends on this host and compares all paths\n"
+    "  tune        measures on this host's GPU which way the back end's copies should take, and "
+    "stores it\n"
     "\n"
     "All commands:\n"
     "  --set KEY=VALUE   an option of the transport (below); may be repeated\n"
+    "all but tune:\n"
     "  --key-file FILE   the same as --set key_file=FILE\n"
     "  --raw             the transport's READs, WRITEs and messages instead of calls\n"
-    "run and self:\n"
-    "  --sizes LIST      payload sizes [" DEFAULT_SIZES "]\n"
-    "  --time SECONDS    a cell of the table [0.3]\n"
+    "run, self and tune:\n"
+    "  --sizes LIST      payload sizes [" DEFAULT_SIZES "; tune has others]\n"
+    "  --time SECONDS    a cell of the table [0.3, tune 0.1]\n"
     "  --count N         calls a cell, instead of a time\n"
     "  --rounds N        turns in which the paths alternate [5]\n"
+    "run and self:\n"
     "  --depth N         with --raw: READs or WRITEs in flight [16]\n"
     "  --long            one line a path, with the 99th percentile\n"
     "  --json FILE       results as JSON; \"-\": on standard output, instead of the table\n"
@@ -50,6 +56,8 @@ static const char help[] =
     "  --paths LIST      of shm, verbs, ofi, tcp, stock [all]\n"
     "  --iperf           one stream of iperf3 before and after, as a yardstick\n"
     "  --no-pin          let the ends run on any processor, not on one each\n"
+    "tune:\n"
+    "  --output FILE     where to store it [where a back end looks: rdma.tuning]\n"
     "serve:\n"
     "  --stock [ADDRESS:]PORT  serve stock too; it knows no keys [address 127.0.0.1]\n"
     "  --max-bytes SIZE  the longest payload taken [1G]\n"
@@ -77,6 +85,7 @@ enum {
     OPT_NO_PIN,
     OPT_MAX_BYTES,
     OPT_MAX_CLIENTS,
+    OPT_OUTPUT,
 };
 
 static const struct option long_options[] = {
@@ -97,6 +106,7 @@ static const struct option long_options[] = {
     {"no-pin", no_argument, NULL, OPT_NO_PIN},
     {"max-bytes", required_argument, NULL, OPT_MAX_BYTES},
     {"max-clients", required_argument, NULL, OPT_MAX_CLIENTS},
+    {"output", required_argument, NULL, OPT_OUTPUT},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {0},
@@ -106,15 +116,24 @@ static const struct option long_options[] = {
 #define SERVE   (1u << BW_SERVE)
 #define RUN     (1u << BW_RUN)
 #define SELF    (1u << BW_SELF)
+#define TUNE    (1u << BW_TUNE)
 #define MEASURE (RUN | SELF)
 
 static unsigned commands_of(int option)
 {
     switch (option) {
     case OPT_SET:
+        return SERVE | MEASURE | TUNE;
     case OPT_KEY_FILE:
     case OPT_RAW:
         return SERVE | MEASURE;
+    case OPT_SIZES:
+    case OPT_TIME:
+    case OPT_COUNT:
+    case OPT_ROUNDS:
+        return MEASURE | TUNE;
+    case OPT_OUTPUT:
+        return TUNE;
     case OPT_STOCK:
         return SERVE | RUN;
     case OPT_MAX_BYTES:
@@ -250,6 +269,9 @@ static int take_option(struct bw_args *args, int option, const char *value, stru
     case OPT_PLOT:
         args->plot = value;
         return check_file("--plot", value, err);
+    case OPT_OUTPUT:
+        args->output = value;
+        return 0;
     case OPT_STOCK:
         args->stock = value;
         return 0;
@@ -288,7 +310,8 @@ static int check_together(const struct bw_args *args)
     return 0;
 }
 
-static const char *const commands[] = {[BW_SERVE] = "serve", [BW_RUN] = "run", [BW_SELF] = "self"};
+static const char *const commands[] = {
+    [BW_SERVE] = "serve", [BW_RUN] = "run", [BW_SELF] = "self", [BW_TUNE] = "tune"};
 
 int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err)
 {
@@ -309,13 +332,17 @@ int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error 
         return skip;
     if (skip)
         args->command = (enum bw_command)command;
+    if (args->command == BW_TUNE) {
+        args->seconds = 0.1;
+        parse_sizes(args, TUNE_SIZES, NULL);
+    }
     int rc = parse_options(argc - skip, argv + skip, args, err);
     if (rc)
         return rc;
     if (!skip)
         return args_bad_usage(&tool, "%s", "a command comes first");
     int left = argc - skip - optind;
-    bool wants_uri = args->command != BW_SELF;
+    bool wants_uri = args->command == BW_SERVE || args->command == BW_RUN;
     if (left < wants_uri)
         return args_bad_usage(&tool, "%s", "a URI is needed");
     if (left > wants_uri)

@@ -25,6 +25,8 @@ int main(int argc, char **argv)
         return bw_serve(&args);
     case BW_RUN:
         return bw_run(&args);
+    case BW_TUNE:
+        return bw_tune(&args);
     case BW_SELF:
         break;
     }

@@ -43,7 +43,7 @@ const char *bw_op_name(enum bw_op op);
 
 /* ------------------------------------------------------------- command line */
 
-enum bw_command { BW_SERVE, BW_RUN, BW_SELF };
+enum bw_command { BW_SERVE, BW_RUN, BW_SELF, BW_TUNE };
 
 struct bw_args {
     enum bw_command command;
@@ -62,6 +62,7 @@ struct bw_args {
     const char *paths;    /* wanted by self, comma separated; NULL: all */
     size_t max_bytes;     /* of one payload that a server takes */
     unsigned max_clients; /* of a server at once */
+    const char *output;   /* of tune, NULL: where a back end looks */
 };
 
 /* Fills `args`. -EINVAL with a sentence for a bad value; -ENOEXEC without one for bad usage,
@@ -308,6 +309,7 @@ void bw_server_leave(struct bw_server *server);
 int bw_serve(const struct bw_args *args);
 int bw_run(const struct bw_args *args);
 int bw_self(const struct bw_args *args);
+int bw_tune(const struct bw_args *args);
 
 int bw_child_start(const struct bw_args *args, int cpu, struct bw_child *child,
                    struct ibx_error *err);

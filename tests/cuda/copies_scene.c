@@ -60,8 +60,8 @@ int serve(struct session_pair *p, void *argument)
         if (rc != (ssize_t)length)
             return 0;
         back->requests++;
-        back->by_crew = p->server->copies.by_crew;
-        back->by_fabric = p->server->copies.by_fabric;
+        ibx_session_count_copies(p->server, &back->copies);
+        snprintf(back->refused, sizeof(back->refused), "%s", ibx_session_refused_way(p->server));
         note(back);
         if (!strcmp(back->last_name, "cudaDeviceReset"))
             app->primary_reset(0);

@@ -20,8 +20,9 @@ struct back_end {
     char last_name[64];
     uint8_t last_body[64];
     size_t last_length;
-    unsigned long by_crew, by_fabric; /* of the copies before that */
-    int end;                          /* of the session: what the last read returned */
+    struct ibx_copy_counts copies; /* before that */
+    char refused[256];             /* why not in a better way */
+    int end;                       /* of the session: what the last read returned */
 };
 
 struct frame {

@@ -8,6 +8,7 @@
 #define STREAMS 32
 
 struct job {
+    bool sync; /* of cuMemcpyHtoD or cuMemcpyDtoH */
     struct job *next;
     unsigned needs[STREAMS]; /* of each stream so many jobs must be done before */
     uint8_t *to;
@@ -44,7 +45,7 @@ static struct {
     bool sticky;
 } failure;
 int sticky_error;
-static unsigned slow_us;
+static unsigned slow_sync_us, slow_async_us;
 static bool held;
 static unsigned long in_flight;
 
@@ -133,11 +134,17 @@ EXPORT void ibx_double_inject(const char *function, unsigned in, int code, bool 
     leave(0);
 }
 
-EXPORT void ibx_double_slow(unsigned microseconds)
+void slow_each(unsigned sync_us, unsigned async_us)
 {
     pthread_mutex_lock(&mutex);
-    slow_us = microseconds;
+    slow_sync_us = sync_us;
+    slow_async_us = async_us;
     leave(0);
+}
+
+EXPORT void ibx_double_slow(unsigned microseconds)
+{
+    slow_each(microseconds, microseconds);
 }
 
 EXPORT void ibx_double_hold(bool hold)
@@ -184,7 +191,7 @@ static void *work(void *argument)
         }
         int code;
         bool broken = (job->height && fails("dma", &code)) || sticky_error;
-        unsigned wait_us = slow_us;
+        unsigned wait_us = job->sync ? slow_sync_us : slow_async_us;
         pthread_mutex_unlock(&mutex);
         run_job(job, wait_us, broken);
         pthread_mutex_lock(&mutex);
@@ -435,6 +442,7 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
         return OUT_OF_MEMORY;
     *(sync ? &stats.copies_sync : &stats.copies_async) += 1;
     stats.unpinned_async += !sync && (!from_pinned || !to_pinned);
+    job->sync = sync;
     job->to = to;
     job->from = from;
     job->to_pitch = c->dst_pitch;

@@ -54,6 +54,8 @@ int leave(int code);
 /* The allocation, or pinned host memory, that holds the range. */
 struct allocation *find(const void *address, size_t n);
 void wait_for_all(void);
+/* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
+void slow_each(unsigned sync_us, unsigned async_us);
 void events_forget(void);
 
 #endif

@@ -229,11 +229,16 @@ EXPORT int cuMemHostGetFlags(unsigned *flags, void *address)
 
 /* --------------------------------------------------------------------- contexts */
 
-/* IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...": as ibx_double_attribute(), for other programs. */
+/* For other programs: IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...", as ibx_double_attribute(), and
+ * IBX_DOUBLE_SLOW, two numbers, as slow_each(). */
 EXPORT int cuInit(unsigned flags)
 {
-    const char *text = getenv("IBX_DOUBLE_ATTRIBUTES");
+    const char *text = getenv("IBX_DOUBLE_SLOW");
     int attribute, value, used;
+    unsigned sync_us, async_us;
+    if (text && sscanf(text, "%u %u", &sync_us, &async_us) == 2)
+        slow_each(sync_us, async_us);
+    text = getenv("IBX_DOUBLE_ATTRIBUTES");
     for (; text && sscanf(text, "%d=%d%n", &attribute, &value, &used) == 2; text += used) {
         if (attribute >= 0 && attribute < ATTRIBUTES)
             ibx_double_attribute(attribute, value);

@@ -41,7 +41,8 @@ static int set_up_elsewhere(void **state)
 }
 
 struct counts {
-    unsigned long sync, async, crew;
+    unsigned long sync, async;   /* by CUDA */
+    struct ibx_copy_counts ways; /* by us */
 };
 
 /* What one copy adds to them. */
@@ -50,19 +51,26 @@ static struct counts copy(bool to_device, void *host, size_t n)
     struct ibx_double_stats before, after;
     struct ibx_frontend_copy wish = {
         .to_device = to_device, .device = device, .host = host, .n = n};
+    struct ibx_copy_counts was = seen().copies, is;
     struct frame other = {0};
     int code = -1;
-    unsigned long crew = seen().by_crew;
     put_u64(&other, 5);
     app->get_stats(&before);
     assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
     assert_int_equal(code, 0);
     app->get_stats(&after);
-    send_frame("cudaOther", &other); /* brings by_crew up to date */
+    send_frame("cudaOther", &other); /* brings seen() up to date */
     assert_int_equal(receive_reply(NULL, 0), HANDLED);
     free(other.bytes);
-    return (struct counts){after.copies_sync - before.copies_sync,
-                           after.copies_async - before.copies_async, seen().by_crew - crew};
+    is = seen().copies;
+    assert_int_equal(is.all, was.all + 1);
+    return (struct counts){
+        .sync = after.copies_sync - before.copies_sync,
+        .async = after.copies_async - before.copies_async,
+        .ways = {.inlined = is.inlined - was.inlined,
+                 .in_place = is.in_place - was.in_place,
+                 .by_crew = is.by_crew - was.by_crew},
+    };
 }
 
 /* To the device and back. */
@@ -86,12 +94,12 @@ static void test_as_said(void **state)
     both(own, 1000, &to, &from);
     assert_true(to.sync == 0 && to.async == 1); /* by way of a chunk */
     both(own, 8000, &to, &from);
-    assert_true(from.sync == 1 && from.async == 0);
+    assert_true(from.sync == 1 && from.async == 0 && from.ways.inlined == 1);
     both(own, n, &to, &from);
     assert_int_equal(to.async, (n + (64u << 10) - 1) / (64u << 10));
-    assert_true(to.crew == 1 && from.crew == 0);
+    assert_true(to.ways.by_crew == 1 && from.ways.by_crew == 0);
     both(shared, n, &to, &from);
-    assert_true(to.async > 1 && from.async > 1); /* in place it would be one */
+    assert_true(to.async > 1 && from.async > 1 && !to.ways.in_place && !from.ways.in_place);
     assert_int_equal(seen().requests, 9);
     assert_true(ibx_shared_free(shared));
     free(own);
@@ -105,13 +113,13 @@ static void test_elsewhere(void **state)
     struct counts to, from;
     assert_non_null(shared);
     both(own, 1000, &to, &from);
-    assert_true(to.sync == 1 && to.async == 0);
+    assert_true(to.sync == 1 && to.async == 0 && to.ways.inlined == 1);
     both(own, 8000, &to, &from);
     assert_true(from.sync == 0 && from.async == 1);
     both(own, n, &to, &from);
-    assert_true(to.crew == 0 && from.crew == 0);
+    assert_true(to.ways.by_crew == 0 && from.ways.by_crew == 0);
     both(shared, n, &to, &from);
-    assert_true(to.async == 1 && from.async == 1);
+    assert_true(to.async == 1 && from.async == 1 && to.ways.in_place && from.ways.in_place);
     assert_true(ibx_shared_free(shared));
     free(own);
 }

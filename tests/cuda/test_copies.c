@@ -198,7 +198,7 @@ static void test_by_crew(void **state)
         send_frame("cudaOther", &other);
         assert_int_equal(receive_reply(NULL, 0), HANDLED);
         copies += over_shm && n >= 2 << 20 ? 3 : 0;
-        assert_int_equal(seen().by_crew, copies);
+        assert_int_equal(seen().copies.by_crew, copies);
         free(bytes);
         free(out);
         free(request.bytes);

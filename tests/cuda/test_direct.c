@@ -153,7 +153,7 @@ static unsigned long by_fabric(void)
     send_frame("cudaOther", &other);
     assert_int_equal(receive_reply(NULL, 0), HANDLED);
     free(other.bytes);
-    return seen().by_fabric;
+    return seen().copies.direct;
 }
 
 static struct ibx_double_stats stats(void)
@@ -212,6 +212,7 @@ static void test_refused(void **state)
     round_trip(2000000, true);
     assert_int_equal(by_fabric(), 0);
     assert_int_equal(seen().requests, 2); /* and not by GVirtuS */
+    assert_non_null(strstr(seen().refused, "this device refuses"));
     assert_true(stats().copies_async > copies && !nic.ever);
 }
 

@@ -56,6 +56,7 @@ def wrong_usage_exits_2_with_the_usage(scene):
     for args in ((), ("measure",), ("run",), ("serve",), ("self", "tcp://127.0.0.1:1"), ("--sizes", "4"),
                  ("run", "a", "b"), ("self", "--nonsense"), ("self", "--sizes"), ("serve", "--json", "x", "y"),
                  ("self", "--max-bytes", "1G"), ("run", "--iperf", "tcp://127.0.0.1:1"),
+                ("tune", "x"), ("tune", "--raw"), ("self", "--output", "x"),
                  ("run", "--raw", "--stock", "127.0.0.1:1", "tcp://127.0.0.1:1"),
                  ("self", "--raw", "--plot", "x.svg")):
         code, out, err = scene.run(*args)
@@ -615,6 +616,79 @@ def a_server_that_dies_is_one_sentence(scene):
     end_of_a_server(scene, lambda _: server.kill(), "run", "--stock", f"127.0.0.1:{port}", uri)
     end_of_a_server(scene, lambda client: os.kill(children(client.pid)[0], signal.SIGKILL), "self", "--paths",
                     "shm,stock")
+
+
+# ------------------------------------------------------------------------------ tune
+
+
+def tune(scene, *args, **environment):
+    """On the double of CUDA."""
+    if "IBX_TEST_LIBCUDA" not in os.environ:
+        raise Skip("IBX_TEST_LIBCUDA does not name the double")
+    environment = {"IBX_LIBCUDA": os.environ["IBX_TEST_LIBCUDA"], "GVIRTUS_HOME": scene.path("home"), **environment}
+    unset = ("GVIRTUS_CONFIG", "GVIRTUS_RDMA_PROPERTIES")
+    env = {key: value for key, value in os.environ.items() if key not in unset} | environment
+    return scene.run("tune", "--sizes", "64K,4K,8K", "--count", "3", "--rounds", "1", *args, env=env)
+
+
+def stored(path):
+    with open(path, encoding="ascii") as file:
+        lines = [line.rstrip("\n") for line in file if not line.startswith("#")]
+    return dict(line.split(" : ") for line in lines)
+
+
+@test
+def tune_stores_what_is_faster_where_a_back_end_looks(scene):
+    os.makedirs(scene.path("home/etc"))
+    # Copies that the driver makes at once, or those that it makes from pinned memory, are slow.
+    for slow, wanted in (("0 5000", "8K"), ("5000 0", "0")):
+        code, out, err = tune(scene, IBX_DOUBLE_SLOW=slow)
+        equal((code, err), (0, ""))
+        file = scene.path("home/etc/ibx-tuning.properties")
+        assert file in out, out
+        found = stored(file)
+        equal((found["gpu"], found["driver"], found["host"]), ("double 0", "13.0", socket.gethostname()))
+        equal((slow, found["h2d.inline"], found["d2h.inline"]), (slow, wanted, wanted))
+        assert re.search(r"^ +4 KiB .*\n +8 KiB .*\n +64 KiB +- ", out, re.M), out  # the last one is no message
+        assert ("inline up to 8 KiB" if wanted == "8K" else "never inline") in out, out
+        assert "refused: direct: " in out, out
+    equal(os.listdir(scene.path("home/etc")), ["ibx-tuning.properties"])
+
+
+@test
+def tune_takes_another_file(scene):
+    code, _, err = tune(scene, "--output", scene.path("mine"))
+    equal((code, err), (0, ""))
+    equal(len(stored(scene.path("mine"))), 13)
+    for args in (("--output", "/nowhere/file"), ()):  # there is no folder home/etc
+        code, out, err = tune(scene, *args)
+        equal((code, out), (1, ""))
+        one_sentence(err)
+        assert "--output" in err, err
+    os.makedirs(scene.path("home/etc"))
+    with open(scene.path("home/etc/gvirtus.properties"), "w", encoding="ascii") as file:
+        file.write("rdma.tuning : none\n")
+    code, out, err = tune(scene)
+    equal((code, out), (1, ""))
+    one_sentence(err)
+    assert "rdma.tuning" in err and "--output" in err, err
+
+
+@test
+def tune_without_a_gpu_is_one_sentence(scene):
+    code, out, err = tune(scene, IBX_LIBCUDA="/nowhere/libcuda.so.1")
+    equal((code, out), (1, ""))
+    one_sentence(err)
+    assert "IBX_LIBCUDA" in err, err
+
+
+@test
+def tune_tells_why_a_way_is_refused(scene):
+    code, out, err = tune(scene, "--set", "provider=tcp", "--output", scene.path("mine"))
+    equal((code, err), (0, ""))
+    assert "over tcp" in out and "in place" not in out.split("H2D: ")[1], out
+    assert re.search(r"^refused: in place: .* over tcp", out, re.M), out
+    equal(stored(scene.path("mine"))["h2d.in_place"], "0")  # as it was
 
 
 if __name__ == "__main__":

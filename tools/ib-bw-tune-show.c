@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What `tune` has measured and chosen, for people. */
+#include "tools/ib-bw-tune.h"
+
+#include <string.h>
+
+#define VALUE 12 /* columns */
+
+static const char *const directions[] = {"H2D: cudaMemcpy to the device",
+                                         "D2H: cudaMemcpy from the device"};
+
+static bool measured(const struct tune_way *way, unsigned d, unsigned size_count)
+{
+    for (unsigned i = 0; i < size_count; i++) {
+        if (way->times[d][i] > 0)
+            return true;
+    }
+    return false;
+}
+
+static void print_block(const struct tune *tune, unsigned d, FILE *out)
+{
+    char text[BW_SIZE_TEXT];
+    fprintf(out, "%s, microseconds\n%9s", directions[d], "bytes");
+    for (unsigned w = 0; w < tune->way_count; w++) {
+        if (measured(&tune->ways[w], d, tune->size_count))
+            fprintf(out, "%*s", VALUE, tune->ways[w].name);
+    }
+    fputc('\n', out);
+    for (unsigned i = 0; i < tune->size_count; i++) {
+        fprintf(out, "%9s", bw_size_print(tune->sizes[i], text));
+        for (unsigned w = 0; w < tune->way_count; w++) {
+            const struct tune_way *way = &tune->ways[w];
+            if (!measured(way, d, tune->size_count))
+                continue;
+            if (way->times[d][i] > 0)
+                fprintf(out, "%*.1f", VALUE, way->times[d][i]);
+            else
+                fprintf(out, "%*s", VALUE, "-");
+        }
+        fputc('\n', out);
+    }
+    fputc('\n', out);
+}
+
+static void print_from(const char *name, uint64_t from, FILE *out)
+{
+    char text[BW_SIZE_TEXT];
+    if (from == IBX_CHOICE_NEVER)
+        fprintf(out, ", never %s", name);
+    else if (from)
+        fprintf(out, ", from %s %s", bw_size_print((size_t)from, text), name);
+    else
+        fprintf(out, ", always %s", name);
+}
+
+static void print_choice(const struct tune *tune, unsigned d, FILE *out)
+{
+    const struct ibx_choice *choice = &tune->result.choice;
+    const struct ibx_choice_way *way = &choice->ways[d];
+    char text[BW_SIZE_TEXT], crew[48];
+    snprintf(crew, sizeof(crew), choice->threads ? "by %u threads" : "by several threads",
+             choice->threads);
+    fprintf(out, "%s: ", d ? "D2H" : "H2D");
+    if (way->inline_max)
+        fprintf(out, "inline up to %s", bw_size_print((size_t)way->inline_max, text));
+    else
+        fputs("never inline", out);
+    print_from("in place", way->in_place_min, out);
+    if (!tune->no_crew[0])
+        print_from(crew, way->crew_min, out);
+    fputs("; otherwise by chunks\n", out);
+}
+
+/* Where ways differ only in their numbers the first one speaks for all. */
+static void print_refused(const struct tune *tune, FILE *out)
+{
+    const char *before = "";
+    for (unsigned w = 0; w < tune->way_count; w++) {
+        const struct tune_way *way = &tune->ways[w];
+        if (way->refused[0] && strcmp(before, way->refused))
+            fprintf(out, "refused: %s: %s\n", way->name, way->refused);
+        before = way->refused;
+    }
+    if (tune->no_crew[0])
+        fprintf(out, "refused: crew: %s\n", tune->no_crew);
+    if (tune->no_direct[0])
+        fprintf(out, "refused: direct: %s\n", tune->no_direct);
+}
+
+void tune_print(const struct tune *tune, FILE *out)
+{
+    const struct ibx_tuning_place *place = &tune->result.place;
+    char text[BW_SIZE_TEXT];
+    fprintf(out, "%s, CUDA %s, on %s; two processes over %s\n\n", place->gpu, place->driver,
+            place->host, tune->path);
+    for (unsigned d = 0; d < 2; d++)
+        print_block(tune, d, out);
+    for (unsigned d = 0; d < 2; d++)
+        print_choice(tune, d, out);
+    fprintf(out, "chunks of %s\n", bw_size_print(tune->result.choice.chunk, text));
+    print_refused(tune, out);
+}
