@@ -348,6 +348,8 @@ static int step_complete(struct destination *d, struct ibx_error *err)
         /* COMPLETE on record is true as well, and recover asks the source again. */
         if (destination_record(d, IBX_RECORD_DONE, &silent))
             move_say(&d->options->tell, "%s", silent.message);
+        if (d->linked)
+            ibx_control_send_plain(&d->control, IBX_MOVE_CONFIRMED);
         d->status.total_ns = ibx_now_ns() - d->status.began_ns;
         destination_move(d, DESTINATION_DONE);
         return 0;
@@ -448,7 +450,7 @@ static const char *what_waits(const struct destination *d)
         return "the VM has not run here, and waits for the source to be back and say that it shall "
                "(if it goes on there, interrupt this tool)";
     case DESTINATION_COMPLETE:
-        return "all pages are here, and only the source's confirmation is waited for";
+        return DESTINATION_UNCONFIRMED;
     default:
         return "the VM waits for pages until the source is back";
     }

@@ -41,6 +41,11 @@ enum destination_state {
     DESTINATION_STATES
 };
 
+/* What a tool says that has only the source's word to wait for. */
+#define DESTINATION_UNCONFIRMED                                                                    \
+    "all pages are here, and only the source's confirmation is waited for (if ib-migrate status "  \
+    "there says done, ib-migrate recover there gives it)"
+
 #define DESTINATION_GUESTS 4u /* connections that only asked something, until they go */
 
 struct destination {

@@ -131,12 +131,13 @@ static int finish(struct destination *d, int rc, struct ibx_move_status *last,
     destination_vm_stats(d);
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
-    /* After a move the source, which has nothing more to hear, waits for this end to close. */
-    ibx_control_linger(&d->control,
-                       rc || ibx_control_idle(&d->control) ? 0 : ibx_deadline_in_ms(100));
+    /* After a move the source closes when it has heard the last word. */
+    ibx_control_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
     destination_link_close(d);
-    for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
+    for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
+        ibx_control_linger(&d->guests[i], rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
         ibx_control_fini(&d->guests[i]);
+    }
     ibx_close(d->resume.conn);
     move_tell(&d->teller, &d->status, true);
     if (last)
@@ -200,6 +201,8 @@ int ibx_move_receive_again(const struct ibx_receive_options *options,
     d->lost_ns = ibx_now_ns();
     if (!rc)
         rc = open_porch(d, options->listen ? options->listen : d->status.record.uri, err);
+    if (!rc && d->state == DESTINATION_COMPLETE)
+        move_say(&options->tell, "%s", DESTINATION_UNCONFIRMED);
     if (!rc)
         rc = destination_run(d, err);
     return finish(d, rc, last, err);

@@ -272,6 +272,21 @@ static void heed_resume(struct destination *d, struct ibx_knock *knock)
     d->resume = *knock;
 }
 
+/* A source that has this on record needs nothing more of this side, and keeps nothing for it. */
+static void heed_confirm(struct destination *d, struct ibx_knock *knock)
+{
+    const struct ibx_move_hello *hello = &knock->first.is.hello;
+    if (!same_move(d, hello->id)) {
+        dismiss(d, knock->conn, true, IBX_STANDING_NONE, NULL);
+    } else if (d->state != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch) {
+        dismiss_because(d, knock->conn, destination_standing(d),
+                        "not all pages are here, as far as this source can know");
+    } else {
+        d->confirmed = true;
+        dismiss(d, knock->conn, true, IBX_STANDING_COMPLETE, NULL);
+    }
+}
+
 static int heed_hello(struct destination *d, struct ibx_knock *knock, struct ibx_error *err)
 {
     const struct ibx_move_hello *hello = &knock->first.is.hello;
@@ -281,6 +296,9 @@ static int heed_hello(struct destination *d, struct ibx_knock *knock, struct ibx
         return heed_move(d, knock, err);
     case IBX_PURPOSE_RESUME:
         heed_resume(d, knock);
+        return 0;
+    case IBX_PURPOSE_CONFIRM:
+        heed_confirm(d, knock);
         return 0;
     default:
         dismiss(d, knock->conn, true,

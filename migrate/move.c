@@ -339,15 +339,17 @@ int move_send_map(struct ibx_control *control, const struct ibx_page_map *map, u
 
 /* ---------------------------------------------------------------- from outside */
 
-int ibx_move_query(const struct ibx_record *record, const struct ibx_options *transport,
-                   struct ibx_move_answer *answer, struct ibx_error *err)
+/* About a move, by its record alone. */
+static int ask(const struct ibx_record *record, enum ibx_move_purpose purpose,
+               const struct ibx_options *transport, struct ibx_move_answer *answer,
+               struct ibx_error *err)
 {
     struct ibx_control control;
     struct ibx_options options = move_options(transport, record->uri);
     struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
     if (!hello)
         return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
-    hello->purpose = IBX_PURPOSE_QUERY;
+    hello->purpose = (uint8_t)purpose;
     hello->epoch = record->epoch;
     hello->links = 1;
     memcpy(hello->id, record->id, sizeof(hello->id));
@@ -355,6 +357,30 @@ int ibx_move_query(const struct ibx_record *record, const struct ibx_options *tr
     free(hello);
     if (!rc)
         ibx_control_fini(&control);
+    return rc;
+}
+
+int ibx_move_query(const struct ibx_record *record, const struct ibx_options *transport,
+                   struct ibx_move_answer *answer, struct ibx_error *err)
+{
+    return ask(record, IBX_PURPOSE_QUERY, transport, answer, err);
+}
+
+int ibx_move_confirm(const struct ibx_record *record, const struct ibx_options *transport,
+                     struct ibx_error *err)
+{
+    struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
+    if (!answer)
+        return ibx_error_set(err, -ENOMEM, "no memory for an answer");
+    int rc = ask(record, IBX_PURPOSE_CONFIRM, transport, answer, err);
+    if (!rc && answer->standing == IBX_STANDING_NONE)
+        rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this move",
+                           record->uri, answer->host);
+    else if (!rc && (!answer->accepted || answer->standing != IBX_STANDING_COMPLETE))
+        rc = ibx_error_set(err, -EPROTO, "the destination (%s) says: %s", answer->host,
+                           answer->count ? answer->sentences[0]
+                                         : ibx_move_standing_name(answer->standing));
+    free(answer);
     return rc;
 }
 

@@ -108,6 +108,10 @@ int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx
  * like when it does not answer. */
 int ibx_move_query(const struct ibx_record *record, const struct ibx_options *transport,
                    struct ibx_move_answer *answer, struct ibx_error *err);
+/* Tells it that this (source's) record is DONE, which it may not have heard: 0 when it has.
+ * -ENOENT: who answers knows nothing of this move; others when nobody does. */
+int ibx_move_confirm(const struct ibx_record *record, const struct ibx_options *transport,
+                     struct ibx_error *err);
 /* Restarts the source's VM from its stop. The caller has asked the operator. -EBUSY: the
  * destination answers that the VM runs there. */
 int ibx_move_rollback(const char *folder, struct ibx_record *record,

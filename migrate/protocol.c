@@ -35,12 +35,14 @@ static const char *const message_names[] = {
     [IBX_MOVE_COMPLETE] = "COMPLETE",
     [IBX_MOVE_CONFIRM] = "CONFIRM",
     [IBX_MOVE_ABORT] = "ABORT",
+    [IBX_MOVE_CONFIRMED] = "CONFIRMED",
 };
 
 const char *ibx_move_message_name(enum ibx_move_message type)
 {
     unsigned at = (unsigned)type;
-    return at >= IBX_MOVE_HELLO && at <= IBX_MOVE_ABORT ? message_names[at] : "an unknown message";
+    return at >= IBX_MOVE_HELLO && at <= IBX_MOVE_CONFIRMED ? message_names[at]
+                                                            : "an unknown message";
 }
 
 const char *ibx_move_standing_name(enum ibx_move_standing standing)
@@ -98,11 +100,16 @@ static int check_block(const struct ibx_move_hello *hello, unsigned at, uint64_t
     return 0;
 }
 
+/* These come from a source whose QEMU may be gone: they describe no VM. */
+static bool is_question(const struct ibx_move_hello *hello)
+{
+    return hello->purpose == IBX_PURPOSE_QUERY || hello->purpose == IBX_PURPOSE_CONFIRM;
+}
+
 static int check_blocks(const struct ibx_move_hello *hello, struct ibx_error *err)
 {
     uint64_t total = 0;
-    if (hello->block_count > IBX_GUEST_BLOCKS_MAX ||
-        (!hello->block_count && hello->purpose != IBX_PURPOSE_QUERY))
+    if (hello->block_count > IBX_GUEST_BLOCKS_MAX || (!hello->block_count && !is_question(hello)))
         return ibx_error_set(err, -EPROTO, "%u blocks of guest RAM: it must be 1 to %u",
                              hello->block_count, IBX_GUEST_BLOCKS_MAX);
     for (unsigned i = 0; i < hello->block_count; i++) {
@@ -113,11 +120,10 @@ static int check_blocks(const struct ibx_move_hello *hello, struct ibx_error *er
     return 0;
 }
 
-/* A QUERY comes from a source whose QEMU may be gone: it describes no VM. */
 static int check_hello(const struct ibx_move_hello *hello, struct ibx_error *err)
 {
     bool moves = hello->purpose == IBX_PURPOSE_MOVE || hello->purpose == IBX_PURPOSE_RESUME;
-    if (hello->purpose < IBX_PURPOSE_MOVE || hello->purpose > IBX_PURPOSE_QUERY)
+    if (hello->purpose < IBX_PURPOSE_MOVE || hello->purpose > IBX_PURPOSE_CONFIRM)
         return ibx_error_set(err, -EPROTO, "purpose %u is not known", hello->purpose);
     if (!id_set(hello->id) && hello->purpose != IBX_PURPOSE_CHECK)
         return ibx_error_set(err, -EPROTO, "the move has no id");
@@ -126,9 +132,9 @@ static int check_hello(const struct ibx_move_hello *hello, struct ibx_error *err
     if (hello->links > IBX_MOVE_LINKS_MAX || (!hello->links && moves))
         return ibx_error_set(err, -EPROTO, "%u page connections: it must be 1 to %u", hello->links,
                              IBX_MOVE_LINKS_MAX);
-    if (!hello->machine[0] && hello->purpose != IBX_PURPOSE_QUERY)
+    if (!hello->machine[0] && !is_question(hello))
         return ibx_error_set(err, -EPROTO, "the VM has no machine type");
-    if (!uuid_form(hello->uuid) && (hello->uuid[0] || hello->purpose != IBX_PURPOSE_QUERY))
+    if (!uuid_form(hello->uuid) && (hello->uuid[0] || !is_question(hello)))
         return ibx_error_set(err, -EPROTO, "\"%s\" is not a UUID", hello->uuid);
     return check_blocks(hello, err);
 }
@@ -251,6 +257,7 @@ static int check_message(const struct ibx_move_any *message, struct ibx_error *e
     case IBX_MOVE_READY:
     case IBX_MOVE_LOADED:
     case IBX_MOVE_RUNNING:
+    case IBX_MOVE_CONFIRMED:
         return 0;
     }
     return ibx_error_set(err, -EPROTO, "message type %u is not known", (unsigned)message->type);
@@ -372,6 +379,7 @@ static void put_message(struct ibx_writer *w, const struct ibx_move_any *message
     case IBX_MOVE_READY:
     case IBX_MOVE_LOADED:
     case IBX_MOVE_RUNNING:
+    case IBX_MOVE_CONFIRMED:
         return;
     }
 }
@@ -543,6 +551,7 @@ static int get_message(struct ibx_reader *r, struct ibx_move_any *message, struc
     case IBX_MOVE_READY:
     case IBX_MOVE_LOADED:
     case IBX_MOVE_RUNNING:
+    case IBX_MOVE_CONFIRMED:
         break;
     }
     return 0; /* a type that is not known is check_message()'s to say */

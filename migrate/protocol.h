@@ -20,11 +20,13 @@
  *        <------------------------------- RUNNING
  *        <---------------- PROGRESS ... COMPLETE    every page is there
  *        CONFIRM -------------------------------->  the source may go
+ *        <------------------------------ CONFIRMED   and the destination has that on record
  *
  * Either side says ABORT before the commit; after it only the destination, and only when the VM is
  * certain never to have run there. After the commit a lost connection is made again by the source:
  * HELLO resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END, and on it goes from
- * where the destination stands.
+ * where the destination stands. A source that has not heard CONFIRMED says HELLO confirm instead,
+ * to which the answer is enough.
  */
 #ifndef IBX_MIGRATE_PROTOCOL_H
 #define IBX_MIGRATE_PROTOCOL_H
@@ -62,6 +64,7 @@ enum ibx_move_message {
     IBX_MOVE_COMPLETE,
     IBX_MOVE_CONFIRM,
     IBX_MOVE_ABORT,
+    IBX_MOVE_CONFIRMED,
 };
 
 enum ibx_move_purpose {
@@ -69,6 +72,7 @@ enum ibx_move_purpose {
     IBX_PURPOSE_CHECK,    /* would you? the destination answers and goes on waiting */
     IBX_PURPOSE_RESUME,   /* of move `id`: the connection was lost after the commit */
     IBX_PURPOSE_QUERY,    /* what do you know of move `id`? */
+    IBX_PURPOSE_CONFIRM,  /* what CONFIRM says, which may have been lost; then as QUERY */
 };
 
 /* How far the destination is with a move: the answer to RESUME and QUERY. */
@@ -89,13 +93,15 @@ struct ibx_move_block {
 struct ibx_move_hello {
     uint8_t purpose;               /* enum ibx_move_purpose */
     uint8_t id[IBX_MOVE_ID_BYTES]; /* all zeros only in a CHECK */
-    uint64_t epoch; /* 1, then one higher with each RESUME or recovery; CHECK and QUERY: any */
-    uint16_t links; /* page connections to come, 1..IBX_MOVE_LINKS_MAX; CHECK and QUERY: 0 too */
+    uint64_t
+        epoch; /* 1, then one higher with each RESUME or recovery; CHECK, QUERY and CONFIRM: any */
+    uint16_t links; /* page connections to come, 1..IBX_MOVE_LINKS_MAX; CHECK, QUERY and CONFIRM: 0
+                       too */
     struct ibx_qmp_version version;
-    char machine[64]; /* a QUERY may leave these empty */
+    char machine[64]; /* a QUERY or CONFIRM may leave these empty */
     char uuid[40];
     char name[128];
-    uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY: 0 too */
+    uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY, CONFIRM: 0 too */
     struct ibx_move_block blocks[IBX_GUEST_BLOCKS_MAX];
     char hardware[IBX_MOVE_HARDWARE]; /* in a MOVE and a CHECK, of migrate/hardware.h; or "" */
     char host[128];                   /* the source's name for itself, or "" */

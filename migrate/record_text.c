@@ -416,7 +416,7 @@ static const char *say_destination(enum ibx_record_state state)
                "\"ib-migrate recover\" goes on fetching";
     case IBX_RECORD_COMPLETE:
         return "%s runs here with all of its pages, but %s has not confirmed it and keeps them, "
-               "too: \"ib-migrate recover\" here lets it end";
+               "too: \"ib-migrate recover\" here lets it end, and there when that says done";
     case IBX_RECORD_DONE:
         return "%s runs here with all of its pages: that at %s is not needed any more";
     case IBX_RECORD_GIVEN_UP:

@@ -23,11 +23,13 @@ static const uint16_t allowed[SOURCE_STATES] = {
     [SOURCE_STOPPED] = 1u << SOURCE_SENDING | 1u << SOURCE_KEPT,
     [SOURCE_SENDING] = 1u << SOURCE_COMMITTED | 1u << SOURCE_KEPT,
     [SOURCE_COMMITTED] = 1u << SOURCE_SERVING | 1u << SOURCE_KEPT,
-    [SOURCE_SERVING] = 1u << SOURCE_DONE,
+    [SOURCE_SERVING] = 1u << SOURCE_CONFIRMING,
+    [SOURCE_CONFIRMING] = 1u << SOURCE_DONE,
 };
 
 static const char *const names[SOURCE_STATES] = {
-    "asking", "exposing", "starting", "stopped", "sending", "committed", "serving", "done", "kept",
+    "asking",    "exposing", "starting",   "stopped", "sending",
+    "committed", "serving",  "confirming", "done",    "kept",
 };
 
 static enum ibx_move_phase phase_of(const struct source *s)
@@ -43,9 +45,10 @@ static enum ibx_move_phase phase_of(const struct source *s)
         return IBX_PHASE_SWITCHING;
     case SOURCE_COMMITTED:
     case SOURCE_SERVING:
-        return !s->linked                   ? IBX_PHASE_BROKEN
-               : s->state == SOURCE_SERVING ? IBX_PHASE_FILLING
-                                            : IBX_PHASE_SWITCHING;
+    case SOURCE_CONFIRMING:
+        return !s->linked                     ? IBX_PHASE_BROKEN
+               : s->state != SOURCE_COMMITTED ? IBX_PHASE_FILLING
+                                              : IBX_PHASE_SWITCHING;
     case SOURCE_DONE:
         return IBX_PHASE_DONE;
     default:
@@ -162,10 +165,15 @@ static int hear(void *context, const struct ibx_move_any *message)
         heed_progress(s, &message->is.progress);
         return source_committed(s) ? 0 : unexpected(s, message, h->err);
     case IBX_MOVE_COMPLETE:
+        if (s->state == SOURCE_CONFIRMING) /* said again before the answer had come */
+            return 0;
         if (s->state != SOURCE_SERVING)
             return unexpected(s, message, h->err);
         heed_progress(s, &message->is.complete.progress);
         return heed_complete(s, &message->is.complete, h->err);
+    case IBX_MOVE_CONFIRMED:
+        s->confirmed = true;
+        return s->state == SOURCE_CONFIRMING ? 0 : unexpected(s, message, h->err);
     case IBX_MOVE_ABORT:
         s->aborted = true;
         return ibx_error_set(h->err, -ECONNABORTED, "the destination gave up: %s",
@@ -299,22 +307,6 @@ static int commit(struct source *s, struct ibx_error *err)
     return rc ? ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc)) : 0;
 }
 
-static int confirm(struct source *s, struct ibx_error *err)
-{
-    struct ibx_move_any message = {.type = IBX_MOVE_CONFIRM};
-    message.is.epoch = s->status.record.epoch;
-    int rc = source_record(s, IBX_RECORD_DONE, err);
-    if (rc)
-        return rc;
-    rc = ibx_control_send(&s->control, &message);
-    if (rc)
-        return ibx_error_set(err, rc, "the confirmation could not be sent: %s", strerror(-rc));
-    ibx_control_linger(&s->control, ibx_deadline_in_ms(MOVE_LINGER_MS));
-    s->status.total_ns = ibx_now_ns() - s->status.began_ns;
-    source_move(s, SOURCE_DONE);
-    return 0;
-}
-
 /* After a reconnection: the map again, and the commit if that was lost. */
 static int catch_up(struct source *s, struct ibx_error *err)
 {
@@ -403,7 +395,7 @@ static int step(struct source *s, struct ibx_error *err)
             rc = source_record(s, IBX_RECORD_MOVED, err);
         if (!rc && s->linked)
             rc = catch_up(s, err);
-        return rc || !s->complete ? rc : confirm(s, err);
+        return rc || !s->complete ? rc : source_confirm(s, err);
     default:
         return 0;
     }
@@ -483,6 +475,8 @@ static int link_again(struct source *s, struct ibx_error *err)
 static int heed_signals(struct source *s, struct ibx_error *err)
 {
     s->interrupts += move_signals_take(&s->signals);
+    if (s->state == SOURCE_CONFIRMING)
+        return 0;
     if (source_committed(s)) {
         s->leaving = s->interrupts > 1;
         if (s->leaving)
@@ -544,6 +538,10 @@ static int turn(struct source *s, struct ibx_error *err)
         rc = lose_qemu(s, err);
     if (rc)
         return rc;
+    if (s->state == SOURCE_CONFIRMING) {
+        source_await_confirmed(s, hear, &hearing);
+        return 0;
+    }
     if (source_committed(s) && !s->linked)
         return link_again(s, err);
     rc = ibx_control_take(&s->control, hear, &hearing, err);

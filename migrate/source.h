@@ -12,14 +12,17 @@
  *    HELLO        RAM, READY     QEMU sends     map           device        |  RUNNING       |
  *     |              |             |              |           state         |       COMPLETE |
  *     |              |             |              |              |   GIVEN_UP|  by dest.      v
- *     +--------------+-------------+--------------+--------------+----------+             DONE
- *                                  |
- *                                  v
- *                                KEPT: the VM goes on here
+ *     +--------------+-------------+--------------+--------------+----------+          CONFIRMING
+ *                                  |                                                        |
+ *                                  v                                              CONFIRMED v
+ *                                KEPT: the VM goes on here                                 DONE
  *
  * The point of no return is the move to COMMITTED: before it whatever goes wrong leads to KEPT;
  * after it only the destination's word that the VM never ran there does. Without that word a lost
  * connection (`linked` is false in COMMITTED and SERVING) is made again for as long as it takes.
+ *
+ * In CONFIRMING nothing depends on this side any more, and that is on record: only that the
+ * destination has heard so is waited for, for a while.
  */
 enum source_state {
     SOURCE_ASKING,
@@ -29,6 +32,7 @@ enum source_state {
     SOURCE_SENDING,
     SOURCE_COMMITTED,
     SOURCE_SERVING,
+    SOURCE_CONFIRMING,
     SOURCE_DONE,
     SOURCE_KEPT,
     SOURCE_STATES
@@ -73,19 +77,30 @@ struct source {
     unsigned interrupts;
     uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t still_ns;                      /* since when the VM stands still, by this tool */
+    bool confirmed;                         /* the other side's word: CONFIRMED */
+    uint64_t confirm_by_ns;                 /* until when that is waited for */
 };
 
 /* The one place that moves. */
 void source_move(struct source *s, enum source_state to);
 static inline bool source_committed(const struct source *s)
 {
-    return s->state == SOURCE_COMMITTED || s->state == SOURCE_SERVING;
+    return s->state >= SOURCE_COMMITTED && s->state <= SOURCE_CONFIRMING;
 }
 
 /* source.c: until DONE or KEPT, or until it is left to ib-migrate recover. */
 int source_run(struct source *s, struct ibx_error *err);
 /* Before the commit: the VM goes on here; returns `code`. */
 int source_keep(struct source *s, int code, struct ibx_error *err);
+
+/* source_confirm.c */
+
+/* All pages are there: puts that on record, goes to CONFIRMING and says so. */
+int source_confirm(struct source *s, struct ibx_error *err);
+/* In CONFIRMING: waits for the answer, or says it again over a new connection; DONE in any case. */
+void source_await_confirmed(struct source *s,
+                            int (*hear)(void *context, const struct ibx_move_any *message),
+                            void *context);
 
 /* source_link.c */
 

@@ -23,7 +23,7 @@ static void talk_status(void *context, struct ibx_move_status *status)
 static int talk_cancel(void *context, struct ibx_error *err)
 {
     struct source *s = context;
-    if (source_committed(s) || s->state >= SOURCE_DONE)
+    if (source_committed(s) || s->state == SOURCE_DONE || s->state == SOURCE_KEPT)
         return ibx_error_set(err, -EBUSY, "the VM runs at %s already: it cannot be cancelled",
                              s->status.record.uri);
     s->cancelled = true;

@@ -171,6 +171,56 @@ static int find_either(const struct migrate_args *args, struct ibx_record *recor
     return rc;
 }
 
+static void use_key_file(struct migrate_args *args, const struct ibx_record *record)
+{
+    if (!args->options.key_file[0])
+        snprintf(args->options.key_file, sizeof(args->options.key_file), "%s", record->key_file);
+}
+
+/* The newest move from this monitor, when that is done: its destination may not have heard so. */
+static bool find_done(const struct migrate_args *args, struct ibx_record *record)
+{
+    struct ibx_record *all;
+    size_t count;
+    bool found = false;
+    if (ibx_record_list(args->folder, &all, &count, NULL))
+        return false;
+    for (size_t i = 0; i < count && !found; i++) {
+        if (!all[i].source || strcmp(all[i].qmp, args->qmp) != 0)
+            continue;
+        *record = all[i];
+        found = true;
+    }
+    free(all);
+    return found && record->state == IBX_RECORD_DONE;
+}
+
+static int confirm(const struct migrate_args *args, struct ibx_record *record,
+                   const struct ibx_error *none)
+{
+    struct ibx_error err = {0};
+    char vm[PATH_MAX], said[PATH_MAX + 128];
+    if (args->uri)
+        snprintf(record->uri, sizeof(record->uri), "%s", args->uri);
+    if (ibx_move_confirm(record, &args->options, &err)) {
+        ibx_error_prefix(&err, err.code,
+                         "%s. The last move from there is done here; that its destination has "
+                         "heard so, too, matters only if ib-migrate status says complete there: "
+                         "start ib-migrate recover there first",
+                         none->message);
+        migrate_complain(err.message);
+        return MIGRATE_FAILED;
+    }
+    migrate_vm(record, vm, sizeof(vm));
+    snprintf(said, sizeof(said), "%s: moved, complete, and the destination has heard so", vm);
+    if (args->json)
+        migrate_print_json(json_pack("{s:o}", "say", ibx_json_text(said)));
+    else if (!args->quiet)
+        printf("%s\n", said);
+    fflush(stdout);
+    return MIGRATE_DONE;
+}
+
 int migrate_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
@@ -178,6 +228,10 @@ int migrate_recover(const struct migrate_args *given)
     struct ibx_error err = {0};
     args = *given;
     int rc = find_either(&args, &record, &err);
+    if (rc == -ENOENT && !args.listen && find_done(&args, &record)) {
+        use_key_file(&args, &record);
+        return confirm(&args, &record, &err);
+    }
     if (!rc && record.source && args.listen)
         rc = ibx_error_set(&err, -EINVAL,
                            "this is the move's source: it takes the destination's URI, not "
@@ -189,8 +243,7 @@ int migrate_recover(const struct migrate_args *given)
         migrate_complain(err.message);
         return MIGRATE_FAILED;
     }
-    if (!args.options.key_file[0])
-        snprintf(args.options.key_file, sizeof(args.options.key_file), "%s", record.key_file);
+    use_key_file(&args, &record);
     return move(&args, record.source, &record);
 }
 

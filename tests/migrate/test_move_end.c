@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The end of a move at its destination: every page is there, and the source does not know yet. A
- * tool that dies there, a disk that is full and a QEMU that cannot be let go of hold up nothing but
- * the end, which comes as soon as it can.
+ * tool that dies there, a disk that is full, a QEMU that cannot be let go of and a confirmation
+ * that is lost hold up nothing but the end, which comes as soon as it can.
  */
 #include "tests/migrate/mover.h"
 
@@ -224,6 +224,60 @@ static void test_interrupted_when_complete(void **state)
     ended();
 }
 
+/* Both tools at the end, of which the source's stands still with the confirmation not yet said. */
+static void about_to_confirm(void)
+{
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:confirming", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    on_record(&vms[0], "done", "must not be continued");
+}
+
+/* The confirmation reaches nobody: the source says it again to the tool that comes next. */
+static void test_confirmation_lost(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGCONT);
+    mover_await(&sender, "broken", 0);
+    recover();
+    ended();
+}
+
+/* The source has gone for good with it, and says it when it is asked to; or by then it is known. */
+static void test_confirmation_never_said(void **state)
+{
+    (void)state;
+    struct mover again;
+    const char *const recover_source[] = {"recover", "--qmp", vms[0].tool, TIMED, NULL};
+    about_to_confirm();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    mover_must_say(&receiver, "if ib-migrate status there says done");
+    kill(vms[0].pid, SIGKILL); /* nothing is needed of that any more */
+    waitpid(vms[0].pid, NULL, 0);
+    vms[0].pid = 0;
+    mover_start(&again, recover_source);
+    mover_ends(&again, 0);
+    mover_must_say(&again, "the destination has heard so");
+    mover_ends(&receiver, 0);
+    on_record(&vms[1], "done", "not needed any more");
+    mover_start(&again, recover_source);
+    mover_ends(&again, 1);
+    mover_must_say(&again, "matters only if ib-migrate status says complete there");
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
 int main(void)
 {
     int skipped = vm_available();
@@ -237,6 +291,8 @@ int main(void)
         cmocka_unit_test_teardown(test_qemu_cannot_be_let_go_of, mover_end_all),
         cmocka_unit_test_teardown(test_record_cannot_be_written, mover_end_all),
         cmocka_unit_test_teardown(test_interrupted_when_complete, mover_end_all),
+        cmocka_unit_test_teardown(test_confirmation_lost, mover_end_all),
+        cmocka_unit_test_teardown(test_confirmation_never_said, mover_end_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,6 +105,7 @@ static const struct sample {
     {"ABORT",
      {.type = IBX_MOVE_ABORT, .is.sentence = "the operator said so"},
      "101400746865206f70657261746f72207361696420736f"},
+    {"CONFIRMED", {.type = IBX_MOVE_CONFIRMED}, "11"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -143,7 +144,7 @@ static void encodes_golden_bytes(void **state)
 {
     (void)state;
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MOVE_ABORT);
+    assert_int_equal(SAMPLES, IBX_MOVE_CONFIRMED);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_move_encode(&samples[i].message, out, sizeof(out));
@@ -256,9 +257,9 @@ static void refuses_strangers_and_other_versions(void **state)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MOVE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MOVE_READY, 0, 17, 1, -EPROTO, "type 17");
+    says(IBX_MOVE_READY, 0, 18, 1, -EPROTO, "type 18");
     says(IBX_MOVE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_move_message_name((enum ibx_move_message)17), "an unknown message");
+    assert_string_equal(ibx_move_message_name((enum ibx_move_message)18), "an unknown message");
     assert_string_equal(ibx_move_standing_name(IBX_STANDING_RUNNING), "running");
     assert_string_equal(ibx_move_standing_name(IBX_STANDING_GIVEN_UP), "given up");
     assert_string_equal(ibx_move_standing_name((enum ibx_move_standing)9), "unknown");
@@ -269,7 +270,7 @@ static void refuses_fields_out_of_range(void **state)
     (void)state;
     const size_t uuid = 58, ram0 = 102, huge = 124; /* of their lengths */
     says(IBX_MOVE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
-    says(IBX_MOVE_HELLO, 7, 5, 1, -EPROTO, "purpose 5");
+    says(IBX_MOVE_HELLO, 7, 6, 1, -EPROTO, "purpose 6");
     says(IBX_MOVE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
     says(IBX_MOVE_HELLO, 32, 0, 2, -EPROTO, "0 page connections");
     says(IBX_MOVE_HELLO, 32, 17, 2, -EPROTO, "17 page connections");
@@ -391,6 +392,8 @@ static void purposes_need_different_things(void **state)
     memset(hello->id, 7, sizeof(hello->id));
     hello->machine[0] = hello->uuid[0] = '\0';
     hello->links = hello->block_count = 0;
+    assert_int_equal(passes(), 0);
+    hello->purpose = IBX_PURPOSE_CONFIRM;
     assert_int_equal(passes(), 0);
     hello->purpose = IBX_PURPOSE_RESUME;
     assert_int_equal(passes(), -EINVAL);
