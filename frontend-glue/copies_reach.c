@@ -3,26 +3,16 @@
 
 #include "common/log.h"
 
-#include <sched.h>
 #include <string.h>
 
-#define CREW_THREADS_MOST 4u /* unless more are asked for */
 #define NOT_REACHED                                                                                \
     "the kernel does not let the back end reach the client's memory (process_vm_readv: both must " \
     "belong to one user), or shm_direct is no"
 
-/* One thread for each four processors: the client, other sessions and the driver want some, too.
- * Two are slower than the client and this thread, which copy one half each where there is no crew.
- */
 static unsigned crew_threads(const struct copies *x)
 {
-    cpu_set_t set;
     unsigned wanted = x->options.threads ? x->options.threads : x->choice.threads;
-    if (wanted)
-        return wanted;
-    int there = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
-    unsigned threads = (unsigned)there / 4;
-    return threads > CREW_THREADS_MOST ? CREW_THREADS_MOST : threads > 2 ? threads : 1;
+    return wanted ? wanted : ibx_crew_threads();
 }
 
 static bool crew_ready(struct copies *x)

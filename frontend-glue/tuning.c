@@ -8,6 +8,7 @@
 #include "transport/transport.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -211,6 +212,57 @@ void ibx_tuning_print(const struct ibx_tuning *tuning, FILE *out)
         print_size(size_keys[i].name, *size_of_key(&choice, &size_keys[i]), out);
     print_size("chunk", choice.chunk, out);
     fprintf(out, "threads : %u\n", choice.threads);
+}
+
+/* ------------------------------------------------------------------------- for people */
+
+static void add_text(char *text, size_t size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void add_text(char *text, size_t size, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, size - used, format, args);
+    va_end(args);
+}
+
+static void add_size(char *text, size_t size, const char *before, uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
+    unsigned unit = 0;
+    for (; unit < 3 && bytes && bytes % 1024 == 0; bytes /= 1024)
+        unit++;
+    add_text(text, size, "%s%llu %s", before, (unsigned long long)bytes, units[unit]);
+}
+
+static void add_from(char *text, size_t size, const char *way, uint64_t from)
+{
+    if (from == IBX_CHOICE_NEVER)
+        add_text(text, size, ", never %s", way);
+    else
+        add_text(text, size, ", %s", way);
+    if (from && from != IBX_CHOICE_NEVER)
+        add_size(text, size, " from ", from);
+}
+
+void ibx_tuning_describe(const struct ibx_choice *choice, enum ibx_choice_direction direction,
+                         unsigned threads, bool direct, char *text, size_t size)
+{
+    const struct ibx_choice_way *way = &choice->ways[direction];
+    char crew[32];
+    text[0] = '\0';
+    if (way->inline_max)
+        add_size(text, size, "inline up to ", way->inline_max);
+    else
+        add_text(text, size, "never inline");
+    add_from(text, size, "in place", way->in_place_min);
+    snprintf(crew, sizeof(crew), "by %u threads", threads);
+    if (threads > 1)
+        add_from(text, size, crew, way->crew_min);
+    if (direct)
+        add_from(text, size, "direct", way->direct_min);
+    add_size(text, size, ", else by chunks of ", choice->chunk);
 }
 
 /* ---------------------------------------------------------------------------- places */

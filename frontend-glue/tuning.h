@@ -46,6 +46,11 @@ int ibx_tuning_load(const char *file, struct ibx_tuning *tuning, struct ibx_erro
 /* Writes what ibx_tuning_parse() reads as the same; errors are the stream's. */
 void ibx_tuning_print(const struct ibx_tuning *tuning, FILE *out);
 
+/* For a person, the ways of copies in one direction: by a crew of so many threads, 0 or 1: there is
+ * none, and `direct` where that can be. Cut if `text` is too short. */
+void ibx_tuning_describe(const struct ibx_choice *choice, enum ibx_choice_direction direction,
+                         unsigned threads, bool direct, char *text, size_t size);
+
 /* Where a device of the driver's is, as far as the driver says. */
 void ibx_tuning_place_of(const struct ibx_cuda *cuda, int device, struct ibx_tuning_place *place);
 /* Whether what was measured holds there; otherwise -EXDEV and a sentence. */

@@ -3,9 +3,12 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define THREADS_MOST 4u /* unless more are asked for */
 
 struct job {
     unsigned place;
@@ -77,6 +80,17 @@ static int threads_make(struct ibx_crew *crew, unsigned threads)
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
+}
+
+/* One thread for each four processors: the client, other sessions and the driver want some, too.
+ * Two are slower than the client and this thread, which copy one half each where there is no crew.
+ */
+unsigned ibx_crew_threads(void)
+{
+    cpu_set_t set;
+    int there = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+    unsigned threads = (unsigned)there / 4;
+    return threads > THREADS_MOST ? THREADS_MOST : threads > 2 ? threads : 1;
 }
 
 int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *err)

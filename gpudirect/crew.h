@@ -24,6 +24,9 @@ typedef int (*ibx_crew_copy)(void *context, void *local, uint64_t offset, size_t
 
 struct ibx_crew;
 
+/* How many threads a crew has where nobody says: by the processors of this process; 1: none. */
+unsigned ibx_crew_threads(void);
+
 /* Of so many threads, the caller counted. */
 int ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
 /* Accepts NULL. In a child forked since, only its memory is given back. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What `tune` has measured and chosen, for people. */
+#include "gpudirect/crew.h"
 #include "tools/ib-bw-tune.h"
 
 #include <string.h>
@@ -43,33 +44,13 @@ static void print_block(const struct tune *tune, unsigned d, FILE *out)
     fputc('\n', out);
 }
 
-static void print_from(const char *name, uint64_t from, FILE *out)
-{
-    char text[BW_SIZE_TEXT];
-    if (from == IBX_CHOICE_NEVER)
-        fprintf(out, ", never %s", name);
-    else if (from)
-        fprintf(out, ", from %s %s", bw_size_print((size_t)from, text), name);
-    else
-        fprintf(out, ", always %s", name);
-}
-
 static void print_choice(const struct tune *tune, unsigned d, FILE *out)
 {
     const struct ibx_choice *choice = &tune->result.choice;
-    const struct ibx_choice_way *way = &choice->ways[d];
-    char text[BW_SIZE_TEXT], crew[48];
-    snprintf(crew, sizeof(crew), choice->threads ? "by %u threads" : "by several threads",
-             choice->threads);
-    fprintf(out, "%s: ", d ? "D2H" : "H2D");
-    if (way->inline_max)
-        fprintf(out, "inline up to %s", bw_size_print((size_t)way->inline_max, text));
-    else
-        fputs("never inline", out);
-    print_from("in place", way->in_place_min, out);
-    if (!tune->no_crew[0])
-        print_from(crew, way->crew_min, out);
-    fputs("; otherwise by chunks\n", out);
+    unsigned threads = choice->threads ? choice->threads : ibx_crew_threads();
+    char text[256];
+    ibx_tuning_describe(choice, d, tune->no_crew[0] ? 0 : threads, false, text, sizeof(text));
+    fprintf(out, "%s: %s\n", d ? "D2H" : "H2D", text);
 }
 
 /* Where ways differ only in their numbers the first one speaks for all. */
@@ -91,13 +72,11 @@ static void print_refused(const struct tune *tune, FILE *out)
 void tune_print(const struct tune *tune, FILE *out)
 {
     const struct ibx_tuning_place *place = &tune->result.place;
-    char text[BW_SIZE_TEXT];
     fprintf(out, "%s, CUDA %s, on %s; two processes over %s\n\n", place->gpu, place->driver,
             place->host, tune->path);
     for (unsigned d = 0; d < 2; d++)
         print_block(tune, d, out);
     for (unsigned d = 0; d < 2; d++)
         print_choice(tune, d, out);
-    fprintf(out, "chunks of %s\n", bw_size_print(tune->result.choice.chunk, text));
     print_refused(tune, out);
 }

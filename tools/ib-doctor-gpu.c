@@ -188,8 +188,9 @@ static void check_bar(const struct gpu *gpu)
         value);
 }
 
-/* The same choice as the back end's, as far as it can be made without a connection. */
-static void check_copies(const struct gpu *gpu, enum nearness near)
+/* The same choice as the back end's, as far as it can be made without a connection. Whether copies
+ * go straight into its memory. */
+static bool check_copies(const struct gpu *gpu, enum nearness near)
 {
     bool peermem = doctor_exists(MODULE_PEERMEM);
     const char *remedy = NULL, *value = "straight into its memory by dma-buf";
@@ -209,6 +210,7 @@ static void check_copies(const struct gpu *gpu, enum nearness near)
         value = ordered;
     }
     add(gpu, "copies", remedy ? DOCTOR_LIMITED : DOCTOR_OK, remedy, value);
+    return value == ordered;
 }
 
 static void check_one_gpu(const struct cuda *cuda, int index)
@@ -221,7 +223,8 @@ static void check_one_gpu(const struct cuda *cuda, int index)
                            : "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
                "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
                gpu.dma_buf ? "yes" : "no");
-    check_copies(&gpu, near);
+    bool direct = check_copies(&gpu, near);
+    doctor_check_ways(index, direct);
     check_adapter(&gpu, near, adapter);
     check_bar(&gpu);
 }

@@ -37,5 +37,8 @@ void doctor_check_memory(void);
 void doctor_check_system(void);
 void doctor_check_acs(void);
 void doctor_check_gpu(void);
+/* Which ways the back end's copies take, by their sizes; `direct`: the fabric may reach the GPU's
+ * memory. */
+void doctor_check_ways(int index, bool direct);
 
 #endif

@@ -650,7 +650,7 @@ def tune_stores_what_is_faster_where_a_back_end_looks(scene):
         equal((found["gpu"], found["driver"], found["host"]), ("double 0", "13.0", socket.gethostname()))
         equal((slow, found["h2d.inline"], found["d2h.inline"]), (slow, wanted, wanted))
         assert re.search(r"^ +4 KiB .*\n +8 KiB .*\n +64 KiB +- ", out, re.M), out  # the last one is no message
-        assert ("inline up to 8 KiB" if wanted == "8K" else "never inline") in out, out
+        assert re.search("^H2D: " + ("inline up to 8 KiB, " if wanted == "8K" else "never inline, "), out, re.M), out
         assert "refused: direct: " in out, out
     equal(os.listdir(scene.path("home/etc")), ["ibx-tuning.properties"])
 

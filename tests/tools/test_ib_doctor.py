@@ -16,7 +16,8 @@ PCI = "/sys/devices/pci0000:00"
 
 def run(*args, root=None, **more):
     env = dict(os.environ, **more)
-    env.pop("IBX_DOCTOR_ROOT", None)
+    for name in ("IBX_DOCTOR_ROOT", "GVIRTUS_HOME", "GVIRTUS_CONFIG", "GVIRTUS_RDMA_PROPERTIES"):
+        env.pop(name, None)
     if root:
         env["IBX_DOCTOR_ROOT"] = root
     return subprocess.run([DOCTOR, *args], env=env, capture_output=True, text=True, timeout=60)
@@ -240,6 +241,37 @@ class Doctor(unittest.TestCase):
                 bar = self.gpu(root)["BAR1"]
                 self.assertEqual((bar["status"], bar["value"]),
                                  (status, f"{size >> 20} MiB of 16384 MiB of memory"))
+
+    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
+    def test_gpu_ways(self):
+        """By which size copies take which way, and whether that was measured here."""
+        file = "/etc/gvirtus/ibx-tuning.properties"
+        with tempfile.TemporaryDirectory() as root:
+            found = self.gpu(root)
+            self.assertEqual(found["tuning"]["status"], "limited")
+            self.assertIn("not measured: ", found["tuning"]["value"])
+            self.assertIn("ib-bw tune", found["tuning"]["remedy"])
+            self.assertRegex(found["H2D"]["value"],
+                             "^inline up to 16 KiB, in place,(.* from 2 MiB,)? else by chunks of 512 KiB$")
+            self.assertRegex(found["D2H"]["value"], "^inline up to 4 KiB, ")
+            text = "h2d.inline : 0\nd2h.in_place : never\nd2h.crew : 3M\nd2h.direct : 1M\nthreads : 5"
+            write(root, file, "gpu : double 0\ndriver : 13.0\n" + text)
+            host_with_gpu(root, 0, 0)
+            found = self.gpu(root)
+            self.assertEqual((found["tuning"]["status"], found["tuning"]["value"]), ("ok", "measured, in " + file))
+            self.assertIn("never inline, in place, by 5 threads from 2 MiB, direct, else", found["H2D"]["value"])
+            self.assertIn("never in place, by 5 threads from 3 MiB, direct from 1 MiB, else", found["D2H"]["value"])
+            self.assertNotIn("direct", self.gpu(root, "124=0")["D2H"]["value"])
+            self.assertNotIn("threads", found)
+            write(root, file, "gpu : another\n" + text)
+            found = self.gpu(root)
+            self.assertEqual(found["tuning"]["status"], "limited")
+            self.assertIn('not used: it was measured with the GPU "another"', found["tuning"]["value"])
+            self.assertIn("inline up to 16 KiB", found["H2D"]["value"])
+            write(root, file, "\nchunk : 7")
+            found = self.gpu(root)
+            self.assertEqual(found["tuning"]["status"], "missing")
+            self.assertIn('line 2 (chunk): "7" is not accepted', found["tuning"]["value"])
 
     def test_libfabric(self):
         """What rdma:// does not take is not ok."""
