@@ -110,6 +110,9 @@ static int look(struct destination *d, struct ibx_error *err)
 static int open_porch(struct destination *d, const char *uri, struct ibx_error *err)
 {
     int rc = move_signals_open(&d->signals, err);
+    /* In minor mode all page connections READ into the same memory. */
+    if (!rc && d->minor)
+        rc = ibx_domain_create(&d->transport.domain, err);
     if (!rc)
         rc = ibx_porch_open(uri, &d->transport, &d->porch, err);
     if (rc)
@@ -143,6 +146,7 @@ static int finish(struct destination *d, int rc, struct ibx_move_status *last,
     if (last)
         *last = d->status;
     ibx_porch_close(d->porch);
+    ibx_domain_release(d->transport.domain);
     ibx_talk_close(d->talk);
     destination_vm_fini(d);
     move_signals_close(&d->signals);

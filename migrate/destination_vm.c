@@ -293,7 +293,7 @@ static int arm_sources(struct destination *d, struct ibx_fault_source *as, struc
         if (!rc)
             rc = ibx_page_source_covers(d->sources[i], &d->map, err);
         if (!rc && d->minor)
-            rc = ibx_page_source_aliases(d->sources[i], d->aliases, err);
+            rc = ibx_page_source_aliases(d->sources[i], i ? d->sources[0] : NULL, d->aliases, err);
     }
     return rc;
 }
@@ -324,7 +324,7 @@ int destination_vm_engine(struct destination *d, struct ibx_error *err)
     for (unsigned i = 0; !rc && i < d->hello.links; i++) {
         rc = ibx_page_source_lend(d->sources[i], d->buffer_bytes, &as[i], err);
         if (!rc && d->minor)
-            rc = ibx_page_source_aliases(d->sources[i], d->aliases, err);
+            rc = ibx_page_source_aliases(d->sources[i], i ? d->sources[0] : NULL, d->aliases, err);
     }
     return rc ? rc : ibx_fault_create(&config, &d->engine, err);
 }

@@ -222,13 +222,16 @@ unsigned move_links(unsigned wished)
     return links < IBX_MOVE_LINKS_MAX ? links : IBX_MOVE_LINKS_MAX;
 }
 
-/* A fabric that pins memory has pinned this connection's messages. */
+/* A fabric that pins memory has pinned this connection's messages. Where connections share what is
+ * pinned, it is as if there were one. */
 void move_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                         struct ibx_refusals *refusals)
 {
     const uint64_t pinned = ibx_locked_now();
-    if (pinned && !ibx_conn_caps(conn)->register_free)
-        ibx_refuse_locked(ibx_conn_path(conn)->provider, pinned + links * bytes, refusals);
+    const struct ibx_caps *caps = ibx_conn_caps(conn);
+    const uint64_t all = caps->shares ? bytes : links * bytes;
+    if (pinned && !caps->register_free)
+        ibx_refuse_locked(ibx_conn_path(conn)->provider, pinned + all, refusals);
 }
 
 /* ---------------------------------------------------------------- greeting */

@@ -76,8 +76,8 @@ void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram 
 /* Page connections, of --links. */
 unsigned move_links(unsigned wished);
 /* What cannot be pinned for the page connections of a move over the fabric of `conn`, `bytes` on
- * each: the messages of such a connection, too, are left out, so that no move is refused that is
- * possible. */
+ * each or, where they share it, on all: the messages of such a connection, too, are left out, so
+ * that no move is refused that is possible. */
 void move_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                         struct ibx_refusals *refusals);
 /* HELLO and its ANSWER over a fresh connection; for the source. `control` is open on success. */

@@ -2,8 +2,9 @@
 /*
  * The source's side of page connections.
  *
- * What is to be exposed is one list that only grows; each connection's thread walks it at its own
- * pace, registers, and tells the destination. Registering goes on while a REGION waits for credit.
+ * What is to be exposed is one list that only grows. Each connection's thread takes what no other
+ * has taken yet and registers it; then it walks the list at its own pace, shares what others have
+ * registered, and tells the destination. Registering goes on while a REGION waits for credit.
  */
 #include "migrate/pages.h"
 
@@ -26,7 +27,8 @@
 
 struct exposure {
     unsigned block;
-    uint64_t offset, length; /* bytes in the block */
+    uint64_t offset, length;      /* bytes in the block */
+    struct ibx_mr *_Atomic first; /* of whoever took it, once it is registered */
 };
 
 struct link {
@@ -36,7 +38,7 @@ struct link {
     bool started;
     unsigned index;
     struct ibx_mr **mrs; /* of the exposures in their order; the thread's own, as the next two */
-    size_t registered;
+    size_t registered;   /* so many from the first on */
     size_t sent;
     size_t told;             /* `sent`, for others: under the lock */
     _Atomic uint64_t cpu_ns; /* of the thread when its last REGION was sent */
@@ -54,8 +56,10 @@ struct ibx_page_export {
     struct mapping *blocks;
     unsigned block_count;
     bool whole; /* registration is free on all connections: blocks are exposed as wholes */
+    struct ibx_domain *domain; /* of all connections */
     struct exposure *exposures;
     _Atomic size_t asked; /* exposures to be made known; those before are constant */
+    _Atomic size_t taken; /* of them, to be registered by somebody */
     bool *exposed;        /* a piece; the caller's thread only */
     int event_fd;
     _Atomic bool closing;
@@ -80,17 +84,50 @@ static uint64_t cpu_ns_now(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-static int link_register(struct link *link, struct ibx_error *err)
+static void links_wake(const struct ibx_page_export *pages)
+{
+    for (unsigned i = 0; i < pages->link_count; i++)
+        ibx_wake(pages->links[i].conn);
+}
+
+static int link_register(struct link *link, size_t which, struct ibx_error *err)
 {
     struct ibx_page_export *pages = link->pages;
-    const struct exposure *part = &pages->exposures[link->registered];
+    struct exposure *part = &pages->exposures[which];
     struct ibx_span span =
         ibx_span_host(pages->blocks[part->block].memory + part->offset, (size_t)part->length);
-    int rc = ibx_mr_register(link->conn, &span, IBX_ACCESS_REMOTE_READ,
-                             &link->mrs[link->registered], err);
-    if (!rc)
-        link->registered++;
+    int rc = ibx_mr_register(link->conn, &span, IBX_ACCESS_REMOTE_READ, &link->mrs[which], err);
+    if (!rc) {
+        part->first = link->mrs[which];
+        links_wake(pages);
+    }
     return rc;
+}
+
+/* The next exposure, if another connection has registered it. */
+static int link_share(struct link *link, struct ibx_error *err)
+{
+    const struct ibx_mr *first = link->pages->exposures[link->registered].first;
+    return first ? ibx_mr_share(link->conn, first, &link->mrs[link->registered], err) : 0;
+}
+
+/* Registers one exposure more, of which there are `asked`. 1: there is none to be had now. */
+static int link_go_on(struct link *link, size_t asked, struct ibx_error *err)
+{
+    struct ibx_page_export *pages = link->pages;
+    const size_t before = link->registered;
+    size_t which = pages->taken;
+    int rc = 0;
+    bool took = false;
+    while (which < asked && !took)
+        took = atomic_compare_exchange_weak(&pages->taken, &which, which + 1);
+    if (took)
+        rc = link_register(link, which, err);
+    else if (before < asked && !link->mrs[before])
+        rc = link_share(link, err);
+    while (link->registered < asked && link->mrs[link->registered])
+        link->registered++;
+    return rc ? rc : !took && link->registered == before;
 }
 
 static int link_send(struct ibx_conn *conn, const struct ibx_move_any *message)
@@ -161,16 +198,15 @@ static int link_events(struct link *link, struct ibx_error *err)
 static int link_step(struct link *link, struct ibx_error *err)
 {
     struct ibx_page_export *pages = link->pages;
-    int rc = 0;
-    if (link->registered < pages->asked)
-        rc = link_register(link, err);
-    if (rc == -ENOTCONN)
+    int rc = link_go_on(link, pages->asked, err);
+    const bool rests = rc > 0;
+    if (rc == -ENOTCONN || rests)
         rc = 0; /* its event knows why */
     if (!rc)
         rc = link_tell(link, err);
     if (!rc)
         rc = link_events(link, err);
-    if (!rc && link->registered == pages->asked && !pages->closing)
+    if (!rc && rests && !pages->closing)
         ibx_wait(link->conn, -1);
     return rc;
 }
@@ -215,6 +251,11 @@ static int links_connect(struct ibx_page_export *pages, const struct ibx_page_ex
     pages->links = calloc(config->links, sizeof(*pages->links));
     if (!pages->links)
         return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", config->links);
+    struct ibx_options options = *config->options;
+    int rc = ibx_domain_create(&pages->domain, err);
+    if (rc)
+        return rc;
+    options.domain = pages->domain;
     pages->link_count = config->links;
     pages->whole = true;
     for (unsigned i = 0; i < config->links; i++) {
@@ -223,7 +264,7 @@ static int links_connect(struct ibx_page_export *pages, const struct ibx_page_ex
         message.is.join.link = (uint16_t)i;
         link->pages = pages;
         link->index = i;
-        int rc = ibx_connect(config->uri, config->options, &link->conn, err);
+        rc = ibx_connect(config->uri, &options, &link->conn, err);
         if (rc)
             return ibx_error_prefix(err, rc, "page connection %u", i);
         rc = link_send(link->conn, &message);
@@ -347,7 +388,10 @@ static bool data_within(const struct ibx_page_map *map, uint64_t first, uint64_t
 static void exposure_add(struct ibx_page_export *pages, size_t *count, unsigned block,
                          uint64_t offset, uint64_t length)
 {
-    pages->exposures[(*count)++] = (struct exposure){block, offset, length};
+    struct exposure *part = &pages->exposures[(*count)++];
+    part->block = block;
+    part->offset = offset;
+    part->length = length;
 }
 
 static void block_expose(struct ibx_page_export *pages, const struct ibx_page_map *map,
@@ -408,8 +452,7 @@ int ibx_page_export_expose(struct ibx_page_export *pages, const struct ibx_page_
         return 0;
     }
     pages->asked = count;
-    for (unsigned i = 0; i < pages->link_count; i++)
-        ibx_wake(pages->links[i].conn);
+    links_wake(pages);
     return 0;
 }
 
@@ -510,5 +553,6 @@ void ibx_page_export_close(struct ibx_page_export *pages)
     free(pages->exposures);
     free(pages->blocks);
     free(pages->links);
+    ibx_domain_release(pages->domain);
     free(pages);
 }

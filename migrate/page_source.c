@@ -421,19 +421,20 @@ int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
     return rc;
 }
 
-int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases,
-                            struct ibx_error *err)
+int ibx_page_source_aliases(struct ibx_page_source *source, const struct ibx_page_source *other,
+                            void *const *aliases, struct ibx_error *err)
 {
-    for (unsigned i = 0; i < source->block_count; i++) {
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < source->block_count; i++) {
         struct block *block = &source->blocks[i];
+        const struct ibx_mr *there = other ? other->blocks[i].alias : NULL;
         if (!aliases[i] || block->alias)
             continue;
         struct ibx_span span = ibx_span_host(aliases[i], (size_t)block->size);
-        int rc = ibx_mr_register(source->conn, &span, IBX_ACCESS_LOCAL, &block->alias, err);
-        if (rc)
-            return rc;
+        rc = there ? ibx_mr_share(source->conn, there, &block->alias, err)
+                   : ibx_mr_register(source->conn, &span, IBX_ACCESS_LOCAL, &block->alias, err);
     }
-    return 0;
+    return rc;
 }
 
 int ibx_page_source_remote(const struct ibx_page_source *source, uint64_t offset, size_t length,

@@ -19,7 +19,9 @@
  * memory, and pins holes as zero pages, which then are pages like others and go over the wire: so
  * only those pieces (of IBX_EXPORT_PIECE bytes) are registered that hold data, as regions of up to
  * IBX_EXPORT_STRETCH bytes, in parallel by one thread a connection, while the VM runs; what came to
- * hold data since then follows by another ibx_page_export_expose(), when the VM has stopped.
+ * hold data since then follows by another ibx_page_export_expose(), when the VM has stopped. The
+ * connections have a domain (transport.h) of their own: where caps->shares, each region is
+ * registered once and good on all of them.
  *
  * A thread a connection does the registering and then keeps the connection going (tcp, shm: it is
  * the one that serves READs); on RDMA it sleeps. All calls are for one thread.
@@ -91,9 +93,10 @@ int ibx_page_source_lend(struct ibx_page_source *source, size_t buffer_bytes,
 int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
                         struct ibx_fault_source *as, struct ibx_error *err);
 /* In minor mode: the alias of each block (or NULL), registered with this connection as the local
- * side. Before the engine uses it. Kept mapped until destroy. */
-int ibx_page_source_aliases(struct ibx_page_source *source, void *const *aliases,
-                            struct ibx_error *err);
+ * side, or shared with `other` (or NULL), which has the same ones already. Before the engine uses
+ * either. Kept mapped until destroy. */
+int ibx_page_source_aliases(struct ibx_page_source *source, const struct ibx_page_source *other,
+                            void *const *aliases, struct ibx_error *err);
 /* Armed: whether every page that holds data is in a region. To be asked before the commit, as a
  * page that is not would be missing for ever. -EPROTO names the first that is not. */
 int ibx_page_source_covers(const struct ibx_page_source *source, const struct ibx_page_map *map,

@@ -41,7 +41,7 @@ void ibx_refuse_permissions(const struct ibx_guest_ram *ram, struct ibx_refusals
 /* Destination: file systems that cannot hold the RAM. */
 void ibx_refuse_space(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals);
 
-/* Bytes that a page connection of the source pins on a fabric that pins: pieces that hold data. */
+/* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_refuse_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
                             struct ibx_error *err);
 /* When `who`, the fabric, is to pin so many bytes in all, and this process may not lock them. */

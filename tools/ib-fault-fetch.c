@@ -172,7 +172,7 @@ static int sources_arm(struct bench *b, struct ibx_error *err)
         struct ibx_conn *conn = ibx_page_source_conn(b->sources[i]);
         rc = ibx_page_source_arm(b->sources[i], bytes, &b->wire[i], err);
         if (!rc)
-            rc = ibx_page_source_aliases(b->sources[i], aliases, err);
+            rc = ibx_page_source_aliases(b->sources[i], i ? b->sources[0] : NULL, aliases, err);
         if (!rc)
             rc = ibx_mr_allocate(conn, RAW_BYTES, IBX_ACCESS_LOCAL, &b->raw[i], err);
     }

@@ -81,6 +81,7 @@ static int run_fetch(struct bench_args *args)
     bool self = args->command == BENCH_SELF;
     if (bench_nice_use(args, &err) ||
         (self && bench_memory_check(2 * args->size, args->page, &err)) ||
+        (args->minor && ibx_domain_create(&args->options.domain, &err)) ||
         ibx_listen(args->uri, &args->options, &listener, &err))
         return complain(&err);
     if (self)

@@ -37,6 +37,7 @@ struct ibx_conn *ibx_conn_new(int fd, enum ibx_role role, const struct ibx_optio
     }
     conn->role = role;
     conn->options = *options;
+    ibx_domain_hold(options->domain);
     conn->door.fd = fd;
     conn->epoll_fd = -1;
     conn->wake_fd = -1;
@@ -376,6 +377,7 @@ void ibx_close(struct ibx_conn *conn)
         close(conn->wake_fd);
     explicit_bzero(&conn->key, sizeof(conn->key));
     explicit_bzero(&conn->door, sizeof(conn->door));
+    ibx_domain_release(conn->options.domain);
     free(conn);
 }
 
@@ -544,23 +546,23 @@ void ibx_wake(struct ibx_conn *conn)
 
 /* --------------------------------------------------------------------- memory */
 
-static int register_span(struct ibx_conn *conn, const struct ibx_span *span, bool allocate,
-                         unsigned access, struct ibx_mr **out, struct ibx_error *err)
+/* Registers what `like` describes. */
+static int register_like(struct ibx_conn *conn, const struct ibx_mr *like, struct ibx_mr **out,
+                         struct ibx_error *err)
 {
     if (conn->state != CONN_LIVE)
         return ibx_error_set(err, -ENOTCONN, "the connection is closed");
     struct ibx_mr *mr = calloc(1, sizeof(*mr));
     if (!mr)
         return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    *mr = *like;
     mr->conn = conn;
-    mr->span = *span;
-    mr->access = access;
-    mr->allocated = allocate;
     int rc = conn->provider->mr_register(conn->endpoint, mr, err);
     if (rc) {
         free(mr);
         return rc;
     }
+    mr->twin = NULL;
     mr->next = conn->regions;
     if (mr->next)
         mr->next->prev = mr;
@@ -581,7 +583,24 @@ int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned
     if (gpu && !(span->dmabuf_fd >= 0 ? conn->caps.dmabuf : conn->caps.gpu_pointers))
         return ibx_error_set(err, -EOPNOTSUPP, "%s cannot register GPU memory %s a dma-buf here",
                              conn->path.provider, span->dmabuf_fd >= 0 ? "by" : "without");
-    return register_span(conn, span, false, access, mr, err);
+    struct ibx_mr like = {.span = *span, .access = access};
+    return register_like(conn, &like, mr, err);
+}
+
+int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr **shared,
+                 struct ibx_error *err)
+{
+    if (mr->allocated || mr->span.kind != IBX_MEMORY_HOST)
+        return ibx_error_set(err, -EINVAL,
+                             "%zu bytes at %p belong to one connection: only host memory that was "
+                             "registered can be shared",
+                             mr->span.length, mr->span.address);
+    /* Of the other connection only what never changes: it is in the hands of another thread. */
+    const struct ibx_conn *other = mr->conn;
+    bool siblings = conn->options.domain && conn->options.domain == other->options.domain &&
+                    conn->inner == other->inner;
+    struct ibx_mr like = {.span = mr->span, .access = mr->access, .twin = siblings ? mr : NULL};
+    return register_like(conn, &like, shared, err);
 }
 
 int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
@@ -589,8 +608,8 @@ int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struc
 {
     if (!length)
         return ibx_error_set(err, -EINVAL, "a region of 0 bytes cannot be allocated");
-    struct ibx_span span = ibx_span_host(NULL, length);
-    return register_span(conn, &span, true, access, mr, err);
+    struct ibx_mr like = {.span = ibx_span_host(NULL, length), .access = access, .allocated = true};
+    return register_like(conn, &like, mr, err);
 }
 
 void *ibx_mr_address(const struct ibx_mr *mr)

@@ -281,6 +281,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     listener->fd = -1;
     listener->owner = getpid();
     listener->options = *options;
+    ibx_domain_hold(options->domain);
     rc = ibx_uri_options(&uri, &listener->options, err);
     if (!rc)
         rc = ibx_key_load(listener->options.key_file, &listener->key, err);
@@ -339,5 +340,6 @@ void ibx_listener_close(struct ibx_listener *listener)
     if (listener->path[0] && listener->owner == getpid())
         unlink(listener->path);
     explicit_bzero(&listener->key, sizeof(listener->key));
+    ibx_domain_release(listener->options.domain);
     free(listener);
 }

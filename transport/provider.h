@@ -54,6 +54,8 @@ struct ibx_mr {
     struct ibx_span span;
     unsigned access;
     bool allocated;               /* by the provider, in mr_register with a NULL address */
+    const struct ibx_mr *twin;    /* in mr_register only: a region of the same memory and access in
+                                     the same provider and domain, or NULL; to be shared or not */
     uint64_t keys[IBX_RAILS_MAX]; /* set by mr_register, sent to peers by ibx_mr_remote() */
     void *provider_data;
     struct ibx_mr *next, *prev; /* the core's list */
@@ -84,6 +86,8 @@ struct ibx_link {
 const struct ibx_provider *ibx_link_inner(const struct ibx_link *link);
 /* With the values of `slots` and `message` that both ends agreed on (the smaller ones). */
 const struct ibx_options *ibx_link_options(const struct ibx_link *link);
+/* domain.c: one more holder of it, until ibx_domain_release(); NULL stays NULL. */
+struct ibx_domain *ibx_domain_hold(struct ibx_domain *domain);
 enum ibx_role ibx_link_role(const struct ibx_link *link);
 /* The door's connected stream socket, for addresses (getsockname, getpeername) and, for a provider
  * with `takes_door`, for its own use once finish has returned on both sides. */

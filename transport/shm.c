@@ -100,6 +100,7 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         .lanes = 1,
         .rendezvous = RENDEZVOUS_BYTES,
         .register_free = true,
+        .shares = true,
         .peer_drives = !shm->direct,
         .direct = shm->direct,
     };

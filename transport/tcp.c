@@ -103,6 +103,7 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         .lanes = tcp->lane_count,
         .rendezvous = RENDEZVOUS,
         .register_free = true,
+        .shares = true,
         .peer_drives = true,
     };
     if (tcp->lane_count)

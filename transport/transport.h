@@ -33,6 +33,7 @@
 #define IBX_KEY_MAX       4096 /* bytes of a key file */
 
 struct ibx_conn;
+struct ibx_domain;
 struct ibx_listener;
 struct ibx_mr;
 
@@ -62,6 +63,7 @@ struct ibx_options {
     unsigned spin_us;      /* busy polling before sleeping, microseconds [50] */
     unsigned timeout_ms;   /* for setting up, and after which a silent host is dead [10000] */
     struct ibx_faults *faults; /* non-NULL: the faulty decorator goes round the provider [NULL] */
+    struct ibx_domain *domain; /* of connections that share registrations [NULL: of its own] */
 };
 
 void ibx_options_init(struct ibx_options *options);
@@ -149,6 +151,7 @@ struct ibx_caps {
     unsigned lanes;     /* bulk lanes */
     size_t rendezvous;  /* bodies of at least so many bytes are better moved one-sidedly */
     bool register_free; /* registration pins nothing and costs nothing: do not cache it */
+    bool shares;        /* within a domain ibx_mr_share() pins nothing and costs nothing */
     bool peer_drives;   /* one-sided work proceeds only while the peer polls its connection */
     bool dmabuf;        /* spans of GPU memory with a dma-buf can be registered ... */
     bool gpu_pointers;  /* ... and without one, by nvidia-peermem or libfabric's own means */
@@ -182,6 +185,14 @@ enum ibx_access {
  * touched any more by either side. -ENOMEM with a locked-memory limit is explained in `err`. */
 int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
                     struct ibx_mr **mr, struct ibx_error *err);
+/* Makes what another connection has registered usable by this one as well, with the same access.
+ * Nothing is registered anew where both are of one domain, on one device and caps->shares; else it
+ * is, at the same price as ibx_mr_register(). From the thread of `conn`, at any time at which
+ * nobody deregisters `mr`. Afterwards the two are independent, but the memory has to stay mapped
+ * until both are deregistered: the key of one is good until then. Host memory that
+ * ibx_mr_register() was given, or ibx_mr_share() has made; -EINVAL for other. */
+int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr **shared,
+                 struct ibx_error *err);
 /* Allocates and registers memory where the fabric reaches it best (shm: the region both ends map),
  * zeroed and page aligned; freed by ibx_mr_deregister(). A part of it that ibx_mr_register() of the
  * same connection registers is reached in the same way. */
@@ -191,6 +202,17 @@ void *ibx_mr_address(const struct ibx_mr *mr);
 size_t ibx_mr_length(const struct ibx_mr *mr);
 /* Accepts NULL. There must be no outstanding work of this side on it. */
 void ibx_mr_deregister(struct ibx_mr *mr);
+
+/* Connections with the same domain in their options can share registrations, so that memory which
+ * many of them expose is pinned, counted against RLIMIT_MEMLOCK and set up once a device. They are
+ * not protected from each other: over verbs the peer of any can use a key that the peer of another
+ * was given. So only connections to one peer, or to peers that may all reach the same memory with
+ * the same access, belong into one domain; it is never entered before the peer has proven itself.
+ * Other than that they are as independent as ever. From any thread; in a child forked later a
+ * domain is good for nothing. */
+int ibx_domain_create(struct ibx_domain **domain, struct ibx_error *err);
+/* Lets go of it; what has it in its options keeps it as long as it needs it. Accepts NULL. */
+void ibx_domain_release(struct ibx_domain *domain);
 
 /* Memory of this process, page aligned and resident, which is bound to no connection; any of them
  * can register it, and whom it reaches over shm maps it too. So copies there need one memcpy of the

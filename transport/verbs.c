@@ -141,6 +141,7 @@ static void verbs_query(void *endpoint, struct ibx_caps *caps, char *description
         .depth = 0,
         .lanes = v->lane_count - 1,
         .rendezvous = v->messages.message_max < RENDEZVOUS ? v->messages.message_max : RENDEZVOUS,
+        .shares = true,
         .dmabuf = ibx_verbs_mr_dmabuf(v),
         .gpu_pointers =
             !access("/sys/module/nvidia_peermem", F_OK) || !access("/sys/module/nv_peer_mem", F_OK),

@@ -5,8 +5,9 @@
  * One connection is a set of reliable queue pairs ("lanes"), set up by rdma_cm:
  * lane 0 carries messages and urgent chunks, the others carry bulk. A rail is
  * one device with the protection domain, completion queue and registrations that
- * the lanes on it share; no two connections share any of these, so that a key
- * of one connection is worthless on another.
+ * the lanes on it share. Other connections have others, so that a key of one
+ * connection is worthless on another; but those of one domain (transport.h)
+ * share protection domains, and registrations where they are told to.
  */
 #ifndef IBX_TRANSPORT_VERBS_H
 #define IBX_TRANSPORT_VERBS_H
@@ -21,21 +22,31 @@
 #define VERBS_DEVICE_HINT                                                                          \
     "rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev ETHERNET"
 
-/* One device in use. */
 /* What a rail is for itself: two addresses may lie on one port. */
 struct verbs_place {
     char device[64];
     uint8_t port_num;
 };
 
+/* One device in use (verbs_domain.c). */
+struct verbs_device {
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibx_domain *domain; /* NULL: it is one connection's */
+    unsigned holders;
+    pid_t owner;
+    struct verbs_device *next;
+};
+
 struct verbs_rail {
     struct sockaddr_storage address; /* the server's, with its port */
     struct rdma_cm_id *listener;     /* server only */
-    struct ibv_context *context;     /* NULL until the first lane stands on it */
+    struct verbs_device *device;     /* NULL until the first lane stands on it ... */
+    struct ibv_context *context;     /* ... and what it has */
+    struct ibv_pd *pd;
     struct ibv_device_attr limits;
     size_t max_message; /* bytes of one work request */
     uint8_t port_num;
-    struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
     unsigned unacked; /* completion events taken but not yet acknowledged */
@@ -140,6 +151,12 @@ int ibx_verbs_device_check(const struct ibx_options *options, unsigned rail,
 void ibx_verbs_address_print(const struct sockaddr *address, char *out, size_t size);
 unsigned ibx_verbs_mtu_bytes(enum ibv_mtu mtu);
 enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes);
+
+/* verbs_domain.c: the device opened, anew or as another connection of `domain` has it; that may be
+ * NULL. */
+int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
+                          struct verbs_device **device, struct ibx_error *err);
+void ibx_verbs_device_release(struct verbs_device *device);
 
 /* verbs_cm.c */
 int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);

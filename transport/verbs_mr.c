@@ -10,10 +10,16 @@
 #include <string.h>
 #include <sys/mman.h>
 
-struct region {
+/* With one device, for each region that shares it. */
+struct registration {
+    struct ibv_mr *mr;
     bool writable; /* a READ may land in it */
+    _Atomic unsigned holders;
+};
+
+struct region {
     unsigned count;
-    struct ibv_mr *mr[IBX_RAILS_MAX];
+    struct registration *rails[IBX_RAILS_MAX];
 };
 
 int ibx_verbs_mr_error(int code, const void *address, size_t length, const char *device,
@@ -61,23 +67,56 @@ static unsigned rights(unsigned access, bool writable)
 }
 
 /* Host memory that nobody may write can still be the source of a WRITE, or be READ by the peer. */
-static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr,
-                                    struct region *region)
+static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr, bool *writable)
 {
-    struct ibv_mr *made = register_one(pd, &mr->span, rights(mr->access, region->writable));
+    struct ibv_mr *made = register_one(pd, &mr->span, rights(mr->access, true));
     bool host = mr->span.kind == IBX_MEMORY_HOST;
-    if (!made && host && region->writable && (errno == EFAULT || errno == EACCES) &&
-        !(mr->access & IBX_ACCESS_REMOTE_WRITE)) {
+    *writable = made;
+    if (!made && host && (errno == EFAULT || errno == EACCES) &&
+        !(mr->access & IBX_ACCESS_REMOTE_WRITE))
         made = register_one(pd, &mr->span, rights(mr->access, false));
-        region->writable = !made;
-    }
     return made;
+}
+
+/* What the twin of a region has with this protection domain: one holder more, or NULL. */
+static struct registration *registration_share(const struct ibx_mr *twin, const struct ibv_pd *pd)
+{
+    const struct region *region = twin ? twin->provider_data : NULL;
+    for (unsigned i = 0; region && i < region->count; i++) {
+        if (region->rails[i]->mr->pd != pd)
+            continue;
+        region->rails[i]->holders++;
+        return region->rails[i];
+    }
+    return NULL;
+}
+
+static int registration_make(const struct verbs_rail *rail, const struct ibx_mr *mr,
+                             struct registration **out, struct ibx_error *err)
+{
+    struct registration *made = calloc(1, sizeof(*made));
+    if (!made)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    made->mr = register_rail(rail->pd, mr, &made->writable);
+    if (!made->mr) {
+        int code = errno;
+        free(made);
+        return ibx_verbs_mr_error(code, mr->span.address, mr->span.length,
+                                  ibv_get_device_name(rail->context->device), err);
+    }
+    made->holders = 1;
+    *out = made;
+    return 0;
 }
 
 static void region_free(struct region *region)
 {
-    for (unsigned i = 0; i < region->count; i++)
-        ibv_dereg_mr(region->mr[i]);
+    for (unsigned i = 0; i < region->count; i++) {
+        if (--region->rails[i]->holders)
+            continue;
+        ibv_dereg_mr(region->rails[i]->mr);
+        free(region->rails[i]);
+    }
     free(region);
 }
 
@@ -97,12 +136,12 @@ static int register_all(struct verbs *v, struct ibx_mr *mr, struct region *regio
                         struct ibx_error *err)
 {
     while (region->count < v->rail_count) {
-        struct verbs_rail *rail = &v->rails[region->count];
-        struct ibv_mr *made = register_rail(rail->pd, mr, region);
-        if (!made)
-            return ibx_verbs_mr_error(errno, mr->span.address, mr->span.length,
-                                      ibv_get_device_name(rail->context->device), err);
-        region->mr[region->count++] = made;
+        const struct verbs_rail *rail = &v->rails[region->count];
+        struct registration *one = registration_share(mr->twin, rail->pd);
+        int rc = one ? 0 : registration_make(rail, mr, &one, err);
+        if (rc)
+            return rc;
+        region->rails[region->count++] = one;
     }
     return 0;
 }
@@ -113,7 +152,6 @@ int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *e
     struct region *region = calloc(1, sizeof(*region));
     if (!region)
         return ibx_error_set(err, -ENOMEM, "no memory for a region");
-    region->writable = true;
     int rc = mr->allocated ? allocate(mr, err) : 0;
     if (rc) {
         free(region);
@@ -128,7 +166,7 @@ int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *e
     }
     bool remote = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     for (unsigned i = 0; i < region->count && remote; i++)
-        mr->keys[i] = region->mr[i]->rkey;
+        mr->keys[i] = region->rails[i]->mr->rkey;
     mr->provider_data = region;
     return 0;
 }
@@ -145,9 +183,9 @@ void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr)
 int ibx_verbs_mr_lkey(const struct ibx_mr *mr, unsigned rail, bool writes, uint32_t *lkey)
 {
     const struct region *region = mr->provider_data;
-    if (writes && !region->writable)
+    if (writes && !region->rails[rail]->writable)
         return -EACCES;
-    *lkey = region->mr[rail]->lkey;
+    *lkey = region->rails[rail]->mr->lkey;
     return 0;
 }
 

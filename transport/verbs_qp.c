@@ -48,11 +48,10 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
                              "%s has room for %d completions but depth and slots ask for %d: make "
                              "them smaller",
                              name, rail->limits.max_cqe, entries);
-    rail->pd = ibv_alloc_pd(rail->context);
     rail->channel = ibv_create_comp_channel(rail->context);
     if (rail->channel)
         rail->cq = ibv_create_cq(rail->context, entries, NULL, rail->channel, 0);
-    if (!rail->pd || !rail->cq)
+    if (!rail->cq)
         return ibx_error_set(err, -errno, "%s gives no completion queue of %d: %s", name, entries,
                              strerror(errno));
     int flags = fcntl(rail->channel->fd, F_GETFL);
@@ -69,14 +68,18 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
 
 /* A context of our own, though rdma_cm has one open: its is shared by the process, and worthless in
  * a forked child. */
-static int open_device(struct verbs_rail *rail, struct rdma_cm_id *id, struct ibx_error *err)
+static int open_device(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_id *id,
+                       struct ibx_error *err)
 {
     const char *name = ibv_get_device_name(id->verbs->device);
     struct ibv_port_attr port;
-    rail->context = ibv_open_device(id->verbs->device);
-    if (!rail->context)
-        return ibx_error_set(err, -errno, "%s cannot be opened: %s", name, strerror(errno));
-    int rc = ibv_query_device(rail->context, &rail->limits);
+    int rc = ibx_verbs_device_hold(ibx_link_options(v->link)->domain, id->verbs->device,
+                                   &rail->device, err);
+    if (rc)
+        return rc;
+    rail->context = rail->device->context;
+    rail->pd = rail->device->pd;
+    rc = ibv_query_device(rail->context, &rail->limits);
     if (!rc)
         rc = ibv_query_port(rail->context, id->port_num, &port);
     if (rc)
@@ -95,7 +98,7 @@ int ibx_verbs_rail_open(struct verbs *v, struct verbs_rail *rail, struct rdma_cm
             !strcmp(here, ibv_get_device_name(id->verbs->device)) && rail->port_num == id->port_num;
         return same ? 0 : ibx_error_set(err, -EINVAL, "one rail's route leads through two devices");
     }
-    int rc = open_device(rail, id, err);
+    int rc = open_device(v, rail, id, err);
     return rc ? rc : make_queues(v, rail, err);
 }
 
@@ -110,10 +113,8 @@ void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail)
     }
     if (rail->channel)
         ibv_destroy_comp_channel(rail->channel);
-    if (rail->pd)
-        ibv_dealloc_pd(rail->pd);
-    if (rail->context)
-        ibv_close_device(rail->context);
+    if (rail->device)
+        ibx_verbs_device_release(rail->device);
     if (rail->listener)
         rdma_destroy_id(rail->listener);
     *rail = (struct verbs_rail){0};

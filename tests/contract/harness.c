@@ -256,6 +256,7 @@ struct pair *pair_open_with(enum side side, const struct pair_options *with)
     pair_options_for(&theirs, other, with);
     if (with && with->faults)
         mine.faults = with->faults;
+    mine.domain = with ? with->domain : NULL;
     const char *uri = with && with->uri ? with->uri : contract_uri();
     CHECK_OK(ibx_listen(uri, side == SIDE_SERVER ? &mine : &theirs, &pair->listener, &err), err);
     pair->peer = fork_noted();
@@ -313,6 +314,18 @@ struct answer pair_hear(struct pair *pair)
     if (recv(pair->control, &answer, sizeof(answer), 0) != sizeof(answer))
         FAIL("the peer process has died");
     return answer;
+}
+
+struct answer pair_hear_serving(struct pair *pair)
+{
+    uint64_t deadline = await_until();
+    struct pollfd wait = {.fd = pair->control, .events = POLLIN};
+    while (poll(&wait, 1, 0) <= 0) {
+        end_poll(&pair->end);
+        if (ibx_now_ns() >= deadline)
+            FAIL("waited in vain for the peer's answer");
+    }
+    return pair_hear(pair);
 }
 
 struct answer pair_ask(struct pair *pair, struct order order)

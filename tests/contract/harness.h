@@ -169,6 +169,8 @@ enum verb {
     ORDER_FILL,    /* region, seed: the whole region */
     ORDER_CHECK,   /* region, offset, length, seed, position -> value: first mismatch or -1 */
     ORDER_DROP,    /* region: deregister and unmap it; another mapping takes its place */
+    ORDER_READ,    /* remote, seed -> value: of all its bytes the first mismatch, or -1, or -2 when
+                      it cannot be READ */
     ORDER_POLLING, /* value: whether to poll the connection */
     ORDER_MODE,    /* value: enum mode, seed: of the expected sequence */
     ORDER_SEND,    /* value: so many messages of the sequence `seed`; goes on by itself */
@@ -188,6 +190,7 @@ struct order {
     uint64_t offset, length, seed, position, value;
     uint64_t period; /* of memory that repeats itself, 0: it does not */
     bool allocate;
+    struct ibx_remote remote;
 };
 
 struct answer {
@@ -209,6 +212,7 @@ struct pair_options {
     const char *uri;           /* to listen at instead of contract_uri(), or NULL */
     const char *set;           /* one more key=value for both sides, or NULL */
     struct ibx_faults *faults; /* for the test's side */
+    struct ibx_domain *domain; /* likewise */
 };
 
 /* The test takes `side`, its peer the other. */
@@ -223,6 +227,8 @@ void pair_close(struct pair *pair);
 void pair_kill(struct pair *pair);
 void pair_tell(struct pair *pair, const struct order *order);
 struct answer pair_hear(struct pair *pair);
+/* The same, polling the connection meanwhile. */
+struct answer pair_hear_serving(struct pair *pair);
 /* Tells and hears, and checks that it went well. */
 struct answer pair_ask(struct pair *pair, struct order order);
 struct ibx_remote pair_expose(struct pair *pair, unsigned region, size_t length, unsigned access,
@@ -263,7 +269,7 @@ struct group {
     const struct group symbol = {title, array, sizeof(array) / sizeof((array)[0])}
 
 extern const struct group group_connect, group_messages, group_rdma, group_regions, group_deaths,
-    group_sleep, group_auth, group_faults;
+    group_sleep, group_auth, group_faults, group_domains;
 
 /* Prints why and skips. */
 #define SKIP(...)                                                                                  \

@@ -14,8 +14,8 @@
 #define MESON_SKIP 77
 
 static const struct group *const groups[] = {
-    &group_connect, &group_auth,  &group_messages, &group_rdma,
-    &group_regions, &group_sleep, &group_deaths,   &group_faults,
+    &group_connect, &group_auth,   &group_messages, &group_rdma,    &group_regions,
+    &group_sleep,   &group_deaths, &group_faults,   &group_domains,
 };
 
 static void usage(FILE *out)

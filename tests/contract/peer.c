@@ -156,6 +156,30 @@ static int64_t check(struct peer *peer, const struct order *order)
                          order->position);
 }
 
+/* ----------------------------------------------------------------------- READs */
+
+/* Nothing may have come when it fails. */
+static int64_t read_remote(struct peer *peer, const struct order *order)
+{
+    struct end *end = &peer->end;
+    size_t length = order->remote.length;
+    uint8_t *bytes = pages_map(length);
+    if (end->closed)
+        return -2;
+    struct ibx_mr *mr = end_register(end, bytes, length, IBX_ACCESS_LOCAL);
+    unsigned post = end_read(end, mr, bytes, &order->remote, 0, length, 0);
+    AWAIT(end, end->posts[post].times);
+    int64_t at = pattern_check(bytes, length, order->seed, 0);
+    if (end->posts[post].status) {
+        for (size_t i = 0; i < length; i++)
+            CHECK(!bytes[i]);
+        at = -2;
+    }
+    ibx_mr_deregister(mr);
+    pages_unmap(bytes, length);
+    return at;
+}
+
 /* ---------------------------------------------------------------------- orders */
 
 static void set_mode(struct peer *peer, enum mode mode, uint64_t seed)
@@ -225,6 +249,9 @@ static void carry_out(struct peer *peer, const struct order *order, struct answe
         break;
     case ORDER_DROP:
         answer->rc = drop(peer, order);
+        break;
+    case ORDER_READ:
+        answer->value = read_remote(peer, order);
         break;
     case ORDER_POLLING:
         peer->polling = order->value;

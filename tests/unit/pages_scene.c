@@ -53,12 +53,17 @@ struct ibx_listener *pages_listen(void)
     struct ibx_error err = {0};
     struct ibx_listener *listener = NULL;
     struct ibx_options options = pages_options();
+    struct ibx_domain *domain = NULL;
     options.faults = pages_faults;
+    if (ibx_domain_create(&domain, &err))
+        fail_msg("%s", err.message);
+    options.domain = domain;
     char uri[128];
     snprintf(uri, sizeof(uri), "rdma://%s:0", host ? host : "127.0.0.1");
     options.insecure = host != NULL;
     if (ibx_listen(uri, &options, &listener, &err))
         fail_msg("%s", err.message);
+    ibx_domain_release(domain);
     return listener;
 }
 
@@ -404,7 +409,7 @@ void scene_arm(struct scene *s)
     void *aliases[BLOCKS] = {s->alias, s->alias ? s->alias + s->blocks[0].size : NULL};
     for (unsigned i = 0; i < s->links; i++)
         if (ibx_page_source_arm(s->sources[i], bytes, &s->as[i], &err) ||
-            ibx_page_source_aliases(s->sources[i], aliases, &err) ||
+            ibx_page_source_aliases(s->sources[i], i ? s->sources[0] : NULL, aliases, &err) ||
             ibx_page_source_covers(s->sources[i], &s->map, &err))
             fail_msg("%s", err.message);
 }

@@ -3,6 +3,7 @@
 #include "tests/unit/pages_scene.h"
 
 #include "common/clock.h"
+#include "common/locked.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -127,6 +128,35 @@ static void test_later_data(void **state)
     assert_int_equal(scene_settled(&s), IBX_FAULT_COMPLETE);
     scene_check(&s);
     scene_end(&s);
+}
+
+/* What exposing pins, and in minor mode aliases, does not grow with the connections. */
+static void test_pinned_once(void **state)
+{
+    (void)state;
+    uint64_t exposed[2], armed[2];
+    for (unsigned i = 0; i < 2; i++) {
+        struct scene s;
+        assert_true(scene_make(&s, i ? 4 : 1, false));
+        scene_connect(&s);
+        const struct ibx_caps *caps = ibx_conn_caps(ibx_page_source_conn(s.sources[0]));
+        if (caps->register_free || !caps->shares) {
+            scene_end(&s);
+            print_message("SKIPPED: this provider pins nothing, or cannot share it\n");
+            skip();
+        }
+        const uint64_t before = ibx_locked_now();
+        scene_expose(&s);
+        exposed[i] = ibx_locked_now() - before;
+        assert_true(exposed[i] >= data_bytes(&s));
+        scene_fill(&s, true);
+        const uint64_t buffers = s.links * ibx_fault_buffer_bytes(&s.config);
+        armed[i] = ibx_locked_now() - before - exposed[i] - buffers;
+        assert_true(armed[i] >= s.bytes);
+        scene_end(&s);
+    }
+    assert_int_equal(exposed[0], exposed[1]);
+    assert_int_equal(armed[0], armed[1]);
 }
 
 static void test_cpu_time(void **state)
@@ -537,15 +567,25 @@ static void test_late_region(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),        cmocka_unit_test(test_minor),
-        cmocka_unit_test(test_huge),           cmocka_unit_test(test_later_data),
-        cmocka_unit_test(test_cpu_time),       cmocka_unit_test(test_destination_speaks),
-        cmocka_unit_test(test_bad_config),     cmocka_unit_test(test_source_dies),
-        cmocka_unit_test(test_disconnect),     cmocka_unit_test(test_read_fails),
-        cmocka_unit_test(test_request_is_cut), cmocka_unit_test(test_full),
-        cmocka_unit_test(test_urgent),         cmocka_unit_test(test_not_exposed),
-        cmocka_unit_test(test_cancel),         cmocka_unit_test(test_hostile_regions),
-        cmocka_unit_test(test_hostile_key),    cmocka_unit_test(test_late_region),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_minor),
+        cmocka_unit_test(test_huge),
+        cmocka_unit_test(test_later_data),
+        cmocka_unit_test(test_pinned_once),
+        cmocka_unit_test(test_cpu_time),
+        cmocka_unit_test(test_destination_speaks),
+        cmocka_unit_test(test_bad_config),
+        cmocka_unit_test(test_source_dies),
+        cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_read_fails),
+        cmocka_unit_test(test_request_is_cut),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_urgent),
+        cmocka_unit_test(test_not_exposed),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_hostile_regions),
+        cmocka_unit_test(test_hostile_key),
+        cmocka_unit_test(test_late_region),
     };
     struct ibx_error err = {0};
     char description[256];

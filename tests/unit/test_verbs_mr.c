@@ -17,6 +17,7 @@ static struct asked {
     size_t length;
     int fd, access;
     int refuse; /* errno of the next registrations, 0: none */
+    struct ibv_pd *of;
 } asked;
 static struct ibv_mr made[IBX_RAILS_MAX];
 
@@ -30,13 +31,17 @@ int __wrap_ibv_dereg_mr(struct ibv_mr *mr);
 static struct ibv_mr *answer(void)
 {
     errno = asked.refuse;
-    return asked.refuse ? NULL : &made[asked.plain + asked.dmabuf - 1];
+    if (asked.refuse)
+        return NULL;
+    struct ibv_mr *mr = &made[(asked.plain + asked.dmabuf - 1) % IBX_RAILS_MAX];
+    mr->pd = asked.of;
+    return mr;
 }
 
 struct ibv_mr *__wrap_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
                                         uint64_t iova, int fd, int access)
 {
-    (void)pd;
+    asked.of = pd;
     asked.dmabuf++;
     asked.offset = offset;
     asked.length = length;
@@ -48,7 +53,7 @@ struct ibv_mr *__wrap_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 
 struct ibv_mr *__wrap_ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
-    (void)pd;
+    asked.of = pd;
     asked.plain++;
     asked.address = address;
     asked.length = length;
@@ -72,7 +77,7 @@ int __wrap_ibv_dereg_mr(struct ibv_mr *mr)
 
 static struct ibv_device device = {.name = "mlx5_9"};
 static struct ibv_context context = {.device = &device};
-static struct ibv_pd pd;
+static struct ibv_pd pd, another;
 
 static struct verbs *provider(unsigned rails)
 {
@@ -162,13 +167,44 @@ static void test_probe(void **state)
     assert_true(asked.fd == -1 && !asked.left);
 }
 
+/* A region and its twin are one registration where their protection domain is one, which goes with
+ * the last of them. */
+static void test_twins(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct verbs *v = provider(2);
+    struct ibx_mr first = {.span = ibx_span_host(bytes, sizeof(bytes)),
+                           .access = IBX_ACCESS_REMOTE_READ};
+    v->rails[1].pd = &another;
+    made[0] = (struct ibv_mr){.lkey = 5, .rkey = 6};
+    made[1] = (struct ibv_mr){.lkey = 7, .rkey = 8};
+    made[2] = (struct ibv_mr){.lkey = 9, .rkey = 10};
+    assert_int_equal(ibx_verbs_mr_register(v, &first, NULL), 0);
+    assert_int_equal(asked.plain, 2);
+    struct ibx_mr second = {.span = first.span, .access = first.access, .twin = &first};
+    struct ibv_pd third_pd;
+    struct verbs other = {.rail_count = 2};
+    other.rails[0] = (struct verbs_rail){.pd = &another, .context = &context};
+    other.rails[1] = (struct verbs_rail){.pd = &third_pd, .context = &context};
+    assert_int_equal(ibx_verbs_mr_register(&other, &second, NULL), 0);
+    assert_int_equal(asked.plain, 3);
+    assert_true(second.keys[0] == 8 && second.keys[1] == 10);
+    ibx_verbs_mr_deregister(v, &first);
+    assert_int_equal(asked.left, 1);
+    uint32_t lkey = 0;
+    assert_int_equal(ibx_verbs_mr_lkey(&second, 0, true, &lkey), 0);
+    assert_int_equal(lkey, 7);
+    ibx_verbs_mr_deregister(&other, &second);
+    assert_int_equal(asked.left, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dmabuf),
-        cmocka_unit_test(test_pointer),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_probe),
+        cmocka_unit_test(test_dmabuf),  cmocka_unit_test(test_pointer),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_probe),
+        cmocka_unit_test(test_twins),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
 }

@@ -5,6 +5,8 @@
  */
 #include "tests/vm/verbs_scene.h"
 
+#include "common/locked.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/capability.h>
@@ -163,6 +165,49 @@ static void test_locked_memory(void **state)
     assert_true(s.client.rc < 0 && strstr(s.client.err.message, "RLIMIT_MEMLOCK"));
     assert_non_null(strstr(s.client.err.message, "16384"));
     session_end(&s);
+}
+
+/* ---------------------------------------------------------------- shared regions */
+
+#define SHARED_BYTES (32u << 20)
+
+/* Two connections of one domain pin memory once, of two domains twice; the last one's end, and not
+ * the first one's, lets it go. */
+static void test_pinned_once(void **state)
+{
+    (void)state;
+    for (unsigned domains = 1; domains <= 2; domains++) {
+        struct session s[2];
+        struct ibx_error err;
+        struct ibx_mr *mr, *shared;
+        struct ibx_span span = ibx_span_host(NULL, SHARED_BYTES);
+        for (unsigned i = 0; i < 2; i++) {
+            if (i < domains) {
+                ibx_domain_release(server_domain); /* the connections keep it */
+                assert_int_equal(ibx_domain_create(&server_domain, &err), 0);
+            }
+            open_pair(&s[i], "", "");
+        }
+        ibx_domain_release(server_domain);
+        server_domain = NULL;
+        span.address =
+            mmap(NULL, SHARED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_true(span.address != MAP_FAILED);
+        uint64_t before = ibx_locked_now();
+        assert_int_equal(ibx_mr_register(s[0].conn, &span, IBX_ACCESS_REMOTE_READ, &mr, &err), 0);
+        assert_int_equal(ibx_locked_now() - before, SHARED_BYTES);
+        assert_int_equal(ibx_mr_share(s[1].conn, mr, &shared, &err), 0);
+        assert_int_equal(ibx_locked_now() - before, domains * SHARED_BYTES);
+        ibx_mr_deregister(mr);
+        assert_int_equal(ibx_locked_now() - before, SHARED_BYTES);
+        session_end(&s[0]);
+        check_read(&s[1]);
+        ibx_mr_deregister(shared);
+        uint64_t messages = before - ibx_locked_now(); /* of the session that has ended */
+        assert_true(messages > 0 && messages < SHARED_BYTES / 2);
+        session_end(&s[1]);
+        munmap(span.address, SHARED_BYTES);
+    }
 }
 
 /* -------------------------------------------------------------------- the wire */
@@ -460,6 +505,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wishes_granted),
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),
+        cmocka_unit_test(test_pinned_once),
         cmocka_unit_test(test_short_silence),
         cmocka_unit_test(test_long_silence),
         cmocka_unit_test(test_strangers),

@@ -21,6 +21,7 @@
 #define BYTES       (4u << 20)
 
 static char address_a[32];
+static struct ibx_domain *server_domain; /* for sessions to come; NULL: none */
 
 /* ------------------------------------------------------------------- sessions */
 
@@ -150,6 +151,7 @@ static void session_start(struct session *s, const char *listen_at, const char *
     int report[2];
     *s = (struct session){0};
     set_options(&options, server_settings);
+    options.domain = server_domain;
     if (ibx_listen(listen_at, &options, &s->listener, &err))
         fail_msg("%s", err.message);
     assert_int_equal(pipe(report), 0);
