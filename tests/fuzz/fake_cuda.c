@@ -185,6 +185,20 @@ static int error_name(int code, const char **name)
     return 0;
 }
 
+static int device_name(char *name, int size, int device)
+{
+    (void)device;
+    name[size - 1] = '\0';
+    memset(name, 'x', (size_t)size - 1);
+    return result();
+}
+
+static int driver_version(int *version)
+{
+    *version = 12080;
+    return result();
+}
+
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
 {
     static const struct ibx_cuda table = {
@@ -212,6 +226,8 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .ctx_synchronize = result,
         .mem_host_get_flags = host_get_flags,
         .get_error_name = error_name,
+        .device_get_name = device_name,
+        .driver_get_version = driver_version,
     };
     (void)err;
     return &table;

@@ -448,6 +448,18 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
+/* None, and both ends of what a file may say. */
+static const struct ibx_tuning tunings[3] = {
+    [1] = {.found = true,
+           .choice = {.ways = {{.inline_max = IBX_CHOICE_TO_MAX},
+                               {.inline_max = IBX_CHOICE_FROM_MAX}},
+                      .chunk = IBX_CHOICE_CHUNK_UNIT}},
+    [2] = {.found = true,
+           .choice = {.ways = {{0, IBX_CHOICE_NEVER, IBX_CHOICE_NEVER, IBX_CHOICE_NEVER},
+                               {0, IBX_CHOICE_NEVER, IBX_CHOICE_NEVER, IBX_CHOICE_NEVER}},
+                      .chunk = IBX_PINNED_CHUNK}},
+};
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ibx_options options = {.slots = SLOTS, .message = MESSAGE};
@@ -469,8 +481,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         s->state = SESSION_KNOCKED;
         require(ibx_session_read(s, incoming, 0) == 0 && s->state == SESSION_LIVE);
         if (flags & 32) {
-            const struct ibx_gpu_options gpu = {
+            struct ibx_gpu_options gpu = {
                 .mode = IBX_GPU_ON, .memory = 2 * (size_t)IBX_PINNED_STRIDE, .threads = 1};
+            gpu.tuning = tunings[count % 3];
             ibx_session_set_gpu(s, &gpu);
             s->copies.replies.shape = IBX_REPLY_TIMED;
         }
