@@ -171,8 +171,10 @@ int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_
         rc = open_porch(d, options->listen, err);
     if (!rc)
         rc = open_waiting(d, err);
-    if (!rc)
+    if (!rc) {
+        move_stop_at("destination", "listening");
         rc = destination_run(d, err);
+    }
     if (rc && d->answering)
         destination_answer(d, err);
     return finish(d, rc, last, err);

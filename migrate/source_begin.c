@@ -116,8 +116,10 @@ static int prepare(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_guard_start(&s->guard, s->options->folder, &s->status.record, &s->vm, s->lock_fd,
                              err);
-    if (!rc)
+    if (!rc) {
+        move_stop_at("source", "asking");
         rc = source_link_ask(s, err);
+    }
     if (!rc)
         rc = ibx_capabilities_set(s->qmp, IBX_MOVE_SOURCE, &s->vm.before,
                                   ibx_deadline_in_ms(MOVE_QMP_MS), err);
