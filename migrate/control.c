@@ -55,9 +55,20 @@ int ibx_control_send_plain(struct ibx_control *control, enum ibx_move_message ty
     return ibx_control_send(control, &message);
 }
 
+static void queue_drop(struct ibx_control *control)
+{
+    while (control->head) {
+        struct control_queued *item = control->head;
+        control->head = item->next;
+        free(item);
+    }
+    control->tail = &control->head;
+}
+
 int ibx_control_send_abort(struct ibx_control *control, const char *sentence)
 {
     struct ibx_move_any message = {.type = IBX_MOVE_ABORT};
+    queue_drop(control);
     strncpy(message.is.sentence, sentence, sizeof(message.is.sentence) - 1);
     return ibx_control_send(control, &message);
 }
@@ -138,22 +149,27 @@ static int ignore(void *context, const struct ibx_move_any *message)
     return 0;
 }
 
-void ibx_control_linger(struct ibx_control *control, uint64_t deadline_ns)
+int ibx_control_hear_out(struct ibx_control *control,
+                         int (*each)(void *context, const struct ibx_move_any *message),
+                         void *context, uint64_t deadline_ns, struct ibx_error *err)
 {
     struct pollfd wait = {.events = POLLIN};
-    while (control->conn && !ibx_control_take(control, ignore, NULL, NULL) &&
+    int rc = 0;
+    while (control->conn && !(rc = ibx_control_take(control, each, context, err)) &&
            ibx_now_ns() < deadline_ns)
         if (!ibx_control_arm(control, &wait.fd))
             poll(&wait, 1, ibx_ms_until(deadline_ns) < 100 ? ibx_ms_until(deadline_ns) : 100);
+    return rc;
+}
+
+void ibx_control_linger(struct ibx_control *control, uint64_t deadline_ns)
+{
+    ibx_control_hear_out(control, ignore, NULL, deadline_ns, NULL);
 }
 
 void ibx_control_fini(struct ibx_control *control)
 {
-    while (control->head) {
-        struct control_queued *item = control->head;
-        control->head = item->next;
-        free(item);
-    }
+    queue_drop(control);
     ibx_close(control->conn);
     ibx_control_init(control, NULL);
 }

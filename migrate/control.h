@@ -22,6 +22,7 @@ void ibx_control_init(struct ibx_control *control, struct ibx_conn *conn);
 int ibx_control_send(struct ibx_control *control, const struct ibx_move_any *message);
 /* A message without fields. */
 int ibx_control_send_plain(struct ibx_control *control, enum ibx_move_message type);
+/* In place of all that still waits for credit. */
 int ibx_control_send_abort(struct ibx_control *control, const char *sentence);
 
 /* Sends what waits and hands every message that has arrived to `each`; stops at its first error.
@@ -35,6 +36,11 @@ int ibx_control_arm(struct ibx_control *control, int *fd);
 bool ibx_control_idle(const struct ibx_control *control);
 /* Bytes of STATE or MAP that one message can carry. */
 size_t ibx_control_room(const struct ibx_control *control);
+/* The same again and again, waiting, until there is such an error or the deadline is over: 0. What
+ * has come is taken also when that has passed. */
+int ibx_control_hear_out(struct ibx_control *control,
+                         int (*each)(void *context, const struct ibx_move_any *message),
+                         void *context, uint64_t deadline_ns, struct ibx_error *err);
 /* Waits until the peer has closed, or the deadline: for the side that said the last word. */
 void ibx_control_linger(struct ibx_control *control, uint64_t deadline_ns);
 /* Closes it. NULL-safe in all fields. */

@@ -16,6 +16,7 @@
 #define LOAD_LOOKS     100 /* so often; then it waits for something else, and there is time */
 #define LOAD_LOOK_MS   1   /* from then on */
 #define COMPLETE_AGAIN (1000 * IBX_NS_PER_MS)
+#define WORD_MS        1000  /* for the source to say why it goes */
 #define ANSWER_MS      60000 /* for a source that was away to hear that the move was given up */
 
 /* ---------------------------------------------------------------- states */
@@ -456,9 +457,33 @@ static const char *what_waits(const struct destination *d)
     }
 }
 
+static int hear_last(void *context, const struct ibx_move_any *message)
+{
+    struct hearing *h = context;
+    int rc = hear(context, message);
+    return rc || !destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
+}
+
+/* Of a source that goes, the ends of its connections may be noticed in any order, and before its
+ * word is read; that word decides whether it is waited for. */
+static int hear_out(struct destination *d, int code, struct ibx_error *err)
+{
+    struct ibx_error last = {0};
+    struct hearing hearing = {d, &last};
+    const unsigned ms = d->state == DESTINATION_WAITING ? WORD_MS : 0;
+    if (!d->linked || d->aborted || destination_ours(d) || code == -EPROTO)
+        return code;
+    int rc = ibx_control_hear_out(&d->control, hear_last, &hearing, ibx_deadline_in_ms(ms), &last);
+    if (!d->aborted)
+        return code;
+    *err = last;
+    return rc;
+}
+
 /* An error of the link: before WAITING the end of the move, else the beginning of a wait. */
 static int troubled_link(struct destination *d, int code, struct ibx_error *err)
 {
+    code = hear_out(d, code, err);
     if (!destination_ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
         return give_up(d, code, err);
     if (d->linked)

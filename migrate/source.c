@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define STAY_MS      60000 /* to bring the VM back */
+#define FAREWELL_MS  1000  /* for the destination to hear that the VM stays */
 #define STILL_MIN_MS 10000 /* that a VM may stand still before the commit, at least */
 
 /* ---------------------------------------------------------------- states */
@@ -403,19 +404,28 @@ static int step(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- what goes wrong */
 
+static int hear_farewell(void *context, const struct ibx_move_any *message)
+{
+    struct source *s = context;
+    s->aborted |= message->type == IBX_MOVE_ABORT;
+    return s->aborted ? -ECONNABORTED : 0;
+}
+
 /* The VM goes on here. */
 int source_keep(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     if (s->linked && err->message[0])
         ibx_control_send_abort(&s->control, err->message);
-    if (s->linked)
-        ibx_control_linger(&s->control, ibx_deadline_in_ms(code == -ECONNRESET ? 0 : 200));
     /* First: as long as QEMU waits for somebody to read its device state, it does nothing else. */
     if (s->stream >= 0)
         close(s->stream);
     s->stream = -1;
-    if (ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why)) {
+    const int unkept = ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why);
+    /* What was said last may be lost with a connection that is closed at once. */
+    if (s->linked && !s->aborted && code != -ECONNRESET)
+        ibx_control_hear_out(&s->control, hear_farewell, s, ibx_deadline_in_ms(FAREWELL_MS), NULL);
+    if (unkept) {
         ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
                          why.message,
                          source_committed(s) ? "ib-migrate rollback tries again"

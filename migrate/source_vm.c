@@ -116,7 +116,11 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
 static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
-    int rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
+    int rc;
+    /* QEMU calls a migration ended a moment before it has done with the VM, and refuses cont. */
+    while (!(rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err)) &&
+           !strcmp(status, "finish-migrate") && ibx_now_ns() < deadline_ns)
+        usleep(LOOK_MS * 1000);
     if (!rc && strcmp(status, "running"))
         rc = ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err);
     if (!rc)

@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -21,6 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -364,6 +367,57 @@ static void lie_epochs(void)
     line_hang_up(&other);
 }
 
+/* The receiver's main thread stands still, its others do not. */
+static void hold_main(void)
+{
+    int status;
+    assert_int_equal(ptrace(PTRACE_SEIZE, receiver.pid, 0, 0), 0);
+    assert_int_equal(ptrace(PTRACE_INTERRUPT, receiver.pid, 0, 0), 0);
+    assert_int_equal(waitpid(receiver.pid, &status, __WALL), receiver.pid);
+    assert_true(WIFSTOPPED(status));
+}
+
+static bool others_sleep(void)
+{
+    char path[300], text[512];
+    bool all = true;
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)receiver.pid);
+    DIR *tasks = opendir(path);
+    assert_non_null(tasks);
+    for (struct dirent *task; (task = readdir(tasks));) {
+        if (task->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", (int)receiver.pid, task->d_name);
+        FILE *file = fopen(path, "re");
+        const char *state = file && fgets(text, sizeof(text), file) ? strrchr(text, ')') : NULL;
+        all &= !state || state[2] == 'S' || atoi(task->d_name) == receiver.pid;
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return all;
+}
+
+/* The end of a page connection is noticed by a thread of its own, and before the source's word. */
+static void lie_word_behind_the_end(void)
+{
+    const uint64_t deadline = vm_soon();
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_state_end(&liar.control, real_length);
+    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    hold_main();
+    line_say_plain(&liar.page, IBX_MOVE_READY);
+    line_closes(&liar.page);
+    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
+        assert_true(ibx_now_ns() < deadline);
+    line_say(&liar.control,
+             &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
+    line_closes(&liar.control);
+}
+
 static const struct lie {
     const char *name;
     void (*tell)(void);
@@ -386,6 +440,7 @@ static const struct lie {
     {"closes when READY", lie_closes_when_ready, "lost", false},
     {"strangers", lie_strangers, "enough", false},
     {"epochs", lie_epochs, "it stays", false},
+    {"a word behind the end", lie_word_behind_the_end, "it stays", false},
 };
 
 static void take_real_state(void)
