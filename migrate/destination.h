@@ -105,8 +105,9 @@ struct destination {
 
     uint64_t lost_ns, progress_ns, complete_ns;
     struct move_silence silence;
-    uint64_t heard, regions;           /* messages and page connections; REGIONs */
-    uint64_t early_count, early_at_ns; /* of all these, and since when: before the commit */
+    uint64_t heard, regions;               /* messages and page connections; REGIONs */
+    uint64_t early_count;                  /* of all these before the commit, ... */
+    uint64_t early_at_ns, early_looked_ns; /* ... since when, and the last look at it */
     bool resumed, qemu_failed, confirmed, cancelled;
     bool answering; /* given up where the source may have committed, and without a link to say so */
     bool told;      /* that source has asked since, and was answered */

@@ -57,7 +57,9 @@ int destination_mind_source(struct destination *d, struct ibx_error *err)
     const uint64_t count = d->heard + d->regions, now = ibx_now_ns();
     const bool early = d->state == DESTINATION_JOINING || d->state == DESTINATION_READY ||
                        (d->state == DESTINATION_MAPPED && !d->state_ended);
-    if (!early || !d->early_at_ns || count != d->early_count) {
+    const bool away = now - d->early_looked_ns > MOVE_OWN_PAUSE_NS;
+    d->early_looked_ns = now;
+    if (!early || away || count != d->early_count) {
         d->early_at_ns = now;
         d->early_count = count;
         return 0;

@@ -41,9 +41,12 @@ void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool 
 void move_say(const struct ibx_move_tell *tell, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+#define MOVE_OWN_PAUSE_NS                                                                          \
+    (1000 * IBX_NS_PER_MS) /* who has not looked for so long was away itself */
+
 /* Since when nothing has come from the other side, and whether that was said. */
 struct move_silence {
-    uint64_t since_ns, count;
+    uint64_t since_ns, looked_ns, count;
     bool said;
 };
 struct move_heard {

@@ -23,10 +23,12 @@ void move_mind_silence(struct move_silence *silence, const struct move_heard *he
         heard->timeout_ms / 2 > SILENT_MIN_MS ? heard->timeout_ms / 2 : SILENT_MIN_MS;
     const char *peer = status->record.peer[0] ? status->record.peer : "the other side";
     const bool came = silence->count != heard->count;
-    if (!silence->since_ns || !heard->awaited || came) {
+    const bool away = now - silence->looked_ns > MOVE_OWN_PAUSE_NS;
+    silence->looked_ns = now;
+    if (away || !heard->awaited || came) {
         if (silence->said && came)
             move_say(tell, "%s is heard again, after %u s", peer, seconds(now - silence->since_ns));
-        *silence = (struct move_silence){.since_ns = now, .count = heard->count};
+        *silence = (struct move_silence){.since_ns = now, .looked_ns = now, .count = heard->count};
         status->silent_ns = 0;
         return;
     }

@@ -13,6 +13,7 @@
 
 #define CONFIRM_MS 30000 /* for the destination to say that it has heard it */
 #define AGAIN_MS   500   /* between two tries */
+#define SETUP_MS   3000  /* for one */
 
 int source_confirm(struct source *s, struct ibx_error *err)
 {
@@ -43,12 +44,15 @@ void source_await_confirmed(struct source *s,
                             void *context)
 {
     struct ibx_error silent = {0};
+    struct ibx_options options = s->transport;
+    if (options.timeout_ms > SETUP_MS)
+        options.timeout_ms = SETUP_MS;
     if (s->linked && !s->confirmed && ibx_control_take(&s->control, hear, context, &silent)) {
         source_link_close(s);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }
     if (!s->linked && !s->confirmed && ibx_now_ns() >= s->retry_ns) {
-        s->confirmed = !ibx_move_confirm(&s->status.record, &s->transport, &silent);
+        s->confirmed = !ibx_move_confirm(&s->status.record, &options, &silent);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }
     const bool late = s->interrupts || ibx_now_ns() >= s->confirm_by_ns;
