@@ -2,7 +2,10 @@
 #include "frontend-glue/attach.h"
 
 #include "common/log.h"
+#include "common/wire.h"
+#include "frontend-glue/frames.h"
 #include "frontend-glue/frontend.h"
+#include "frontend-glue/later.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,10 +15,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#define LATER_LEAST (64u << 10) /* shorter copies are over before another thread has begun */
+
 /* Held by the thread and by who attached it; either may be gone first. */
 struct ibx_attachment {
     _Atomic(struct ibx_session *) session; /* NULL: detached */
     _Atomic unsigned users;
+    struct ibx_request_watch watch; /* the thread's */
+    int stream_at;                  /* of the request in hand: see stream_at() */
 };
 
 static _Thread_local struct ibx_attachment *mine;
@@ -60,6 +67,94 @@ static bool is_over_shm(const struct ibx_session *session)
     return path && !strcmp(path->provider, "shm");
 }
 
+/* ------------------------------------------------------------------ GVirtuS's requests */
+
+/* Where a request names the stream that it is about: an offset in its body, or one of these. */
+#define NO_STREAM   (-1) /* it asks for nothing that copies could change */
+#define LAST_STREAM (-2) /* the body's last bytes */
+#define ANY_STREAM  (-3)
+
+/* An event is recorded when the copies before it are over: so to ask for it is to ask for no
+ * stream. */
+static int stream_at(const char *name)
+{
+    static const struct {
+        const char *name;
+        int at;
+    } requests[] = {
+        {"cudaLaunchKernel", 40},
+        {"cudaMemcpyAsync", LAST_STREAM},
+        {"cudaStreamSynchronize", 0},
+        {"cudaStreamQuery", 0},
+        {"cudaStreamWaitEvent", 0},
+        {"cudaEventRecord", 8},
+        {"cudaEventQuery", NO_STREAM},
+        {"cudaEventSynchronize", NO_STREAM},
+        {"cudaEventElapsedTime", NO_STREAM},
+        {"cudaEventCreate", NO_STREAM},
+        {"cudaEventCreateWithFlags", NO_STREAM},
+        {"cudaEventDestroy", NO_STREAM},
+        {"cudaStreamCreate", NO_STREAM},
+        {"cudaStreamCreateWithFlags", NO_STREAM},
+        {"cudaStreamCreateWithPriority", NO_STREAM},
+        {"cudaMalloc", NO_STREAM},
+        {"cudaPushCallConfiguration", NO_STREAM},
+        {"cudaPopCallConfiguration", NO_STREAM},
+        {"cudaSetDevice", NO_STREAM},
+        {"cudaGetDevice", NO_STREAM},
+        {"cudaGetDeviceCount", NO_STREAM},
+        {"cudaGetLastError", NO_STREAM},
+        {"cudaPeekAtLastError", NO_STREAM},
+    };
+    for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
+        if (!strcmp(requests[i].name, name))
+            return requests[i].at;
+    }
+    return ANY_STREAM;
+}
+
+/* A request's name has come, or all or some of its body. */
+static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *bytes, size_t n)
+{
+    const struct ibx_request_watch *watch = &attachment->watch;
+    if (ibx_request_begins(watch)) {
+        bool whole = memchr(bytes, 0, n) == bytes + n - 1;
+        attachment->stream_at = whole ? stream_at((const char *)bytes) : ANY_STREAM;
+        if (attachment->stream_at == ANY_STREAM)
+            ibx_later_wait(0);
+        return;
+    }
+    if (watch->stage != IBX_REQUEST_BODY || watch->got || attachment->stream_at == NO_STREAM)
+        return;
+    size_t at = attachment->stream_at >= 0 ? (size_t)attachment->stream_at : n - 8;
+    bool there = n == watch->length && n >= 8 && at <= n - 8;
+    struct ibx_reader r = ibx_reader_of(bytes + (there ? at : 0), there ? 8 : 0);
+    ibx_later_wait(there ? ibx_get_u64(&r) : 0);
+}
+
+void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n)
+{
+    static const char capture[] = "cudaStreamBeginCapture";
+    if (!attachment || !n)
+        return;
+    if (ibx_request_begins(&attachment->watch) && n == sizeof(capture) &&
+        !memcmp(bytes, capture, n))
+        ibx_later_forbid();
+    wait_for_copies(attachment, bytes, n);
+    ibx_request_note_read(&attachment->watch, bytes, n);
+}
+
+/* ---------------------------------------------------------------------- the preload's calls */
+
+/* Whether the copy is run in the background. */
+static bool run_later(const struct ibx_session *session, const struct ibx_frontend_copy *copy)
+{
+    return copy->async && copy->pinned && !copy->lasting &&
+           copy->stream > IBX_LATER_STREAM_SPECIAL &&
+           (copy->n >= LATER_LEAST || ibx_later_pending(copy->stream)) &&
+           ibx_later_copy(session, copy, mine->watch.device);
+}
+
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_session *session = session_of_thread();
@@ -68,6 +163,11 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
         return -ENOTCONN;
     /* Only there does it help the back end. */
     copy.lasting = copy.lasting && is_over_shm(session);
+    if (run_later(session, &copy)) {
+        *exit_code = 0;
+        return 0;
+    }
+    ibx_later_wait(copy.async ? copy.stream : 0);
     return ibx_session_copy(session, &copy, exit_code);
 }
 
@@ -121,6 +221,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
         .allocate = allocate,
         .release = release,
         .prepare = prepare,
+        .pending = ibx_later_pending,
+        .failure = ibx_later_failure,
+        .finish = ibx_later_wait_memory,
     };
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
@@ -130,6 +233,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
         return NULL;
     atomic_init(&attachment->session, session);
     atomic_init(&attachment->users, 2);
+    ibx_request_watch_init(&attachment->watch);
+    attachment->stream_at = ANY_STREAM;
     if (mine)
         drop(mine);
     mine = attachment;

@@ -141,20 +141,29 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
 
 /* ------------------------------------------------------------------------ the reply */
 
-static int take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                      const struct client_rows *to, int *exit_code)
+/* What every reply begins with. */
+static int take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
     uint8_t code[4];
-    uint64_t seconds, out, count = 0;
+    uint64_t seconds;
     int rc = client_take(s, code, sizeof(code));
     if (!rc)
         rc = take_u64(s, &seconds);
     if (!rc)
-        rc = take_u64(s, &out);
+        rc = take_u64(s, out);
+    struct ibx_reader r = ibx_reader_of(code, sizeof(code));
+    if (!rc)
+        *exit_code = (int)ibx_get_u32(&r);
+    return rc;
+}
+
+static int take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct client_rows *to, int *exit_code)
+{
+    uint64_t out, count = 0;
+    int rc = take_head(s, exit_code, &out);
     if (rc)
         return rc;
-    struct ibx_reader r = ibx_reader_of(code, sizeof(code));
-    *exit_code = (int)ibx_get_u32(&r);
     if (*exit_code || copy->to_device)
         return drain(s, out);
     if (out >= 8) {
@@ -185,6 +194,33 @@ int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy
         return -ENOTCONN;
     int rc = copy->rows ? client_copy_rows(s, copy, exit_code)
                         : client_exchange(s, copy, NULL, exit_code);
+    if (rc) {
+        session_tell_end(s);
+        *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    }
+    return 0;
+}
+
+int ibx_session_call(struct ibx_session *s, const char *name, const void *body, size_t n,
+                     int *exit_code)
+{
+    uint8_t length[8];
+    struct ibx_writer w = ibx_writer_of(length, sizeof(length));
+    uint64_t out = 0;
+    if (s->state != SESSION_LIVE || s->out_length)
+        return -ENOTCONN;
+    ibx_put_u64(&w, n);
+    int rc = session_gather(s, (const uint8_t *)name, strlen(name) + 1);
+    if (!rc)
+        rc = session_gather(s, length, w.length);
+    if (!rc)
+        rc = session_gather(s, body, n);
+    if (!rc)
+        rc = ibx_session_sync(s);
+    if (!rc)
+        rc = take_head(s, exit_code, &out);
+    if (!rc)
+        rc = drain(s, out);
     if (rc) {
         session_tell_end(s);
         *exit_code = IBX_CUDA_ERROR_UNKNOWN;

@@ -153,6 +153,7 @@ class RdmaCommunicator final : public Communicator
     // A failure shows in the next Read.
     std::size_t Write(const char *buffer, std::size_t size) override
     {
+        ibx_attachment_note(attachment, buffer, size);
         if (session)
             ibx_session_write(session, buffer, size);
         return size;

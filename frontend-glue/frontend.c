@@ -124,9 +124,15 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
         .n = n,
         .stream = (uintptr_t)stream,
     };
-    copy.lasting = async && frontend_lasting(copy.host, n);
+    enum frontend_memory memory = async ? frontend_memory(copy.host, n) : FRONTEND_ORDINARY;
+    copy.lasting = memory == FRONTEND_ALLOCATED;
+    copy.pinned = memory != FRONTEND_ORDINARY;
     frontend_device_used();
-    return !calls->copy(&copy, exit_code);
+    if (calls->copy(&copy, exit_code))
+        return false;
+    if (!async)
+        *exit_code = frontend_outcome(*exit_code, 0);
+    return true;
 }
 
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
@@ -200,7 +206,11 @@ static bool copied_rows(const struct rows *rows, int *exit_code)
         .host_pitch = to_device ? rows->from_pitch : rows->to_pitch,
         .device_pitch = to_device ? rows->to_pitch : rows->from_pitch,
     };
-    return !frontend_plugin()->copy(&copy, exit_code);
+    frontend_device_used();
+    if (frontend_plugin()->copy(&copy, exit_code))
+        return false;
+    *exit_code = frontend_outcome(*exit_code, 0);
+    return true;
 }
 
 static int copy_rows(const struct rows *rows)
@@ -225,14 +235,6 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
     return copy_rows(&rows);
 }
 
-static int wait_for_stream(void *stream)
-{
-    static _Atomic(void *) next;
-    int (*call)(void *);
-    *(void **)&call = frontend_gvirtus(&next, "cudaStreamSynchronize");
-    return call ? call(stream) : CUDA_NOT_SUPPORTED;
-}
-
 /* GVirtuS has none. So what has gaps comes after all that is in the stream, and has ended when the
  * call returns, that within the device too. */
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
@@ -245,11 +247,11 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
     if (frontend_plugin()) {
-        rc = wait_for_stream(stream);
+        rc = cudaStreamSynchronize(stream);
         if (!rc)
             rc = copy_rows(&rows);
         if (!rc && rows.kind == CUDA_MEMCPY_ON_DEVICE)
-            rc = wait_for_stream(NULL);
+            rc = cudaStreamSynchronize(NULL);
         return rc;
     }
     *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy2DAsync");

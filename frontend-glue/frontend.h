@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* Goes up with any change below. */
-#define IBX_FRONTEND_VERSION 4u
+#define IBX_FRONTEND_VERSION 5u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -27,7 +27,8 @@ struct ibx_frontend_copy {
     void *host; /* only read when `to_device` */
     size_t n;   /* bytes, not 0: of one row if there are rows */
     uint64_t stream;
-    bool lasting; /* `host` is in allocate()'s memory */
+    bool lasting; /* `host` is in allocate()'s memory ... */
+    bool pinned;  /* ... or in other memory that is page-locked to the application */
     /* cudaMemcpy2D: not 0, and pitches of n at least, whose products with it are no more than
      * PTRDIFF_MAX. Nothing between two rows of the host's is changed. */
     size_t rows, host_pitch, device_pitch;
@@ -36,7 +37,7 @@ struct ibx_frontend_copy {
 struct ibx_frontend_calls {
     unsigned version;
     /* Runs the copy over the connection that GVirtuS made in the calling thread, and returns when
-     * it is done or, an asynchronous one in lasting memory, perhaps when it is in its stream: 0,
+     * it is done or, an asynchronous one in lasting or pinned memory, perhaps before: 0,
      * and *exit_code is what the CUDA call has to return. -ENOTCONN: this thread has no connection,
      * or none that works: then nothing was done, and GVirtuS has to be called. */
     int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
@@ -48,6 +49,13 @@ struct ibx_frontend_calls {
     /* Memory that the application is about to copy often, of its own making: registers it for the
      * calling thread's connection, where that pays. Nothing has to be undone. */
     void (*prepare)(void *address, size_t n);
+
+    /* Of copies that copy() has left to be run in the background, of any thread: whether there is
+     * one in the stream (of 0 to 2: in any); the first error of one that this has not returned yet,
+     * or 0; returns when there is none in that memory. */
+    bool (*pending)(uint64_t stream);
+    int (*failure)(uint64_t stream);
+    void (*finish)(const void *address, size_t n);
 };
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"

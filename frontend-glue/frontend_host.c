@@ -73,15 +73,17 @@ static bool take_out(void *address, bool allocated, struct frontend_range *range
     return found;
 }
 
-bool frontend_lasting(const void *address, size_t n)
+enum frontend_memory frontend_memory(const void *address, size_t n)
 {
+    enum frontend_memory kind = FRONTEND_ORDINARY;
     pthread_mutex_lock(&ranges.lock);
     struct frontend_range *range = frontend_ranges_holding(&ranges, address, n);
-    bool inside = range && range->allocated;
-    if (inside)
+    if (range) {
         range->in_use = true;
+        kind = range->allocated ? FRONTEND_ALLOCATED : FRONTEND_REGISTERED;
+    }
     pthread_mutex_unlock(&ranges.lock);
-    return inside;
+    return kind;
 }
 
 /* ------------------------------------------------------------------------------ the calls */
@@ -132,8 +134,10 @@ int cudaFreeHost(void *address)
     if (!address)
         return CUDA_SUCCESS;
     if (take_out(address, true, &range)) {
-        if (range.in_use) /* as CUDA does before it frees what a device may be at */
+        if (range.in_use) { /* as CUDA does before it frees what a device may be at */
+            frontend_plugin()->finish(address, range.n);
             frontend_devices_wait();
+        }
         frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }
@@ -163,8 +167,11 @@ int cudaHostUnregister(void *address)
     static _Atomic(void *) next;
     struct frontend_range range;
     int (*call)(void *);
-    if (take_out(address, false, &range))
+    if (take_out(address, false, &range)) {
+        if (range.in_use)
+            frontend_plugin()->finish(address, range.n);
         return CUDA_SUCCESS;
+    }
     if (frontend_plugin())
         return CUDA_NOT_REGISTERED;
     *(void **)&call = frontend_gvirtus(&next, "cudaHostUnregister");

@@ -14,6 +14,7 @@
 #define CUDA_SUCCESS            0
 #define CUDA_INVALID_VALUE      1
 #define CUDA_MEMORY_ALLOCATION  2
+#define CUDA_NOT_READY          600
 #define CUDA_ALREADY_REGISTERED 712
 #define CUDA_NOT_REGISTERED     713
 #define CUDA_NOT_SUPPORTED      801
@@ -66,8 +67,21 @@ void frontend_device_used(void);
 /* Waits for all that is under way on every device that this process has used. */
 void frontend_devices_wait(void);
 
-/* frontend_host.c: whether all these bytes are page-locked memory from here. If so, an asynchronous
- * copy may be under way in it from now on. */
-bool frontend_lasting(const void *address, size_t n);
+/* --------------------------------------------------------------------- frontend_host.c */
+
+enum frontend_memory {
+    FRONTEND_ORDINARY,
+    FRONTEND_REGISTERED, /* page-locked, the application's ... */
+    FRONTEND_ALLOCATED,  /* ... or from here */
+};
+/* What these bytes are, all of them; an asynchronous copy may be under way in them from now on. */
+enum frontend_memory frontend_memory(const void *address, size_t n);
+
+/* --------------------------------------------------------------------- frontend_sync.c */
+
+/* What a call that waits for the stream (0: for all) returns, when GVirtuS's has returned `rc`: the
+ * error of an asynchronous copy comes to light then. */
+int frontend_outcome(int rc, uint64_t stream);
+EXPORTED int cudaStreamSynchronize(void *stream);
 
 #endif

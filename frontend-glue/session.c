@@ -43,6 +43,12 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
     return 0;
 }
 
+int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **session,
+                            struct ibx_error *err)
+{
+    return ibx_session_create(other->uri, &other->options, session, err);
+}
+
 void ibx_session_set_gpu(struct ibx_session *s, const struct ibx_gpu_options *options)
 {
     copies_init(&s->copies, options);

@@ -88,6 +88,12 @@ void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
  * begun: nothing was done. The frames are those of G2 and later. */
 int ibx_session_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                      int *exit_code);
+/* Client, likewise: a call of GVirtuS's that answers nothing but its exit code. */
+int ibx_session_call(struct ibx_session *session, const char *name, const void *body, size_t n,
+                     int *exit_code);
+/* A client as `other` was when it was created. */
+int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **session,
+                            struct ibx_error *err);
 /* Client: registers memory that will be copied often, both ways, where registrations are kept. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
 /* Server, in the session's thread: the copies that it has run, by the way they took (choice.h);

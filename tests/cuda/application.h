@@ -27,6 +27,10 @@ struct cuda_calls {
     int (*stream_synchronize)(void *stream);
     int (*stream_query)(void *stream);
     int (*ctx_synchronize)(void);
+    int (*event_create)(void **event, unsigned flags);
+    int (*event_record)(void *event, void *stream);
+    int (*event_query)(void *event);
+    int (*event_synchronize)(void *event);
     int (*host_register)(void *address, size_t n, unsigned flags);
     int (*host_unregister)(void *address);
 

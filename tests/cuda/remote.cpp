@@ -400,6 +400,28 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         return app->stream_query(reinterpret_cast<void *>(f.get<std::uint64_t>()));
     if (name == "cudaDeviceSynchronize")
         return app->ctx_synchronize();
+    if (name == "cudaEventRecord") {
+        auto *event = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        return app->event_record(event, reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    }
+    if (name == "cudaEventQuery")
+        return app->event_query(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaEventSynchronize")
+        return app->event_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaEventCreate") {
+        void *event = nullptr;
+        int rc = app->event_create(&event, 0);
+        return rc ? rc : f.answer(&event, 8);
+    }
+    if (name == "cudaGetLastError" || name == "cudaPeekAtLastError")
+        return 0;                     // of this thread; none of these handlers leaves one
+    if (name == "cudaLaunchKernel") { // one that fills memory; its stream is where GVirtuS has it
+        f.at = 40;
+        auto stream = f.get<std::uint64_t>();
+        f.get<std::uint64_t>();
+        auto to = f.get<std::uint64_t>(), from = f.get<std::uint64_t>();
+        return app->copy_async(to, from, f.get<std::uint64_t>(), reinterpret_cast<void *>(stream));
+    }
     if (name == "cudaDeviceReset")
         return app->primary_reset(0);
     if (name == "cudaFree")

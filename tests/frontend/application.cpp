@@ -3,15 +3,12 @@
 // An application of CUDA, for libibx-frontend.so to be preloaded into: test_frontend.cpp runs it.
 //
 //   application TEST [taken]     `taken`: the back end's plugin runs the copies
-#include "tests/cuda/remote.h"
-#include "tests/frontend/cudart.h"
+#include "tests/frontend/application.h"
 
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <functional>
 #include <map>
 #include <string>
@@ -20,22 +17,50 @@
 #include <thread>
 #include <unistd.h>
 
+bool taken, over_shm;
+
+void fill(char *bytes, std::size_t n, unsigned seed)
+{
+    std::uint32_t x = seed * 2654435761u + 1;
+    for (std::size_t i = 0; i < n; i++) {
+        x = x * 1664525u + 1013904223u;
+        bytes[i] = static_cast<char>(x >> 24);
+    }
+}
+
+char *device_memory(std::size_t n)
+{
+    void *device = nullptr;
+    return cudaMalloc(&device, n) ? nullptr : static_cast<char *>(device);
+}
+
+bool device_has(const char *device, const char *bytes, std::size_t n)
+{
+    std::vector<char> got(n, 'x');
+    return stub_remote()->peek(reinterpret_cast<std::uintptr_t>(device), got.data(), n) &&
+           !std::memcmp(got.data(), bytes, n);
+}
+
+static int copy(void *to, const void *from, std::size_t n, int kind, void *stream)
+{
+    return stream ? cudaMemcpyAsync(to, from, n, kind, stream) : cudaMemcpy(to, from, n, kind);
+}
+
+bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream)
+{
+    std::vector<char> got(n + 2, 'x');
+    fill(memory, n, seed);
+    REQUIRE(copy(device, memory, n, H2D, stream) == 0);
+    REQUIRE(device_has(device, memory, n));
+    REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
+    REQUIRE(!std::memcmp(got.data() + 1, memory, n));
+    REQUIRE(got.front() == 'x' && got.back() == 'x');
+    return true;
+}
+
 namespace
 {
 
-bool taken, over_shm;
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
-
-constexpr int DEFAULT = 4; // cudaMemcpyDefault
-
-constexpr std::size_t device_bytes_each = 20u << 20;
 const std::size_t sizes[] = {1,      4,      8,       100,     2047,    2048,    4097,
                              16300,  16384,  16385,   65507,   65536,   100001,  131072,
                              262145, 524289, 1048576, 1048577, 4194304, 17000003};
@@ -50,51 +75,6 @@ long peak()
         std::sscanf(line, "VmHWM: %ld", &found);
     std::fclose(status);
     return found;
-}
-
-template <typename F> F *preloaded(const char *name)
-{
-    return reinterpret_cast<F *>(dlsym(RTLD_DEFAULT, name));
-}
-
-void fill(char *bytes, std::size_t n, unsigned seed)
-{
-    std::uint32_t x = seed * 2654435761u + 1;
-    for (std::size_t i = 0; i < n; i++) {
-        x = x * 1664525u + 1013904223u;
-        bytes[i] = static_cast<char>(x >> 24);
-    }
-}
-
-char *device_memory(std::size_t n = device_bytes_each)
-{
-    void *device = nullptr;
-    return cudaMalloc(&device, n) ? nullptr : static_cast<char *>(device);
-}
-
-bool device_has(const char *device, const char *bytes, std::size_t n)
-{
-    std::vector<char> got(n, 'x');
-    return stub_remote()->peek(reinterpret_cast<std::uintptr_t>(device), got.data(), n) &&
-           !std::memcmp(got.data(), bytes, n);
-}
-
-int copy(void *to, const void *from, std::size_t n, int kind, void *stream)
-{
-    return stream ? cudaMemcpyAsync(to, from, n, kind, stream) : cudaMemcpy(to, from, n, kind);
-}
-
-// To the device and back into other memory, with a gap on both sides that stays as it was.
-bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream = nullptr)
-{
-    std::vector<char> got(n + 2, 'x');
-    fill(memory, n, seed);
-    REQUIRE(copy(device, memory, n, H2D, stream) == 0);
-    REQUIRE(device_has(device, memory, n));
-    REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
-    REQUIRE(!std::memcmp(got.data() + 1, memory, n));
-    REQUIRE(got.front() == 'x' && got.back() == 'x');
-    return true;
 }
 
 bool sizes_and_offsets()
@@ -433,147 +413,6 @@ bool pinned()
     return true;
 }
 
-// The GPU reads and writes page-locked memory after the call has returned.
-bool async_under_way(char *device, void *stream, char *there, char *back, std::size_t n)
-{
-    std::vector<char> before(n, 'z');
-    fill(there, n, static_cast<unsigned>(n));
-    std::memcpy(back, before.data(), n);
-    stub_remote()->hold(true);
-    REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
-    REQUIRE(cudaMemcpyAsync(back, device, n, D2H, stream) == 0);
-    REQUIRE(cudaStreamQuery(stream) == 600);
-    there[n / 2] = 'n'; // too early, by the rules; that it counts tells that nothing was copied
-    REQUIRE(!std::memcmp(back, before.data(), n));
-    stub_remote()->hold(false);
-    // Another thread's call sees them, too.
-    int seen = -1;
-    std::thread other([&] { seen = cudaStreamSynchronize(stream); });
-    other.join();
-    REQUIRE(seen == 0 && cudaStreamQuery(stream) == 0);
-    REQUIRE(there[n / 2] == 'n' && !std::memcmp(back, there, n));
-    return device_has(device, there, n);
-}
-
-bool async_freed(char *device, void *stream)
-{
-    void *memory, *again;
-    constexpr std::size_t n = 1u << 20;
-    std::vector<char> expected(n);
-    fill(expected.data(), n, 5);
-    REQUIRE(cudaMallocHost(&memory, n) == 0);
-    std::memcpy(memory, expected.data(), n);
-    stub_remote()->slow(100000);
-    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
-    REQUIRE(cudaFreeHost(memory) == 0);
-    REQUIRE(cudaMallocHost(&again, n) == 0);
-    std::memset(again, '!', n);
-    stub_remote()->slow(0);
-    REQUIRE(cudaStreamSynchronize(stream) == 0);
-    REQUIRE(device_has(device, expected.data(), n));
-    return cudaFreeHost(again) == 0;
-}
-
-bool async()
-{
-    char *device = device_memory(), *there, *back;
-    constexpr std::size_t most = 3000000;
-    void *stream;
-    REQUIRE(device && cudaStreamCreate(&stream) == 0);
-    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&there), most + 7) == 0);
-    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&back), most + 7) == 0);
-    for (std::size_t n : {std::size_t{200}, std::size_t{30001}, std::size_t{100000}, most}) {
-        if (over_shm && taken)
-            REQUIRE(async_under_way(device + 3, stream, there + 7, back + 5, n));
-        // Ordinary memory may be used again at once, whatever it is copied over.
-        std::vector<char> memory(n), expected(n);
-        stub_remote()->slow(10000);
-        fill(memory.data(), n, 1);
-        expected = memory;
-        REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
-        std::memset(memory.data(), 'y', n);
-        REQUIRE(cudaMemcpyAsync(memory.data(), device, n, D2H, stream) == 0);
-        REQUIRE(memory == expected);
-        stub_remote()->slow(0);
-        // In between two others of its stream; the last one has come when it is waited for.
-        fill(there, n, 2);
-        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
-        REQUIRE(cudaMemcpyAsync(device + n, device, n, D2D, stream) == 0);
-        REQUIRE(cudaMemcpyAsync(back, device + n, n, D2H, stream) == 0);
-        REQUIRE(cudaStreamSynchronize(stream) == 0);
-        REQUIRE(!std::memcmp(back, there, n));
-        // A synchronous one comes after what is under way in the legacy stream's order.
-        fill(there, n, 3);
-        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
-        REQUIRE(cudaMemcpy(back, device, n, D2H) == 0);
-        REQUIRE(!std::memcmp(back, there, n));
-    }
-    REQUIRE(async_freed(device, stream));
-    if (over_shm && taken) { // what fails later shows where it is waited for
-        stub_remote()->inject("dma", 1, 700, true);
-        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 0);
-        REQUIRE(cudaStreamSynchronize(stream) == 700);
-        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 700);
-        stub_remote()->inject("", 0, 0, false);
-    }
-    REQUIRE(round_trip(device, there, most, 4, stream));
-    REQUIRE(stub_remote()->stats().unpinned_async == 0);
-    return cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0;
-}
-
-// Copies on another device than that of the thread that frees their memory.
-bool devices()
-{
-    constexpr std::size_t n = 1u << 20;
-    void *memory, *again;
-    char *far = nullptr;
-    std::vector<char> expected(n);
-    fill(expected.data(), n, 5);
-    REQUIRE(device_memory());
-    for (int from = 0; from < 2; from++) {
-        REQUIRE(cudaMallocHost(&memory, n) == 0);
-        std::memcpy(memory, expected.data(), n);
-        bool good = false;
-        REQUIRE(cudaSetDevice(from) == 0);
-        std::thread other([&] {
-            void *stream;
-            good = cudaSetDevice(1 - from) == 0 && cudaStreamCreate(&stream) == 0;
-            far = device_memory(n);
-            stub_remote()->slow(100000);
-            good = good && far && cudaMemcpyAsync(far, memory, n, H2D, stream) == 0;
-        });
-        other.join();
-        std::uint64_t selections = stub_selections();
-        REQUIRE(good && cudaFreeHost(memory) == 0);
-        REQUIRE(stub_selections() == selections + 2);
-        REQUIRE(cudaMallocHost(&again, n) == 0);
-        std::memset(again, '!', n);
-        stub_remote()->slow(0);
-        REQUIRE(device_has(far, expected.data(), n)); // nothing waits for it any more
-        REQUIRE(cudaFreeHost(again) == 0 && stub_selections() == selections + 2);
-        char *near = device_memory(n); // the thread's device is what it was
-        REQUIRE(near && cudaMemcpy(near, expected.data(), n, H2D) == 0);
-        REQUIRE(cudaFree(near) == 0 && cudaFree(far) == 0);
-    }
-    return true;
-}
-
-bool leaves()
-{
-    char *device = device_memory(), *memory;
-    void *stream;
-    REQUIRE(device && cudaStreamCreate(&stream) == 0);
-    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), device_bytes_each) == 0);
-    std::memset(memory, 'l', device_bytes_each);
-    stub_remote()->slow(30000);
-    for (unsigned i = 0; i < 10; i++) {
-        int rc = i % 2 ? cudaMemcpyAsync(memory, device, device_bytes_each, D2H, stream)
-                       : cudaMemcpyAsync(device, memory, device_bytes_each, H2D, stream);
-        REQUIRE(rc == 0);
-    }
-    std::_Exit(0);
-}
-
 bool after()
 {
     unsigned long pins;
@@ -762,9 +601,12 @@ int main(int argc, char **argv)
         {"errors", errors},
         {"forked", forked},
         {"killed", killed},
+        {"killed-background", killed_background},
         {"pinned", pinned},
         {"async", async},
         {"devices", devices},
+        {"background", [] { return background(false); }},
+        {"background-registered", [] { return background(true); }},
         {"leaves", leaves},
         {"after", after},
         {"host-register", host_register},

@@ -189,6 +189,48 @@ EXPORTED int cudaStreamQuery(void *stream)
     return mine()->stream_query(number(stream));
 }
 
+EXPORTED int cudaEventCreate(void **event)
+{
+    int rc = mine()->call("cudaEventCreate", Body());
+    if (!rc)
+        std::memcpy(event, mine()->out.data() + 8, sizeof(*event));
+    return rc;
+}
+
+EXPORTED int cudaEventRecord(void *event, void *stream)
+{
+    return mine()->call("cudaEventRecord", Body().u64(number(event)).u64(number(stream)));
+}
+
+EXPORTED int cudaEventQuery(void *event)
+{
+    return mine()->call("cudaEventQuery", Body().u64(number(event)));
+}
+
+EXPORTED int cudaEventSynchronize(void *event)
+{
+    return mine()->call("cudaEventSynchronize", Body().u64(number(event)));
+}
+
+EXPORTED int cudaGetLastError()
+{
+    return stock() ? 0 : mine()->call("cudaGetLastError", Body());
+}
+
+EXPORTED int cudaPeekAtLastError()
+{
+    return stock() ? 0 : mine()->call("cudaPeekAtLastError", Body());
+}
+
+EXPORTED int stub_launch(void *to, const void *from, std::size_t n, void *stream)
+{
+    Body body, arguments;
+    arguments.u64(number(to)).u64(number(from)).u64(n);
+    body.u64(0).u64(1).u64(1).u64(1).u64(0); // function, two triples of 32 bits, shared memory
+    body.u64(number(stream)).host(arguments.bytes.data(), arguments.bytes.size());
+    return mine()->call("cudaLaunchKernel", body);
+}
+
 EXPORTED int cudaDeviceSynchronize()
 {
     return stock() ? 0 : mine()->device_synchronize();

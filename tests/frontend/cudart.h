@@ -23,13 +23,21 @@ int cudaMemcpy2DAsync(void *to, std::size_t to_pitch, const void *from, std::siz
 int cudaStreamCreate(void **stream);
 int cudaStreamSynchronize(void *stream);
 int cudaStreamQuery(void *stream);
+int cudaEventCreate(void **event);
+int cudaEventRecord(void *event, void *stream);
+int cudaEventQuery(void *event);
+int cudaEventSynchronize(void *event);
+int cudaGetLastError();
+int cudaPeekAtLastError();
 int cudaDeviceSynchronize();
 int cudaSetDevice(int device);
 int cudaMallocHost(void **address, std::size_t n);
 int cudaHostAlloc(void **address, std::size_t n, unsigned flags);
 int cudaFreeHost(void *address);
 
-// What only this one has: the calls that copied memory and have reached it, of all threads ...
+// What only this one has: a kernel that copies within the device, launched as GVirtuS does it ...
+int stub_launch(void *to, const void *from, std::size_t n, void *stream);
+// ... the calls that copied memory and have reached it, of all threads ...
 std::uint64_t stub_copies();
 // ... those that asked for page-locked memory or gave it back (it has no cudaHostRegister) ...
 std::uint64_t stub_hosts();

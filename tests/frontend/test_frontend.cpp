@@ -183,6 +183,23 @@ bool pinned()
     return true;
 }
 
+// Asynchronous copies beside everything else; the GPU stands still when the application says so.
+bool background(const char *test, bool taken)
+{
+    BackEnd back(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n");
+    auto over = make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", back.port);
+    over->Connect();
+    Remote remote(over.get());
+    Application app(&back, application, test, taken ? "taken" : nullptr);
+    for (char what; read(app.out, &what, 1) == 1;) {
+        remote.hold(what == 'h');
+        REQUIRE(write(app.in, &what, 1) == 1);
+    }
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    return true;
+}
+
 // Its copies are waited for, and its memory is let go.
 bool leaves()
 {
@@ -206,6 +223,21 @@ bool killed()
         REQUIRE(app.good());
         REQUIRE(lines_with(app.said(), "the back end is gone") == 1);
         REQUIRE(app.said().find("the back end is gone") < app.said().find("the first failure"));
+    }
+    return true;
+}
+
+bool killed_background()
+{
+    for (unsigned i = 0; i < 4; i++) {
+        BackEnd back;
+        Application app(&back, application, "killed-background");
+        char byte;
+        REQUIRE(read(app.out, &byte, 1) == 1);
+        usleep(i * 3000); // as above
+        back.end();
+        REQUIRE(app.good());
+        REQUIRE(lines_with(app.said(), "the back end is gone") > 0);
     }
     return true;
 }
@@ -267,12 +299,19 @@ int main(int argc, char **argv)
     check("more bytes than there are", [] { return run("too-long", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
+    for (bool taken : {true, false}) {
+        if (provider != "shm")
+            check("copies in the background", [=] { return background("background", taken); });
+        check("copies of registered memory in the background",
+              [=] { return background("background-registered", taken); });
+    }
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("an application that ends in the middle of them", leaves);
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
     check("a back end that is killed", killed);
+    check("a back end that is killed in the middle of asynchronous copies", killed_background);
     check("a libcudart that was loaded locally", loaded_locally);
     check("a communicator of GVirtuS's own", stock);
     check("a plugin of another build", other_version);

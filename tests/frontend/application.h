@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Shared by the tests of application.cpp and those about asynchronous copies.
+#ifndef TESTS_FRONTEND_APPLICATION_H
+#define TESTS_FRONTEND_APPLICATION_H
+
+#include "tests/cuda/remote.h"
+#include "tests/frontend/cudart.h"
+
+#include <cstddef>
+#include <cstdio>
+#include <dlfcn.h>
+
+// `taken`: the back end's plugin runs the copies.
+extern bool taken, over_shm;
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
+            return false;                                                                          \
+        }                                                                                          \
+    } while (0)
+
+constexpr int DEFAULT = 4; // cudaMemcpyDefault
+
+constexpr std::size_t device_bytes_each = 20u << 20;
+
+template <typename F> F *preloaded(const char *name)
+{
+    return reinterpret_cast<F *>(dlsym(RTLD_DEFAULT, name));
+}
+
+void fill(char *bytes, std::size_t n, unsigned seed);
+char *device_memory(std::size_t n = device_bytes_each);
+bool device_has(const char *device, const char *bytes, std::size_t n);
+// To the device and back into other memory, with a gap on both sides that stays as it was.
+bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream = nullptr);
+
+// application_async.cpp
+
+bool async();
+// Copies that are run beside everything else, from and to registered memory or allocated one.
+bool background(bool registered);
+// Several devices at once.
+bool devices();
+// Ends in the middle of copies.
+bool leaves();
+// The back end is killed in the middle of them.
+bool killed_background();
+
+#endif
