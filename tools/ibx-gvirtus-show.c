@@ -143,6 +143,61 @@ static int show_connection(const struct ibx_glue_config *config, struct ibx_erro
     return 0;
 }
 
+/* The library that is preloaded lies beside the plugin in a build tree, one folder up where both
+ * are installed. */
+static bool find_preload(const char *plugin, char path[PATH_MAX])
+{
+    static const char *const places[] = {"", "../"};
+    const char *slash = strrchr(plugin, '/');
+    char place[PATH_MAX];
+    for (size_t i = 0; i < 2; i++) {
+        int folder = slash ? (int)(slash + 1 - plugin) : 0;
+        if (!gvirtus_path(place, NULL, "%.*s%slibibx-frontend.so", folder, plugin, places[i]) &&
+            realpath(place, path))
+            return true;
+    }
+    return false;
+}
+
+static bool same_files(const char *one, const char *other)
+{
+    char *texts[2] = {NULL, NULL};
+    size_t lengths[2];
+    bool same = !gvirtus_file_read(one, &texts[0], &lengths[0], NULL) &&
+                !gvirtus_file_read(other, &texts[1], &lengths[1], NULL) &&
+                lengths[0] == lengths[1] && !memcmp(texts[0], texts[1], lengths[0]);
+    free(texts[0]);
+    free(texts[1]);
+    return same;
+}
+
+/* Copies from the application's own memory: they need nothing but the plugin on both sides, which
+ * is what has answered. */
+static void show_preload(const struct gvirtus_args *args, const char *home, const char *slot,
+                         bool answered)
+{
+    char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX];
+    if (gvirtus_plugin_find(args, plugin, NULL) ||
+        gvirtus_library_path(home, slot, installed, NULL))
+        return;
+    if (!find_preload(plugin, preload)) {
+        row("preload",
+            "there is no libibx-frontend.so with %s: copies pass through GVirtuS's "
+            "buffers; install ibx, or name the plugin that it came with by --library",
+            plugin);
+        return;
+    }
+    row("preload", "LD_PRELOAD=%s program", preload);
+    if (!same_files(plugin, installed))
+        row("",
+            "it may not fit the plugin in the home, which is of another build than %s: "
+            "ibx-gvirtus remove, then install",
+            plugin);
+    else
+        row("", answered ? "the back end takes its copies"
+                         : "whether the back end takes its copies shows when it answers");
+}
+
 int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
 {
     struct gvirtus_endpoint endpoint = {.port = 0};
@@ -161,8 +216,11 @@ int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
         show_endpoint(&endpoint, config);
     if (!rc)
         rc = show_config(config, err);
-    if (!rc)
+    if (!rc) {
         rc = show_connection(config, err);
+        if (endpoint.protocol[0])
+            show_preload(args, place->home, endpoint.protocol, !rc);
+    }
     free(place);
     free(config);
     return rc;

@@ -172,8 +172,7 @@ int gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *pl
 
 /* -------------------------------------------------------------------- install */
 
-/* The plugin: as told, as installed with us, or beside us in a build tree. */
-static int find_library(const struct gvirtus_args *args, char *out, struct ibx_error *err)
+int gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err)
 {
     if (args->library)
         return gvirtus_path(out, err, "%s", args->library);
@@ -250,7 +249,7 @@ static int gather(const struct gvirtus_args *args, const struct gvirtus_place *p
     char source[PATH_MAX];
     int rc = gvirtus_library_path(place->home, args->slot, in->target, err);
     if (!rc)
-        rc = find_library(args, source, err);
+        rc = gvirtus_plugin_find(args, source, err);
     if (!rc)
         rc = check_library(source, err);
     if (!rc)

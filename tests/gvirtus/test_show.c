@@ -264,6 +264,46 @@ static void test_wrong_key(void **state)
     expect_said("chmod 600");
 }
 
+/* What is to be preloaded lies where the plugin was installed from. */
+static void test_preload(void **state)
+{
+    (void)state;
+    char expected[PATH_MAX + 64], real[PATH_MAX], from[256];
+    struct ibx_options options;
+    ibx_options_init(&options);
+    snprintf(from, sizeof(from), "mkdir %s/ibx && cp %s %s/ibx/plugin.so", home, plugin, home);
+    assert_int_equal(system(from), 0);
+    snprintf(from, sizeof(from), "%s/ibx/plugin.so", home);
+    install(start_server(&options));
+    assert_int_equal(run("show", "--library", from), 0);
+    snprintf(expected, sizeof(expected),
+             "preload       there is no libibx-frontend.so with %s: ", from);
+    expect_said(expected);
+
+    write_file("libibx-frontend.so", "");
+    assert_non_null(realpath(in_home("libibx-frontend.so"), real));
+    assert_int_equal(run("show", "--library", from), 0);
+    snprintf(expected, sizeof(expected), "preload       LD_PRELOAD=%s program\n", real);
+    expect_said(expected);
+    expect_said("the back end takes its copies\n");
+
+    write_file("ibx/plugin.so", "of another build");
+    assert_int_equal(run("show", "--library", from), 0);
+    expect_said(expected);
+    expect_said("it may not fit the plugin in the home");
+
+    kill(server, SIGKILL);
+    waitpid(server, NULL, 0);
+    server = 0;
+    snprintf(from, sizeof(from), "cp %s %s/ibx/plugin.so", plugin, home);
+    assert_int_equal(system(from), 0);
+    snprintf(from, sizeof(from), "%s/ibx/plugin.so", home);
+    assert_int_equal(run("show", "--library", from), 1);
+    expect_said(expected);
+    expect_said("whether the back end takes its copies shows when it answers\n");
+    expect_said("is not reachable: ");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(int argc, char **argv)
@@ -272,7 +312,7 @@ int main(int argc, char **argv)
         return 2;
     const struct CMUnitTest tests[] = {
         TEST(test_not_selected), TEST(test_unreachable), TEST(test_reachable),
-        TEST(test_edited),       TEST(test_wrong_key),
+        TEST(test_edited),       TEST(test_wrong_key),   TEST(test_preload),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
