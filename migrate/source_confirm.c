@@ -47,6 +47,8 @@ void source_await_confirmed(struct source *s,
     struct ibx_options options = s->transport;
     if (options.timeout_ms > SETUP_MS)
         options.timeout_ms = SETUP_MS;
+    if (s->pages) /* they are of no more use: that they end is no news, but would wake for ever */
+        ibx_page_export_failed(s->pages, &silent);
     if (s->linked && !s->confirmed && ibx_control_take(&s->control, hear, context, &silent)) {
         source_link_close(s);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);

@@ -253,6 +253,22 @@ static void test_confirmation_lost(void **state)
     ended();
 }
 
+/* ... or, when it has been interrupted meanwhile, as it is asked to later. */
+static void test_confirmation_interrupted(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    mover_must_say(&sender, "may not have been heard there");
+    recover();
+    mover_await_words(&receiver, "waiting at ");
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, TIMED, NULL});
+    ended();
+}
+
 /* The source has gone for good with it, and says it when it is asked to; or by then it is known. */
 static void test_confirmation_never_said(void **state)
 {
@@ -292,6 +308,7 @@ int main(void)
         cmocka_unit_test_teardown(test_record_cannot_be_written, mover_end_all),
         cmocka_unit_test_teardown(test_interrupted_when_complete, mover_end_all),
         cmocka_unit_test_teardown(test_confirmation_lost, mover_end_all),
+        cmocka_unit_test_teardown(test_confirmation_interrupted, mover_end_all),
         cmocka_unit_test_teardown(test_confirmation_never_said, mover_end_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
