@@ -9,8 +9,8 @@
  *                finds no credit; 3: copies fail; 4: registrations come from a cache; 5: the server
  *                runs copies of a GPU's; 6: one of the GPU's calls fails; 7: what it READs is
  * frames n, n steps   what this side does: 0 to 99 reads and 100 to 199 writes that many times 8
- * bytes (the last three 20000), 200 and up syncs messages     of the peer, each after its length in
- * two bytes
+ * bytes (the last three 20000), 200 and up syncs; a client from 240 on copies as run_copy() says
+ * messages     of the peer, each after its length in two bytes
  */
 #include "frontend-glue/session_internal.h"
 
@@ -414,6 +414,12 @@ void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
     ibx_mr_deregister(mr);
 }
 
+/* In place of answer.c, which has nothing more to say to a fuzzer. */
+void session_tell_end(struct ibx_session *s)
+{
+    s->answering = true;
+}
+
 /* -------------------------------------------------------------------------- the test */
 
 static uint8_t outgoing[LONGEST], incoming[LONGEST];
@@ -423,11 +429,38 @@ static size_t step_length(uint8_t step)
     return step % 100 > 96 ? LONGEST : step % 100 * 8u;
 }
 
+/* By itself, in the place of GVirtuS. The bits of `step`: to the device, of rows, asynchronous; and
+ * short. */
+static bool run_copy(struct ibx_session *s, uint8_t step)
+{
+    int code = -1;
+    struct ibx_frontend_copy wish = {
+        .to_device = step & 1,
+        .async = step & 4 && !(step & 2),
+        .device = 4096,
+        .host = step & 1 ? outgoing : incoming,
+        .n = step & 8   ? 100
+             : step & 2 ? 1000
+                        : LONGEST,
+        .stream = step & 4 ? 77 : 0,
+        .rows = step & 2 ? 10 : 0,
+        .host_pitch = step & 2 ? (step & 4 ? 1900 : 1000) : 0,
+        .device_pitch = step & 2 ? 1024 : 0,
+    };
+    int rc = ibx_session_copy(s, &wish, &code);
+    require(rc == 0 || rc == -ENOTCONN);
+    require(s->state == SESSION_LIVE || code == IBX_CUDA_ERROR_UNKNOWN);
+    require(rc || s->state == SESSION_DEAD || !s->aim.mr);
+    return s->state == SESSION_LIVE;
+}
+
 /* False when the session has come to its end. */
 static bool run_step(struct ibx_session *s, uint8_t step)
 {
     size_t n = step_length(step);
     ssize_t rc;
+    if (step >= 240 && !s->server)
+        return run_copy(s, step);
     if (step < 100)
         rc = ibx_session_read(s, incoming, n);
     else if (step < 200)
