@@ -28,12 +28,14 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define IBX_SHM_VERSION       3u
-#define IBX_SHM_INLINE        104u          /* bytes of a message that travel inside its command */
-#define IBX_SHM_PIECES        6u            /* bounce buffers for the work that one side starts */
-#define IBX_SHM_URGENT_PIECES 2u            /* of these, kept for urgent work */
-#define IBX_SHM_PIECE         (128u << 10)  /* bytes of a bounce buffer: two of them fit in L2 */
-#define IBX_SHM_REGIONS       16384u        /* registrations of one side */
+#define IBX_SHM_VERSION       4u
+#define IBX_SHM_INLINE        104u         /* bytes of a message that travel inside its command */
+#define IBX_SHM_PIECES        6u           /* bounce buffers for the work that one side starts */
+#define IBX_SHM_URGENT_PIECES 2u           /* of these, kept for urgent work */
+#define IBX_SHM_PIECE         (128u << 10) /* bytes of a bounce buffer: two of them fit in L2 */
+#define IBX_SHM_PAGE          4096u
+#define IBX_SHM_PIECE_ROOM    (IBX_SHM_PIECE + IBX_SHM_PAGE) /* wherever in a page it begins */
+#define IBX_SHM_REGIONS       16384u                         /* registrations of one side */
 #define IBX_SHM_ARENA         (16ull << 30) /* sparse; bytes that one side can allocate */
 #define IBX_SHM_NONCE         16u
 #define IBX_SHM_SHARED_ID     UINT64_MAX /* of all memory in the process's arena: its pages stay */

@@ -17,9 +17,14 @@
 
 #define SERVE_AT_ONCE 2u /* pieces a progress, so that messages are looked at in between */
 
-static uint8_t *bounce_of(const struct shm_half *half, unsigned piece)
+/* The bounce buffer of a piece whose memory at the asked side is at `address`. Bytes that are
+ * copied to where the same place of a page was read just before wait for that, on some processors,
+ * and a memcpy is at less than half its speed; mostly both sides' memory begins at one place of a
+ * page. */
+static uint8_t *bounce_of(const struct shm_half *half, unsigned piece, uint64_t address)
 {
-    return half->bounce + (size_t)piece * IBX_SHM_PIECE;
+    return half->bounce + (size_t)piece * IBX_SHM_PIECE_ROOM +
+           (address + IBX_SHM_PAGE / 4) % IBX_SHM_PAGE;
 }
 
 static bool claim(struct shm_half *asker, unsigned piece, enum shm_claim how)
@@ -52,7 +57,7 @@ bool ibx_shm_ask(struct shm *shm, struct ibx_chunk *chunk, uint8_t *local, uint6
         return false;
     unsigned index = (unsigned)(piece - shm->pieces);
     if (chunk->kind == IBX_RDMA_WRITE)
-        memcpy(bounce_of(&shm->mine, index), local, length);
+        memcpy(bounce_of(&shm->mine, index, address), local, length);
     struct shm_command command = {
         .kind = chunk->kind == IBX_RDMA_READ ? SHM_COMMAND_READ : SHM_COMMAND_WRITE,
         .urgent = !chunk->lane,
@@ -85,7 +90,7 @@ int ibx_shm_ask_done(struct shm *shm, unsigned index, int status)
     if (!chunk) /* taken back */
         return 0;
     if (chunk->kind == IBX_RDMA_READ && !status)
-        memcpy(piece->local, bounce_of(&shm->mine, index), piece->length);
+        memcpy(piece->local, bounce_of(&shm->mine, index, piece->address), piece->length);
     return ibx_shm_chunk_part_done(shm, chunk, status);
 }
 
@@ -152,7 +157,7 @@ static void serve_one(struct shm *shm, struct shm_pieces_fifo *fifo)
     request->pending = false;
     struct shm_command done = {.kind = SHM_COMMAND_DONE, .piece = piece};
     if (claim(&shm->theirs, piece, SHM_CLAIM_TAKEN))
-        done.status = copy_asked(shm, request, bounce_of(&shm->theirs, piece));
+        done.status = copy_asked(shm, request, bounce_of(&shm->theirs, piece, request->address));
     ibx_shm_command_put(shm, &done);
 }
 

@@ -409,7 +409,7 @@ static struct shm_geometry geometry_of(uint32_t slots, uint32_t message)
     g.messages_at =
         page_round(g.regions_at + (size_t)IBX_SHM_REGIONS * sizeof(struct shm_published));
     g.bounce_at = page_round(g.messages_at + (size_t)slots * g.stride);
-    g.half = page_round(g.bounce_at + (size_t)IBX_SHM_PIECES * IBX_SHM_PIECE);
+    g.half = page_round(g.bounce_at + (size_t)IBX_SHM_PIECES * IBX_SHM_PIECE_ROOM);
     return g;
 }
 
