@@ -13,4 +13,14 @@ void ibx_thread_prompt(void);
  * being woken, without taking it from others who have work. */
 bool ibx_thread_may_spin(void);
 
+/* Between two looks at what another processor writes. */
+static inline void ibx_cpu_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 #endif

@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -20,6 +21,8 @@
 #define IDLE_POLL           8u
 #define POLLS_PER_WAKE_LOOK 4096u
 #define YIELD_NS            1000u
+#define YIELD_LATER_NS      10000u /* the first, where there are ... */
+#define PLENTY_PROCESSORS   4      /* ... so many, and who is waited for has one of its own */
 #define DRAIN_MS            5000u
 #define FUTILE_SPINS        8u  /* in a row, and busy polling is left out ... */
 #define WAITS_WITHOUT_SPIN  64u /* ... for so many waits; one wait of busy polling decides again */
@@ -396,15 +399,6 @@ int ibx_arm(struct ibx_conn *conn)
     return conn->lost_status || conn->provider->arm(conn->endpoint);
 }
 
-static inline void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Credit is no event, but a sender that was refused for want of it waits for nothing else. */
 static bool worth_polling(const struct ibx_conn *conn)
 {
@@ -432,6 +426,15 @@ static unsigned spin_time_us(struct ibx_conn *conn)
     }
     conn->skipped = 0;
     return conn->options.spin_us;
+}
+
+static bool processors_abound(void)
+{
+    static _Atomic int count;
+    cpu_set_t set;
+    if (!count)
+        count = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+    return count >= PLENTY_PROCESSORS;
 }
 
 /* On a busy core the peer, or whoever feeds it, may be waiting for this very core. Returns whether
@@ -472,14 +475,21 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
             return 1;
         }
         if (moved) {
+            /* Whoever gives work to do polls for its end: asleep, this side would have to be woken
+             * for each piece of it. */
+            conn->futile = 0;
+            spin_us = conn->lost < LOSSES ? conn->options.spin_us : spin_us;
             once = !spin_us;
             end = 0;
         }
         if (once)
             return 0;
         uint64_t now = ibx_now_ns();
-        if (!end)
+        if (!end) {
             end = now + spin_us * IBX_NS_PER_US;
+            end = end < conn->expected ? conn->expected : end;
+            yield_at = now + (processors_abound() ? YIELD_LATER_NS : 0);
+        }
         if (now >= end || now >= deadline) {
             if (now >= end)
                 judge(conn, false, lost);
@@ -492,7 +502,7 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
         }
         if (i % POLLS_PER_WAKE_LOOK == 0 && woken(conn))
             return -EINTR;
-        cpu_relax();
+        ibx_cpu_relax();
     }
 }
 
@@ -533,6 +543,11 @@ int ibx_wait(struct ibx_conn *conn, int timeout_ms)
         return ready;
     conn->starved = false; /* told: the next wait is for events, unless a send fails again */
     return 1;
+}
+
+void ibx_expect(struct ibx_conn *conn, unsigned us)
+{
+    conn->expected = processors_abound() ? ibx_now_ns() + us * IBX_NS_PER_US : 0;
 }
 
 void ibx_wake(struct ibx_conn *conn)

@@ -79,6 +79,7 @@ struct ibx_conn {
     unsigned events_reserved; /* completions that are still to come, for which the ring has room */
 
     int epoll_fd, wake_fd;
+    uint64_t expected; /* until then an event is due, ibx_now_ns(), 0: nobody said so */
     unsigned polls;   /* since the door was last looked at, idle ones weighted */
     unsigned futile;  /* times in a row that busy polling has found nothing ... */
     unsigned skipped; /* ... and waits without it since there were too many */

@@ -163,6 +163,12 @@ bool ibx_shared_free(void *address)
     return piece != NULL;
 }
 
+bool ibx_shared_holds(const void *address, size_t length)
+{
+    uint64_t offset;
+    return ibx_shm_shared_fd(address, length, &offset) >= 0;
+}
+
 int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset)
 {
     uint8_t *base = atomic_load(&shared.base);

@@ -221,6 +221,8 @@ void ibx_domain_release(struct ibx_domain *domain);
  * allocated again, so that a peer may pin them; new ones are zeroed, others are not. From any
  * thread. NULL: there is no more, or none in a forked child, whose parent's it still is. */
 void *ibx_shared_allocate(size_t length, struct ibx_error *err);
+/* Whether all of these bytes lie where such memory is. */
+bool ibx_shared_holds(const void *address, size_t length);
 /* False when no such memory begins there. No registration may be left on it. */
 bool ibx_shared_free(void *address);
 
@@ -330,6 +332,10 @@ int ibx_arm(struct ibx_conn *conn);
  * no credit; 0 on time-out, -EINTR when ibx_wake() was called, also just before. Who sleeps by
  * ibx_arm() instead repeats such a send after each ibx_poll(): credit is no event. */
 int ibx_wait(struct ibx_conn *conn, int timeout_ms);
+/* An event is due within so many microseconds, and being woken for it would take longer than is
+ * tolerable: until then waits poll busily beyond spin_us, where there are four processors or more
+ * and polling is not left out. */
+void ibx_expect(struct ibx_conn *conn, unsigned us);
 /* Makes a sleeping ibx_wait() return; from any thread or signal handler. */
 void ibx_wake(struct ibx_conn *conn);
 
