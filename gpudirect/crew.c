@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/crew.h"
 
+#include "common/clock.h"
+#include "common/thread.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define THREADS_MOST 4u /* unless more are asked for */
+#define LINGER_NS    (100 * IBX_NS_PER_US)
 
 struct job {
     unsigned place;
@@ -27,6 +32,9 @@ struct ibx_crew {
 
     ibx_crew_copy copy;
     void *context;
+    unsigned sleeping;                /* threads */
+    uint64_t linger_ns;               /* how long they look for more to do before */
+    atomic_uint stirred;              /* jobs waiting, for who looks without the lock */
     struct job jobs[IBX_CREW_PLACES]; /* a ring of those not begun */
     unsigned first, waiting;
     unsigned running;
@@ -39,7 +47,7 @@ static void run_one(struct ibx_crew *crew)
 {
     struct job job = crew->jobs[crew->first];
     crew->first = (crew->first + 1) % IBX_CREW_PLACES;
-    crew->waiting--;
+    atomic_store_explicit(&crew->stirred, --crew->waiting, memory_order_relaxed);
     crew->running++;
     ibx_crew_copy copy = crew->copy;
     void *context = crew->context;
@@ -53,15 +61,30 @@ static void run_one(struct ibx_crew *crew)
     pthread_cond_signal(&crew->over); /* only the owner waits for it */
 }
 
+/* Waking a thread costs more than many a copy takes, and copies come in rows. Locked, but
+ * meanwhile; false: there is nothing to do. */
+static bool linger(struct ibx_crew *crew)
+{
+    uint64_t until = ibx_now_ns() + crew->linger_ns;
+    pthread_mutex_unlock(&crew->lock);
+    while (!atomic_load_explicit(&crew->stirred, memory_order_relaxed) && ibx_now_ns() < until)
+        ibx_cpu_relax();
+    pthread_mutex_lock(&crew->lock);
+    return crew->waiting || crew->ending;
+}
+
 static void *work(void *argument)
 {
     struct ibx_crew *crew = argument;
     pthread_mutex_lock(&crew->lock);
     while (!crew->ending) {
-        if (crew->waiting)
+        if (crew->waiting) {
             run_one(crew);
-        else
+        } else if (!crew->linger_ns || !linger(crew)) {
+            crew->sleeping++;
             pthread_cond_wait(&crew->posted, &crew->lock);
+            crew->sleeping--;
+        }
     }
     pthread_mutex_unlock(&crew->lock);
     return NULL;
@@ -102,6 +125,7 @@ int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *e
     pthread_cond_init(&crew->posted, NULL);
     pthread_cond_init(&crew->over, NULL);
     crew->owner = getpid();
+    crew->linger_ns = ibx_thread_may_spin() ? LINGER_NS : 0;
     int rc = threads_make(crew, threads);
     if (rc && !crew->count) {
         ibx_crew_destroy(crew);
@@ -145,7 +169,9 @@ void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t 
     pthread_mutex_lock(&crew->lock);
     crew->jobs[(crew->first + crew->waiting++) % IBX_CREW_PLACES] =
         (struct job){place, local, offset, n};
-    pthread_cond_signal(&crew->posted);
+    atomic_store_explicit(&crew->stirred, crew->waiting, memory_order_relaxed);
+    if (crew->sleeping)
+        pthread_cond_signal(&crew->posted);
     pthread_mutex_unlock(&crew->lock);
 }
 
@@ -169,6 +195,7 @@ void ibx_crew_stop(struct ibx_crew *crew)
 {
     pthread_mutex_lock(&crew->lock);
     crew->waiting = 0;
+    atomic_store_explicit(&crew->stirred, 0, memory_order_relaxed);
     while (crew->running)
         pthread_cond_wait(&crew->over, &crew->lock);
     pthread_mutex_unlock(&crew->lock);
