@@ -86,6 +86,11 @@ int body_expose(struct ibx_session *s, const void *data, size_t length, struct i
     return 0;
 }
 
+int body_note(struct ibx_session *s, const void *data, size_t length)
+{
+    return body_add(s, data, length) ? 0 : -ENOMEM;
+}
+
 int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote)
 {
     struct ibx_mr *mr;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by client_copy.c (one request and its reply) and client_rows.c (cudaMemcpy2D). */
+/* Shared by client_copy.c (one request and its reply), client_rows.c (cudaMemcpy2D) and
+ * client_stage.c (long copies in parts). */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_COPY_H
 #define IBX_FRONTEND_GLUE_CLIENT_COPY_H
 
@@ -27,6 +28,12 @@ int client_take(struct ibx_session *s, void *to, size_t n);
  * what is at copy->host. */
 int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                     const struct client_rows *rows, int *exit_code);
+
+/* The two halves, of a frame whose payload is at `remote`, or is to go there. */
+int client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct ibx_remote *remote);
+int client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct client_rows *rows, int *exit_code);
 
 /* client_rows.c */
 

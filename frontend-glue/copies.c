@@ -112,6 +112,13 @@ int copies_write_head(struct ibx_session *s, uint64_t began, uint64_t out)
     return rc < 0 ? (int)rc : 0;
 }
 
+int copies_tell_placed(struct ibx_session *s)
+{
+    uint8_t segment = SEGMENT_PLACED;
+    s->copies.placed = false;
+    return session_add_segment(s, &segment, 1);
+}
+
 int copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t n)
 {
     int rc = copies_write_head(s, began, n);
@@ -149,6 +156,7 @@ static int run(struct ibx_session *s, const struct request *q)
     struct copies *x = &s->copies;
     uint64_t began = ibx_now_ns();
     int rc;
+    x->placed = false;
     if (q->body) {
         if (!copies_parse(q, &x->frame) || !copies_sound(x, &x->frame))
             return PASS;
@@ -163,7 +171,9 @@ static int run(struct ibx_session *s, const struct request *q)
     if (rc != DONE)
         return rc;
     copies_consume(s, q);
-    rc = copies_answer(s, began, NULL, 0);
+    rc = x->placed ? copies_tell_placed(s) : 0;
+    if (!rc)
+        rc = copies_answer(s, began, NULL, 0);
     return rc ? rc : DONE;
 }
 

@@ -41,6 +41,7 @@ struct copies {
     bool refusal_told;           /* and it was said why, or why not some of it */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
     bool unpinned;               /* it was said why that is not done */
+    bool placed;                 /* the GPU itself was at the client's memory */
     bool early;                  /* the copy in hand may be answered before it is done */
     bool straight;               /* the last copy from the device went into such memory */
     struct ibx_crew *crew;       /* NULL: not made yet, or not wanted */

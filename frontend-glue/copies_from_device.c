@@ -122,7 +122,9 @@ static int answer_aimed(struct ibx_session *s, uint64_t began, uint64_t n)
     struct ibx_writer w = ibx_writer_of(segment, sizeof(segment));
     ibx_put_u8(&w, SEGMENT_AIMED);
     ibx_put_u64(&w, n);
-    int rc = begin_reply(s, began, n);
+    int rc = s->copies.placed ? copies_tell_placed(s) : 0;
+    if (!rc)
+        rc = begin_reply(s, began, n);
     if (!rc)
         rc = session_add_segment(s, segment, sizeof(segment));
     return rc ? rc : ibx_session_sync(s);
@@ -137,6 +139,7 @@ static int aimed_in_place(struct ibx_session *s, void *to, const struct ibx_gpu_
                       : ibx_staging_straight_from_device(x->staging, to, copy);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
+    x->placed = !rc;
     return copies_outcome(x, rc);
 }
 

@@ -57,6 +57,9 @@ const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device);
 /* For ibx_session_refused_way(). */
 void copies_note_refusal(struct copies *x, const char *why);
 
+/* The reply that follows is of a copy in place. As session_fail(). */
+int copies_tell_placed(struct ibx_session *s);
+
 /* copies_request.c */
 
 /* Finds a copy at the beginning of the stream. 1; 0 when there is none that is whole and near; as

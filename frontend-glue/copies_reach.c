@@ -51,7 +51,7 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
         return COPIES_FAR;
     }
     /* Only in place can a copy be under way still when it is answered. */
-    bool leave = reach.lasting && x->frame.call == IBX_FRAME_MEMCPY_ASYNC;
+    bool leave = reach.lasting && !s->settle && x->frame.call == IBX_FRAME_MEMCPY_ASYNC;
     if (reach.id && (leave || n >= way->in_place_min) &&
         ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id, reach.writable,
                        &err)) {

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define NEXT_US 200u /* a copy that is not waited for mostly has others behind it */
+
 int copies_run_from_message(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
@@ -107,6 +109,9 @@ static int run_in_place(struct ibx_session *s, const void *from, const struct ib
                       : ibx_staging_straight_to_device(x->staging, from, copy);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
+    x->placed = !rc;
+    if (x->early)
+        ibx_expect(s->conn, NEXT_US);
     return copies_outcome(x, rc);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The byte stream of a GVirtuS communicator over messages. */
+#include "frontend-glue/client_stage.h"
 #include "frontend-glue/session_internal.h"
 
 #include "common/clock.h"
@@ -173,6 +174,8 @@ static void release_all(struct ibx_session *s)
     s->state = SESSION_DEAD;
     if (s->conn) {
         abandon_ops(s);
+        client_stage_destroy(s->stage);
+        s->stage = NULL;
         body_fini(s);
         copies_release(s);
         ibx_close(s->conn);
@@ -326,6 +329,12 @@ static int next_segment(struct ibx_session *s)
         return next_landing(s);
     case SEGMENT_AIM:
         return next_aim(s);
+    case SEGMENT_SETTLE:
+        s->settle = s->server;
+        return s->server ? 0 : malformed(s);
+    case SEGMENT_PLACED:
+        s->placed = !s->server;
+        return s->server ? malformed(s) : 0;
     default:
         r->failed = true;
     }
@@ -578,6 +587,7 @@ int ibx_session_sync(struct ibx_session *s)
     if (s->server) {
         copies_note_sync(s);
         s->aim.remote.length = 0;
+        s->settle = false;
     }
     s->synced = s->bodies != NULL;
     return rc;

@@ -37,6 +37,8 @@ enum segment_kind {
     SEGMENT_LANDED,  /* server only: u64 length, to be WRITten there */
     SEGMENT_AIM,     /* client only: an ibx_remote, for the payload of this request's reply */
     SEGMENT_AIMED,   /* server only: u64 length, it went there */
+    SEGMENT_SETTLE,  /* client only: answer this copy when it is done, whatever it says */
+    SEGMENT_PLACED,  /* server only: the GPU itself was at the client's memory */
 };
 
 #define SEGMENT_HEAD_INLINE   5u /* kind, u32 length */
@@ -140,6 +142,9 @@ struct ibx_session {
     struct ibx_mr *in_use; /* registration of the copy under way */
     struct landing landing;
     struct aim aim;
+    bool settle;                /* server: of the request in hand, SETTLE came */
+    bool placed;                /* client: of the reply in hand, PLACED came */
+    struct client_stage *stage; /* client; NULL: not made yet */
     struct ibx_mr *bounce;      /* the server's pipeline, or one piece of the client */
     struct ibx_regcache *cache; /* where registration pins memory */
 };
@@ -194,6 +199,8 @@ int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remot
 void body_unaim(struct ibx_session *s);
 /* Server: notes a long write, which goes to the landing memory if it fits in. */
 int body_announce(struct ibx_session *s, const void *data, size_t length);
+/* Client: a long write in memory that is registered for longer. -ENOMEM. */
+int body_note(struct ibx_session *s, const void *data, size_t length);
 /* Client: the server has read them all. */
 void bodies_drop(struct ibx_session *s);
 /* Client: it says that it has read so many since the beginning. -EPROTO when it cannot have. */

@@ -16,6 +16,7 @@ static struct back_end back_end;
 static pthread_mutex_t back_end_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool joined;
 uint64_t device;
+int32_t handler_says = HANDLED;
 void (*on_request)(const char *name);
 
 struct back_end seen(void)
@@ -67,7 +68,7 @@ int serve(struct session_pair *p, void *argument)
             app->primary_reset(0);
         if (on_request)
             on_request(back->last_name);
-        const int32_t code = HANDLED;
+        const int32_t code = handler_says;
         const uint8_t zeros[16] = {0};
         ibx_session_write(p->server, &code, 4);
         ibx_session_write(p->server, zeros, 8);

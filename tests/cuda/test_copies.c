@@ -207,6 +207,8 @@ static void test_by_crew(void **state)
     free(other.bytes);
 }
 
+#define PARTS_OUT 8 /* of one copy, without an answer */
+
 /* The payload of a reply goes where the request said; what fails on the way there is GVirtuS's. */
 static void test_aimed(void **state)
 {
@@ -229,7 +231,8 @@ static void test_aimed(void **state)
         assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
         app->inject(NULL, 0, 0, false);
         assert_int_equal(code, HANDLED);
-        assert_int_equal(seen().requests, ++requests);
+        assert_in_range(seen().requests, requests + 1, requests + (over_shm ? PARTS_OUT : 1));
+        requests = seen().requests;
     }
     free(bytes);
     free(out);

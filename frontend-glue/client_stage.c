@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/client_stage.h"
+
+#include "common/log.h"
+#include "frontend-glue/client_copy.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STAGE_MIN   (32u << 10)  /* shorter copies are better off in a message */
+#define SLOTS       32u          /* of the memory, one bit each; a divisor of 2^64 */
+#define SLOT        (512u << 10) /* bytes of one */
+#define PAGE        4096u
+#define LINE        64u
+#define PARTS       4u /* of a short copy, so that the GPU has some while others are copied ... */
+#define UNIT_STEP   (64u << 10)  /* ... in multiples of this ... */
+#define UNIT_MIN    (128u << 10) /* ... and not shorter: each is a frame */
+#define CREW_MIN    (2u << 20)   /* shorter copies are over before a sleeping thread has begun */
+#define IN_FLIGHT   8u           /* frames without an answer */
+#define ANSWER_US   1000u        /* none takes longer, unless the GPU has others to serve */
+#define USELESS_MAX 3u
+
+struct client_stage {
+    uint8_t
+        *memory; /* that both ends map; NULL: there is none, or the back end has no use for it */
+    struct ibx_mr *mr;
+    struct ibx_crew *crew; /* NULL: not made yet, or not wanted */
+    bool alone;            /* there will be none */
+    unsigned useless;      /* copies in a row of which the GPU took nothing from here */
+};
+
+/*
+ * A copy is units of bytes, each in a slot for a while, in the order of their numbers:
+ *
+ *   to the device    posted to the crew -> copied -> sent in a frame -> settled
+ *   from the device  sent for by a frame -> posted -> copied, and so settled
+ */
+struct run {
+    struct ibx_session *s;
+    struct client_stage *stage;
+    const struct ibx_frontend_copy *copy;
+    struct ibx_crew *crew; /* NULL: this thread alone */
+    size_t unit;           /* bytes, of the last one perhaps fewer */
+    unsigned per_frame;    /* units */
+    uint64_t units, frames;
+    uint64_t posted, copied; /* units: begun, and whole up to here */
+    uint32_t done;           /* slots that are whole beyond that */
+    uint64_t settled;        /* units whose slots are free again */
+    uint64_t sent, answered; /* frames */
+    bool placed;             /* the GPU was at the memory itself */
+    int exit_code;           /* the first that was none of success */
+};
+
+/* ----------------------------------------------------------------------- the memory */
+
+static int make_memory(struct ibx_session *s, struct client_stage *stage)
+{
+    struct ibx_error err = {0};
+    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    uint8_t *memory = ibx_shared_allocate((size_t)SLOTS * SLOT + PAGE, &err);
+    struct ibx_span span = ibx_span_host(memory, (size_t)SLOTS * SLOT + PAGE);
+    if (memory && !ibx_mr_register(s->conn, &span, both, &stage->mr, &err)) {
+        stage->memory = memory;
+        return 0;
+    }
+    ibx_log(IBX_LOG_INFO, "pageable memory is copied by the back end: %s", err.message);
+    if (memory)
+        ibx_shared_free(memory);
+    return -ENOMEM;
+}
+
+static void drop_memory(struct client_stage *stage)
+{
+    ibx_mr_deregister(stage->mr);
+    stage->mr = NULL;
+    if (stage->memory)
+        ibx_shared_free(stage->memory);
+    stage->memory = NULL;
+}
+
+static struct client_stage *stage_of(struct ibx_session *s)
+{
+    if (s->stage)
+        return s->stage;
+    s->stage = calloc(1, sizeof(*s->stage));
+    if (s->stage)
+        make_memory(s, s->stage);
+    return s->stage;
+}
+
+bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    if (copy->rows || copy->n < STAGE_MIN || strcmp(s->path.provider, "shm") != 0 ||
+        ibx_shared_holds(copy->host, copy->n))
+        return false;
+    const struct client_stage *stage = stage_of(s);
+    return stage && stage->memory;
+}
+
+void client_stage_destroy(struct client_stage *stage)
+{
+    if (!stage)
+        return;
+    ibx_crew_destroy(stage->crew); /* first: it may be copying */
+    drop_memory(stage);
+    free(stage);
+}
+
+static struct ibx_crew *crew_of(const struct ibx_session *s, struct client_stage *stage)
+{
+    struct ibx_error err = {0};
+    unsigned asked = s->copies.options.threads;
+    unsigned threads = stage->crew || stage->alone ? 0 : asked ? asked : ibx_crew_threads();
+    if (threads > 1 && ibx_crew_create(threads, &stage->crew, &err))
+        ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
+    stage->alone = !stage->crew;
+    return stage->crew;
+}
+
+/* ------------------------------------------------------------------------ the units */
+
+/* Memory of the host begins anywhere in a page, and so does a slot: bytes that are copied to where
+ * the same place of a page was read just before wait for that, on some processors, and a memcpy is
+ * at less than half its speed. */
+static uint8_t *slot_of(const struct run *run, uint64_t unit)
+{
+    return run->stage->memory + unit % SLOTS * run->unit + (uintptr_t)run->copy->host % PAGE;
+}
+
+static uint64_t offset_of(const struct run *run, uint64_t unit)
+{
+    return unit * run->unit;
+}
+
+static size_t length_of(const struct run *run, uint64_t unit, uint64_t units)
+{
+    uint64_t left = run->copy->n - offset_of(run, unit);
+    return left < units * run->unit ? (size_t)left : (size_t)(units * run->unit);
+}
+
+/* The crew's: slot and application. */
+static int move(void *context, void *slot, uint64_t offset, size_t n)
+{
+    const struct ibx_frontend_copy *copy = context;
+    uint8_t *host = (uint8_t *)copy->host + offset;
+    memcpy(copy->to_device ? slot : host, copy->to_device ? host : slot, n);
+    return 0;
+}
+
+/* Begins the copy of a unit, or makes it. */
+static void post(struct run *run)
+{
+    uint64_t unit = run->posted++;
+    void *slot = slot_of(run, unit);
+    uint64_t offset = offset_of(run, unit);
+    size_t n = length_of(run, unit, 1);
+    if (run->crew) {
+        ibx_crew_post(run->crew, (unsigned)(unit % SLOTS), slot, offset, n);
+        return;
+    }
+    move((void *)(uintptr_t)run->copy, slot, offset, n);
+    run->done |= 1u << unit % SLOTS;
+}
+
+static void note_copied(struct run *run)
+{
+    while (run->copied < run->posted && run->done & 1u << run->copied % SLOTS) {
+        run->done &= ~(1u << run->copied % SLOTS);
+        run->copied++;
+    }
+    if (!run->copy->to_device)
+        run->settled = run->copied;
+}
+
+/* ----------------------------------------------------------------------- the frames */
+
+static uint64_t end_of(const struct run *run, uint64_t frame)
+{
+    uint64_t end = (frame + 1) * run->per_frame;
+    return end < run->units ? end : run->units;
+}
+
+/* Whether the frame's answer says that its copy is done, and with it all before. */
+static bool settles(const struct run *run, uint64_t frame)
+{
+    return !run->copy->to_device || frame + 1 == run->frames ||
+           frame % (SLOTS / 2) == SLOTS / 2 - 1;
+}
+
+/* The copy of one frame. */
+static struct ibx_frontend_copy frame_of(const struct run *run, uint64_t frame)
+{
+    struct ibx_frontend_copy copy = *run->copy;
+    uint64_t unit = frame * run->per_frame;
+    copy.async = copy.async || !settles(run, frame);
+    copy.device += offset_of(run, unit);
+    copy.host = slot_of(run, unit);
+    copy.n = length_of(run, unit, run->per_frame);
+    return copy;
+}
+
+/* As session_fail(). */
+static int send_frame(struct run *run)
+{
+    struct ibx_session *s = run->s;
+    struct client_stage *stage = run->stage;
+    struct ibx_frontend_copy copy = frame_of(run, run->sent);
+    struct ibx_remote remote;
+    uint8_t settle = SEGMENT_SETTLE;
+    int rc =
+        ibx_mr_remote(stage->mr, (size_t)((uint8_t *)copy.host - stage->memory), copy.n, &remote);
+    if (!rc && settles(run, run->sent))
+        rc = session_add_segment(s, &settle, 1);
+    if (!rc)
+        rc = client_send_frame(s, &copy, &remote);
+    run->sent += !rc;
+    return rc;
+}
+
+static int take_answer(struct run *run)
+{
+    struct ibx_session *s = run->s;
+    struct ibx_frontend_copy copy = frame_of(run, run->answered);
+    int exit_code;
+    s->placed = false;
+    if (!copy.to_device)
+        s->aim = (struct aim){.mr = run->stage->mr, .to = copy.host, .length = copy.n};
+    ibx_expect(s->conn, ANSWER_US);
+    int rc = client_take_reply(s, &copy, NULL, &exit_code);
+    s->aim.mr = NULL;
+    if (rc)
+        return rc;
+    run->exit_code = run->exit_code ? run->exit_code : exit_code;
+    run->placed = run->placed || s->placed;
+    uint64_t end = end_of(run, run->answered);
+    if (run->copy->to_device && settles(run, run->answered))
+        run->settled = end;
+    while (!run->copy->to_device && run->posted < end && !exit_code)
+        post(run);
+    run->answered++;
+    return 0;
+}
+
+/* ------------------------------------------------------------------------- the whole */
+
+/* Frames for which there is all that they need. */
+static int send_frames(struct run *run)
+{
+    int rc = 0;
+    while (!rc && !run->exit_code && run->sent < run->frames &&
+           run->sent - run->answered < IN_FLIGHT) {
+        uint64_t end = end_of(run, run->sent);
+        if (run->copy->to_device ? end > run->copied : end - run->settled > SLOTS)
+            break;
+        rc = send_frame(run);
+    }
+    return rc;
+}
+
+static bool finished(const struct run *run)
+{
+    if (run->exit_code)
+        return run->answered == run->sent;
+    return run->answered == run->frames && (run->copy->to_device || run->copied == run->units);
+}
+
+/* One unit to copy, without a crew; or all that fit, for it. */
+static void post_to_device(struct run *run)
+{
+    bool all = run->crew;
+    while (!run->exit_code && run->posted < run->units && run->posted - run->settled < SLOTS) {
+        post(run);
+        if (!all)
+            return;
+    }
+}
+
+static int step(struct run *run)
+{
+    struct ibx_session *s = run->s;
+    uint64_t before = run->copied + run->answered + run->sent;
+    if (run->copy->to_device)
+        post_to_device(run);
+    if (run->crew)
+        ibx_crew_take(run->crew, false, &run->done);
+    note_copied(run);
+    int rc = send_frames(run);
+    if (rc)
+        return rc;
+    if (run->answered < run->sent) {
+        rc = session_poll(s);
+        if (rc < 0)
+            return rc;
+        if (s->stream.count)
+            return take_answer(run);
+    }
+    if (run->copied + run->answered + run->sent != before)
+        return 0;
+    if (run->copied < run->posted) {
+        ibx_crew_take(run->crew, true, &run->done);
+        return 0;
+    }
+    return take_answer(run);
+}
+
+/* Units, so that the GPU has some while others are copied, all of about the same length, as one of
+ * a few bytes could not go by reference. Slots that one frame names lie side by side: their number
+ * divides SLOTS. */
+static void divide(struct run *run)
+{
+    size_t n = run->copy->n, part = n / PARTS / UNIT_STEP * UNIT_STEP;
+    part = part < UNIT_MIN ? UNIT_MIN : part < SLOT ? part : SLOT;
+    run->units = (n + part - 1) / part;
+    run->unit = (size_t)((n + run->units - 1) / run->units + LINE - 1) / LINE * LINE;
+    run->per_frame = run->copy->to_device || n < PARTS * 2 * SLOT ? 1
+                     : n < PARTS * 4 * SLOT                       ? 2
+                                                                  : 4;
+    run->frames = (run->units + run->per_frame - 1) / run->per_frame;
+}
+
+/* A back end that does not copy by itself, or cannot pin the memory, has only more to do so. */
+static void judge(struct client_stage *stage, bool placed)
+{
+    stage->useless = placed ? 0 : stage->useless + 1;
+    if (stage->useless == USELESS_MAX)
+        drop_memory(stage);
+}
+
+int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    struct run run = {.s = s, .stage = s->stage, .copy = copy};
+    run.crew = copy->n < CREW_MIN ? NULL : crew_of(s, s->stage);
+    divide(&run);
+    if (run.crew)
+        ibx_crew_begin(run.crew, move, (void *)(uintptr_t)copy);
+    ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
+    int rc = flushed < 0 ? (int)flushed : 0;
+    while (!rc && !finished(&run))
+        rc = step(&run);
+    if (rc)
+        return rc; /* the stage went with the session */
+    if (run.crew)
+        ibx_crew_stop(run.crew);
+    if (!run.exit_code)
+        judge(run.stage, run.placed);
+    *exit_code = run.exit_code;
+    return 0;
+}
