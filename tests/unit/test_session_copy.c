@@ -135,6 +135,56 @@ static void from_device_golden_bytes(void **state)
     session_pair_close(&pair);
 }
 
+/* Of rows with gaps the frame says, and has, nothing but the rows; a reply fills nothing else. */
+static void rows_golden_bytes(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t heard[256], frame[160], end[64];
+    int code = -1;
+    struct ibx_conn *server = session_pair_open_bare_server(&pair);
+    for (unsigned to_device = 0; to_device < 2; to_device++) {
+        struct ibx_frontend_copy copy = copy_of(to_device, false, 3);
+        copy.rows = 4;
+        copy.host_pitch = 5;
+        copy.device_pitch = 512;
+        memcpy(memory, "abc..def..ghi..jkl..", 20);
+        struct ibx_writer reply = ibx_writer_of(end, sizeof(end));
+        ibx_put_u8(&reply, 1);
+        ibx_put_u32(&reply, 20);
+        ibx_put_u64(&reply, 12);
+        ibx_put_bytes(&reply, "ABCDEFGHIJKL", 12);
+        say_reply(server, 0, 0, to_device ? 0 : 20, end, to_device ? 0 : reply.length);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        assert_memory_equal(memory, to_device ? "abc..def..ghi..jkl.." : "ABC..DEF..GHI..JKL..",
+                            20);
+        struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
+        ibx_put_u8(&w, 1);
+        ibx_put_u8(&w, 1);
+        ibx_put_u32(&w, 13 + 8 + (to_device ? 28 : 17) + 36);
+        ibx_put_bytes(&w, "cudaMemcpy2D", 13);
+        ibx_put_u64(&w, (to_device ? 28 : 17) + 36);
+        ibx_put_u64(&w, to_device ? DEVICE : 1);
+        if (to_device) {
+            ibx_put_u64(&w, 12);
+            ibx_put_bytes(&w, "abcdefghijkl", 12);
+        } else {
+            ibx_put_u8(&w, 0);
+            ibx_put_u64(&w, DEVICE);
+        }
+        ibx_put_u64(&w, to_device ? 512 : 3);
+        ibx_put_u64(&w, to_device ? 3 : 512);
+        ibx_put_u64(&w, 3);
+        ibx_put_u64(&w, 4);
+        ibx_put_u32(&w, to_device ? 1 : 2);
+        assert_int_equal(hear(server, heard, sizeof(heard)), w.length);
+        assert_memory_equal(heard, frame, w.length);
+    }
+    ibx_close(server);
+    session_pair_close(&pair);
+}
+
 /* --------------------------------------------------------------------- odd answers */
 
 /* That GVirtuS's handlers give, or might: the session goes on. */
@@ -275,9 +325,13 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
     const struct CMUnitTest tests[] = {
-        TEST(to_device_golden_bytes), TEST(from_device_golden_bytes),
-        TEST(answers_of_handlers),    TEST(nonsense_instead_of_an_answer),
-        TEST(not_between_requests),   TEST(aimed_twice),
+        TEST(to_device_golden_bytes),
+        TEST(from_device_golden_bytes),
+        TEST(rows_golden_bytes),
+        TEST(answers_of_handlers),
+        TEST(nonsense_instead_of_an_answer),
+        TEST(not_between_requests),
+        TEST(aimed_twice),
     };
     return cmocka_run_group_tests_name("session_copy", tests, quiet, NULL);
 }
