@@ -327,21 +327,28 @@ static int take_completion(struct verbs *v, const struct ibv_wc *wc)
     }
 }
 
-static int poll_rail(struct verbs *v, struct verbs_rail *rail)
+/* `wc` has the first n completions and room for BATCH. */
+static int take_batches(struct verbs *v, struct verbs_rail *rail, struct ibv_wc *wc, int n)
 {
-    struct ibv_wc wc[BATCH];
     int made = 0;
-    for (int batch = 0; batch < BATCHES_MAX; batch++) {
-        int n = ibv_poll_cq(rail->cq, BATCH, wc);
+    for (int batch = 1;; batch++) {
         if (n < 0)
             ibx_verbs_lost(v, -EIO, "the completion queue of %s failed",
                            ibv_get_device_name(rail->context->device));
         for (int i = 0; i < n; i++)
             made += take_completion(v, &wc[i]);
-        if (n < BATCH)
-            break;
+        if (n < BATCH || batch == BATCHES_MAX)
+            return made;
+        n = ibv_poll_cq(rail->cq, BATCH, wc);
     }
-    return made;
+}
+
+/* Most polls find nothing, and how soon the next one looks is latency. */
+static int poll_rail(struct verbs *v, struct verbs_rail *rail)
+{
+    struct ibv_wc wc[BATCH];
+    int n = ibv_poll_cq(rail->cq, BATCH, wc);
+    return n ? take_batches(v, rail, wc, n) : 0;
 }
 
 /* What became known outside of progress, once nothing that came before it is left. */
@@ -400,6 +407,23 @@ static bool in_flight(const struct verbs *v)
 
 /* -------------------------------------------------------------------- progress */
 
+/* Nothing completed, and there is more to do than to look again. Out of line, so that the poll that
+ * finds nothing stays short. */
+static __attribute__((noinline)) int idle_round(struct verbs *v)
+{
+    int made = 0;
+    if (v->aborted) {
+        if (in_flight(v) && ibx_now_ns() > v->abort_deadline)
+            made = give_up_flushing(v);
+        return made;
+    }
+    if (v->idle >= IDLE_POLLS_PER_CM) {
+        v->idle = 0;
+        ibx_verbs_cm_look(v);
+    }
+    return v->lost_status ? report_lost(v) : 0;
+}
+
 static int verbs_progress(void *endpoint)
 {
     struct verbs *v = endpoint;
@@ -411,48 +435,44 @@ static int verbs_progress(void *endpoint)
     }
     for (unsigned i = 0; i < v->rail_count; i++)
         made += poll_rail(v, &v->rails[i]);
-    if (v->messages.owed)
-        ibx_verbs_credits_tell(v);
-    if (made) {
-        v->idle = 0;
-        return made;
+    if (!made) {
+        bool more = ++v->idle >= IDLE_POLLS_PER_CM || v->lost_status || v->aborted;
+        return more ? idle_round(v) : 0;
     }
-    if (v->aborted) {
-        if (in_flight(v) && ibx_now_ns() > v->abort_deadline)
-            made = give_up_flushing(v);
-        return made;
-    }
-    if (++v->idle >= IDLE_POLLS_PER_CM) {
-        v->idle = 0;
-        ibx_verbs_cm_look(v);
-    }
-    return v->lost_status ? report_lost(v) : 0;
+    v->idle = 0;
+    v->moved = true;
+    /* What could not be told at the release waits for a completion: a send's, which frees a place,
+     * or that of the last message for which the peer had credit. */
+    ibx_verbs_credits_tell(v);
+    return made;
 }
 
-/* Takes the wake-ups of a rail's channel off its descriptor. */
+/* Takes the wake-up of a rail's channel off its descriptor. One arming raises no second one. */
 static void drain_channel(struct verbs_rail *rail)
 {
     struct ibv_cq *cq;
     void *context;
-    while (!ibv_get_cq_event(rail->channel, &cq, &context)) {
-        rail->armed = false;
-        if (++rail->unacked == ACK_BATCH) {
-            ibv_ack_cq_events(rail->cq, rail->unacked);
-            rail->unacked = 0;
-        }
+    if (ibv_get_cq_event(rail->channel, &cq, &context))
+        return;
+    rail->armed = false;
+    if (++rail->unacked == ACK_BATCH) {
+        ibv_ack_cq_events(rail->cq, rail->unacked);
+        rail->unacked = 0;
     }
 }
 
 /* An armed queue stays armed until its event is taken, so only a fresh arming has to look once more
- * for what came before it. */
+ * for what came before it. Every look here is a system call: the connection manager, whose
+ * descriptor wakes the sleeper too, is asked only by who was woken for nothing. */
 static int verbs_arm(void *endpoint)
 {
     struct verbs *v = endpoint;
     int again = 0;
     for (unsigned i = 0; i < v->rail_count; i++) {
         struct verbs_rail *rail = &v->rails[i];
-        if (rail->armed)
+        if (rail->armed && !rail->fresh)
             drain_channel(rail);
+        rail->fresh = !rail->armed;
         if (rail->armed)
             continue;
         if (ibv_req_notify_cq(rail->cq, 0))
@@ -460,8 +480,12 @@ static int verbs_arm(void *endpoint)
         rail->armed = true;
         again = 1;
     }
-    ibx_verbs_cm_look(v);
-    return again || v->lost_status != 0;
+    if (again)
+        return 1;
+    if (!v->moved)
+        ibx_verbs_cm_look(v);
+    v->moved = false;
+    return v->lost_status != 0;
 }
 
 const struct ibx_provider ibx_provider_verbs = {

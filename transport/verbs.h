@@ -51,6 +51,7 @@ struct verbs_rail {
     struct ibv_cq *cq;
     unsigned unacked; /* completion events taken but not yet acknowledged */
     bool armed;       /* the next completion raises an event */
+    bool fresh;       /* armed a moment ago: no look for that event yet */
     bool watched;
 };
 
@@ -82,6 +83,12 @@ struct verbs_send {
     bool signaled; /* by the user: wants an upcall */
 };
 
+/* The work request of a receive buffer, filled in once. */
+struct verbs_receive {
+    struct ibv_recv_wr wr;
+    struct ibv_sge sge;
+};
+
 /* Messages on lane 0: buffers, credits, sends in flight. See verbs_message.c. */
 struct verbs_messages {
     char *block; /* receive buffers, then send buffers */
@@ -93,13 +100,21 @@ struct verbs_messages {
     unsigned buffers;  /* for sends, a ring that goes with `sends` */
     size_t message_max;
 
+    unsigned batch; /* receives to one post, sends to one completion */
+
+    struct verbs_receive *posts;  /* one a receive buffer */
+    struct ibv_recv_wr *unposted; /* buffers that are free, to be posted together ... */
+    unsigned released; /* ... of which so many had messages: their credit is owed after that */
+
     unsigned credits; /* messages we may send now */
     unsigned held;    /* the peer's messages whose credit we have not yet returned */
-    unsigned owed;    /* of these, released by the user: to be returned */
+    unsigned owed;    /* of these, released by the user and posted anew: to be returned */
 
     struct verbs_send *sends; /* in flight: `count` from `first` on */
     unsigned first, count;
-    unsigned signal_every, unsignaled; /* since the last that asked for a completion */
+    unsigned unsignaled;         /* since the last that asked for a completion */
+    struct ibv_send_wr send;     /* what all sends have in common is filled in once */
+    struct ibv_sge send_segment; /* likewise */
 };
 
 struct verbs {
@@ -121,6 +136,7 @@ struct verbs {
     bool attentive;          /* that was soon after the call before */
 
     unsigned idle;         /* polls since the connection manager was last asked */
+    bool moved;            /* something completed since sleeping was last allowed */
     int lost_status;       /* found outside progress, reported by it */
     char lost_reason[160]; /* likewise */
     bool aborted;
@@ -194,7 +210,7 @@ void ibx_verbs_release(void *endpoint, uint64_t slot);
 int ibx_verbs_message_received(struct verbs *v, uint64_t slot, size_t bytes);
 /* All sends up to work request `number` are over. */
 int ibx_verbs_sends_retire(struct verbs *v, uint64_t number, int status);
-/* Returns credits when it is time to. */
+/* Posts what was released and returns credits, each when it is time to. */
 void ibx_verbs_credits_tell(struct verbs *v);
 
 /* verbs_mr.c */
