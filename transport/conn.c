@@ -279,6 +279,15 @@ static void drain(struct ibx_conn *conn)
     }
 }
 
+/* What the peer sent before it closed the door is taken first: the end has to wait for a round that
+ * knew of it and brought nothing. It had credit for so many messages; more are new ones. */
+static void end_when_heard(struct ibx_conn *conn, unsigned events_before)
+{
+    bool heard = conn->events.count == events_before || conn->late > conn->options.slots;
+    if (heard && conn->state != CONN_ENDED)
+        drain(conn);
+}
+
 static int step(struct ibx_conn *conn)
 {
     int made = 0;
@@ -286,19 +295,16 @@ static int step(struct ibx_conn *conn)
     bool lost = conn->lost_status;
     if (conn->state == CONN_LIVE || conn->state == CONN_DRAINING)
         made = conn->provider->progress(conn->endpoint);
-    conn->fed |= made > 0;
+    if (made > 0)
+        conn->fed = conn->moved = true;
     if (!conn->lost_status && (conn->urgent.head || conn->bulk.head))
         ibx_chunks_dispatch(conn);
     /* Also while there is much to do: on shared memory a dead peer's regions still work. */
     conn->polls += made ? 1 : IDLE_POLL;
     if (conn->polls >= POLLS_PER_DOOR_LOOK)
         look_at_door(conn);
-    /* What the peer sent before it closed the door is taken first: the end has to wait for a round
-     * that knew of it and brought nothing. It had credit for so many messages; more are new ones.
-     */
-    bool heard = conn->events.count == before || conn->late > conn->options.slots;
-    if (lost && heard && conn->state != CONN_ENDED)
-        drain(conn);
+    if (lost)
+        end_when_heard(conn, before);
     return made;
 }
 
@@ -310,8 +316,8 @@ int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
         step(conn);
     }
     int n = 0;
-    while (n < max && ibx_events_pop(conn, &events[n]))
-        n++;
+    while (conn->events.count && n < max)
+        ibx_events_pop(conn, &events[n++]);
     return n;
 }
 
@@ -395,8 +401,13 @@ int ibx_arm(struct ibx_conn *conn)
 {
     if (conn->events.count || conn->lost_status || conn->state != CONN_LIVE)
         return 1;
-    look_at_door(conn);
-    return conn->lost_status || conn->provider->arm(conn->endpoint);
+    /* The door wakes the sleeper, too, and is looked at by who was woken for nothing. */
+    if (!conn->moved)
+        look_at_door(conn);
+    if (conn->lost_status || conn->provider->arm(conn->endpoint))
+        return 1;
+    conn->moved = false;
+    return 0;
 }
 
 /* Credit is no event, but a sender that was refused for want of it waits for nothing else. */
@@ -438,12 +449,13 @@ static bool processors_abound(void)
 }
 
 /* On a busy core the peer, or whoever feeds it, may be waiting for this very core. Returns whether
- * somebody else had it for long. */
-static bool give_way(void)
+ * somebody else had it for long; `now` is the time before, and then after it. */
+static bool give_way(uint64_t *now)
 {
-    uint64_t before = ibx_now_ns();
+    uint64_t before = *now;
     sched_yield();
-    return ibx_now_ns() - before >= LOST_NS;
+    *now = ibx_now_ns();
+    return *now - before >= LOST_NS;
 }
 
 /* What busy polling has come to, for spin_time_us(). */
@@ -497,7 +509,7 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
         }
         /* A poll of some providers is a system call, so time counts here and not their number. */
         if (now >= yield_at) {
-            lost |= give_way();
+            lost |= give_way(&now);
             yield_at = now + YIELD_NS;
         }
         if (i % POLLS_PER_WAKE_LOOK == 0 && woken(conn))
@@ -526,12 +538,14 @@ int ibx_wait(struct ibx_conn *conn, int timeout_ms)
     uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : ibx_deadline_in_ms((uint64_t)timeout_ms);
     unsigned spin_us = worth_polling(conn) ? 0 : spin_time_us(conn);
     int ready = worth_polling(conn) ? 1 : spin(conn, spin_us, false, deadline);
+    unsigned refused = 0;
     while (!ready) {
         int left = timeout_ms < 0 ? -1 : ibx_ms_until(deadline);
         bool armed = !ibx_arm(conn);
         /* An endpoint that has credit to give does not sleep either. */
         bool credit = !armed && conn->starved;
-        if (sleep_once(conn, armed ? left : 0) == -EINTR)
+        /* The first refusal to sleep is the rule, to look once more after arming. */
+        if ((armed || refused++) && sleep_once(conn, armed ? left : 0) == -EINTR)
             return -EINTR;
         ready = spin(conn, spin_us, true, deadline);
         if (!ready && credit)

@@ -86,6 +86,7 @@ struct ibx_conn {
     unsigned lost;    /* weight of the times that it lost the core meanwhile, fading */
     bool starved;     /* a send found no credit ... */
     bool fed;         /* ... and something has moved since, perhaps credit */
+    bool moved;       /* something has, since sleeping was last allowed */
     unsigned late;    /* messages that came when the end was known */
     int lost_status;
     char lost_reason[256];
