@@ -151,10 +151,11 @@ static void refused_for_locked_memory(void)
     static const char words[] = "bytes of memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited";
     struct mover check;
     mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
-                                         key, NULL});
+                                         key, "--set", PATIENT, NULL});
     mover_ends(&check, 1);
     mover_must_say(&check, words);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", key, NULL});
+    mover_send(&sender, &vms[0], receiver.uri,
+               (const char *[]){"--key-file", key, "--set", PATIENT, NULL});
     mover_ends(&sender, 1);
     mover_must_say(&sender, words);
     assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
@@ -169,7 +170,7 @@ static void test_minor_and_little_locked_memory(void **state)
     const struct rlimit little = {LOCKED, RLIM_INFINITY}, usual = {RLIM_INFINITY, RLIM_INFINITY};
     begin();
     assert_false(mover_resumed(&vms[0])); /* from now on */
-    snprintf(uri, sizeof(uri), "verbs://%s:0", getenv("IBX_VM_ADDR_A"));
+    snprintf(uri, sizeof(uri), "verbs://%s:0?" PATIENT, getenv("IBX_VM_ADDR_A"));
     assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, "--minor", NULL});
@@ -188,11 +189,11 @@ static void test_source_and_little_locked_memory(void **state)
                         usual = {RLIM_INFINITY, RLIM_INFINITY};
     begin();
     assert_false(mover_resumed(&vms[0])); /* from now on */
-    snprintf(uri, sizeof(uri), "verbs://%s:0", getenv("IBX_VM_ADDR_A"));
+    snprintf(uri, sizeof(uri), "verbs://%s:0?" PATIENT, getenv("IBX_VM_ADDR_A"));
     assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, NULL});
     mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
-                                         key, NULL});
+                                         key, "--set", PATIENT, NULL});
     mover_ends(&check, 0);
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     refused_for_locked_memory();
