@@ -355,11 +355,11 @@ static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int 
 {
     struct ibx_page_source *source = context;
     struct ibx_event events[EVENTS_AT_ONCE];
-    int arrived = 0, n;
+    int arrived = 0, want, n;
     if (source->ended)
         return source->ended;
     do {
-        int want = max - arrived < EVENTS_AT_ONCE ? max - arrived : EVENTS_AT_ONCE;
+        want = max - arrived < EVENTS_AT_ONCE ? max - arrived : EVENTS_AT_ONCE;
         n = ibx_poll(source->conn, events, want);
         for (int i = 0; i < n; i++) {
             if (events[i].type == IBX_EVENT_READ)
@@ -371,7 +371,7 @@ static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int 
             ibx_message_release(source->conn, &events[i]);
             give_up(source, "%s", "the source sent a message where pages are expected");
         }
-    } while (n > 0 && arrived < max && !source->ended);
+    } while (n == want && arrived < max && !source->ended);
     return arrived ? arrived : source->ended;
 }
 

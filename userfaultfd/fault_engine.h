@@ -81,6 +81,9 @@ struct fault_worker {
     uint64_t scanned; /* the value of engine->changes at the last look at the list */
     bool rescan;      /* not finished, or nothing will say when the source has room: look again */
     bool source_full; /* until the next arrival */
+    bool look_events; /* the kernel may have something to say; poll(2) has not just denied it */
+    bool look_source; /* likewise the source */
+    bool sure_events; /* poll(2) has just said so */
     uint64_t seen_faults;  /* the policy's */
     uint32_t chunk;        /* bytes, now */
     unsigned depth;        /* requests, now */
@@ -161,8 +164,9 @@ void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint6
 void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages);
 
 /* fault_events.c */
-/* Reads what the kernel has to say; true when there was something. */
-bool ibx_fault_events_read(struct ibx_fault *e);
+/* Reads what the kernel has to say; true when there was something. `sure`: there is, so do not ask.
+ */
+bool ibx_fault_events_read(struct ibx_fault *e, bool sure);
 /* A fault begins to wait. */
 void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns);
 /* The faults on these pages wait no more. */

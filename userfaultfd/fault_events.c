@@ -161,12 +161,12 @@ static void message_heed(struct ibx_fault *e, const struct uffd_msg *m, uint64_t
     }
 }
 
-bool ibx_fault_events_read(struct ibx_fault *e)
+bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
 {
     struct uffd_msg messages[EVENTS_AT_ONCE];
     if (e->events) {
         struct pollfd look = {.fd = e->uffd, .events = POLLIN};
-        if (poll(&look, 1, 0) <= 0) /* spares those who place the exclusive lock */
+        if (!sure && poll(&look, 1, 0) <= 0) /* spares those who place the exclusive lock */
             return false;
         pthread_rwlock_wrlock(&e->placing);
     }

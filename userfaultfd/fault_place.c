@@ -30,7 +30,7 @@ static void placing_end(struct ibx_fault *e)
 static bool after_event(struct ibx_fault *e)
 {
     count(&e->kernel_stalls, 1);
-    if (ibx_fault_events_read(e))
+    if (ibx_fault_events_read(e, false))
         ibx_fault_changed(e); /* whoever should have read it may sleep */
     else
         sched_yield();

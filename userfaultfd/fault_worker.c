@@ -197,9 +197,16 @@ static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
     return POLL_MS_ALWAYS;
 }
 
+static void look_at_all(struct fault_worker *w)
+{
+    w->look_events = w->look_source = true;
+    w->sure_events = false;
+}
+
 static void rest(struct fault_worker *w, bool source)
 {
     struct ibx_fault *e = w->engine;
+    look_at_all(w);
     /* That time is over: if there is still something to hold back, it is set anew. */
     if (w->capped_until && ibx_now_ns() >= w->capped_until) {
         w->capped_until = 0;
@@ -222,11 +229,25 @@ static void rest(struct fault_worker *w, bool source)
                            {.fd = source_fd, .events = POLLIN}};
     if (poll(fds, 3, sleep_ms(w, source, source_fd)) <= 0)
         return;
+    /* Each look is a system call that a fault would wait for. */
+    w->sure_events = fds[1].revents & POLLIN;
+    w->look_events = fds[0].revents || fds[1].revents;
+    w->look_source = fds[0].revents || fds[2].revents || source_fd < 0;
     uint64_t woken;
     if (fds[0].revents && read(w->wake_fd, &woken, sizeof woken) < 0 && errno != EAGAIN)
         ibx_fault_fail(e, -errno, "eventfd: %s", strerror(errno));
     if (fds[1].revents & (POLLERR | POLLNVAL))
         ibx_fault_fail(e, -EBADF, "the userfaultfd is not usable: was it enabled (UFFDIO_API)?");
+}
+
+/* Whether all that is left is for the kernel or the source to bring, which poll(2) tells as soon as
+ * looking does: whoever serves the fault, perhaps on this processor, is not kept waiting for that.
+ */
+static bool settled(const struct fault_worker *w)
+{
+    const struct ibx_fault *e = w->engine;
+    return !e->spin_us && !w->arrived && !w->rescan && w->scanned == atomic_load(&e->changes) &&
+           w->source.ops->fd && w->source.ops->fd(w->source.source) >= 0;
 }
 
 void *ibx_fault_worker_main(void *worker)
@@ -239,28 +260,31 @@ void *ibx_fault_worker_main(void *worker)
     /* A page that is waited for does not wait for a processor behind the others. */
     if (e->fault_workers && faults)
         ibx_thread_prompt();
+    look_at_all(w);
     while (true) {
-        bool ending = atomic_load(&e->ending);
-        bool busy = !ending && faults && ibx_fault_events_read(e);
+        bool ending = atomic_load(&e->ending), more = false;
+        bool busy = !ending && faults && w->look_events && ibx_fault_events_read(e, w->sure_events);
         enum ibx_fault_state state = ibx_fault_now(e);
         bool serving = state == IBX_FAULT_SERVING && !ending;
         if (!ending && faults && (serving || state == IBX_FAULT_COMPLETE))
             busy |= ibx_fault_policy_faults(w);
         if (serving || (!ending && state == IBX_FAULT_COMPLETE && w->flying + w->arrived > 0)) {
-            busy |= arrivals_take(w);
+            busy |= w->look_source && arrivals_take(w);
             busy |= arrivals_place(w);
         }
         if (serving) {
-            busy |= ibx_fault_policy_ahead(w);
-            busy |= ibx_fault_policy_surroundings(w);
-            busy |= ibx_fault_policy_background(w);
+            more |= ibx_fault_policy_ahead(w);
+            more |= ibx_fault_policy_surroundings(w);
+            more |= ibx_fault_policy_background(w);
         }
         if (ending && !w->flying && !w->arrived)
             return NULL;
         if (ending || (state == IBX_FAULT_DRAINING && !w->drained))
-            busy |= drain(w, &asked);
-        if (busy)
+            more |= drain(w, &asked);
+        if (busy || more)
             w->last_busy_ns = ibx_now_ns();
+        if (more || (busy && !settled(w)))
+            look_at_all(w);
         else
             rest(w, serving || w->flying);
     }

@@ -7,11 +7,13 @@
 
 #include "common/clock.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -222,6 +224,60 @@ static void test_a_walk_is_followed(void **state)
         assert_int_equal(data.fetched[i], 1);
 }
 
+/* ------------------------------------------------------------ who has nothing is not asked */
+
+static _Atomic unsigned looks;
+static int ready; /* readable when a request has arrived */
+
+static int ready_request(void *source, const struct ibx_fault_request *request)
+{
+    const uint64_t one = 1;
+    int rc = memory_source_ops.request(source, request);
+    return rc || write(ready, &one, sizeof(one)) == sizeof(one) ? rc : -EIO;
+}
+
+static int ready_poll(void *source, struct ibx_fault_arrival *arrivals, int max)
+{
+    uint64_t count;
+    ssize_t ignored = read(ready, &count, sizeof(count));
+    (void)ignored;
+    atomic_fetch_add(&looks, 1);
+    return memory_source_ops.poll(source, arrivals, max);
+}
+
+static int ready_fd(void *source)
+{
+    (void)source;
+    return ready;
+}
+
+/* One look at the source for a fault, when poll(2) says that the page has come: each further one is
+ * a system call or several, while others wait for the processor. */
+static void test_looks(void **state)
+{
+    (void)state;
+    struct ibx_fault_source_ops ops = memory_source_ops;
+    const unsigned faults = 300;
+    ops.request = ready_request;
+    ops.poll = ready_poll;
+    ops.fd = ready_fd;
+    ready = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    assert_true(ready >= 0);
+    as[0].ops = &ops;
+    config.no_background = true;
+    config.surroundings = PAGE;
+    start();
+    looks = 0;
+    for (unsigned i = 0; i < faults; i++)
+        assert_true(page_is_right(&data, memory, i * 7 % PAGES));
+    assert_in_range(looks, faults, faults + faults / 2);
+    ibx_fault_set_background(engine, true);
+    everything_is_right();
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    close(ready);
+}
+
 /* A page that is on its way with the background, which does not get on. */
 static void test_fetched_twice(void **state)
 {
@@ -384,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_not_wanted),
         cmocka_unit_test(test_runs_of_the_map),
         ENGINE_TEST(test_a_walk_is_followed),
+        ENGINE_TEST(test_looks),
         ENGINE_TEST(test_fetched_twice),
         ENGINE_TEST(test_fetched_twice_and_discarded),
         ENGINE_TEST(test_fetched_twice_and_discarded_early),
