@@ -15,7 +15,8 @@
 
 #include <cmocka.h>
 
-#define BEATS 40
+#define BEATS    40
+#define HUGE_RAM "memory-backend-file,id=mem0,size=64M,share=on,mem-path="
 
 static struct vm vms[2];
 
@@ -197,16 +198,18 @@ static void moved_in_huge_pages(const char *option)
     long before = huge_pages_lend(VM_RAM_MIB + 4);
     if (before < 0)
         skip();
-    struct vm_options options = {.append = "cpus=2",
-                                 .two = true,
-                                 .ram = "memory-backend-file,id=mem0,size=64M,share=on,"
-                                        "mem-path=/tmp/ibx-huge/from"};
-    if (system("mkdir -p /tmp/ibx-huge && mount -t hugetlbfs none /tmp/ibx-huge"))
+    char huge[32], command[128], from[128], to[128];
+    snprintf(huge, sizeof(huge), "/tmp/ibx-huge-%d", (int)getpid());
+    snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge);
+    snprintf(to, sizeof(to), HUGE_RAM "%s/to", huge);
+    snprintf(command, sizeof(command), "mkdir %s && mount -t hugetlbfs none %s", huge, huge);
+    struct vm_options options = {.append = "cpus=2", .two = true, .ram = from};
+    if (system(command))
         skip();
     struct mover receiver, sender;
     mover_begin();
     vm_start(&vms[0], &options);
-    options.ram = "memory-backend-file,id=mem0,size=64M,share=on,mem-path=/tmp/ibx-huge/to";
+    options.ram = to;
     options.incoming = true;
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], BEATS);
@@ -217,7 +220,8 @@ static void moved_in_huge_pages(const char *option)
     arrived(&vms[0], &vms[1], "cpus=2");
     vm_end(&vms[0]);
     vm_end(&vms[1]);
-    assert_int_equal(system("umount /tmp/ibx-huge && rmdir /tmp/ibx-huge"), 0);
+    snprintf(command, sizeof(command), "umount %s && rmdir %s", huge, huge);
+    assert_int_equal(system(command), 0);
     huge_pages_lend(before);
 }
 

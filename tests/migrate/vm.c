@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -29,8 +30,28 @@ struct ibx_error vm_error;
 static struct vm *running[VMS_MAX];
 static const char *qemu, *guest, *expect;
 
+/* RAM that programs before this one left behind, as they were killed: whose it was is in its name.
+ */
+static void sweep(void)
+{
+    char path[300];
+    struct dirent *file;
+    DIR *folder = opendir("/dev/shm");
+    while (folder && (file = readdir(folder))) {
+        int pid, end = 0;
+        if (sscanf(file->d_name, "ibx-vm-%d-%n", &pid, &end) != 1 || !end || !kill(pid, 0) ||
+            errno != ESRCH)
+            continue;
+        snprintf(path, sizeof(path), "/dev/shm/%s", file->d_name);
+        unlink(path);
+    }
+    if (folder)
+        closedir(folder);
+}
+
 int vm_available(void)
 {
+    sweep();
     qemu = getenv("QEMU");
     guest = getenv("GUEST_ELF");
     expect = getenv("GUEST_EXPECT");
@@ -99,7 +120,7 @@ static void become_qemu(const struct vm *vm, const struct vm_options *o, const s
 
 static void make_places(struct vm *vm, const struct vm_options *o)
 {
-    snprintf(vm->dir, sizeof(vm->dir), "/tmp/ibx-vm-XXXXXX");
+    snprintf(vm->dir, sizeof(vm->dir), "/tmp/ibx-vm-%d-XXXXXX", (int)getpid());
     assert_non_null(mkdtemp(vm->dir));
     snprintf(vm->socket, sizeof(vm->socket), "%s/qmp", vm->dir);
     snprintf(vm->tool, sizeof(vm->tool), "%s/tool", vm->dir);

@@ -176,7 +176,7 @@ class Vm:
         name = f"vm{len(scene.vms)}" if hasattr(scene, "vms") else "vm0"
         scene.vms = getattr(scene, "vms", []) + [self]
         self.socket, self.own, self.serial = (scene.path(f"{name}.{what}") for what in ("qmp", "own", "serial"))
-        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="ibx-vm-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"ibx-vm-{os.getpid()}-", delete=False) as file:
             self.ram = file.name
         ram = ram or f"memory-backend-file,id=mem0,size=64M,mem-path={self.ram},share=on"
         self.process = subprocess.Popen(
