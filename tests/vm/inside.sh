@@ -61,16 +61,22 @@ wait_listener() {
     done
 }
 
-# perftest TOOL COLUMN OPTIONS...: a column of the result's only line; server on A, as in our bench.
-# Both sides poll, so each gets a processor of its own.
-perftest() {
-    local tool=$1 column=$2 server
-    shift 2
+# perftest_says TOOL OPTIONS...: all that the client prints; server on A, as in our bench. Both sides
+# poll, so each gets a processor of its own.
+perftest_says() {
+    local tool=$1 server
+    shift
     taskset -c 1 timeout "$step" "$tool" -d "$IBX_VM_RXE_A" -x 1 -F "$@" >/dev/null 2>&1 &
     server=$!
     # shellcheck disable=SC2015 # nothing to print is the caller's "did not run"
     wait_listener 18515 &&
-        taskset -c 0 timeout "$step" "$tool" -d "$IBX_VM_RXE_B" -x 1 -F "$@" "$IBX_VM_ADDR_A" 2>/dev/null |
-        awk -v column="$column" '/^ *[0-9]+ +[0-9]+ +[0-9.]/ { print $column }'
+        taskset -c 0 timeout "$step" "$tool" -d "$IBX_VM_RXE_B" -x 1 -F "$@" "$IBX_VM_ADDR_A" 2>/dev/null || true
     wait "$server" || true
+}
+
+# perftest TOOL COLUMN OPTIONS...: a column of the result's only line.
+perftest() {
+    local tool=$1 column=$2
+    shift 2
+    perftest_says "$tool" "$@" | awk -v column="$column" '/^ *[0-9]+ +[0-9]+ +[0-9.]/ { print $column }'
 }
