@@ -108,7 +108,8 @@ int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remot
 
 void body_unaim(struct ibx_session *s)
 {
-    unpin(s, s->aim.mr);
+    if (!s->aim.lent)
+        unpin(s, s->aim.mr);
     s->aim.mr = NULL;
 }
 

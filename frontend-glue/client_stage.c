@@ -225,7 +225,8 @@ static int take_answer(struct run *run)
     int exit_code;
     s->placed = false;
     if (!copy.to_device)
-        s->aim = (struct aim){.mr = run->stage->mr, .to = copy.host, .length = copy.n};
+        s->aim =
+            (struct aim){.mr = run->stage->mr, .lent = true, .to = copy.host, .length = copy.n};
     ibx_expect(s->conn, ANSWER_US);
     int rc = client_take_reply(s, &copy, NULL, &exit_code);
     s->aim.mr = NULL;

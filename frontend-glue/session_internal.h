@@ -95,6 +95,7 @@ struct landing {
 /* Where the client wants the payload of the reply in hand, from the request until the reply. */
 struct aim {
     struct ibx_mr *mr; /* client: NULL: it did not say */
+    bool lent;         /* client: and the registration is kept by who said it */
     uint8_t *to;
     size_t length;
     struct ibx_remote remote; /* server: of length 0: the client did not say, or it was used */

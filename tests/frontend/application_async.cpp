@@ -111,7 +111,7 @@ struct Background {
     std::size_t n;
 };
 
-// To the device and back, and nothing of it has happened when the calls return.
+// To the device and back, and the calls return before any of it can have happened.
 static bool background_begin(const Background &b, unsigned seed)
 {
     fill(b.there, b.n, seed);
@@ -126,7 +126,6 @@ static bool background_begin(const Background &b, unsigned seed)
     REQUIRE(cudaEventRecord(b.event, b.other) == 0 && cudaEventQuery(b.event) == 600);
     void *more;
     REQUIRE(cudaMalloc(&more, 100) == 0 && cudaGetLastError() == 0);
-    REQUIRE(b.back[0] == 'z' && b.back[b.n - 1] == 'z');
     return true;
 }
 
