@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The core's own view of a connection: shared by conn.c, chunks.c, door*.c and listen.c only. */
+/* The core's own view of a connection: shared by conn.c, memory.c, chunks.c, door*.c and
+ * listen.c only. */
 #ifndef IBX_TRANSPORT_CONN_H
 #define IBX_TRANSPORT_CONN_H
 
@@ -80,14 +81,14 @@ struct ibx_conn {
 
     int epoll_fd, wake_fd;
     uint64_t expected; /* until then an event is due, ibx_now_ns(), 0: nobody said so */
-    unsigned polls;   /* since the door was last looked at, idle ones weighted */
-    unsigned futile;  /* times in a row that busy polling has found nothing ... */
-    unsigned skipped; /* ... and waits without it since there were too many */
-    unsigned lost;    /* weight of the times that it lost the core meanwhile, fading */
-    bool starved;     /* a send found no credit ... */
-    bool fed;         /* ... and something has moved since, perhaps credit */
-    bool moved;       /* something has, since sleeping was last allowed */
-    unsigned late;    /* messages that came when the end was known */
+    unsigned polls;    /* since the door was last looked at, idle ones weighted */
+    unsigned futile;   /* times in a row that busy polling has found nothing ... */
+    unsigned skipped;  /* ... and waits without it since there were too many */
+    unsigned lost;     /* weight of the times that it lost the core meanwhile, fading */
+    bool starved;      /* a send found no credit ... */
+    bool fed;          /* ... and something has moved since, perhaps credit */
+    bool moved;        /* something has, since sleeping was last allowed */
+    unsigned late;     /* messages that came when the end was known */
     int lost_status;
     char lost_reason[256];
     pid_t owner; /* the process that established it, 0: none yet */
