@@ -366,7 +366,7 @@ bool killed_background()
     stub_remote()->slow(5000);
     int rc = 0;
     for (unsigned i = 0; !rc; i++) {
-        rc = cudaMemcpyAsync(device, memory.data(), n, H2D, streams[i % 3]);
+        rc = cudaMemcpyAsync(device + i % 3 * n, memory.data(), n, H2D, streams[i % 3]);
         REQUIRE(i != 9 || write(STDOUT_FILENO, "k", 1) == 1);
         if (i % 20 == 19 && !rc)
             rc = cudaStreamSynchronize(streams[i % 3]);
