@@ -408,7 +408,7 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_OFF, .memory = IBX_GLUE_GPU_MEMORY}};
+    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&found.options);
     int rc = find_file(&found, NULL, environment("GVIRTUS_CONFIG"), err);
     if (!rc)
@@ -423,7 +423,7 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_OFF, .memory = IBX_GLUE_GPU_MEMORY}};
+    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&found.options);
     int rc = find_file(&found, own_file, NULL, err);
     if (!rc)

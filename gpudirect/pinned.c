@@ -23,6 +23,7 @@ static struct {
     uint8_t *base; /* NULL: not made yet */
     pid_t owner;   /* a child forked from it has neither the memory nor a context */
     size_t bytes;
+    bool pinned; /* it was, once */
     unsigned count;
     unsigned *free_stack; /* the last given is taken first: it is still in the cache */
     unsigned free_count;
@@ -64,6 +65,7 @@ static void pool_unmap(void)
     munmap(pool.base, pool.bytes);
     free(pool.free_stack);
     pool.base = NULL;
+    pool.pinned = false;
     pool.count = pool.free_count = 0;
     pool.free_stack = NULL;
 }
@@ -71,9 +73,10 @@ static void pool_unmap(void)
 static int pool_pin(const struct ibx_cuda *cuda, struct ibx_error *err)
 {
     unsigned flags;
-    if (!cuda->mem_host_get_flags(&flags, pool.base))
-        return 0;
+    if (pool.pinned && !cuda->mem_host_get_flags(&flags, pool.base))
+        return 0; /* a reset would have taken it */
     int rc = cuda->mem_host_register(pool.base, pool.bytes, IBX_CUDA_HOST_REGISTER_PORTABLE);
+    pool.pinned = pool.pinned || !rc;
     return rc ? ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
                               pool.bytes, ibx_cuda_error_name(cuda, rc))
               : 0;

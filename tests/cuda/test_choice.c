@@ -30,7 +30,10 @@ static int set_up_tuned(void **state)
     gpu.threads = 0;
     gpu.tuning = (struct ibx_tuning){.found = true, .choice = unusual, .file = "a file"};
     ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
-    return set_up(state);
+    int rc = set_up(state);
+    /* Otherwise it would have all memory in parts in what both ends map. */
+    strcpy(pair.client->path.provider, "another");
+    return rc;
 }
 
 static int set_up_elsewhere(void **state)

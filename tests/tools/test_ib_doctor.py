@@ -252,14 +252,14 @@ class Doctor(unittest.TestCase):
             self.assertIn("not measured: ", found["tuning"]["value"])
             self.assertIn("ib-bw tune", found["tuning"]["remedy"])
             self.assertRegex(found["H2D"]["value"],
-                             "^inline up to 16 KiB, in place,(.* from 2 MiB,)? else by chunks of 512 KiB$")
-            self.assertRegex(found["D2H"]["value"], "^inline up to 4 KiB, ")
+                             "^inline up to 16 KiB, in place,(.* from 4 MiB,)? else by chunks of 512 KiB$")
+            self.assertRegex(found["D2H"]["value"], "^never inline, ")
             text = "h2d.inline : 0\nd2h.in_place : never\nd2h.crew : 3M\nd2h.direct : 1M\nthreads : 5"
             write(root, file, "gpu : double 0\ndriver : 13.0\n" + text)
             host_with_gpu(root, 0, 0)
             found = self.gpu(root)
             self.assertEqual((found["tuning"]["status"], found["tuning"]["value"]), ("ok", "measured, in " + file))
-            self.assertIn("never inline, in place, by 5 threads from 2 MiB, direct, else", found["H2D"]["value"])
+            self.assertIn("never inline, in place, by 5 threads from 4 MiB, direct, else", found["H2D"]["value"])
             self.assertIn("never in place, by 5 threads from 3 MiB, direct from 1 MiB, else", found["D2H"]["value"])
             self.assertNotIn("direct", self.gpu(root, "124=0")["D2H"]["value"])
             self.assertNotIn("threads", found)

@@ -366,13 +366,13 @@ static void test_gpu(void **state)
     (void)state;
     write_file("home/etc/gvirtus.properties", "# nothing\n");
     assert_int_equal(load(), 0);
-    assert_int_equal(config.gpu.mode, IBX_GPU_OFF);
+    assert_int_equal(config.gpu.mode, IBX_GPU_AUTO);
     assert_int_equal(config.gpu.memory, 64 << 20);
     assert_int_equal(config.gpu.threads, 0);
     write_file("home/etc/gvirtus.properties",
-               "rdma.gpu : auto\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\n");
+               "rdma.gpu : off\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\n");
     assert_int_equal(load(), 0);
-    assert_int_equal(config.gpu.mode, IBX_GPU_AUTO);
+    assert_int_equal(config.gpu.mode, IBX_GPU_OFF);
     assert_int_equal(config.gpu.memory, 8 << 20);
     assert_int_equal(config.gpu.threads, 16);
     write_file("home/etc/gvirtus.properties", "rdma.gpu : on\n");
