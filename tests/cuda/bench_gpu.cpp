@@ -6,12 +6,18 @@
 // GVirtuS.
 //
 //   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] [--clients N]
+//             [--application PROGRAM,PRELOAD.so,LIBCUDART.so] [--cells NAME=FILE]...
 //
 // Paths: native (pageable and pinned), stock (GVirtuS's TCP communicator as ib-bw imitates it, and
 // the handler), shm-off and tcp-off (the plugin with rdma.gpu : off), shm and tcp. Over these two N
-// clients copy at once as well, and are summed and compared with one.
+// clients copy at once as well, and are summed and compared with one. shm-preload and tcp-preload
+// are an application's (bench_application.cpp) with libibx-frontend.so before a libcudart that does
+// what GVirtuS's does, from pageable and pinned memory. --cells adds what such an application has
+// printed elsewhere.
 #include "tests/communicator/gvirtus.h"
 #include "tests/cuda/application.h"
+#include "tests/cuda/bench_results.h"
+#include "tests/cuda/remote.h"
 #include "tools/ib-bw-stream.h"
 
 #include <algorithm>
@@ -35,11 +41,10 @@
 namespace
 {
 
-const std::size_t sizes[] = {4, 65536, 1u << 20, 16u << 20, 256u << 20};
-constexpr std::size_t size_count = sizeof(sizes) / sizeof(sizes[0]);
 constexpr std::size_t largest = 256u << 20;
 double slice = 0.3; // seconds a cell
 std::string plugin, folder;
+std::vector<std::string> application; // program, preload, libcudart
 
 [[noreturn]] void die(const std::string &why)
 {
@@ -51,6 +56,17 @@ void must(int rc, const char *what)
 {
     if (rc)
         die(std::string(what) + ": " + std::to_string(rc));
+}
+
+std::vector<std::string> split(const std::string &text, char by)
+{
+    std::vector<std::string> parts;
+    for (std::size_t at = 0; at <= text.size();) {
+        std::size_t end = std::min(text.find(by, at), text.size());
+        parts.push_back(text.substr(at, end - at));
+        at = end + 1;
+    }
+    return parts;
 }
 
 double now()
@@ -101,11 +117,6 @@ char *pages(std::size_t n)
     std::memset(memory, 1, n);
     return static_cast<char *>(memory);
 }
-
-struct Times {
-    double to[size_count], from[size_count]; // seconds
-    std::uint64_t handled;                   // copies that GVirtuS's handler ran
-};
 
 /* ------------------------------------------------------------------------ streams */
 
@@ -301,8 +312,8 @@ Times measure_calls(Stream *stream)
     Times times{};
     char *sent = pages(largest), *got = pages(largest);
     std::uint64_t device = front.ask("cudaMalloc", largest, 0);
-    for (std::size_t i = 0; i < size_count; i++) {
-        std::size_t n = sizes[i];
+    for (std::size_t i = 0; i < bench_size_count; i++) {
+        std::size_t n = bench_sizes[i];
         fill(sent, n, i + 1);
         times.to[i] = measure([&] { front.to_device(device, sent, n); });
         if (front.ask("benchSum", device, n) != sum(sent, n))
@@ -384,18 +395,21 @@ std::shared_ptr<Communicator> communicator_of(const std::string &properties, std
     return make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", port);
 }
 
-// A back end with the plugin: a thread a client, as GVirtuS's.
+// A back end with the plugin: a thread a client, as GVirtuS's. `whole`: one with the handlers of
+// all the calls that the stub of libcudart makes.
 struct BackEnd {
     std::string properties;
     std::uint16_t port;
     pid_t pid;
 
-    BackEnd(const std::string &provider, bool gpu)
+    BackEnd(const std::string &provider, bool gpu, bool whole = false)
         : properties("rdma.provider : " + provider + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n"))
     {
         close(loopback_listener(&port));
         auto listening = communicator_of(properties, port);
         pid = spawn([&] {
+            if (whole)
+                cuda_back_end_child(listening, true);
             listening->Serve();
             for (;;) {
                 auto *stream = new PluginStream(const_cast<Communicator *>(listening->Accept()));
@@ -516,10 +530,11 @@ Times native(bool pinned)
         must(cuda->mem_alloc(&device, largest), "cuMemAlloc");
         if (pinned)
             must(cuda->host_register(memory, largest, 0), "cuMemHostRegister");
-        for (std::size_t i = 0; i < size_count; i++) {
-            times.to[i] = measure([&] { must(cuda->to_device(device, memory, sizes[i]), "H2D"); });
+        for (std::size_t i = 0; i < bench_size_count; i++) {
+            times.to[i] =
+                measure([&] { must(cuda->to_device(device, memory, bench_sizes[i]), "H2D"); });
             times.from[i] =
-                measure([&] { must(cuda->from_device(memory, device, sizes[i]), "D2H"); });
+                measure([&] { must(cuda->from_device(memory, device, bench_sizes[i]), "D2H"); });
         }
         if (write(result[1], &times, sizeof(times)) != sizeof(times))
             std::_Exit(1);
@@ -533,54 +548,31 @@ Times native(bool pinned)
     return times;
 }
 
-/* ------------------------------------------------------------------------ results */
+/* ------------------------------------------------------------------- applications */
 
-using Results = std::vector<std::pair<std::string, Times>>;
-
-double gbps(std::size_t n, double seconds)
+void run_application(const std::string &provider, Results *results)
 {
-    return static_cast<double>(n) / seconds / 1e9;
-}
-
-void print_table(const Results &results, bool to)
-{
-    std::printf("\n| %s |", to ? "H2D" : "D2H");
-    for (const auto &result : results)
-        std::printf(" %s |", result.first.c_str());
-    std::printf("\n|---|");
-    for (std::size_t i = 0; i < results.size(); i++)
-        std::printf("---|");
-    for (std::size_t i = 0; i < size_count; i++) {
-        std::printf("\n| %zu |", sizes[i]);
-        for (const auto &result : results) {
-            double seconds = to ? result.second.to[i] : result.second.from[i];
-            if (sizes[i] < 1024)
-                std::printf(" %.1f us |", seconds * 1e6);
-            else
-                std::printf(" %.2f |", gbps(sizes[i], seconds));
-        }
-    }
-    std::printf("\n");
-}
-
-void write_json(const Results &results, const char *file)
-{
-    std::ofstream out(file);
-    const char *between = "";
-    out << "[";
-    for (const auto &result : results) {
-        for (std::size_t i = 0; i < size_count; i++) {
-            for (bool to : {true, false}) {
-                double seconds = to ? result.second.to[i] : result.second.from[i];
-                out << between << "\n  {\"path\": \"" << result.first << "\", \"op\": \""
-                    << (to ? "h2d" : "d2h") << "\", \"bytes\": " << sizes[i]
-                    << ", \"median_us\": " << seconds * 1e6
-                    << ", \"gbps\": " << gbps(sizes[i], seconds) << "}";
-                between = ",";
-            }
-        }
-    }
-    out << "\n]\n";
+    if (application.size() != 3)
+        die(provider + "-preload needs --application");
+    BackEnd back(provider, true, true);
+    back.connect(); // it listens
+    std::string cells = folder + "/cells", command = "exec " + application[0] + " " +
+                                                     application[2] + " " + std::to_string(slice);
+    for (std::size_t n : bench_sizes)
+        command += " " + std::to_string(n);
+    pid_t pid = spawn([&] {
+        setenv("STUB_PLUGIN", plugin.c_str(), 1);
+        setenv("STUB_PORT", std::to_string(back.port).c_str(), 1);
+        setenv("STUB_PROVIDER", provider.c_str(), 1);
+        setenv("LD_PRELOAD", application[1].c_str(), 1);
+        if (!std::freopen(cells.c_str(), "w", stdout))
+            std::_Exit(1);
+        execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    });
+    int status;
+    waitpid(pid, &status, 0);
+    std::ifstream in(cells);
+    must(!bench_add_cells(provider + "-preload", in, results), "the application");
 }
 
 } // namespace
@@ -590,9 +582,10 @@ int main(int argc, char **argv)
     const char *json = nullptr;
     unsigned clients = 8;
     std::string paths = "native,stock,shm-off,tcp-off,shm,tcp";
+    std::vector<std::string> cells;
     if (argc < 2)
         die("usage: bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] "
-            "[--clients N]");
+            "[--clients N] [--application PROGRAM,PRELOAD.so,LIBCUDART.so] [--cells NAME=FILE]");
     plugin = argv[1];
     for (int i = 2; i + 1 < argc; i += 2) {
         std::string option = argv[i];
@@ -604,16 +597,21 @@ int main(int argc, char **argv)
             paths = argv[i + 1];
         else if (option == "--clients")
             clients = static_cast<unsigned>(std::atoi(argv[i + 1]));
+        else if (option == "--application")
+            application = split(argv[i + 1], ',');
+        else if (option == "--cells")
+            cells.push_back(argv[i + 1]);
         else
             die("no such option: " + option);
     }
     char name[] = "/tmp/bench_gpuXXXXXX";
     folder = mkdtemp(name);
     Results results;
-    for (std::size_t at = 0; at <= paths.size();) {
-        std::size_t comma = std::min(paths.find(',', at), paths.size());
-        std::string path = paths.substr(at, comma - at);
-        at = comma + 1;
+    for (const std::string &path : split(paths, ',')) {
+        if (path == "shm-preload" || path == "tcp-preload") {
+            run_application(path.substr(0, 3), &results);
+            continue;
+        }
         if (path == "native") {
             results.emplace_back("native pageable", native(false));
             results.emplace_back("native pinned", native(true));
@@ -626,10 +624,15 @@ int main(int argc, char **argv)
             die(path + ": GVirtuS's handler ran " + std::to_string(times.handled) + " copies");
         results.emplace_back(path, times);
     }
-    print_table(results, true);
-    print_table(results, false);
+    for (const std::string &named : cells) {
+        std::size_t equals = named.find('=');
+        std::ifstream in(named.substr(equals + 1));
+        must(!bench_add_cells(named.substr(0, equals), in, &results), named.c_str());
+    }
+    bench_print_table(results, true);
+    bench_print_table(results, false);
     if (json)
-        write_json(results, json);
+        bench_write_json(results, json);
     for (const auto &result : results) {
         if (clients && (result.first == "shm" || result.first == "tcp"))
             print_clients(result.first, clients);

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What cudaMemcpy costs an application, run by bench_gpu and tools/bench-gpu:
+//
+//   bench-application LIBCUDART SECONDS BYTES...
+//
+// over the libcudart named, GVirtuS's or CUDA's own, and what is preloaded before it. Prints a line
+// for each kind of memory, direction and size, with the median in microseconds, and ends with DONE:
+//
+//   CELL pageable|pinned h2d|d2h BYTES MEDIAN
+//
+// The bytes that come back are compared with those that went.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <functional>
+#include <unistd.h>
+#include <vector>
+
+namespace
+{
+
+// The destructors of GVirtuS's front ends are not to be relied on.
+[[noreturn]] void leave(int status)
+{
+    std::fflush(stdout);
+    _exit(status);
+}
+
+// Whatever stands first: a preload before the libcudart.
+template <typename F> F symbol(const char *name)
+{
+    void *found = dlsym(RTLD_DEFAULT, name);
+    if (!found) {
+        std::fprintf(stderr, "bench-application: the libcudart has no %s\n", name);
+        leave(1);
+    }
+    return reinterpret_cast<F>(found);
+}
+
+void must(int rc, const char *what)
+{
+    if (!rc)
+        return;
+    std::fprintf(stderr, "bench-application: %s: error %d\n", what, rc);
+    leave(1);
+}
+
+double now()
+{
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// Seconds of the median call; the first ones warm up.
+double measure(const std::function<void()> &call, double slice)
+{
+    std::vector<double> times;
+    for (int i = 0; i < 3; i++)
+        call();
+    for (double end = now() + slice; now() < end || times.size() < 7;) {
+        double begin = now();
+        call();
+        times.push_back(now() - begin);
+    }
+    auto middle = times.begin() + static_cast<long>(times.size() / 2);
+    std::nth_element(times.begin(), middle, times.end());
+    return *middle;
+}
+
+void fill(char *bytes, std::size_t n, std::uint64_t x)
+{
+    for (std::size_t i = 0; i < n; i++) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        bytes[i] = static_cast<char>(x >> 56);
+    }
+}
+
+struct Memory {
+    char *sent, *got;
+};
+
+void measure_memory(const char *kind, const Memory &memory, const std::vector<std::size_t> &sizes,
+                    double slice)
+{
+    auto copy = symbol<int (*)(void *, const void *, std::size_t, int)>("cudaMemcpy");
+    auto allocate = symbol<int (*)(void **, std::size_t)>("cudaMalloc");
+    auto release = symbol<int (*)(void *)>("cudaFree");
+    std::size_t largest = *std::max_element(sizes.begin(), sizes.end());
+    void *device = nullptr;
+    must(allocate(&device, largest), "cudaMalloc");
+    for (std::size_t n : sizes) {
+        fill(memory.sent, n, n);
+        std::memset(memory.got, 2, n);
+        double to = measure([&] { must(copy(device, memory.sent, n, 1), "to the device"); }, slice);
+        double from = measure([&] { must(copy(memory.got, device, n, 2), "from it"); }, slice);
+        if (std::memcmp(memory.sent, memory.got, n) != 0) {
+            std::fprintf(stderr, "bench-application: other bytes came back than were sent\n");
+            leave(1);
+        }
+        std::printf("CELL %s h2d %zu %.3f\nCELL %s d2h %zu %.3f\n", kind, n, to * 1e6, kind, n,
+                    from * 1e6);
+    }
+    must(release(device), "cudaFree");
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    std::vector<std::size_t> sizes;
+    for (int i = 3; i < argc; i++)
+        sizes.push_back(std::strtoull(argv[i], nullptr, 10));
+    if (sizes.empty() || !dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL)) {
+        const char *why = sizes.empty() ? nullptr : dlerror();
+        std::fprintf(stderr, "%s\n",
+                     why ? why : "usage: bench-application LIBCUDART SECONDS BYTES...");
+        return 2;
+    }
+    double slice = std::atof(argv[2]);
+    std::size_t largest = *std::max_element(sizes.begin(), sizes.end());
+    Memory pageable{static_cast<char *>(std::malloc(largest)),
+                    static_cast<char *>(std::malloc(largest))},
+        pinned{};
+    if (!pageable.sent || !pageable.got)
+        return 1;
+    measure_memory("pageable", pageable, sizes, slice);
+    auto allocate = symbol<int (*)(void **, std::size_t)>("cudaMallocHost");
+    must(allocate(reinterpret_cast<void **>(&pinned.sent), largest), "cudaMallocHost");
+    must(allocate(reinterpret_cast<void **>(&pinned.got), largest), "cudaMallocHost");
+    measure_memory("pinned", pinned, sizes, slice);
+    std::printf("DONE\n");
+    leave(0);
+}
