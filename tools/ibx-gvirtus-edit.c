@@ -151,10 +151,12 @@ static int edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx
 const struct gvirtus_key gvirtus_own_keys[] = {
     {"memory", "", "900K",
      "bytes of message buffers of an idle connection; lowers slots and message"},
-    {"gpu", "off", "off", "whether the back end's plugin runs copies itself (auto, on or off)"},
+    {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
     {"gpu_threads", "0", "0",
      "threads of one connection that copy (0 to 16; 0: by the processors)"},
+    {"tuning", "", "none",
+     "which way copies take, as measured by ib-bw tune; without this line, ibx-tuning.properties"},
     {"log", "warn", "warn", "error, warn, info or debug"},
     {NULL, NULL, NULL, NULL},
 };

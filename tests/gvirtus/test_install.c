@@ -26,7 +26,7 @@ static const char stock_json[] =
     "  \"plugins\": [\"cudart\", \"cublas\"] }, { \"endpoint\": {} } ],\n"
     "  \"secure_application\": false, \"mine\": [true] }";
 
-#define OWN_KEYS 5u /* rdma.memory, rdma.gpu, rdma.gpu_memory, rdma.gpu_threads, rdma.log */
+#define OWN_KEYS 6u /* rdma.memory, .gpu, .gpu_memory, .gpu_threads, .tuning, .log */
 
 static char tool[PATH_MAX], plugin[PATH_MAX], no_plugin[PATH_MAX], crash[PATH_MAX];
 static const char *manual; /* gvirtus.properties.5 */

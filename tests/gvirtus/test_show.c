@@ -174,7 +174,7 @@ static void test_unreachable(void **state)
              uri, strrchr(uri, ':') + 1);
     expect_said(expected);
 
-    expect_said("rdma.gpu : off (default)\n");
+    expect_said("rdma.gpu : auto (default)\n");
     expect_said("rdma.gpu_memory : 64M (default)\n");
     expect_said("rdma.gpu_threads : 0 (default)\n");
 

@@ -141,7 +141,9 @@ static const struct message to_server[] = {
     BYTES(255, 1, 2, 3), /* nor this */
     BYTES(4, 0),         /* FLUSH with more to it */
     BYTES(1, 0),         /* segment of no kind */
-    BYTES(1, 8),         /* of an unknown kind */
+    BYTES(1, 10),        /* of an unknown kind */
+    BYTES(1, 9),         /* placed: for servers to say */
+    BYTES(1, 8, 0),      /* settle, and then no kind */
     BYTES(1, 6),         /* aim, cut off */
     BYTES(1, 6, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
     BYTES(1, 7, REMOTE_1), /* aimed: for servers to say */
@@ -352,6 +354,8 @@ static void nonsense_to_a_client(void **state)
         BYTES(1, 0, 0, 0, 0, 3, 1, 0, 0),
         BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* landed, but nothing was lent */
         BYTES(1, 0, 0, 0, 0, 7, REMOTE_1), /* aimed, but not asked to */
+        BYTES(1, 0, 0, 0, 0, 8),           /* settle: for clients to say */
+        BYTES(1, 0, 0, 0, 0, 9, 10),       /* placed, and then an unknown kind */
         BYTES(1, 0, 0, 0, 0, 6, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 4, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(6), /* likewise */
