@@ -16,7 +16,7 @@
 #define PARTS       4u /* of a short copy, so that the GPU has some while others are copied ... */
 #define UNIT_STEP   (64u << 10)  /* ... in multiples of this ... */
 #define UNIT_MIN    (128u << 10) /* ... and not shorter: each is a frame */
-#define CREW_MIN    (1u << 20)   /* shorter copies are over before a sleeping thread has begun */
+#define CREW_MIN    (2u << 20)   /* shorter copies are over before a sleeping thread has begun */
 #define IN_FLIGHT   8u           /* frames without an answer */
 #define ANSWER_US   1000u        /* none takes longer, unless the GPU has others to serve */
 #define USELESS_MAX 3u
