@@ -63,6 +63,7 @@ static int run_self(struct bench_args *args, struct ibx_listener *listener)
     }
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        args->options.domain = NULL; /* the parent's */
         _exit(getppid() == parent ? bench_lend(args, ibx_listener_uri(listener)) : EXIT_FAILURE);
     }
     int status = 0, rc = bench_fetch(args, listener, child);
@@ -104,8 +105,11 @@ int main(int argc, char **argv)
         return complain(&err);
     if (rc)
         return EXIT_SUCCESS;
-    if (args.command != BENCH_LEND)
-        return run_fetch(&args);
+    if (args.command != BENCH_LEND) {
+        rc = run_fetch(&args);
+        ibx_domain_release(args.options.domain);
+        return rc;
+    }
     if (bench_nice_use(&args, &err) || bench_memory_check(args.size, args.page, &err))
         return complain(&err);
     return bench_lend(&args, args.uri);

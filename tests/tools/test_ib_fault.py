@@ -26,7 +26,7 @@ def measured(scene, *args):
     status, out, err = scene.run("self", "--size", "32M", *SMALL, "--json", "-", *args)
     if status and ("userfaultfd" in err or "No such device" in err):
         raise Skip(err.strip())
-    equal((status, "wrong" in err), (0, False))
+    assert not status and "wrong" not in err, err
     return whole(out)
 
 
