@@ -16,7 +16,7 @@ static struct back_end back_end;
 static pthread_mutex_t back_end_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool joined;
 uint64_t device;
-int32_t handler_says = HANDLED;
+_Atomic int32_t handler_says = HANDLED;
 void (*on_request)(const char *name);
 
 struct back_end seen(void)

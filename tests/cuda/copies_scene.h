@@ -34,7 +34,7 @@ extern const struct cuda_calls *app;
 extern struct ibx_gpu_options gpu; /* of the next scene */
 extern struct session_pair pair;
 extern uint64_t device;
-extern int32_t handler_says;                 /* to what GVirtuS would run */
+extern _Atomic int32_t handler_says;         /* to what GVirtuS would run */
 extern void (*on_request)(const char *name); /* what the handler of a request does, or NULL */
 
 /* For who opens a pair by itself. */
