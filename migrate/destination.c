@@ -343,13 +343,16 @@ static int send_complete(struct destination *d, struct ibx_error *err)
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
-    if (!destination_has_let_go(d))
+    if (!destination_has_let_go(d)) {
+        send_progress(d); /* a QEMU that is slow is no silence */
         return 0;
+    }
     if (d->confirmed) {
         /* COMPLETE on record is true as well, and recover asks the source again. */
-        if (destination_record(d, IBX_RECORD_DONE, &silent))
+        int unwritten = destination_record(d, IBX_RECORD_DONE, &silent);
+        if (unwritten)
             move_say(&d->options->tell, "%s", silent.message);
-        if (d->linked)
+        else if (d->linked)
             ibx_control_send_plain(&d->control, IBX_MOVE_CONFIRMED);
         d->status.total_ns = ibx_now_ns() - d->status.began_ns;
         destination_move(d, DESTINATION_DONE);

@@ -301,6 +301,10 @@ static int heed_hello(struct destination *d, struct ibx_knock *knock, struct ibx
         heed_confirm(d, knock);
         return 0;
     default:
+        /* Only rollback asks, and what it hears has to stay true: the word of a source that has
+         * died may still be under way. */
+        if (d->state == DESTINATION_WAITING && same_move(d, hello->id))
+            destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
         dismiss(d, knock->conn, true,
                 same_move(d, hello->id) ? destination_standing(d) : IBX_STANDING_NONE, NULL);
         return 0;

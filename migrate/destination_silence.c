@@ -53,7 +53,8 @@ void destination_mind_silence(struct destination *d)
 
 int destination_mind_source(struct destination *d, struct ibx_error *err)
 {
-    const uint64_t limit_ms = (uint64_t)d->transport.timeout_ms * MOVE_STILL_TIMES;
+    const uint64_t times = (uint64_t)d->transport.timeout_ms * MOVE_STILL_TIMES;
+    const uint64_t limit_ms = times > MOVE_STILL_MIN_MS ? times : MOVE_STILL_MIN_MS;
     const uint64_t count = d->heard + d->regions, now = ibx_now_ns();
     const bool early = d->state == DESTINATION_JOINING || d->state == DESTINATION_READY ||
                        (d->state == DESTINATION_MAPPED && !d->state_ended);
@@ -68,7 +69,7 @@ int destination_mind_source(struct destination *d, struct ibx_error *err)
         return 0;
     return ibx_error_set(err, -ETIMEDOUT,
                          "nothing has come from %s for %u s, before the VM could run here: it "
-                         "stays there; see whether the ib-migrate there stands still, and begin "
-                         "anew",
+                         "stays there; see whether ib-migrate or QEMU stands still there, and "
+                         "begin anew",
                          d->status.record.peer, (unsigned)(limit_ms / 1000));
 }

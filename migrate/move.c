@@ -413,18 +413,22 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
         poll(NULL, 0, MOVE_LOCK_LOOK_MS);
     if (rc)
         return rc;
+    /* It may have gone on while the operator was asked. */
+    struct ibx_record back = *record;
+    rc = move_record_again(folder, &back, err);
+    if (!rc && (back.state != record->state || back.epoch != record->epoch))
+        rc = ibx_error_set(err, -EBUSY, "the move has gone on meanwhile: see ib-migrate status");
     deadline = ibx_deadline_in_ms(MOVE_QMP_MS); /* the query has taken its own time */
-    rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err);
-    if (!rc) {
-        /* The record first: whoever comes from the destination later is told so. */
-        struct ibx_record back = *record;
+    if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
+        /* Only what has been done goes on record: QEMU refuses when the disks are in use by one
+         * that runs there after all, and recover is needed then. */
+        rc = ibx_vm_stay(qmp, &vm, deadline, err);
         back.state = IBX_RECORD_ROLLED_BACK;
         back.epoch++;
-        rc = ibx_record_write(folder, &back, err);
+        if (!rc)
+            rc = ibx_record_write(folder, &back, err);
         if (!rc)
             *record = back;
-        if (!rc)
-            rc = ibx_vm_stay(qmp, &vm, deadline, err);
         ibx_qmp_close(qmp);
     }
     close(lock_fd);

@@ -13,7 +13,8 @@
 #define MOVE_TICK_MS      200   /* between two statuses */
 #define MOVE_QMP_MS       20000 /* for an answer of QEMU */
 #define MOVE_LINGER_MS    5000  /* for the other side to hear the last word */
-#define MOVE_STILL_TIMES  5     /* timeout_ms: how long before the commit nobody is waited for */
+#define MOVE_STILL_TIMES  5 /* timeout_ms: how long before the commit somebody is waited for ... */
+#define MOVE_STILL_MIN_MS 10000 /* ... at least: guests and disks of QEMU are slow, too */
 #define MOVE_LOCK_MS      2000  /* for the guardian of a dead tool to end; it may have to do more */
 #define MOVE_LOCK_LOOK_MS 20    /* between two looks at that */
 

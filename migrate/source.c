@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STAY_MS      60000 /* to bring the VM back */
-#define FAREWELL_MS  1000  /* for the destination to hear that the VM stays */
-#define STILL_MIN_MS 10000 /* that a VM may stand still before the commit, at least */
+#define STAY_MS     60000 /* to bring the VM back */
+#define FAREWELL_MS 1000  /* for the destination to hear that the VM stays */
+#define WORD_MS     1500  /* ... to say why it goes */
 
 /* ---------------------------------------------------------------- states */
 
@@ -351,7 +351,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
 static int mind_the_clock(struct source *s, struct ibx_error *err)
 {
     const uint64_t times = (uint64_t)s->transport.timeout_ms * MOVE_STILL_TIMES;
-    const uint64_t limit = times > STILL_MIN_MS ? times : STILL_MIN_MS;
+    const uint64_t limit = times > MOVE_STILL_MIN_MS ? times : MOVE_STILL_MIN_MS;
     if (s->state < SOURCE_STOPPED || s->state > SOURCE_COMMITTED || !s->still_ns || s->waited ||
         ibx_now_ns() - s->still_ns < limit * IBX_NS_PER_MS)
         return 0;
@@ -444,9 +444,33 @@ int source_keep(struct source *s, int code, struct ibx_error *err)
     return code;
 }
 
+static int hear_last(void *context, const struct ibx_move_any *message)
+{
+    struct hearing *h = context;
+    int rc = hear(context, message);
+    return rc || h->source->state == SOURCE_COMMITTED ? rc : -EISCONN; /* it runs there */
+}
+
+/* A destination that gives up ends its page connections, too, and that may be noticed first: its
+ * word is the only one that brings the VM back. */
+static int hear_out(struct source *s, int code, struct ibx_error *err)
+{
+    struct ibx_error last = {0};
+    struct hearing hearing = {s, &last};
+    if (!s->linked || s->state != SOURCE_COMMITTED || s->aborted || code == -EPROTO)
+        return code;
+    int rc =
+        ibx_control_hear_out(&s->control, hear_last, &hearing, ibx_deadline_in_ms(WORD_MS), &last);
+    if (!s->aborted)
+        return code;
+    *err = last;
+    return rc;
+}
+
 /* After the commit: 0 to go on and connect again. */
 static int endure(struct source *s, int code, struct ibx_error *err)
 {
+    code = hear_out(s, code, err);
     if (s->state == SOURCE_COMMITTED && s->aborted)
         return source_keep(s, code, err);
     if (s->linked || !s->lost_ns) {

@@ -186,13 +186,13 @@ static bool find_done(const struct migrate_args *args, struct ibx_record *record
     if (ibx_record_list(args->folder, &all, &count, NULL))
         return false;
     for (size_t i = 0; i < count && !found; i++) {
-        if (!all[i].source || strcmp(all[i].qmp, args->qmp) != 0)
+        if (!all[i].source || all[i].state != IBX_RECORD_DONE || strcmp(all[i].qmp, args->qmp) != 0)
             continue;
         *record = all[i];
         found = true;
     }
     free(all);
-    return found && record->state == IBX_RECORD_DONE;
+    return found;
 }
 
 static int confirm(const struct migrate_args *args, struct ibx_record *record,
