@@ -17,9 +17,10 @@
 #define UNIT_STEP   (64u << 10)  /* ... in multiples of this ... */
 #define UNIT_MIN    (128u << 10) /* ... and not shorter: each is a frame */
 #define CREW_MIN    (2u << 20)   /* shorter copies are over before a sleeping thread has begun */
-#define IN_FLIGHT   8u           /* frames without an answer */
-#define ANSWER_US   1000u        /* none takes longer, unless the GPU has others to serve */
+#define IN_FLIGHT   3u    /* frames without an answer: of 4 message slots one is for a GRANT */
+#define ANSWER_US   1000u /* none takes longer, unless the GPU has others to serve */
 #define USELESS_MAX 3u
+#define JUDGED_MIN  (PARTS * SLOT) /* of shorter ones a back end may have its own opinion */
 
 struct client_stage {
     uint8_t
@@ -290,7 +291,8 @@ static int step(struct run *run)
     if (rc)
         return rc;
     if (run->answered < run->sent) {
-        rc = session_poll(s);
+        /* What has come counts, also when the end has come behind it. */
+        rc = s->stream.count ? 0 : session_poll(s);
         if (rc < 0)
             return rc;
         if (s->stream.count)
@@ -343,7 +345,7 @@ int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *cop
         return rc; /* the stage went with the session */
     if (run.crew)
         ibx_crew_stop(run.crew);
-    if (!run.exit_code)
+    if (!run.exit_code && (run.placed || copy->n >= JUDGED_MIN))
         judge(run.stage, run.placed);
     *exit_code = run.exit_code;
     return 0;

@@ -345,8 +345,13 @@ static int take_tuning(struct ibx_glue_config *config, const struct ibx_property
     struct ibx_error why = {0};
     tuning_place(config, file);
     int rc = strcmp(file, NONE) ? ibx_tuning_load(file, &config->gpu.tuning, &why) : 0;
-    if (!rc || (!entry && (rc == -ENOENT || rc == -ENOTDIR)))
+    if (!rc)
         return 0;
+    if (!entry) { /* nobody asked for it here, and front ends do without */
+        if (rc != -ENOENT && rc != -ENOTDIR)
+            ibx_log(IBX_LOG_WARN, "copies take the usual ways: %s", why.message);
+        return 0;
+    }
     ibx_error_set(err, rc, "%s", why.message);
     if (rc != -ENOENT)
         return rc;

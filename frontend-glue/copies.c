@@ -192,6 +192,10 @@ int copies_run(struct ibx_session *s)
         x->answering = true;
         rc = run(s, &q);
         x->answering = false;
+        /* Copies before it may be under way still, in memory that the client uses anew after this
+         * one's answer, for which GVirtuS's handler does not wait. */
+        if (rc == PASS && s->settle)
+            x->cuda->ctx_synchronize();
         x->ran += rc == DONE;
     }
     return rc < 0 ? rc : 0;

@@ -18,6 +18,7 @@ struct job {
     struct job *next;
     struct ibx_frontend_copy copy;
     int device;
+    uint64_t number; /* in the order of the calls */
 };
 
 /*
@@ -46,6 +47,7 @@ static struct {
     struct failure failures[FAILURES];
     unsigned failure_count;
     bool forbidden;
+    uint64_t jobs; /* ever */
 } later = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 static _Atomic unsigned pending; /* jobs of all helpers */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
@@ -186,6 +188,8 @@ static bool thread_begin(struct helper *helper, int device)
         return false;
     *start = (struct start){helper, device};
     sigfillset(&all);
+    sigdelset(&all, SIGSEGV); /* of memory that the application watches */
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&thread, NULL, help, start);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -220,11 +224,11 @@ static bool is_of(const struct job *job, uint64_t stream)
 }
 
 /* Locked. */
-static struct helper *helper_of_stream(uint64_t stream)
+static struct helper *helper_of_stream(uint64_t stream, uint64_t end)
 {
     for (unsigned i = 0; i < HELPERS; i++) {
         for (const struct job *job = later.helpers[i].first; job; job = job->next) {
-            if (is_of(job, stream))
+            if (job->number < end && is_of(job, stream))
                 return &later.helpers[i];
         }
     }
@@ -235,7 +239,7 @@ static struct helper *helper_of_stream(uint64_t stream)
  * to do, a new one, or the least busy. */
 static struct helper *pick(const struct ibx_session *session, uint64_t stream, int device)
 {
-    struct helper *least = NULL, *none = NULL, *same = helper_of_stream(stream);
+    struct helper *least = NULL, *none = NULL, *same = helper_of_stream(stream, UINT64_MAX);
     if (same || later.forbidden)
         return same && same->state == HELPER_READY ? same : NULL;
     for (unsigned i = 0; i < HELPERS; i++) {
@@ -258,7 +262,7 @@ bool ibx_later_copy(const struct ibx_session *session, const struct ibx_frontend
     struct job *job = session->state == SESSION_LIVE ? malloc(sizeof(*job)) : NULL;
     if (!job)
         return false;
-    *job = (struct job){NULL, *copy, device < 0 ? 0 : device};
+    *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};
     pthread_mutex_lock(&later.lock);
     struct helper *helper = NULL;
     do { /* while this waits the stream's copies may come to be another helper's, or nobody's */
@@ -267,6 +271,7 @@ bool ibx_later_copy(const struct ibx_session *session, const struct ibx_frontend
         helper = pick(session, copy->stream, job->device);
     } while (helper && helper->count >= JOBS);
     if (helper) {
+        job->number = later.jobs++;
         *helper->last = job;
         helper->last = &job->next;
         helper->count++;
@@ -297,7 +302,7 @@ bool ibx_later_pending(uint64_t stream)
     if (!ibx_later_any())
         return false;
     pthread_mutex_lock(&later.lock);
-    bool found = helper_of_stream(stream);
+    bool found = helper_of_stream(stream, UINT64_MAX);
     pthread_mutex_unlock(&later.lock);
     return found;
 }
@@ -307,7 +312,8 @@ void ibx_later_wait(uint64_t stream)
     if (!ibx_later_any())
         return;
     pthread_mutex_lock(&later.lock);
-    while (helper_of_stream(stream))
+    const uint64_t end = later.jobs; /* not for what others begin meanwhile */
+    while (helper_of_stream(stream, end))
         pthread_cond_wait(&later.changed, &later.lock);
     pthread_mutex_unlock(&later.lock);
 }

@@ -172,7 +172,9 @@ static void abandon_ops(struct ibx_session *s)
 static void release_all(struct ibx_session *s)
 {
     s->state = SESSION_DEAD;
-    if (s->conn) {
+    if (s->conn && ibx_conn_inherited(s->conn)) {
+        ibx_close(s->conn); /* all else is the parent's, and in use there */
+    } else if (s->conn) {
         abandon_ops(s);
         client_stage_destroy(s->stage);
         s->stage = NULL;

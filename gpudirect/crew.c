@@ -95,6 +95,8 @@ static int threads_make(struct ibx_crew *crew, unsigned threads)
 {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGSEGV); /* of memory that the application watches */
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = 0;
     while (!rc && crew->count + 1 < threads && crew->count < IBX_CREW_THREADS_MAX) {

@@ -218,6 +218,11 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     return 0;
 }
 
+bool ibx_conn_inherited(const struct ibx_conn *conn)
+{
+    return conn->owner && conn->owner != getpid();
+}
+
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn)
 {
     return &conn->caps;
@@ -375,7 +380,7 @@ void ibx_close(struct ibx_conn *conn)
         return;
     /* In a forked child all of that is still the parent's, and shared with it: a child that runs
      * its exit handlers must not end the parent's connection. It lets go of the door alone. */
-    if (!conn->owner || conn->owner == getpid())
+    if (!ibx_conn_inherited(conn))
         end_endpoint(conn);
     ibx_chunks_fini(conn);
     if (conn->door.fd >= 0)

@@ -72,8 +72,11 @@ int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
     return rc;
 }
 
-void ibx_verbs_device_release(struct verbs_device *device)
+/* Takes it off the list of those that are shared; whether nobody holds it any more. */
+static bool let_go(struct verbs_device *device)
 {
+    if (!device->domain)
+        return true;
     pthread_mutex_lock(&lock);
     bool last = !--device->holders;
     for (struct verbs_device **at = &devices; last && *at; at = &(*at)->next) {
@@ -83,7 +86,12 @@ void ibx_verbs_device_release(struct verbs_device *device)
         }
     }
     pthread_mutex_unlock(&lock);
-    if (!last)
+    return last;
+}
+
+void ibx_verbs_device_release(struct verbs_device *device)
+{
+    if (!let_go(device))
         return;
     ibv_dealloc_pd(device->pd);
     ibv_close_device(device->context);

@@ -395,6 +395,12 @@ void ibx_abort(struct ibx_conn *conn)
     conn->flags |= 8;
 }
 
+bool ibx_conn_inherited(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return false;
+}
+
 void ibx_close(struct ibx_conn *conn)
 {
     for (unsigned i = 0; conn && i < SLOTS; i++)

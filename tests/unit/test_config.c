@@ -399,6 +399,9 @@ static void test_tuning(void **state)
     assert_int_equal(load(), 0);
     assert_true(config.gpu.tuning.found);
     write_file("home/etc/ibx-tuning.properties", "\nchunk : 100K\n");
+    assert_int_equal(load(), 0); /* nobody named it: a line in the log */
+    assert_false(config.gpu.tuning.found);
+    write_file("home/etc/gvirtus.properties", "rdma.tuning : ibx-tuning.properties\n");
     assert_int_equal(load(), -EINVAL);
     expect_said("ibx-tuning.properties line 2 (chunk): \"100K\" is not accepted");
     /* Another file, relative to the properties file; none. */
