@@ -19,8 +19,8 @@
 #define CREW_MIN    (2u << 20)   /* shorter copies are over before a sleeping thread has begun */
 #define IN_FLIGHT   3u    /* frames without an answer: of 4 message slots one is for a GRANT */
 #define ANSWER_US   1000u /* none takes longer, unless the GPU has others to serve */
-#define USELESS_MAX 3u
-#define JUDGED_MIN  (PARTS * SLOT) /* of shorter ones a back end may have its own opinion */
+#define USELESS_MAX 3u    /* copies in a row */
+#define SHORT       (PARTS * SLOT)
 
 struct client_stage {
     uint8_t
@@ -28,7 +28,8 @@ struct client_stage {
     struct ibx_mr *mr;
     struct ibx_crew *crew; /* NULL: not made yet, or not wanted */
     bool alone;            /* there will be none */
-    unsigned useless;      /* copies in a row of which the GPU took nothing from here */
+    unsigned useless;      /* copies in a row of which the GPU took nothing from here ... */
+    size_t least;          /* ... and what was given up for it, bytes */
 };
 
 /*
@@ -96,7 +97,7 @@ bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *c
         ibx_shared_holds(copy->host, copy->n))
         return false;
     const struct client_stage *stage = stage_of(s);
-    return stage && stage->memory;
+    return stage && stage->memory && copy->n >= stage->least;
 }
 
 void client_stage_destroy(struct client_stage *stage)
@@ -322,11 +323,17 @@ static void divide(struct run *run)
     run->frames = (run->units + run->per_frame - 1) / run->per_frame;
 }
 
-/* A back end that does not copy by itself, or cannot pin the memory, has only more to do so. */
-static void judge(struct client_stage *stage, bool placed)
+/* A back end that does not copy by itself, or cannot pin the memory, has only more to do so. Of
+ * short copies it may have its own opinion (rdma.tuning): so they alone are given up first. */
+static void judge(struct client_stage *stage, size_t n, bool placed)
 {
     stage->useless = placed ? 0 : stage->useless + 1;
-    if (stage->useless == USELESS_MAX)
+    if (stage->useless < USELESS_MAX)
+        return;
+    stage->useless = 0;
+    if (n < SHORT)
+        stage->least = SHORT;
+    else
         drop_memory(stage);
 }
 
@@ -345,8 +352,8 @@ int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *cop
         return rc; /* the stage went with the session */
     if (run.crew)
         ibx_crew_stop(run.crew);
-    if (!run.exit_code && (run.placed || copy->n >= JUDGED_MIN))
-        judge(run.stage, run.placed);
+    if (!run.exit_code)
+        judge(run.stage, copy->n, run.placed);
     *exit_code = run.exit_code;
     return 0;
 }

@@ -94,7 +94,8 @@ bool sizes_and_offsets()
         }
     }
     REQUIRE(stub_copies() == before); // none went through GVirtuS's front end
-    REQUIRE(stub_remote()->handled() == handled + (taken ? 0 : 2 * seed));
+    REQUIRE(taken ? stub_remote()->handled() == handled
+                  : stub_remote()->handled() >= handled + 2 * seed);
     REQUIRE(stub_remote()->stats().unpinned_async == 0);
     // Copies of other kinds are GVirtuS's.
     REQUIRE(cudaMemcpy(device, device + 1000, 1000, D2D) == 0);
