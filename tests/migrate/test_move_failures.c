@@ -283,6 +283,41 @@ static void test_no_rollback_of_a_running_vm(void **state)
     went();
 }
 
+/* Both tools are dead, and the VM runs there: QEMU, whose disk is in use, refuses a rollback, after
+ * which the move can still be gone on with. */
+static void test_a_refused_rollback(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    char file[] = "/tmp/ibx-disk-XXXXXX", drive[64];
+    int fd = mkstemp(file);
+    assert_true(fd >= 0 && !ftruncate(fd, 1 << 20));
+    close(fd);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=virtio", file);
+    struct vm_options options = {.append = "", .extra = {"-drive", drive}};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 1);
+    recover(&receiver, &vms[1]);
+    mover_await_words(&receiver, "waiting at ");
+    recover(&sender, &vms[0]);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+    unlink(file);
+}
+
 /* That nothing comes, and that something does again, is said once. */
 static void stands_still(struct mover *who, struct mover *other, const char *means)
 {
@@ -521,6 +556,7 @@ int main(void)
                                   mover_end_all),
         cmocka_unit_test_teardown(test_rollback_of_a_paused_vm, mover_end_all),
         cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
+        cmocka_unit_test_teardown(test_a_refused_rollback, mover_end_all),
         cmocka_unit_test_teardown(test_stopped_for_a_while, mover_end_all),
         cmocka_unit_test_teardown(test_source_stands_still_early, mover_end_all),
         cmocka_unit_test_teardown(test_source_qemu_ends, mover_end_all),

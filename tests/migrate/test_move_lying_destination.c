@@ -30,6 +30,7 @@
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
 #define TIMED   "--set", "timeout_ms=10000"
 #define LOOK_MS 5
+#define LATE_MS 200 /* sooner it would be heard in any case */
 
 static struct vm vms[1];
 static struct mover sender;
@@ -210,6 +211,15 @@ static void fib_aborts_after_the_commit(void)
     say_abort();
 }
 
+/* Its word comes when the end of its page connection has been noticed already. */
+static void fib_aborts_behind_the_end(void)
+{
+    got_commit();
+    line_hang_up(&source_page);
+    poll(NULL, 0, LATE_MS);
+    say_abort();
+}
+
 static void fib_gives_up_when_asked(void)
 {
     got_commit();
@@ -237,6 +247,7 @@ static const struct fib {
     {"ABORT with the state", fib_aborts_with_the_state, "no longer", NULL},
     {"silent with the state", fib_silent_with_the_state, "has stood still", "timeout_ms=2000"},
     {"ABORT after the commit", fib_aborts_after_the_commit, "no longer", NULL},
+    {"ABORT behind the end", fib_aborts_behind_the_end, "no longer", NULL},
     {"GIVEN_UP when asked", fib_gives_up_when_asked, "has given up", NULL},
 };
 
