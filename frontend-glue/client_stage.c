@@ -23,8 +23,7 @@
 #define SHORT       (PARTS * SLOT)
 
 struct client_stage {
-    uint8_t
-        *memory; /* that both ends map; NULL: there is none, or the back end has no use for it */
+    uint8_t *memory; /* both ends map it; NULL: there is none, or it was given up */
     struct ibx_mr *mr;
     struct ibx_crew *crew; /* NULL: not made yet, or not wanted */
     bool alone;            /* there will be none */
@@ -72,8 +71,10 @@ static int make_memory(struct ibx_session *s, struct client_stage *stage)
     return -ENOMEM;
 }
 
-static void drop_memory(struct client_stage *stage)
+static void give_up(struct client_stage *stage)
 {
+    ibx_crew_destroy(stage->crew); /* first: it may be copying */
+    stage->crew = NULL;
     ibx_mr_deregister(stage->mr);
     stage->mr = NULL;
     if (stage->memory)
@@ -104,8 +105,7 @@ void client_stage_destroy(struct client_stage *stage)
 {
     if (!stage)
         return;
-    ibx_crew_destroy(stage->crew); /* first: it may be copying */
-    drop_memory(stage);
+    give_up(stage);
     free(stage);
 }
 
@@ -334,7 +334,7 @@ static void judge(struct client_stage *stage, size_t n, bool placed)
     if (n < SHORT)
         stage->least = SHORT;
     else
-        drop_memory(stage);
+        give_up(stage);
 }
 
 int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)

@@ -2,6 +2,10 @@
 /* Long copies of a client's pageable memory, in parts, through memory that both ends map. */
 #include "tests/cuda/copies_scene.h"
 
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -12,7 +16,7 @@
 #define LONGEST  ((size_t)40 << 20) /* more than all that is in flight at once */
 #define GUARD    16u
 #define INVALID  700 /* an illegal address */
-#define MOST_OUT 8u  /* frames without an answer */
+#define MOST_OUT 3u  /* frames of one copy without an answer: IN_FLIGHT of client_stage.c */
 
 static const size_t sizes[] = {32 << 10,  (32 << 10) + 1,   131071,        131073,
                                262144,    777777,           (1 << 20) + 3, (2 << 20) - 1,
@@ -28,12 +32,17 @@ static int set_up_long(void **state)
     return rc;
 }
 
+static void use_threads(unsigned threads)
+{
+    struct ibx_gpu_options options = gpu;
+    options.threads = threads;
+    ibx_session_set_gpu(pair.client, &options);
+}
+
 static int set_up_crew(void **state)
 {
     int rc = set_up_long(state);
-    struct ibx_gpu_options options = gpu;
-    options.threads = 3;
-    ibx_session_set_gpu(pair.client, &options);
+    use_threads(3);
     return rc;
 }
 
@@ -51,6 +60,17 @@ static int copy(bool to_device, bool async, uint8_t *host, uint64_t at, size_t n
         .to_device = to_device, .async = async, .device = far + at, .host = host, .n = n};
     assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
     return code;
+}
+
+/* The copies that the back end has run so far. */
+static struct ibx_copy_counts counts(void)
+{
+    struct frame other = {0};
+    put_u64(&other, 5);
+    send_frame("cudaOther", &other); /* brings seen() up to date */
+    assert_int_equal(receive_reply(NULL, 0), handler_says);
+    free(other.bytes);
+    return seen().copies;
 }
 
 /* There and back, wherever in a page the memory begins, and nothing beside it. */
@@ -82,14 +102,10 @@ static void test_sizes(void **state)
     for (size_t i = 0; i < 5; i++)
         check(3 << 20, places[i], true);
     /* No copy was GVirtuS's, and every part one in place. */
-    struct frame other = {0};
-    put_u64(&other, 5);
-    send_frame("cudaOther", &other);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    struct ibx_copy_counts now = counts();
     assert_int_equal(seen().requests, 2);
-    assert_int_equal(seen().copies.in_place, seen().copies.all);
-    assert_true(seen().copies.all > 4 * SIZES);
-    free(other.bytes);
+    assert_int_equal(now.in_place, now.all);
+    assert_true(now.all > 4 * SIZES);
 }
 
 /* What the GPU has not taken yet is not written over: it is slower than the client here. */
@@ -114,48 +130,189 @@ static void test_failures(void **state)
         app->inject("dma", 1 + i % 5, INVALID, true);
         assert_int_equal(copy(to_device, i % 3 == 0, host, 0, n), HANDLED);
         app->inject(NULL, 0, 0, false);
-        assert_in_range(seen().requests, before + 1, before + MOST_OUT + 1);
+        assert_in_range(seen().requests, before + 1, before + MOST_OUT);
         check(n, 16, to_device);
     }
     free(host);
 }
 
+/* ------------------------------------------------------------------------ giving up */
+
+static unsigned threads_now(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    unsigned count = 0;
+    assert_non_null(folder);
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count - 2; /* . and .. */
+}
+
+/* One that was joined may be seen for a little longer. */
+static void wait_for_threads(unsigned count)
+{
+    uint64_t deadline = ibx_deadline_in_ms(60000);
+    while (threads_now() != count && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_int_equal(threads_now(), count);
+}
+
 /* A back end that runs nothing by itself sees what it would of a client without such memory, but
- * for the first copies. */
+ * for the first copies; and nobody is left who would copy. */
 static void test_useless(void **state)
 {
     (void)state;
     const size_t n = 5 << 20;
     uint8_t *host = calloc(1, n);
     assert_non_null(host);
-    unsigned before = 0, frames = 0;
+    unsigned before = 0, frames = 0, threads = threads_now();
     handler_says = 0;
     for (unsigned i = 0; i < 6; i++) {
         before = seen().requests;
         assert_int_equal(copy(true, false, host, 0, n), 0);
         frames = seen().requests - before;
+        if (!i)
+            assert_int_equal(threads_now(), threads + 2);
     }
     handler_says = HANDLED;
     assert_int_equal(frames, 1);
+    wait_for_threads(threads);
     free(host);
 }
 
 static int set_up_off(void **state)
 {
     gpu.mode = IBX_GPU_OFF;
-    int rc = set_up_long(state);
+    int rc = set_up_crew(state);
     gpu.mode = IBX_GPU_ON;
     return rc;
+}
+
+#define SHORT ((size_t)1 << 20) /* in four parts of 256 KiB */
+#define LONG  ((size_t)3 << 20) /* in six of 512 KiB */
+
+/* A back end for which copies in place begin with `least` bytes. */
+static int set_up_tuned(void **state, uint64_t least)
+{
+    struct ibx_choice choice = ibx_choice_default;
+    choice.ways[IBX_CHOICE_TO_DEVICE].in_place_min = least;
+    choice.ways[IBX_CHOICE_FROM_DEVICE].in_place_min = least;
+    gpu.tuning = (struct ibx_tuning){.found = true, .choice = choice, .file = "a file"};
+    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    int rc = set_up_long(state);
+    gpu.tuning = (struct ibx_tuning){0};
+    return rc;
+}
+
+static int set_up_long_in_place(void **state)
+{
+    return set_up_tuned(state, 300000);
+}
+
+static int set_up_none_in_place(void **state)
+{
+    return set_up_tuned(state, IBX_CHOICE_NEVER);
+}
+
+/* From the device, where each part is waited for and so is in place only if it is long enough. */
+static unsigned parts_of(uint8_t *host, size_t n)
+{
+    unsigned long before = counts().all;
+    assert_int_equal(copy(false, false, host, 0, n), 0);
+    return (unsigned)(counts().all - before);
+}
+
+/* What pays for long copies only is not given up for them. */
+static void test_short_ones_are_given_up_alone(void **state)
+{
+    (void)state;
+    uint8_t *host = malloc(LONG);
+    assert_non_null(host);
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned j = 0; j < 2; j++)
+            assert_int_equal(parts_of(host, SHORT), 4);
+        assert_int_equal(parts_of(host, LONG), 6); /* one that was of use */
+    }
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(parts_of(host, SHORT), 4);
+    assert_int_equal(parts_of(host, SHORT), 1);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(parts_of(host, LONG), 6);
+    assert_int_equal(parts_of(host, SHORT), 1);
+    free(host);
+}
+
+static void test_long_ones_are_judged_for_themselves(void **state)
+{
+    (void)state;
+    uint8_t *host = malloc(LONG);
+    assert_non_null(host);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(parts_of(host, SHORT), 4);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(parts_of(host, LONG), 6);
+    assert_int_equal(parts_of(host, LONG), 1);
+    assert_int_equal(parts_of(host, SHORT), 1);
+    free(host);
+}
+
+/* --------------------------------------------------------- what GVirtuS's handler runs */
+
+#define HANDED ((size_t)8 << 20)   /* in 16 frames, of which the last says SETTLE */
+#define PART   ((size_t)512 << 10) /* bytes of it */
+
+/* It has no chunks, and shorter copies are not in place unless they may be left to the GPU. */
+static int set_up_poor(void **state)
+{
+    size_t pool = gpu.memory;
+    gpu.memory = 1;
+    int rc = set_up_tuned(state, 2 * PART);
+    gpu.memory = pool;
+    return rc;
+}
+
+/* The answer to such a frame says that all copies before it have ended, too, for which the handler
+ * does not wait: memory that the client used anew would change under the GPU. */
+static void test_handled_frames_settle(void **state)
+{
+    (void)state;
+    uint8_t *host = malloc(HANDED), *got = malloc(HANDED);
+    assert_non_null(host);
+    assert_non_null(got);
+    unsigned before = seen().requests;
+    app->slow(2000);
+    handler_says = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        pattern_fill(host, HANDED, i);
+        assert_int_equal(copy(true, true, host, i * HANDED, HANDED), 0);
+    }
+    assert_int_equal(counts().in_place, 30);
+    assert_int_equal(seen().requests, before + 3); /* the last frames, and that of counts() */
+    handler_says = HANDLED;
+    assert_int_equal(app->ctx_synchronize(), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_true(app->peek(far + i * HANDED, got, HANDED - PART));
+        assert_int_equal(pattern_check(got, HANDED - PART, i), HANDED - PART);
+    }
+    free(got);
+    free(host);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        /* First: the process has one pool, which others make. */
+        cmocka_unit_test_setup_teardown(test_handled_frames_settle, set_up_poor, tear_down_long),
         cmocka_unit_test_setup_teardown(test_sizes, set_up_long, tear_down_long),
         {"test_sizes_by_several", test_sizes, set_up_crew, tear_down_long, NULL},
         cmocka_unit_test_setup_teardown(test_slow_gpu, set_up_crew, tear_down_long),
         cmocka_unit_test_setup_teardown(test_failures, set_up_crew, tear_down_long),
         cmocka_unit_test_setup_teardown(test_useless, set_up_off, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_short_ones_are_given_up_alone, set_up_long_in_place,
+                                        tear_down_long),
+        cmocka_unit_test_setup_teardown(test_long_ones_are_judged_for_themselves,
+                                        set_up_none_in_place, tear_down_long),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
