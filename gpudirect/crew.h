@@ -4,7 +4,8 @@
  * The thread that owns a crew is one of them: it copies whenever it would wait.
  *
  * A crew belongs to one session. Its threads are made with it, never before a
- * fork(2), take no signals, sleep while there is nothing to copy, and end with it.
+ * fork(2), take no signals but those of the memory that they touch, sleep while
+ * there is nothing to copy, and end with it.
  */
 #ifndef IBX_GPUDIRECT_CREW_H
 #define IBX_GPUDIRECT_CREW_H

@@ -4,11 +4,14 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -123,12 +126,78 @@ static void test_fork(void **state)
     ibx_crew_destroy(crew);
 }
 
+#define WATCHED ((size_t)1 << 20)
+
+static struct {
+    uint8_t *at;
+    int fd;
+    atomic_int signal; /* that came for it last */
+    pthread_t owner;
+    atomic_bool in_crew;
+} watched;
+
+static void touched(int number)
+{
+    watched.signal = number;
+    watched.in_crew = !pthread_equal(pthread_self(), watched.owner);
+    if (number == SIGBUS ? ftruncate(watched.fd, (off_t)WATCHED)
+                         : mprotect(watched.at, WATCHED, PROT_READ | PROT_WRITE))
+        abort();
+}
+
+/* One piece, copied by the crew's other thread: whoever does not wait copies nothing. */
+static void copy_into_watched(struct ibx_crew *crew)
+{
+    struct copying c = {.owner = pthread_self()};
+    uint32_t places = 0;
+    watched.signal = 0;
+    ibx_crew_begin(crew, copy, &c);
+    ibx_crew_post(crew, 3, watched.at, 0, PIECE);
+    while (!places) {
+        assert_int_equal(ibx_crew_take(crew, false, &places), 0);
+        sched_yield();
+    }
+    assert_int_equal(places, 1u << 3);
+    assert_memory_equal(watched.at, peer, PIECE);
+    assert_true(watched.in_crew);
+}
+
+/* Memory that the application watches by its signals: checkpoints, garbage collectors. A thread
+ * that had them blocked would end the process. */
+static void test_signals_of_memory(void **state)
+{
+    (void)state;
+    struct ibx_crew *crew;
+    struct sigaction action = {.sa_handler = touched}, segv, bus;
+    assert_int_equal(ibx_crew_create(2, &crew, NULL), 0);
+    sigaction(SIGSEGV, &action, &segv);
+    sigaction(SIGBUS, &action, &bus);
+    watched.owner = pthread_self();
+    watched.fd = memfd_create("watched", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(watched.fd, (off_t)WATCHED), 0);
+    watched.at = mmap(NULL, WATCHED, PROT_READ, MAP_SHARED, watched.fd, 0);
+    assert_true(watched.at != MAP_FAILED);
+    memset(peer, 1, PIECE);
+    copy_into_watched(crew);
+    assert_int_equal(watched.signal, SIGSEGV);
+    assert_int_equal(ftruncate(watched.fd, 0), 0); /* nothing there any more */
+    memset(peer, 2, PIECE);
+    copy_into_watched(crew);
+    assert_int_equal(watched.signal, SIGBUS);
+    sigaction(SIGSEGV, &segv, NULL);
+    sigaction(SIGBUS, &bus, NULL);
+    munmap(watched.at, WATCHED);
+    close(watched.fd);
+    ibx_crew_destroy(crew);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_pieces),
         cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_signals_of_memory),
     };
     alarm(120);
     return cmocka_run_group_tests_name("crew", tests, NULL, NULL);

@@ -32,17 +32,12 @@ static int set_up_long(void **state)
     return rc;
 }
 
-static void use_threads(unsigned threads)
-{
-    struct ibx_gpu_options options = gpu;
-    options.threads = threads;
-    ibx_session_set_gpu(pair.client, &options);
-}
-
 static int set_up_crew(void **state)
 {
     int rc = set_up_long(state);
-    use_threads(3);
+    struct ibx_gpu_options options = gpu;
+    options.threads = 3;
+    ibx_session_set_gpu(pair.client, &options);
     return rc;
 }
 

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies in the background, over sessions of the test's own: a copy ends when the test says so.
+ */
+#include "frontend-glue/later.h"
+
+#include "frontend-glue/session_internal.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+#include <cmocka.h>
+
+#define STREAMS 32u
+
+static struct ibx_session session = {.state = SESSION_LIVE};
+static uint8_t bytes[64];
+static atomic_uint may_end[STREAMS], over[STREAMS]; /* copies of a stream */
+
+/* ------------------------------------------------------------------ in place of sessions */
+
+int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **out,
+                            struct ibx_error *err)
+{
+    (void)err;
+    assert_ptr_equal(other, &session);
+    *out = calloc(1, sizeof(**out));
+    return *out ? 0 : -1;
+}
+
+int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
+{
+    (void)err;
+    s->state = SESSION_LIVE;
+    return 0;
+}
+
+int ibx_session_call(struct ibx_session *s, const char *name, const void *body, size_t n,
+                     int *exit_code)
+{
+    (void)s;
+    (void)body;
+    *exit_code = 0;
+    return strcmp(name, "cudaSetDevice") != 0 || n != 4 ? -1 : 0;
+}
+
+int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    (void)s;
+    while (may_end[copy->stream] <= over[copy->stream])
+        sched_yield();
+    over[copy->stream]++;
+    *exit_code = 0;
+    return 0;
+}
+
+void ibx_session_destroy(struct ibx_session *s)
+{
+    free(s);
+}
+
+/* ------------------------------------------------------------------ one that waits */
+
+struct waiter {
+    pthread_t thread;
+    uint64_t stream;
+    unsigned over; /* copies of the stream, when it was let go */
+};
+
+static _Thread_local bool watched;
+static atomic_bool waits; /* who is watched */
+
+int __real_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
+{
+    if (watched)
+        waits = true; /* and the lock is free in a moment */
+    return __real_pthread_cond_wait(cond, mutex);
+}
+
+static void *wait_for_stream(void *argument)
+{
+    struct waiter *waiter = argument;
+    watched = true;
+    ibx_later_wait(waiter->stream);
+    waiter->over = over[10];
+    return NULL;
+}
+
+static void waiter_start(struct waiter *waiter, uint64_t stream)
+{
+    *waiter = (struct waiter){.stream = stream};
+    waits = false;
+    assert_int_equal(pthread_create(&waiter->thread, NULL, wait_for_stream, waiter), 0);
+    while (!waits)
+        sched_yield();
+}
+
+/* It ends, sooner or later. */
+static void waiter_end(struct waiter *waiter)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 60;
+    assert_int_equal(pthread_timedjoin_np(waiter->thread, NULL, &until), 0);
+}
+
+static void begin_copy(uint64_t stream)
+{
+    struct ibx_frontend_copy copy = {
+        .to_device = true, .async = true, .stream = stream, .host = bytes, .n = sizeof(bytes)};
+    assert_true(ibx_later_copy(&session, &copy, 0));
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < STREAMS; i++)
+        may_end[i] = over[i] = 0;
+    return 0;
+}
+
+/* ------------------------------------------------------------------ tests */
+
+/* Another thread that goes on copying in the stream does not keep it for ever. */
+static void wait_is_for_copies_begun_before(uint64_t stream, uint64_t other)
+{
+    struct waiter waiter;
+    begin_copy(10);
+    waiter_start(&waiter, stream);
+    begin_copy(other);
+    may_end[10] = 1;
+    waiter_end(&waiter);
+    assert_int_equal(waiter.over, 1);
+    assert_true(ibx_later_pending(other));
+    may_end[other]++;
+    ibx_later_wait(other);
+    assert_false(ibx_later_any());
+}
+
+static void test_wait_is_for_copies_begun_before(void **state)
+{
+    (void)state;
+    wait_is_for_copies_begun_before(10, 10);
+}
+
+static void test_wait_for_all_is_for_copies_begun_before(void **state)
+{
+    (void)state;
+    wait_is_for_copies_begun_before(0, 10);
+    reset(NULL);
+    wait_is_for_copies_begun_before(0, 11);
+}
+
+static void test_wait_is_for_one_stream(void **state)
+{
+    (void)state;
+    struct waiter waiter;
+    begin_copy(11);
+    begin_copy(10);
+    waiter_start(&waiter, 10);
+    may_end[10] = 1;
+    waiter_end(&waiter);
+    assert_int_equal(waiter.over, 1);
+    assert_true(ibx_later_pending(11));
+    assert_false(ibx_later_pending(10));
+    may_end[11] = 1;
+    ibx_later_wait(0);
+    assert_false(ibx_later_any());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_wait_is_for_copies_begun_before, reset),
+        cmocka_unit_test_setup(test_wait_for_all_is_for_copies_begun_before, reset),
+        cmocka_unit_test_setup(test_wait_is_for_one_stream, reset),
+    };
+    return cmocka_run_group_tests_name("later", tests, NULL, NULL);
+}
