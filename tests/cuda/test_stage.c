@@ -178,9 +178,11 @@ static void test_useless(void **state)
 
 static int set_up_off(void **state)
 {
+    const struct ibx_gpu_options before = gpu;
     gpu.mode = IBX_GPU_OFF;
+    gpu.threads = 1; /* only the client has a crew */
     int rc = set_up_crew(state);
-    gpu.mode = IBX_GPU_ON;
+    gpu = before;
     return rc;
 }
 
