@@ -42,8 +42,14 @@ void ibx_thread_prompt(void)
     slice_set(PROMPT_SLICE);
 }
 
-bool ibx_thread_may_spin(void)
+/* It is refused when there are more than the set has bits. */
+unsigned ibx_thread_processors(void)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) || CPU_COUNT(&set) >= SPIN_PROCESSORS;
+    return sched_getaffinity(0, sizeof(set), &set) ? CPU_SETSIZE : (unsigned)CPU_COUNT(&set);
+}
+
+bool ibx_thread_may_spin(void)
+{
+    return ibx_thread_processors() >= SPIN_PROCESSORS;
 }

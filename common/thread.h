@@ -9,6 +9,8 @@
  * now where that is permitted, and (Linux 6.12) short slices of time, so that it comes before those
  * with long ones as soon as it wakes. */
 void ibx_thread_prompt(void);
+/* On how many processors the calling thread may run; at least 1. */
+unsigned ibx_thread_processors(void);
 /* Whether processors are so many that one can look busily for what comes next, which is faster than
  * being woken, without taking it from others who have work. */
 bool ibx_thread_may_spin(void);

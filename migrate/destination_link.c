@@ -34,7 +34,7 @@ enum ibx_move_standing destination_standing(const struct destination *d)
 /* ---------------------------------------------------------------- answers */
 
 static int send_answer(struct ibx_control *control, bool accepted, enum ibx_move_standing standing,
-                       const struct ibx_refusals *refusals)
+                       uint16_t links, const struct ibx_refusals *refusals)
 {
     struct ibx_move_any *message = calloc(1, sizeof(*message));
     if (!message)
@@ -43,6 +43,7 @@ static int send_answer(struct ibx_control *control, bool accepted, enum ibx_move
     message->type = IBX_MOVE_ANSWER;
     answer->accepted = accepted;
     answer->standing = (uint8_t)standing;
+    answer->links = links;
     ibx_move_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MOVE_SAY_MAX; i++)
         memcpy(answer->sentences[answer->count++], refusals->sentences[i], IBX_ERROR_MAX);
@@ -59,7 +60,8 @@ static void guest_end(struct destination *d, unsigned i)
 
 /* An answer and nothing more: whoever asked takes it and goes. */
 static void dismiss(struct destination *d, struct ibx_conn *conn, bool accepted,
-                    enum ibx_move_standing standing, const struct ibx_refusals *refusals)
+                    enum ibx_move_standing standing, uint16_t links,
+                    const struct ibx_refusals *refusals)
 {
     unsigned at = 0;
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
@@ -73,7 +75,7 @@ static void dismiss(struct destination *d, struct ibx_conn *conn, bool accepted,
     guest_end(d, at);
     ibx_control_init(&d->guests[at], conn);
     d->guest_since[at] = ibx_now_ns();
-    if (send_answer(&d->guests[at], accepted, standing, refusals))
+    if (send_answer(&d->guests[at], accepted, standing, links, refusals))
         guest_end(d, at);
 }
 
@@ -104,7 +106,7 @@ static void dismiss_because(struct destination *d, struct ibx_conn *conn,
 {
     struct ibx_refusals refusals = {0};
     ibx_refuse(&refusals, "%s", why);
-    dismiss(d, conn, false, standing, &refusals);
+    dismiss(d, conn, false, standing, 0, &refusals);
 }
 
 /* ---------------------------------------------------------------- HELLO */
@@ -175,11 +177,20 @@ static bool same_move(const struct destination *d, const uint8_t id[IBX_MOVE_ID_
     return d->state != DESTINATION_LISTENING && !memcmp(d->status.record.id, id, IBX_MOVE_ID_BYTES);
 }
 
+/* As many as this machine is good for, within what is offered; or those that the engine has. */
+static uint16_t links_of(const struct destination *d, const struct ibx_move_hello *hello)
+{
+    const unsigned links = d->engine ? d->hello.links : ibx_page_links_default();
+    const unsigned most = links < hello->links ? links : hello->links;
+    return most > hello->links_least ? (uint16_t)most : hello->links_least;
+}
+
 static void accept_move(struct destination *d, struct ibx_knock *knock)
 {
     const struct ibx_move_hello *hello = &knock->first.is.hello;
     struct ibx_record *record = &d->status.record;
     d->hello = *hello;
+    d->hello.links = links_of(d, hello);
     memcpy(record->id, hello->id, sizeof(record->id));
     record->epoch = hello->epoch;
     name_of(knock, record->peer, sizeof(record->peer));
@@ -189,7 +200,7 @@ static void accept_move(struct destination *d, struct ibx_knock *knock)
     d->linked = true;
     d->status.began_ns = ibx_now_ns();
     destination_move(d, DESTINATION_JOINING);
-    send_answer(&d->control, true, IBX_STANDING_NONE, NULL);
+    send_answer(&d->control, true, IBX_STANDING_NONE, d->hello.links, NULL);
 }
 
 static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_error *err)
@@ -210,12 +221,12 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
         return rc;
     }
     if (d->minor)
-        move_refuse_locked(knock->conn, move_links(hello->links), d->ram.bytes, &refusals);
+        move_refuse_locked(knock->conn, links_of(d, hello), d->ram.bytes, &refusals);
     if (refusals.count)
         move_say(&d->options->tell, "refused %s from %s: %s", hello->name[0] ? hello->name : "a VM",
                  peer, refusals.sentences[0]);
     if (hello->purpose == IBX_PURPOSE_CHECK || refusals.count)
-        dismiss(d, knock->conn, !refusals.count, IBX_STANDING_NONE, &refusals);
+        dismiss(d, knock->conn, !refusals.count, IBX_STANDING_NONE, links_of(d, hello), &refusals);
     else
         accept_move(d, knock);
     return 0;
@@ -224,7 +235,7 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
 static void resume_link(struct destination *d, struct ibx_knock *knock)
 {
     const struct ibx_move_hello *hello = &knock->first.is.hello;
-    d->hello.links = hello->links;
+    d->hello.links = links_of(d, hello);
     d->status.record.epoch = hello->epoch;
     ibx_control_init(&d->control, knock->conn);
     ibx_page_map_restart(&d->map);
@@ -234,7 +245,7 @@ static void resume_link(struct destination *d, struct ibx_knock *knock)
     d->status.reconnects++;
     name_of(knock, d->status.record.peer, sizeof(d->status.record.peer));
     move_say(&d->options->tell, "the source is back: %s", d->status.record.peer);
-    send_answer(&d->control, true, destination_standing(d), NULL);
+    send_answer(&d->control, true, destination_standing(d), d->hello.links, NULL);
 }
 
 /* The engine needs as many links as it has workers. */
@@ -246,7 +257,7 @@ static const char *against_resume(const struct destination *d, const struct ibx_
         return d->status.sentence[0] ? d->status.sentence : "the move was given up";
     if (hello->epoch <= d->status.record.epoch)
         return "a newer source has been here: this one is out of date";
-    if (d->engine && hello->links != d->hello.links)
+    if (d->engine && links_of(d, hello) != d->hello.links)
         return "another number of page connections than before";
     if (d->state < DESTINATION_WAITING)
         return "the move was lost before everything was here: begin anew";
@@ -277,13 +288,13 @@ static void heed_confirm(struct destination *d, struct ibx_knock *knock)
 {
     const struct ibx_move_hello *hello = &knock->first.is.hello;
     if (!same_move(d, hello->id)) {
-        dismiss(d, knock->conn, true, IBX_STANDING_NONE, NULL);
+        dismiss(d, knock->conn, true, IBX_STANDING_NONE, 0, NULL);
     } else if (d->state != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch) {
         dismiss_because(d, knock->conn, destination_standing(d),
                         "not all pages are here, as far as this source can know");
     } else {
         d->confirmed = true;
-        dismiss(d, knock->conn, true, IBX_STANDING_COMPLETE, NULL);
+        dismiss(d, knock->conn, true, IBX_STANDING_COMPLETE, 0, NULL);
     }
 }
 
@@ -306,7 +317,7 @@ static int heed_hello(struct destination *d, struct ibx_knock *knock, struct ibx
         if (d->state == DESTINATION_WAITING && same_move(d, hello->id))
             destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
         dismiss(d, knock->conn, true,
-                same_move(d, hello->id) ? destination_standing(d) : IBX_STANDING_NONE, NULL);
+                same_move(d, hello->id) ? destination_standing(d) : IBX_STANDING_NONE, 0, NULL);
         return 0;
     }
 }

@@ -2,6 +2,7 @@
 /* What both sides of a move have in common, and what is asked about one from outside of it. */
 #include "migrate/hardware.h"
 #include "migrate/move_internal.h"
+#include "migrate/pages.h"
 #include "migrate/source_vm.h"
 
 #include "common/clock.h"
@@ -17,8 +18,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
-#define LINKS_DEFAULT 3                      /* one of them for faults only */
+#define RATE_NS (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 
 const char *ibx_move_phase_name(enum ibx_move_phase phase)
 {
@@ -216,10 +216,11 @@ void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram 
     snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
 }
 
-unsigned move_links(unsigned wished)
+void move_offer_links(struct ibx_move_hello *hello, unsigned wished)
 {
-    const unsigned links = wished ? wished : LINKS_DEFAULT;
-    return links < IBX_MOVE_LINKS_MAX ? links : IBX_MOVE_LINKS_MAX;
+    const unsigned links = wished ? wished : ibx_page_links_default();
+    hello->links = (uint16_t)(links < IBX_MOVE_LINKS_MAX ? links : IBX_MOVE_LINKS_MAX);
+    hello->links_least = wished ? hello->links : 1;
 }
 
 /* A fabric that pins memory has pinned this connection's messages. Where connections share what is
@@ -354,7 +355,6 @@ static int ask(const struct ibx_record *record, enum ibx_move_purpose purpose,
         return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     hello->purpose = (uint8_t)purpose;
     hello->epoch = record->epoch;
-    hello->links = 1;
     memcpy(hello->id, record->id, sizeof(hello->id));
     int rc = move_greet(record->uri, &options, hello, &control, answer, err);
     free(hello);
@@ -448,7 +448,7 @@ static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, con
     if (!rc) {
         hello->purpose = IBX_PURPOSE_CHECK;
         hello->epoch = 1;
-        hello->links = (uint16_t)move_links(links);
+        move_offer_links(hello, links);
         ibx_move_hello_describe(hello, ram);
         rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     }
@@ -457,7 +457,8 @@ static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, con
     if (!rc)
         rc = move_greet(uri, &options, hello, &control, answer, err);
     if (!rc) {
-        move_refuse_locked(control.conn, move_links(links), bytes, refusals);
+        move_refuse_locked(control.conn, answer->links ? answer->links : hello->links, bytes,
+                           refusals);
         for (unsigned i = 0; i < answer->count; i++)
             ibx_refuse(refusals, "%s: %s", answer->host, answer->sentences[i]);
         if (!answer->accepted && !answer->count)

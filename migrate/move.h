@@ -76,7 +76,7 @@ struct ibx_send_options {
     const char *uri;
     const char *folder;
     struct ibx_options transport;
-    unsigned links; /* page connections; 0: 3, of which one is for faults only */
+    unsigned links; /* page connections; 0: ibx_page_links_default() of both ends, the lesser */
     unsigned give_up_s;
     bool quit; /* ends the source QEMU when all is confirmed */
     struct ibx_move_tell tell;

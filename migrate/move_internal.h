@@ -77,8 +77,8 @@ int move_record_again(const char *folder, struct ibx_record *record, struct ibx_
 /* Fills in what a record says of a VM. */
 void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                           const char *qmp, const char *uri, const struct ibx_options *transport);
-/* Page connections, of --links. */
-unsigned move_links(unsigned wished);
+/* How many page connections a HELLO offers, of --links (0: up to what this machine is good for). */
+void move_offer_links(struct ibx_move_hello *hello, unsigned wished);
 /* What cannot be pinned for the page connections of a move over the fabric of `conn`, `bytes` on
  * each or, where they share it, on all: the messages of such a connection, too, are left out, so
  * that no move is refused that is possible. */

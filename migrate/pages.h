@@ -9,6 +9,9 @@
 #include "migrate/page_map.h"
 #include "userfaultfd/fault.h"
 
+/* How many, one of them for faults only, this machine has processors for. */
+unsigned ibx_page_links_default(void);
+
 /* --------------------------------------------------------------------- source */
 
 /*

@@ -129,9 +129,10 @@ static int check_hello(const struct ibx_move_hello *hello, struct ibx_error *err
         return ibx_error_set(err, -EPROTO, "the move has no id");
     if (!hello->epoch && moves)
         return ibx_error_set(err, -EPROTO, "epoch 0: it begins with 1");
-    if (hello->links > IBX_MOVE_LINKS_MAX || (!hello->links && moves))
-        return ibx_error_set(err, -EPROTO, "%u page connections: it must be 1 to %u", hello->links,
-                             IBX_MOVE_LINKS_MAX);
+    if (hello->links > IBX_MOVE_LINKS_MAX || hello->links_least > hello->links ||
+        (!hello->links_least && moves))
+        return ibx_error_set(err, -EPROTO, "%u to %u page connections: it must be 1 to %u",
+                             hello->links_least, hello->links, IBX_MOVE_LINKS_MAX);
     if (!hello->machine[0] && !is_question(hello))
         return ibx_error_set(err, -EPROTO, "the VM has no machine type");
     if (!uuid_form(hello->uuid) && (hello->uuid[0] || !is_question(hello)))
@@ -143,6 +144,9 @@ static int check_answer(const struct ibx_move_answer *answer, struct ibx_error *
 {
     if (answer->standing < IBX_STANDING_NONE || answer->standing > IBX_STANDING_GIVEN_UP)
         return ibx_error_set(err, -EPROTO, "standing %u is not known", answer->standing);
+    if (answer->links > IBX_MOVE_LINKS_MAX)
+        return ibx_error_set(err, -EPROTO, "%u page connections: %u at most", answer->links,
+                             IBX_MOVE_LINKS_MAX);
     if (answer->count > IBX_MOVE_SAY_MAX)
         return ibx_error_set(err, -EPROTO, "%u sentences: %u at most", answer->count,
                              IBX_MOVE_SAY_MAX);
@@ -277,6 +281,7 @@ static void put_hello(struct ibx_writer *w, const struct ibx_move_hello *hello)
     ibx_put_u8(w, hello->purpose);
     ibx_put_bytes(w, hello->id, IBX_MOVE_ID_BYTES);
     ibx_put_u64(w, hello->epoch);
+    ibx_put_u16(w, hello->links_least);
     ibx_put_u16(w, hello->links);
     ibx_put_u32(w, hello->version.major);
     ibx_put_u32(w, hello->version.minor);
@@ -298,6 +303,7 @@ static void put_answer(struct ibx_writer *w, const struct ibx_move_answer *answe
 {
     ibx_put_u8(w, answer->accepted);
     ibx_put_u8(w, answer->standing);
+    ibx_put_u16(w, answer->links);
     ibx_put_string(w, answer->host);
     ibx_put_u16(w, answer->count);
     for (unsigned i = 0; i < answer->count; i++)
@@ -433,6 +439,7 @@ static int get_hello(struct ibx_reader *r, struct ibx_move_hello *hello, struct 
     hello->purpose = ibx_get_u8(r);
     get_fixed(r, hello->id, IBX_MOVE_ID_BYTES);
     hello->epoch = ibx_get_u64(r);
+    hello->links_least = ibx_get_u16(r);
     hello->links = ibx_get_u16(r);
     hello->version.major = ibx_get_u32(r);
     hello->version.minor = ibx_get_u32(r);
@@ -458,6 +465,7 @@ static void get_answer(struct ibx_reader *r, struct ibx_move_answer *answer)
     r->failed |= accepted > 1;
     answer->accepted = accepted == 1;
     answer->standing = ibx_get_u8(r);
+    answer->links = ibx_get_u16(r);
     get_text(r, answer->host, sizeof(answer->host));
     answer->count = ibx_get_u16(r);
     unsigned count = answer->count > IBX_MOVE_SAY_MAX ? 0 : answer->count;

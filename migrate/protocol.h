@@ -39,7 +39,7 @@
 #include <stdint.h>
 
 #define IBX_MOVE_MAGIC      0x6d786269u /* "ibxm" */
-#define IBX_MOVE_VERSION    2u
+#define IBX_MOVE_VERSION    3u
 #define IBX_MOVE_ID_BYTES   16u
 #define IBX_MOVE_MESSAGE    65536u /* bytes of the longest message: the option both ends need */
 #define IBX_MOVE_LINKS_MAX  16u    /* page connections */
@@ -95,8 +95,9 @@ struct ibx_move_hello {
     uint8_t id[IBX_MOVE_ID_BYTES]; /* all zeros only in a CHECK */
     uint64_t
         epoch; /* 1, then one higher with each RESUME or recovery; CHECK, QUERY and CONFIRM: any */
-    uint16_t links; /* page connections to come, 1..IBX_MOVE_LINKS_MAX; CHECK, QUERY and CONFIRM: 0
-                       too */
+    /* How many page connections the source makes, as the destination likes: between these two,
+     * 1..IBX_MOVE_LINKS_MAX. CHECK, QUERY and CONFIRM: 0 too. */
+    uint16_t links_least, links;
     struct ibx_qmp_version version;
     char machine[64]; /* a QUERY or CONFIRM may leave these empty */
     char uuid[40];
@@ -110,6 +111,7 @@ struct ibx_move_hello {
 struct ibx_move_answer {
     bool accepted;
     uint8_t standing; /* enum ibx_move_standing, for RESUME and QUERY; else NONE */
+    uint16_t links;   /* page connections, within what a MOVE, CHECK or RESUME offers; else 0 */
     char host[128];   /* the destination's name for itself */
     uint16_t count;   /* sentences: why not; 0 when, and only when, it accepts */
     char sentences[IBX_MOVE_SAY_MAX][IBX_ERROR_MAX];

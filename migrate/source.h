@@ -57,6 +57,7 @@ struct source {
 
     struct ibx_control control;
     struct ibx_page_export *pages;
+    unsigned links; /* page connections, as the destination has answered; 0: not yet */
     uint32_t regions;
     bool exposing, ready, loaded, complete; /* the other side's word: READY, LOADED, COMPLETE */
     bool map_sent;                          /* over this control connection */

@@ -26,21 +26,31 @@ int source_record(struct source *s, enum ibx_record_state state, struct ibx_erro
 static void hello_of(const struct source *s, enum ibx_move_purpose purpose,
                      struct ibx_move_hello *hello)
 {
-    *hello = (struct ibx_move_hello){.purpose = (uint8_t)purpose,
-                                     .epoch = s->status.record.epoch,
-                                     .links = (uint16_t)move_links(s->options->links)};
+    const unsigned wished = s->links ? s->links : s->options->links;
+    *hello = (struct ibx_move_hello){.purpose = (uint8_t)purpose, .epoch = s->status.record.epoch};
+    move_offer_links(hello, wished);
+    if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
+        hello->links = IBX_MOVE_LINKS_MAX;
     memcpy(hello->id, s->status.record.id, sizeof(hello->id));
     ibx_move_hello_describe(hello, &s->ram);
 }
 
-static int open_pages(struct source *s, struct ibx_error *err)
+/* As many as the destination has chosen. */
+static int open_pages(struct source *s, const struct ibx_move_hello *hello,
+                      const struct ibx_move_answer *answer, struct ibx_error *err)
 {
+    if (answer->links < hello->links_least || answer->links > hello->links)
+        return ibx_error_set(err, -EPROTO,
+                             "the destination (%s) wants %u page connections where %u to %u were "
+                             "offered: its ib-migrate is not like this one",
+                             answer->host, answer->links, hello->links_least, hello->links);
+    s->links = answer->links;
     struct ibx_page_export_config config = {
         .ram = &s->ram,
         .uri = s->status.record.uri,
         .options = &s->transport,
         .join = {.epoch = s->status.record.epoch},
-        .links = move_links(s->options->links),
+        .links = s->links,
     };
     memcpy(config.join.id, s->status.record.id, sizeof(config.join.id));
     int rc = ibx_page_export_open(&config, &s->pages, err);
@@ -63,7 +73,7 @@ int source_link_ask(struct source *s, struct ibx_error *err)
     memcpy(s->status.record.peer, answer.host, sizeof(s->status.record.peer));
     if (answer.accepted) {
         s->linked = true;
-        return open_pages(s, err);
+        return open_pages(s, &hello, &answer, err);
     }
     struct ibx_refusals refusals = {.count = answer.count};
     for (unsigned i = 0; i < answer.count && i < IBX_MOVE_SAY_MAX; i++)
@@ -180,7 +190,7 @@ static int try_again(struct source *s, struct ibx_error *err)
     s->linked = true;
     if (answer.standing == IBX_STANDING_COMPLETE)
         return 0;
-    rc = open_pages(s, err);
+    rc = open_pages(s, &hello, &answer, err);
     return rc ? rc : source_link_expose(s, err);
 }
 

@@ -38,7 +38,7 @@ static const char help[] =
     "self and lend:\n"
     "  --size SIZE         memory, a multiple of 2M [512M]; each end holds as much\n"
     "  --page 4K|2M        pages; 2M needs so many of them in vm.nr_hugepages [4K]\n"
-    "  --links N           connections, 1 to 16 [3]\n"
+    "  --links N           connections, 1 to 16 [3, and 5 from 8 processors on]\n"
     "  --lend-cpus LIST    processors of the lender: 0,2-3 [any]\n"
     "self and fetch:\n"
     "  --fault-workers N   links for faults alone; one at least does the rest [1]\n"
@@ -263,7 +263,7 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
     *args = (struct bench_args){
         .size = 512ull << 20,
         .page = BENCH_SMALL_PAGE,
-        .links = 3, /* this, the fault workers and the spinning are ib-migrate's */
+        .links = ibx_page_links_default(), /* and fault workers and spinning as ib-migrate */
         .fault_workers = 1,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         .threads = 1,

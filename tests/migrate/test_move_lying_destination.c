@@ -66,16 +66,24 @@ static void take_knock(struct ibx_knock *knock)
     }
 }
 
-static void answer(struct line *line, bool accepted, enum ibx_move_standing standing)
+static void answer_links(struct line *line, bool accepted, enum ibx_move_standing standing,
+                         uint16_t links)
 {
     static struct ibx_move_any message;
     message = (struct ibx_move_any){.type = IBX_MOVE_ANSWER};
     message.is.answer.accepted = accepted;
     message.is.answer.standing = (uint8_t)standing;
+    message.is.answer.links = links;
     strcpy(message.is.answer.host, "liar");
     message.is.answer.count = accepted ? 0 : 1;
     strcpy(message.is.answer.sentences[0], "no room");
     line_say(line, &message);
+}
+
+/* With as many page connections as are offered. */
+static void answer(struct line *line, bool accepted, enum ibx_move_standing standing)
+{
+    answer_links(line, accepted, standing, 1);
 }
 
 /* The source's HELLO, not answered yet. */
@@ -136,6 +144,13 @@ static void fib_refuses(void)
 {
     greeted(IBX_PURPOSE_MOVE);
     answer(&source, false, IBX_STANDING_NONE);
+    line_closes(&source);
+}
+
+static void fib_wants_more_links(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+    answer_links(&source, true, IBX_STANDING_NONE, 2);
     line_closes(&source);
 }
 
@@ -236,6 +251,7 @@ static const struct fib {
     const char *timed;
 } fibs[] = {
     {"refuses", fib_refuses, "no room", NULL},
+    {"wants more links", fib_wants_more_links, "wants 2 page connections where 1 to 1", NULL},
     {"closes at HELLO", fib_closes_at_hello, "lost", NULL},
     {"READY for an answer", fib_ready_for_an_answer, "answered HELLO with READY", NULL},
     {"closes when joined", fib_closes_when_joined, "", NULL},

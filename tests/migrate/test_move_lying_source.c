@@ -4,7 +4,7 @@
  * wrong thing at each state; both have real QEMUs. Afterwards the guest is alive and right at the
  * source, and the destination's QEMU never ran.
  */
-#include "migrate/page_map.h"
+#include "migrate/pages.h"
 #include "migrate/refuse.h"
 #include "migrate/source_vm.h"
 #include "tests/migrate/line.h"
@@ -307,6 +307,32 @@ static void lie_end_in_the_middle(void)
     line_closes(&liar.control);
 }
 
+static void offers(struct line *line, enum ibx_move_purpose purpose, uint16_t least, uint16_t most,
+                   unsigned taken)
+{
+    liar.hello.links_least = least;
+    liar.hello.links = most;
+    knock_hello(line, purpose, 1, 1);
+    assert_true(line_hears(line, IBX_MOVE_ANSWER));
+    assert_true(line->last.is.answer.accepted);
+    assert_int_equal(line->last.is.answer.links, taken);
+}
+
+/* As many as processors are there for, within what is offered, and no more. */
+static void lie_more_links_than_taken(void)
+{
+    const unsigned good = ibx_page_links_default();
+    struct line other;
+    offers(&other, IBX_PURPOSE_CHECK, 1, 2, 2);
+    line_hang_up(&other);
+    offers(&other, IBX_PURPOSE_CHECK, 7, 9, 7);
+    line_hang_up(&other);
+    offers(&liar.control, IBX_PURPOSE_MOVE, 1, IBX_MOVE_LINKS_MAX, good);
+    knock_join(&other, 1, 1, (uint16_t)good);
+    line_closes(&other);
+    line_hang_up(&other);
+}
+
 static void lie_closes_in_joining(void)
 {
     to_joining();
@@ -359,6 +385,10 @@ static void lie_epochs(void)
     mover_await_words(&receiver, "has not run here");
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 1);
     turned_away(&other, IBX_STANDING_WAITING);
+    liar.hello.links_least = liar.hello.links = 2;
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
+    turned_away(&other, IBX_STANDING_WAITING);
+    liar.hello.links_least = 1;
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MOVE_ANSWER));
     assert_true(other.last.is.answer.accepted);
@@ -436,6 +466,7 @@ static const struct lie {
     {"half a state", lie_truncated_state, "device state", false},
     {"a wrong last section", lie_last_section, "QEMU", false},
     {"an end in the middle", lie_end_in_the_middle, "without the source's word", true},
+    {"more links than taken", lie_more_links_than_taken, "lost", false},
     {"closes in JOINING", lie_closes_in_joining, "lost", false},
     {"closes when READY", lie_closes_when_ready, "lost", false},
     {"strangers", lie_strangers, "enough", false},
@@ -476,7 +507,7 @@ static void describe(void)
 {
     memset(&liar, 0, sizeof(liar));
     vm_ok(ibx_guest_ram_find(vms[0].qmp, 0, false, &liar.ram, vm_soon(), &vm_error));
-    liar.hello.links = 1;
+    liar.hello.links_least = liar.hello.links = 1;
     ibx_move_hello_describe(&liar.hello, &liar.ram);
     liar.pages = liar.ram.bytes / 4096;
     vm_ok(ibx_page_map_init(&liar.map, liar.hello.blocks, liar.hello.block_count, &vm_error));

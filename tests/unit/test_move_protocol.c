@@ -38,6 +38,7 @@ static const struct sample {
       .is.hello = {.purpose = IBX_PURPOSE_MOVE,
                    .id = ID,
                    .epoch = 1,
+                   .links_least = 1,
                    .links = 2,
                    .version = {7, 2, 22},
                    .machine = "pc-q35-7.2",
@@ -47,7 +48,7 @@ static const struct sample {
                    .blocks = {{"ram0", 1u << 30, 4096}, {"huge", 64u << 20, 2u << 20}},
                    .hardware = "cpus=2;",
                    .host = "node-a"}},
-     "016962786d020001101112131415161718191a1b1c1d1e1f01000000000000000200070000000200"
+     "016962786d030001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
      "0000000004006875676500000004000000000000200000000000070063707573"
@@ -55,13 +56,14 @@ static const struct sample {
     {"ANSWER",
      {.type = IBX_MOVE_ANSWER,
       .is.answer = {.standing = IBX_STANDING_WAITING,
+                    .links = 3,
                     .host = "node-b",
                     .count = 2,
                     .sentences = {"it is full", "it is old"}}},
-     "02000206006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
+     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
     {"JOIN",
      {.type = IBX_MOVE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
-     "036962786d0200101112131415161718191a1b1c1d1e1f03000000000000000100"},
+     "036962786d0300101112131415161718191a1b1c1d1e1f03000000000000000100"},
     {"REGION",
      {.type = IBX_MOVE_REGION,
       .is.region =
@@ -253,7 +255,7 @@ static void refuses_strangers_and_other_versions(void **state)
     (void)state;
     for (enum ibx_move_message type = IBX_MOVE_HELLO; type <= IBX_MOVE_JOIN; type += 2) {
         says(type, 1, 0x12345678, 4, -EPROTO, "does not speak ib-migrate");
-        says(type, 5, 3, 2, -EPROTONOSUPPORT, "version 3");
+        says(type, 5, 2, 2, -EPROTONOSUPPORT, "version 2");
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MOVE_READY, 0, 0, 1, -EPROTO, "type 0");
@@ -268,14 +270,16 @@ static void refuses_strangers_and_other_versions(void **state)
 static void refuses_fields_out_of_range(void **state)
 {
     (void)state;
-    const size_t uuid = 58, ram0 = 102, huge = 124; /* of their lengths */
+    const size_t uuid = 60, ram0 = 104, huge = 126; /* of their lengths */
     says(IBX_MOVE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
     says(IBX_MOVE_HELLO, 7, 6, 1, -EPROTO, "purpose 6");
     says(IBX_MOVE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
-    says(IBX_MOVE_HELLO, 32, 0, 2, -EPROTO, "0 page connections");
-    says(IBX_MOVE_HELLO, 32, 17, 2, -EPROTO, "17 page connections");
-    says(IBX_MOVE_HELLO, 46, 64, 2, -EPROTO, "too long"); /* machine */
-    says(IBX_MOVE_HELLO, 50, 0, 1, -EPROTO, "no text");   /* NUL within it */
+    says(IBX_MOVE_HELLO, 32, 0, 2, -EPROTO, "0 to 2 page connections");
+    says(IBX_MOVE_HELLO, 32, 3, 2, -EPROTO, "3 to 2 page connections");
+    says(IBX_MOVE_HELLO, 34, 0, 2, -EPROTO, "1 to 0 page connections");
+    says(IBX_MOVE_HELLO, 34, 17, 2, -EPROTO, "1 to 17 page connections");
+    says(IBX_MOVE_HELLO, 48, 64, 2, -EPROTO, "too long"); /* machine */
+    says(IBX_MOVE_HELLO, 52, 0, 1, -EPROTO, "no text");   /* NUL within it */
     says(IBX_MOVE_HELLO, uuid + 2, 'g', 1, -EPROTO, "not a UUID");
     says(IBX_MOVE_HELLO, uuid + 10, '0', 1, -EPROTO, "not a UUID");
     says(IBX_MOVE_HELLO, ram0 - 2, 65, 2, -EPROTO, "65 blocks");
@@ -294,7 +298,9 @@ static void refuses_fields_out_of_range(void **state)
     says(IBX_MOVE_ANSWER, 2, 0, 1, -EPROTO, "standing 0");
     says(IBX_MOVE_ANSWER, 2, IBX_STANDING_GIVEN_UP, 1, 0, "");
     says(IBX_MOVE_ANSWER, 2, 6, 1, -EPROTO, "standing 6");
-    says(IBX_MOVE_ANSWER, 11, 17, 2, -EPROTO, "17 sentences");
+    says(IBX_MOVE_ANSWER, 3, 16, 2, 0, "");
+    says(IBX_MOVE_ANSWER, 3, 17, 2, -EPROTO, "17 page connections");
+    says(IBX_MOVE_ANSWER, 13, 17, 2, -EPROTO, "17 sentences");
     says(IBX_MOVE_JOIN, 23, 0, 8, -EPROTO, "epoch 0");
     says(IBX_MOVE_JOIN, 31, 16, 2, -EPROTO, "connection 16");
     says(IBX_MOVE_REGION, 1, 64, 2, -EPROTO, "block 64");
@@ -391,7 +397,7 @@ static void purposes_need_different_things(void **state)
     assert_int_equal(passes(), -EINVAL);
     memset(hello->id, 7, sizeof(hello->id));
     hello->machine[0] = hello->uuid[0] = '\0';
-    hello->links = hello->block_count = 0;
+    hello->links_least = hello->links = hello->block_count = 0;
     assert_int_equal(passes(), 0);
     hello->purpose = IBX_PURPOSE_CONFIRM;
     assert_int_equal(passes(), 0);

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How many page connections a move has where nobody says it, by the processors of this machine. */
+#include "common/thread.h"
+#include "migrate/move_internal.h"
+#include "migrate/pages.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static unsigned processors; /* 0: more than a set holds */
+
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set);
+
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+    (void)pid;
+    errno = EINVAL;
+    CPU_ZERO_S(size, set);
+    for (unsigned i = 0; i < processors; i++)
+        CPU_SET_S((size_t)i, size, set);
+    return processors ? 0 : -1;
+}
+
+static void offered(unsigned of, unsigned wished, unsigned least, unsigned most)
+{
+    struct ibx_move_hello hello = {0};
+    processors = of;
+    move_offer_links(&hello, wished);
+    assert_int_equal(hello.links_least, least);
+    assert_int_equal(hello.links, most);
+}
+
+static void test_links_follow_processors(void **state)
+{
+    (void)state;
+    offered(1, 0, 1, 3);
+    offered(7, 0, 1, 3);
+    offered(8, 0, 1, 5);
+    offered(64, 0, 1, 5);
+    offered(0, 0, 1, 5);
+}
+
+static void test_what_is_wished_is_all_that_is_offered(void **state)
+{
+    (void)state;
+    offered(2, 1, 1, 1);
+    offered(2, 9, 9, 9);
+    offered(16, 2, 2, 2);
+    offered(16, 17, 16, 16);
+}
+
+static void test_processors_are_counted(void **state)
+{
+    (void)state;
+    processors = 7;
+    assert_int_equal(ibx_thread_processors(), 7);
+    assert_false(ibx_thread_may_spin());
+    processors = 8;
+    assert_true(ibx_thread_may_spin());
+    processors = 0;
+    assert_true(ibx_thread_processors() > 8 && ibx_thread_may_spin());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_links_follow_processors),
+        cmocka_unit_test(test_what_is_wished_is_all_that_is_offered),
+        cmocka_unit_test(test_processors_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
