@@ -19,22 +19,7 @@ EXPORTED int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t
 EXPORTED int cudaFree(void *address);
 EXPORTED int cudaSetDevice(int device);
 
-static struct frontend_ranges ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void before_fork(void)
-{
-    pthread_mutex_lock(&ranges.lock);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&ranges.lock);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(before_fork, after_fork, after_fork);
-}
+static struct frontend_ranges ranges;
 
 /* ------------------------------------------------------------------------------ what it is */
 
@@ -51,9 +36,9 @@ static enum side side_of(const void *address)
 {
     if (!is_mapped(address))
         return DEVICE;
-    pthread_mutex_lock(&ranges.lock);
+    frontend_ranges_lock();
     bool known = frontend_ranges_holding(&ranges, address, 1);
-    pthread_mutex_unlock(&ranges.lock);
+    frontend_ranges_unlock();
     return known ? EITHER : HOST;
 }
 
@@ -138,12 +123,12 @@ static void note(void *address, size_t n)
     struct frontend_range range = {.begin = (uintptr_t)address, .n = n};
     if (!n)
         return;
-    pthread_mutex_lock(&ranges.lock);
+    frontend_ranges_lock();
     size_t at = frontend_ranges_find(&ranges, range.begin);
     while (at < ranges.count && ranges.items[at].begin < range.begin + n)
         frontend_ranges_remove(&ranges, at);
     frontend_ranges_add(&ranges, &range);
-    pthread_mutex_unlock(&ranges.lock);
+    frontend_ranges_unlock();
 }
 
 int cudaMalloc(void **address, size_t n)
@@ -177,10 +162,10 @@ int cudaFree(void *address)
     int (*call)(void *);
     *(void **)&call = frontend_gvirtus(&next, "cudaFree");
     /* Before: then another thread may be given the same place. */
-    pthread_mutex_lock(&ranges.lock);
+    frontend_ranges_lock();
     size_t at = frontend_ranges_find(&ranges, (uintptr_t)address);
     if (at < ranges.count && ranges.items[at].begin == (uintptr_t)address)
         frontend_ranges_remove(&ranges, at);
-    pthread_mutex_unlock(&ranges.lock);
+    frontend_ranges_unlock();
     return call ? call(address) : CUDA_NOT_SUPPORTED;
 }

@@ -19,24 +19,7 @@ EXPORTED int cudaHostUnregister(void *address);
 
 /* ------------------------------------------------------------------------ what there is */
 
-static struct frontend_ranges ranges = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-/* Another thread may be at the list when this one forks: the child gets it in order, and unlocked.
- */
-static void before_fork(void)
-{
-    pthread_mutex_lock(&ranges.lock);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&ranges.lock);
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-    pthread_atfork(before_fork, after_fork, after_fork);
-}
+static struct frontend_ranges ranges;
 
 /* Where fresh memory lies now, there is nothing left of what was registered there. */
 static void drop_stale(const struct frontend_range *fresh)
@@ -50,18 +33,18 @@ static void drop_stale(const struct frontend_range *fresh)
 static int add(void *address, size_t n, bool allocated)
 {
     struct frontend_range range = {(uintptr_t)address, n, allocated, false};
-    pthread_mutex_lock(&ranges.lock);
+    frontend_ranges_lock();
     if (allocated)
         drop_stale(&range);
     int rc = frontend_ranges_add(&ranges, &range);
-    pthread_mutex_unlock(&ranges.lock);
+    frontend_ranges_unlock();
     return rc == -EEXIST ? CUDA_ALREADY_REGISTERED : rc ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
 }
 
 /* Takes the range that begins there off the list. */
 static bool take_out(void *address, bool allocated, struct frontend_range *range)
 {
-    pthread_mutex_lock(&ranges.lock);
+    frontend_ranges_lock();
     size_t at = frontend_ranges_find(&ranges, (uintptr_t)address);
     bool found = at < ranges.count && ranges.items[at].begin == (uintptr_t)address &&
                  ranges.items[at].allocated == allocated;
@@ -69,20 +52,20 @@ static bool take_out(void *address, bool allocated, struct frontend_range *range
         *range = ranges.items[at];
         frontend_ranges_remove(&ranges, at);
     }
-    pthread_mutex_unlock(&ranges.lock);
+    frontend_ranges_unlock();
     return found;
 }
 
 enum frontend_memory frontend_memory(const void *address, size_t n)
 {
     enum frontend_memory kind = FRONTEND_ORDINARY;
-    pthread_mutex_lock(&ranges.lock);
+    frontend_ranges_lock();
     struct frontend_range *range = frontend_ranges_holding(&ranges, address, n);
     if (range) {
         range->in_use = true;
         kind = range->allocated ? FRONTEND_ALLOCATED : FRONTEND_REGISTERED;
     }
-    pthread_mutex_unlock(&ranges.lock);
+    frontend_ranges_unlock();
     return kind;
 }
 

@@ -5,7 +5,6 @@
 
 #include "frontend-glue/frontend.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -40,14 +39,15 @@ struct frontend_range {
     bool in_use;    /* there was an asynchronous copy */
 };
 
-/* Sorted by address; none overlaps another. Whoever calls has locked it; a fork leaves it in order
- * and unlocked where its owner sees to that. */
+/* Sorted by address; none overlaps another. Whoever calls has locked it. */
 struct frontend_ranges {
-    pthread_mutex_t lock;
     struct frontend_range *items;
     size_t count, room;
 };
 
+/* All there are; a forked child finds them in order, and unlocked. */
+void frontend_ranges_lock(void);
+void frontend_ranges_unlock(void);
 /* The place of the first range that does not end before `begin`, or `count`. */
 size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin);
 /* The range that holds all n bytes (not 0), or NULL. */

@@ -2,8 +2,27 @@
 #include "frontend-glue/frontend_internal.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void frontend_ranges_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void frontend_ranges_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* Another thread may be at a list when this one forks. */
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(frontend_ranges_lock, frontend_ranges_unlock, frontend_ranges_unlock);
+}
 
 size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin)
 {
