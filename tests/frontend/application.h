@@ -4,23 +4,15 @@
 #ifndef TESTS_FRONTEND_APPLICATION_H
 #define TESTS_FRONTEND_APPLICATION_H
 
+#include "tests/communicator/checks.h"
 #include "tests/cuda/remote.h"
 #include "tests/frontend/cudart.h"
 
 #include <cstddef>
-#include <cstdio>
 #include <dlfcn.h>
 
 // `taken`: the back end's plugin runs the copies.
 extern bool taken, over_shm;
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                   \
-            return false;                                                                          \
-        }                                                                                          \
-    } while (0)
 
 constexpr int DEFAULT = 4; // cudaMemcpyDefault
 
