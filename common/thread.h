@@ -18,7 +18,7 @@ bool ibx_thread_may_spin(void);
 /* Between two looks at what another processor writes. */
 static inline void ibx_cpu_relax(void)
 {
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
