@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define GIVE_UP_MAX 604800u /* a week, seconds */
+#define LINKS_MAX   40u     /* symbolic links one after the other, as many as the kernel follows */
 
 static const char usage[] = "usage: ib-migrate receive --qmp PATH --listen URI [options]\n"
                             "       ib-migrate send --qmp PATH [options] URI\n"
@@ -159,20 +160,45 @@ static unsigned commands_of(int option)
 
 /* ------------------------------------------------------------ values */
 
-/* Absolute, so that a record means the same monitor whatever folder `recover` is called from; as it
- * was given where a socket's address has no room for that. */
+/* Absolute and without links, as realpath(3) does it, also when the socket itself is gone: a QEMU
+ * that has ended takes it along, and its record is still found by whatever led there. For free();
+ * NULL: its folder is gone, too. */
+static char *place_of(const char *path, unsigned links)
+{
+    char folder[PATH_MAX], link[PATH_MAX], next[2 * PATH_MAX];
+    char *whole = realpath(path, NULL);
+    if (whole)
+        return whole;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(name - path) : 1, slash ? path : ".");
+    char *place = *name && strlen(path) < sizeof(folder) ? realpath(folder, NULL) : NULL;
+    if (!place)
+        return NULL;
+    snprintf(next, sizeof(next), "%s/%s", strcmp(place, "/") ? place : "", name);
+    const ssize_t length = readlink(next, link, sizeof(link) - 1);
+    if (length > 0 && links) {
+        link[length] = '\0';
+        snprintf(next, sizeof(next), "%s%s%s", *link == '/' ? "" : place, *link == '/' ? "" : "/",
+                 link);
+        whole = place_of(next, links - 1);
+    } else if (length < 0) {
+        whole = strdup(next);
+    }
+    free(place);
+    return whole;
+}
+
+/* So that a record means the same monitor whatever folder `recover` is called from; as it was given
+ * where a socket's address has no room for that. */
 static int take_qmp(struct migrate_args *args, const char *text, struct ibx_error *err)
 {
     const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path);
     if (!*text || strlen(text) >= room)
         return ibx_error_set(err, -EINVAL, "--qmp: \"%.128s\" is not a path of 1 to %zu bytes",
                              text, room - 1);
-    char *whole = realpath(text, NULL);
-    char here[PATH_MAX];
+    char *whole = place_of(text, LINKS_MAX);
     if (whole)
         snprintf(args->qmp, sizeof(args->qmp), "%s", whole);
-    else if (*text != '/' && getcwd(here, sizeof(here)))
-        snprintf(args->qmp, sizeof(args->qmp), "%s/%s", here, text);
     free(whole);
     if (!*args->qmp || strlen(args->qmp) >= room)
         snprintf(args->qmp, sizeof(args->qmp), "%s", text);

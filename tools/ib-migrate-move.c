@@ -195,28 +195,40 @@ static bool find_done(const struct migrate_args *args, struct ibx_record *record
     return found;
 }
 
-static int confirm(const struct migrate_args *args, struct ibx_record *record,
+/* Whether that is said or not, the move is over here. */
+static int confirm(const struct migrate_args *args, const struct ibx_record *record,
                    const struct ibx_error *none)
 {
     struct ibx_error err = {0};
+    struct ibx_move_status last = {.source = true, .record = *record, .phase = IBX_PHASE_DONE};
     char vm[PATH_MAX], said[PATH_MAX + 128];
     if (args->uri)
-        snprintf(record->uri, sizeof(record->uri), "%s", args->uri);
-    if (ibx_move_confirm(record, &args->options, &err)) {
-        ibx_error_prefix(&err, err.code,
+        snprintf(last.record.uri, sizeof(last.record.uri), "%s", args->uri);
+    last.began_ns = ibx_now_ns();
+    int rc = ibx_move_confirm(&last.record, &args->options, &err);
+    last.now_ns = ibx_now_ns();
+    if (rc) {
+        ibx_error_prefix(&err, rc,
                          "%s. The last move from there is done here; that its destination has "
                          "heard so, too, matters only if ib-migrate status says complete there: "
                          "start ib-migrate recover there first",
                          none->message);
+        last.phase = IBX_PHASE_FAILED;
+        memcpy(last.sentence, err.message, sizeof(last.sentence));
+        if (args->json)
+            print_summary(rc, MIGRATE_FAILED, &last, &err);
         migrate_complain(err.message);
+        fflush(stdout);
         return MIGRATE_FAILED;
     }
     migrate_vm(record, vm, sizeof(vm));
     snprintf(said, sizeof(said), "%s: moved, complete, and the destination has heard so", vm);
-    if (args->json)
+    if (args->json) {
         migrate_print_json(json_pack("{s:o}", "say", ibx_json_text(said)));
-    else if (!args->quiet)
-        printf("%s\n", said);
+        print_summary(0, MIGRATE_DONE, &last, &err);
+    } else if (!args->quiet) {
+        printf("%s\n", said); /* it has no figures */
+    }
     fflush(stdout);
     return MIGRATE_DONE;
 }
@@ -228,6 +240,7 @@ int migrate_recover(const struct migrate_args *given)
     struct ibx_error err = {0};
     args = *given;
     int rc = find_either(&args, &record, &err);
+    const bool source = rc ? args.uri != NULL : record.source;
     if (rc == -ENOENT && !args.listen && find_done(&args, &record)) {
         use_key_file(&args, &record);
         return confirm(&args, &record, &err);
@@ -240,8 +253,8 @@ int migrate_recover(const struct migrate_args *given)
         rc = ibx_error_set(&err, -EINVAL,
                            "this is the move's destination: it takes --listen, not a URI");
     if (rc) {
-        migrate_complain(err.message);
-        return MIGRATE_FAILED;
+        const struct ibx_move_status none = {.phase = IBX_PHASE_FAILED, .source = source};
+        return end_move(&args, rc, &none, &err);
     }
     use_key_file(&args, &record);
     return move(&args, record.source, &record);
