@@ -507,21 +507,19 @@ static int heed_signals(struct destination *d, struct ibx_error *err)
                                          ? "no VM had come"
                                          : "the VM stays at the source"),
                        err);
-    if (d->interrupts && d->state == DESTINATION_COMPLETE && (!d->linked || d->uffd.fd >= 0))
+    const bool complete = d->state == DESTINATION_COMPLETE;
+    if (d->interrupts > 1 || (d->interrupts && complete && (!d->linked || d->uffd.fd >= 0)))
         return ibx_error_set(err, -EINTR,
-                             "interrupted; all pages are here, but the source does not know yet: "
-                             "ib-migrate recover --qmp %s tells it",
-                             d->options->qmp);
-    if (d->interrupts > 1)
-        return ibx_error_set(err, -EINTR,
-                             "interrupted; the VM runs here and waits for its pages: "
-                             "ib-migrate recover --qmp %s goes on",
+                             complete ? "interrupted; all pages are here, but the source has not "
+                                        "confirmed it: ib-migrate recover --qmp %s tells it"
+                                      : "interrupted; the VM runs here and waits for its pages: "
+                                        "ib-migrate recover --qmp %s goes on",
                              d->options->qmp);
     if (!d->cancelled) {
         d->cancelled = true;
-        move_say(&d->options->tell, "the VM runs here and needs pages that are still at the "
-                                    "source; interrupt once more to leave it to ib-migrate "
-                                    "recover");
+        move_say(&d->options->tell, "%s; interrupt once more to leave it to ib-migrate recover",
+                 complete ? "all pages are here, and only the source's confirmation is waited for"
+                          : "the VM runs here and needs pages that are still at the source");
     }
     return 0;
 }

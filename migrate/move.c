@@ -126,6 +126,14 @@ struct ibx_options move_options(const struct ibx_options *options, const char *u
     return ours;
 }
 
+struct ibx_options move_options_of_a_try(const struct ibx_options *options)
+{
+    struct ibx_options ours = *options;
+    if (ours.timeout_ms > MOVE_TRY_MS)
+        ours.timeout_ms = MOVE_TRY_MS;
+    return ours;
+}
+
 int move_refused(const char *where, const struct ibx_refusals *refusals, struct ibx_error *err)
 {
     size_t kept = refusals->count < IBX_REFUSALS_MAX ? refusals->count : IBX_REFUSALS_MAX;
@@ -290,13 +298,34 @@ static void name_tool(uint8_t purpose, struct ibx_error *err)
              "start \"ib-migrate %s\" there%s", fresh ? "receive" : "recover", rest);
 }
 
+#define URI_BYTES 1024 /* more than one can be long */
+
+/* What a URI asks for overrides the options of a connection, but here it is in them already. */
+static void leave_out_timeout(const char *uri, char *out, size_t size)
+{
+    const char *at = strchr(uri, '?');
+    size_t length = at ? (size_t)(at - uri) : strlen(uri);
+    snprintf(out, size, "%.*s", (int)length, uri);
+    char separator = '?';
+    for (; at; at = strchr(at, '&')) {
+        at++;
+        if (!strncmp(at, "timeout_ms=", strlen("timeout_ms=")))
+            continue;
+        length = strlen(out);
+        snprintf(out + length, size - length, "%c%.*s", separator, (int)strcspn(at, "&"), at);
+        separator = '&';
+    }
+}
+
 int move_greet(const char *uri, const struct ibx_options *options,
                const struct ibx_move_hello *hello, struct ibx_control *control,
                struct ibx_move_answer *answer, struct ibx_error *err)
 {
     struct ibx_conn *conn;
     struct greeting g = {.answer = answer, .err = err};
-    int rc = ibx_connect(uri, options, &conn, err);
+    char plain[URI_BYTES];
+    leave_out_timeout(uri, plain, sizeof(plain));
+    int rc = ibx_connect(plain, options, &conn, err);
     if (rc) {
         name_tool(hello->purpose, err);
         return rc;
@@ -345,18 +374,17 @@ int move_send_map(struct ibx_control *control, const struct ibx_page_map *map, u
 
 /* About a move, by its record alone. */
 static int ask(const struct ibx_record *record, enum ibx_move_purpose purpose,
-               const struct ibx_options *transport, struct ibx_move_answer *answer,
+               const struct ibx_options *options, struct ibx_move_answer *answer,
                struct ibx_error *err)
 {
     struct ibx_control control;
-    struct ibx_options options = move_options(transport, record->uri);
     struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
     if (!hello)
         return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     hello->purpose = (uint8_t)purpose;
     hello->epoch = record->epoch;
     memcpy(hello->id, record->id, sizeof(hello->id));
-    int rc = move_greet(record->uri, &options, hello, &control, answer, err);
+    int rc = move_greet(record->uri, options, hello, &control, answer, err);
     free(hello);
     if (!rc)
         ibx_control_fini(&control);
@@ -366,16 +394,24 @@ static int ask(const struct ibx_record *record, enum ibx_move_purpose purpose,
 int ibx_move_query(const struct ibx_record *record, const struct ibx_options *transport,
                    struct ibx_move_answer *answer, struct ibx_error *err)
 {
-    return ask(record, IBX_PURPOSE_QUERY, transport, answer, err);
+    const struct ibx_options options = move_options(transport, record->uri);
+    return ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
 }
 
 int ibx_move_confirm(const struct ibx_record *record, const struct ibx_options *transport,
                      struct ibx_error *err)
 {
+    const struct ibx_options options = move_options(transport, record->uri);
+    return move_confirm(record, &options, err);
+}
+
+int move_confirm(const struct ibx_record *record, const struct ibx_options *options,
+                 struct ibx_error *err)
+{
     struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
     if (!answer)
         return ibx_error_set(err, -ENOMEM, "no memory for an answer");
-    int rc = ask(record, IBX_PURPOSE_CONFIRM, transport, answer, err);
+    int rc = ask(record, IBX_PURPOSE_CONFIRM, options, answer, err);
     if (!rc && answer->standing == IBX_STANDING_NONE)
         rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this move",
                            record->uri, answer->host);

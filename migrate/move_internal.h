@@ -15,6 +15,7 @@
 #define MOVE_LINGER_MS    5000  /* for the other side to hear the last word */
 #define MOVE_STILL_TIMES  5 /* timeout_ms: how long before the commit somebody is waited for ... */
 #define MOVE_STILL_MIN_MS 10000 /* ... at least: guests and disks of QEMU are slow, too */
+#define MOVE_TRY_MS       3000  /* for each step of one try to reach the other side, of many */
 #define MOVE_LOCK_MS      2000  /* for the guardian of a dead tool to end; it may have to do more */
 #define MOVE_LOCK_LOOK_MS 20    /* between two looks at that */
 
@@ -63,6 +64,8 @@ void move_mind_silence(struct move_silence *silence, const struct move_heard *he
 
 /* The options of every connection of a move; timeout_ms as the URI (NULL: none) has it, if so. */
 struct ibx_options move_options(const struct ibx_options *options, const char *uri);
+/* Such options for one try of many. */
+struct ibx_options move_options_of_a_try(const struct ibx_options *options);
 /* -EPERM and all sentences in one. */
 int move_refused(const char *where, const struct ibx_refusals *refusals, struct ibx_error *err);
 /* When a QMP event happened, CLOCK_MONOTONIC. */
@@ -84,10 +87,14 @@ void move_offer_links(struct ibx_move_hello *hello, unsigned wished);
  * that no move is refused that is possible. */
 void move_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                         struct ibx_refusals *refusals);
-/* HELLO and its ANSWER over a fresh connection; for the source. `control` is open on success. */
+/* HELLO and its ANSWER over a fresh connection; for the source. `control` is open on success. The
+ * options are whole: the timeout_ms of the URI does not count beside theirs. */
 int move_greet(const char *uri, const struct ibx_options *options,
                const struct ibx_move_hello *hello, struct ibx_control *control,
                struct ibx_move_answer *answer, struct ibx_error *err);
+/* ibx_move_confirm() with whole options. */
+int move_confirm(const struct ibx_record *record, const struct ibx_options *options,
+                 struct ibx_error *err);
 /* MAP messages and MAP_END. */
 int move_send_map(struct ibx_control *control, const struct ibx_page_map *map, uint32_t regions,
                   struct ibx_error *err);

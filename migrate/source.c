@@ -553,10 +553,16 @@ static void wait_for_something(struct source *s)
 /* After the commit QEMU itself is not needed any more: its RAM is mapped and open here. */
 static int lose_qemu(struct source *s, struct ibx_error *err)
 {
-    move_say(&s->options->tell,
-             "the source's QEMU has ended (%s); its pages are held here until "
-             "the move is complete",
-             err->message);
+    if (s->state == SOURCE_CONFIRMING)
+        move_say(&s->options->tell,
+                 "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
+                 "with all of its pages, and only the confirmation of that is still on its way",
+                 err->message, s->status.record.peer);
+    else
+        move_say(&s->options->tell,
+                 "the source's QEMU has ended (%s); its pages are held here until the move is "
+                 "complete: leave this ib-migrate running",
+                 err->message);
     ibx_qmp_close(s->qmp);
     s->qmp = NULL;
     return 0;

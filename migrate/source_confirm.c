@@ -13,7 +13,6 @@
 
 #define CONFIRM_MS 30000 /* for the destination to say that it has heard it */
 #define AGAIN_MS   500   /* between two tries */
-#define SETUP_MS   3000  /* for one */
 
 int source_confirm(struct source *s, struct ibx_error *err)
 {
@@ -44,9 +43,7 @@ void source_await_confirmed(struct source *s,
                             void *context)
 {
     struct ibx_error silent = {0};
-    struct ibx_options options = s->transport;
-    if (options.timeout_ms > SETUP_MS)
-        options.timeout_ms = SETUP_MS;
+    const struct ibx_options options = move_options_of_a_try(&s->transport);
     if (s->pages) /* they are of no more use: that they end is no news, but would wake for ever */
         ibx_page_export_failed(s->pages, &silent);
     if (s->linked && !s->confirmed && ibx_control_take(&s->control, hear, context, &silent)) {
@@ -54,7 +51,7 @@ void source_await_confirmed(struct source *s,
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }
     if (!s->linked && !s->confirmed && ibx_now_ns() >= s->retry_ns) {
-        s->confirmed = !ibx_move_confirm(&s->status.record, &options, &silent);
+        s->confirmed = !move_confirm(&s->status.record, &options, &silent);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }
     const bool late = s->interrupts || ibx_now_ns() >= s->confirm_by_ns;

@@ -11,7 +11,6 @@
 #define RETRY_MIN_MS    250
 #define RETRY_MAX_MS    5000
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
-#define RETRY_SETUP_MS  3000  /* for one try */
 
 int source_record(struct source *s, enum ibx_record_state state, struct ibx_error *err)
 {
@@ -132,10 +131,8 @@ void source_link_disown(struct source *s, const char *why)
 {
     struct ibx_move_hello hello;
     struct ibx_move_answer answer;
-    struct ibx_options options = s->transport;
+    const struct ibx_options options = move_options_of_a_try(&s->transport);
     source_link_close(s);
-    if (options.timeout_ms > RETRY_SETUP_MS)
-        options.timeout_ms = RETRY_SETUP_MS;
     s->status.record.epoch++;
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
     if (move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, NULL))
@@ -178,9 +175,7 @@ static int try_again(struct source *s, struct ibx_error *err)
 {
     struct ibx_move_hello hello;
     struct ibx_move_answer answer;
-    struct ibx_options options = s->transport;
-    if (options.timeout_ms > RETRY_SETUP_MS)
-        options.timeout_ms = RETRY_SETUP_MS;
+    const struct ibx_options options = move_options_of_a_try(&s->transport);
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
     int rc = move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, err);
     if (!rc)

@@ -10,6 +10,7 @@
 
 #include "common/clock.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <glob.h>
 #include <limits.h>
@@ -20,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,8 +35,7 @@
 static struct vm vms[2];
 static struct mover receiver, sender;
 
-/* A move whose receiver has stopped itself at a state. */
-static void stopped_at(const char *state, const char *option)
+static void start_both(void)
 {
     struct vm_options options = {.append = ""};
     mover_begin();
@@ -42,6 +43,12 @@ static void stopped_at(const char *state, const char *option)
     options.incoming = true;
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], BEATS);
+}
+
+/* A move whose receiver has stopped itself at a state. */
+static void stopped_at(const char *state, const char *option)
+{
+    start_both();
     setenv("IBX_MOVE_STOP_AT", state, 1);
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
@@ -218,7 +225,7 @@ static void test_interrupted_when_complete(void **state)
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
-    mover_must_say(&receiver, "the source does not know yet");
+    mover_must_say(&receiver, "the source has not confirmed it");
     mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
     recover();
     ended();
@@ -227,18 +234,46 @@ static void test_interrupted_when_complete(void **state)
 /* Both tools at the end, of which the source's stands still with the confirmation not yet said. */
 static void about_to_confirm(void)
 {
-    struct vm_options options = {.append = ""};
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
+    start_both();
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
     setenv("IBX_MOVE_STOP_AT", "source:confirming", 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     on_record(&vms[0], "done", "must not be continued");
+}
+
+/* While that may confirm it at any moment a tool goes only when it is interrupted twice. */
+static void test_interrupted_before_the_confirmation(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    await_let_go();
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "only the source's confirmation is waited for; interrupt once");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 3);
+    mover_must_say(&receiver, "the source has not confirmed it");
+    assert_false(mover_said(&receiver, "needs pages"));
+    mover_kill(&sender, SIGCONT);
+    recover();
+    ended();
+}
+
+/* The QEMU of a source that has nothing left to do is missed by nobody. */
+static void test_qemu_ends_before_the_confirmation(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    mover_kill(&receiver, SIGSTOP);
+    kill(vms[0].pid, SIGKILL);
+    waitpid(vms[0].pid, NULL, 0);
+    vms[0].pid = 0;
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "with all of its pages, and only the confirmation");
+    assert_false(mover_said(&sender, "its pages are held here"));
+    mover_kill(&receiver, SIGCONT);
+    ended();
 }
 
 /* The confirmation reaches nobody: the source says it again to the tool that comes next. */
@@ -269,12 +304,85 @@ static void test_confirmation_interrupted(void **state)
     ended();
 }
 
+/* The receiver's address, with a long timeout asked for by the URI of the sender alone. */
+static const char *patient_uri(void)
+{
+    static char uri[320];
+    snprintf(uri, sizeof(uri), "%s?timeout_ms=600000", receiver.uri);
+    return uri;
+}
+
+/* Somebody else listens where the receiver did, and says nothing. */
+static int listen_in_its_place(void)
+{
+    const int one = 1;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    at.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    return fd;
+}
+
+/* They stay open and unanswered: another one comes only when a try has ended. */
+static void await_tries(int listener)
+{
+    int tries[3];
+    for (unsigned i = 0; i < 3; i++) {
+        struct pollfd wait = {.fd = listener, .events = POLLIN};
+        assert_int_equal(poll(&wait, 1, VM_WAIT_MS), 1);
+        tries[i] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        assert_true(tries[i] >= 0);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        close(tries[i]);
+}
+
+/* However patient the URI is, one try of many takes seconds. */
+static void test_tries_are_short(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"source:serving", "source:confirming"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        start_both();
+        mover_receive(&receiver, &vms[1], LISTEN, NULL);
+        setenv("IBX_MOVE_STOP_AT", states[i], 1);
+        mover_send(&sender, &vms[0], patient_uri(), NULL);
+        unsetenv("IBX_MOVE_STOP_AT");
+        mover_await_stop(&sender);
+        mover_kill(&receiver, SIGKILL);
+        int listener = listen_in_its_place();
+        mover_kill(&sender, SIGCONT);
+        await_tries(listener);
+        close(listener);
+        mover_kill(&sender, SIGKILL);
+        mover_end_all(NULL);
+    }
+}
+
+/* The last line, of a tool that had nothing to do but to say that a move is done. */
+static void summed_up(const struct mover *m, bool heard, int status)
+{
+    json_t *summary = mover_summary(m), *record = json_object_get(summary, "record");
+    assert_string_equal(json_string_value(json_object_get(summary, "role")), "source");
+    assert_string_equal(json_string_value(json_object_get(summary, "phase")),
+                        heard ? "done" : "failed");
+    assert_int_equal(json_is_true(json_object_get(summary, "complete")), heard);
+    assert_int_equal(json_integer_value(json_object_get(summary, "exit_status")), status);
+    assert_int_equal(json_is_null(json_object_get(summary, "error")), heard);
+    assert_string_equal(json_string_value(json_object_get(record, "state")), "done");
+    json_decref(summary);
+}
+
 /* The source has gone for good with it, and says it when it is asked to; or by then it is known. */
 static void test_confirmation_never_said(void **state)
 {
     (void)state;
     struct mover again;
-    const char *const recover_source[] = {"recover", "--qmp", vms[0].tool, TIMED, NULL};
+    const char *const recover_source[] = {"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL};
     about_to_confirm();
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
@@ -285,11 +393,13 @@ static void test_confirmation_never_said(void **state)
     mover_start(&again, recover_source);
     mover_ends(&again, 0);
     mover_must_say(&again, "the destination has heard so");
+    summed_up(&again, true, 0);
     mover_ends(&receiver, 0);
     on_record(&vms[1], "done", "not needed any more");
     mover_start(&again, recover_source);
     mover_ends(&again, 1);
     mover_must_say(&again, "matters only if ib-migrate status says complete there");
+    summed_up(&again, false, 1);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
 }
@@ -307,9 +417,12 @@ int main(void)
         cmocka_unit_test_teardown(test_qemu_cannot_be_let_go_of, mover_end_all),
         cmocka_unit_test_teardown(test_record_cannot_be_written, mover_end_all),
         cmocka_unit_test_teardown(test_interrupted_when_complete, mover_end_all),
+        cmocka_unit_test_teardown(test_interrupted_before_the_confirmation, mover_end_all),
+        cmocka_unit_test_teardown(test_qemu_ends_before_the_confirmation, mover_end_all),
         cmocka_unit_test_teardown(test_confirmation_lost, mover_end_all),
         cmocka_unit_test_teardown(test_confirmation_interrupted, mover_end_all),
         cmocka_unit_test_teardown(test_confirmation_never_said, mover_end_all),
+        cmocka_unit_test_teardown(test_tries_are_short, mover_end_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
