@@ -316,6 +316,8 @@ static bool part(struct tcp_lane *lane)
     if (!lane->index || !ibx_tcp_alive_part(tcp))
         return false;
     shutdown(tcp->lanes[0].fd, SHUT_WR);
+    /* Sockets on which nothing is sent any more count as ready to send. */
+    ibx_link_unwatch(tcp->link, tcp->writable);
     for (unsigned i = 1; i <= tcp->lane_count; i++) {
         if (tcp->lanes[i].watched)
             ibx_link_unwatch(tcp->link, tcp->lanes[i].fd);

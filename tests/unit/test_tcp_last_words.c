@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #define MESSAGES  15u   /* one less than would leave no credit */
 #define BYTES     12288 /* of each: together more than a receiver that does not read takes */
 #define SEND_ROOM (1 << 20)
+#define LONG      ((size_t)48 << 20) /* more than the sockets hold */
 
 static struct end server, client;
 static int lanes[3]; /* of a raw client: the door, two bulk lanes */
@@ -37,8 +39,8 @@ static void expect_end(unsigned messages)
     assert_non_null(strstr(server.notes[messages].reason, "closed"));
 }
 
-/* Three messages, then the bulk lanes end, which the server knows. */
-static void meet_and_lose_lanes(void)
+/* Three messages. */
+static void meet(void)
 {
     int door[2];
     sockets_tcp(door);
@@ -48,10 +50,21 @@ static void meet_and_lose_lanes(void)
     for (int i = 0; i < 3; i++)
         say("soon");
     assert_true(end_await(&server, NULL, 3));
+}
+
+/* The bulk lanes end, which the server knows. */
+static void lose_lanes(void)
+{
     close(lanes[1]);
     close(lanes[2]);
     end_settle(&server);
     assert_int_equal(server.count, 3);
+}
+
+static void arm(void)
+{
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
 }
 
 /* As where it had to wait for the window. The host of a closed socket drops what it still has for
@@ -60,12 +73,12 @@ static void test_later_than_the_end_of_other_lanes(void **state)
 {
     (void)state;
     uint8_t byte;
-    meet_and_lose_lanes();
+    meet();
+    lose_lanes();
     for (unsigned i = 0; i < 3; i++) /* room that is worth a word */
         ibx_provider_tcp.release(server.tcp, server.notes[i].token);
     assert_int_equal(end_send(&server, "hello", 5, 0), -EAGAIN);
-    while (ibx_provider_tcp.arm(server.tcp))
-        end_turn(&server);
+    arm();
     assert_int_equal(recv(lanes[0], &byte, 1, 0), 0);
     assert_false(end_wakes(&server, 0));
     say("last");
@@ -77,13 +90,42 @@ static void test_later_than_the_end_of_other_lanes(void **state)
     end_fini(&server);
 }
 
+/* What the server had to say, and the peer did not read, is no reason to stay awake any more. */
+static void test_behind_output_that_waits(void **state)
+{
+    (void)state;
+    uint64_t key = 1;
+    struct ibx_chunk chunk = {.kind = IBX_RDMA_WRITE, .remote_keys = &key, .length = LONG};
+    chunk.local = calloc(1, LONG);
+    assert_non_null(chunk.local);
+    meet();
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    while (!server.tcp->lanes[0].blocked)
+        end_turn(&server);
+    arm();
+    assert_false(end_wakes(&server, 0)); /* but for room there */
+    lose_lanes();
+    arm();
+    assert_false(end_wakes(&server, 0));
+    say("last");
+    assert_true(end_wakes(&server, 10000));
+    assert_true(end_await(&server, NULL, 4));
+    assert_int_equal(server.notes[3].kind, NOTE_MESSAGE);
+    close(lanes[0]); /* with bytes that it has not read, which is no orderly end */
+    assert_true(end_await(&server, NULL, 5));
+    assert_int_equal(server.notes[4].kind, NOTE_LOST);
+    assert_int_equal(server.notes[4].status, -ECONNRESET);
+    end_fini(&server);
+    free(chunk.local);
+}
+
 /* A peer that keeps the door's socket and closes others is no peer for long. */
 static void test_no_end_of_the_door(void **state)
 {
     (void)state;
-    meet_and_lose_lanes();
-    while (ibx_provider_tcp.arm(server.tcp))
-        end_turn(&server);
+    meet();
+    lose_lanes();
+    arm();
     assert_true(end_wakes(&server, 10000));
     expect_end(3);
     close(lanes[0]);
@@ -128,6 +170,7 @@ int main(int argc, char **argv)
         end_engine = argv[1];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_than_the_end_of_other_lanes),
+        cmocka_unit_test(test_behind_output_that_waits),
         cmocka_unit_test(test_no_end_of_the_door),
         cmocka_unit_test(test_behind_a_full_window),
     };
