@@ -47,7 +47,10 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
 int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **session,
                             struct ibx_error *err)
 {
-    return ibx_session_create(other->uri, &other->options, session, err);
+    int rc = ibx_session_create(other->uri, &other->options, session, err);
+    if (!rc)
+        copies_init(&(*session)->copies, &other->copies.options);
+    return rc;
 }
 
 void ibx_session_set_gpu(struct ibx_session *s, const struct ibx_gpu_options *options)

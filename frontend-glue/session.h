@@ -45,7 +45,7 @@ struct ibx_copy_counts {
 int ibx_session_create(const char *uri, const struct ibx_options *options,
                        struct ibx_session **session, struct ibx_error *err);
 /* Server, before it serves: how the sessions that it accepts treat copies. Off without this call.
- */
+ * Client, before its first copy: only its threads count. */
 void ibx_session_set_gpu(struct ibx_session *session, const struct ibx_gpu_options *options);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);

@@ -48,13 +48,19 @@ static int tear_down_long(void **state)
     return tear_down(state);
 }
 
-static int copy(bool to_device, bool async, uint8_t *host, uint64_t at, size_t n)
+static int copy_by(struct ibx_session *client, bool to_device, bool async, uint8_t *host,
+                   uint64_t at, size_t n)
 {
     int code = -1;
     struct ibx_frontend_copy wish = {
         .to_device = to_device, .async = async, .device = far + at, .host = host, .n = n};
-    assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
+    assert_int_equal(ibx_session_copy(client, &wish, &code), 0);
     return code;
+}
+
+static int copy(bool to_device, bool async, uint8_t *host, uint64_t at, size_t n)
+{
+    return copy_by(pair.client, to_device, async, host, at, n);
 }
 
 /* The copies that the back end has run so far. */
@@ -186,6 +192,37 @@ static int set_up_off(void **state)
     return rc;
 }
 
+static int serve_twin(struct session_pair *twin, void *argument)
+{
+    const struct ibx_gpu_options off = {.mode = IBX_GPU_OFF, .threads = 1};
+    if (ibx_session_accept(twin->listening, &twin->server, NULL))
+        return -1;
+    ibx_session_set_gpu(twin->server, &off);
+    return serve(twin, argument);
+}
+
+/* A further connection of an application, for its copies in the background, has as many threads. */
+static void test_twins_have_crews(void **state)
+{
+    (void)state;
+    const size_t n = 5 << 20;
+    uint8_t *host = calloc(1, n);
+    struct session_pair twin = {.listening = pair.listening};
+    assert_non_null(host);
+    assert_int_equal(ibx_session_create_like(pair.client, &twin.client, NULL), 0);
+    session_pair_start(&twin, serve_twin, NULL);
+    assert_int_equal(ibx_session_connect(twin.client, NULL), 0);
+    unsigned threads = threads_now();
+    handler_says = 0;
+    assert_int_equal(copy_by(twin.client, true, false, host, 0, n), 0);
+    handler_says = HANDLED;
+    assert_int_equal(threads_now(), threads + 2);
+    ibx_session_destroy(twin.client);
+    assert_int_equal(session_pair_join(&twin), 0);
+    ibx_session_destroy(twin.server);
+    free(host);
+}
+
 #define SHORT ((size_t)1 << 20) /* in four parts of 256 KiB */
 #define LONG  ((size_t)3 << 20) /* in six of 512 KiB */
 
@@ -306,6 +343,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_slow_gpu, set_up_crew, tear_down_long),
         cmocka_unit_test_setup_teardown(test_failures, set_up_crew, tear_down_long),
         cmocka_unit_test_setup_teardown(test_useless, set_up_off, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_twins_have_crews, set_up_crew, tear_down_long),
         cmocka_unit_test_setup_teardown(test_short_ones_are_given_up_alone, set_up_long_in_place,
                                         tear_down_long),
         cmocka_unit_test_setup_teardown(test_long_ones_are_judged_for_themselves,
