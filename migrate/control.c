@@ -45,7 +45,8 @@ int ibx_control_send(struct ibx_control *control, const struct ibx_move_any *mes
         return (int)length;
     control->sent += (uint64_t)length;
     struct iovec iov = {bytes, (size_t)length};
-    int rc = control->head ? -EAGAIN : ibx_send(control->conn, &iov, 1, 0, 0);
+    const unsigned flags = message->type == IBX_MOVE_ABORT ? 0 : IBX_SPARING;
+    int rc = control->head ? -EAGAIN : ibx_send(control->conn, &iov, 1, 0, flags);
     return rc == -EAGAIN ? enqueue(control, bytes, (size_t)length) : rc;
 }
 
@@ -78,7 +79,7 @@ static int flush(struct ibx_control *control)
     while (control->head) {
         struct control_queued *item = control->head;
         struct iovec iov = {item->bytes, item->length};
-        int rc = ibx_send(control->conn, &iov, 1, 0, 0);
+        int rc = ibx_send(control->conn, &iov, 1, 0, IBX_SPARING);
         if (rc)
             return rc == -EAGAIN ? 0 : rc;
         control->head = item->next;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The control connection of a move: whole messages out, with a queue for what finds no credit, and
- * whole decoded messages in. Owned by one thread, never blocks.
+ * whole decoded messages in. The last credit is kept for an ABORT, which so leaves at once also
+ * when the other side stands still. Owned by one thread, never blocks.
  */
 #ifndef IBX_MIGRATE_CONTROL_H
 #define IBX_MIGRATE_CONTROL_H

@@ -261,7 +261,8 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
     struct ofi_endpoint *e = endpoint;
     if (e->aborted)
         return -ENOTCONN;
-    struct ofi_request *r = e->credits ? free_list_pop(&e->free_sends) : NULL;
+    const bool room = e->credits >= (flags & IBX_SPARING ? 2 : 1);
+    struct ofi_request *r = room ? free_list_pop(&e->free_sends) : NULL;
     e->send_refused = true;
     e->send_again = false;
     if (!r)

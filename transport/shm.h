@@ -195,7 +195,7 @@ struct shm {
     bool *inbox_held;             /* by the user */
     uint64_t *send_done;          /* cookies of signalled sends to report */
     uint32_t send_done_count;     /* at most slots */
-    bool hungry;                  /* a send was refused for want of credit */
+    unsigned hungry;              /* credits that a send was refused for want of; 0: none was */
     bool armed;                   /* this side may have been sleeping */
     bool aborted;                 /* */
     int broken;                   /* negative errno to report as lost, once */

@@ -93,10 +93,11 @@ void ibx_shm_command_put(struct shm *shm, const struct shm_command *command)
     publish(shm, place);
 }
 
-/* Whether a message may be sent, after a look at what the peer has given back. */
-static bool has_credit(struct shm *shm)
+/* Whether there are so many, 1 or 2, after a look at what the peer has given back. */
+static bool has_credits(struct shm *shm, unsigned wanted)
 {
-    if (shm->sent - shm->released_seen < shm->geometry.slots)
+    const uint64_t most = shm->geometry.slots - wanted;
+    if (shm->sent - shm->released_seen <= most)
         return true;
     uint64_t released = atomic_load(&shm->theirs.control->released);
     if (released < shm->released_seen || released > shm->sent) {
@@ -104,7 +105,7 @@ static bool has_credit(struct shm *shm)
         return false;
     }
     shm->released_seen = released;
-    return shm->sent - released < shm->geometry.slots;
+    return shm->sent - released <= most;
 }
 
 static void gather(uint8_t *out, const struct iovec *iov, int iovcnt)
@@ -121,7 +122,8 @@ int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
 {
     struct shm *shm = endpoint;
     bool report = flags & IBX_SIGNALED;
-    shm->hungry = !has_credit(shm);
+    const unsigned wanted = flags & IBX_SPARING ? 2 : 1;
+    shm->hungry = has_credits(shm, wanted) ? 0 : wanted;
     if (shm->hungry || (report && shm->send_done_count == shm->geometry.slots))
         return -EAGAIN;
     struct shm_command *place = next_place(shm);
@@ -239,8 +241,8 @@ int ibx_shm_ring_progress(struct shm *shm)
         ibx_shm_control_drain(shm);
     }
     int made = shm->send_done_count ? report_sends(shm) : 0;
-    if (shm->hungry && has_credit(shm)) {
-        shm->hungry = false; /* no upcall, but the sender waits for it */
+    if (shm->hungry && has_credits(shm, shm->hungry)) {
+        shm->hungry = 0; /* no upcall, but the sender waits for it */
         made++;
     }
     /* At most one lap, so that a peer that never stops cannot keep us here. */

@@ -197,7 +197,7 @@ int ibx_tcp_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
 {
     struct tcp *tcp = endpoint;
     struct tcp_letter *letter = tcp->letters_free;
-    if (!tcp->credits || !letter || tcp->status ||
+    if (tcp->credits < (flags & IBX_SPARING ? 2 : 1) || !letter || tcp->status ||
         tcp->parting) /* progress has the sentence for the latter */
         return -EAGAIN;
     struct ibx_tcp_frame frame = {

@@ -274,6 +274,7 @@ int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct 
 enum ibx_flags {
     IBX_URGENT = 1,   /* goes ahead of bulk work, on a lane of its own */
     IBX_SIGNALED = 2, /* ibx_send only: report an IBX_EVENT_SEND too */
+    IBX_SPARING = 4,  /* ibx_send only: not with the last credit, which stays for one without it */
 };
 
 /* READ: remote -> local. WRITE: local -> remote. Any length, cut into chunks

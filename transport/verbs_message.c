@@ -254,7 +254,7 @@ int ibx_verbs_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t l
 {
     struct verbs *v = endpoint;
     struct verbs_messages *m = &v->messages;
-    if (!m->credits || m->count >= m->buffers - CREDIT_SENDS)
+    if (m->credits < (flags & IBX_SPARING ? 2 : 1) || m->count >= m->buffers - CREDIT_SENDS)
         return -EAGAIN;
     if (length > m->message_max)
         return -EMSGSIZE;

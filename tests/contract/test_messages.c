@@ -113,6 +113,29 @@ static void test_flood_without_polling(void **state)
     pair_close(pair);
 }
 
+/* Who spares the last credit stops one message before a peer that does not poll has no room left,
+ * and goes on when it does. */
+static void test_last_credit_is_spared(void **state)
+{
+    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
+    for (int round = 0; round < 5; round++) {
+        pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 0});
+        for (int polls = 0; polls < 1000; polls++) { /* some credit may still be on its way */
+            end_poll(&pair->end);
+            while (!end_send_next(&pair->end, IBX_SPARING))
+                ;
+        }
+        CHECK(end_send_next(&pair->end, IBX_SPARING) == -EAGAIN);
+        CHECK(end_send_next(&pair->end, 0) == 0);
+        CHECK(end_send_next(&pair->end, 0) == -EAGAIN);
+        pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 1});
+        for (int i = 0; i < 100; i++)
+            end_send(&pair->end, IBX_SPARING);
+        await_arrival(pair);
+    }
+    pair_close(pair);
+}
+
 /* Messages held by the peer, given back in random order, keep their bytes until then. */
 static void test_held_by_the_peer(void **state)
 {
@@ -195,6 +218,7 @@ static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_flood_without_polling),
     TEST_BOTH(test_held_by_the_peer),
     TEST_BOTH(test_held_by_this_side),
+    TEST_BOTH(test_last_credit_is_spared),
     TEST_BOTH(test_credits_bound_a_held_flood),
     TEST_BOTH(test_sizes_and_signals),
     TEST_BOTH(test_no_pieces_is_an_empty_message),

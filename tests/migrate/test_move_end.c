@@ -367,6 +367,7 @@ static void test_tries_are_short(void **state)
 static void summed_up(const struct mover *m, bool heard, int status)
 {
     json_t *summary = mover_summary(m), *record = json_object_get(summary, "record");
+    assert_non_null(record);
     assert_string_equal(json_string_value(json_object_get(summary, "role")), "source");
     assert_string_equal(json_string_value(json_object_get(summary, "phase")),
                         heard ? "done" : "failed");

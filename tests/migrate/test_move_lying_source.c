@@ -448,6 +448,37 @@ static void lie_word_behind_the_end(void)
     line_closes(&liar.control);
 }
 
+/* Rollback hears that the VM does not run here while the word that it shall is under way: what it
+ * hears stays true. */
+static void lie_query_beside_the_commit(void)
+{
+    const uint64_t deadline = vm_soon();
+    struct line other;
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_state_end(&liar.control, real_length);
+    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    hold_main();
+    knock_hello(&other, IBX_PURPOSE_QUERY, 1, 1);
+    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 1);
+    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
+        assert_true(ibx_now_ns() < deadline);
+    assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
+    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_true(other.last.is.answer.accepted);
+    assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
+    line_hang_up(&other);
+    line_closes(&liar.control);
+    liar_ends();
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
+    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
+    line_say(&other, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    line_closes(&other);
+    line_hang_up(&other);
+}
+
 static const struct lie {
     const char *name;
     void (*tell)(void);
@@ -472,6 +503,7 @@ static const struct lie {
     {"strangers", lie_strangers, "enough", false},
     {"epochs", lie_epochs, "it stays", false},
     {"a word behind the end", lie_word_behind_the_end, "it stays", false},
+    {"a query beside the commit", lie_query_beside_the_commit, "it stays", false},
 };
 
 static void take_real_state(void)
