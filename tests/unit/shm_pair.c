@@ -236,3 +236,22 @@ void post(struct end *end, struct ibx_chunk *chunk, enum ibx_rdma_kind kind, uns
     };
     assert_int_equal(ibx_provider_shm.rdma(end->shm, chunk), 0);
 }
+
+static uint8_t byte_of(size_t i)
+{
+    return (uint8_t)(i * 7 + i / 251);
+}
+
+void fill(uint8_t *bytes, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        bytes[i] = byte_of(i);
+}
+
+void check(const uint8_t *bytes, size_t length, size_t from)
+{
+    for (size_t i = 0; i < length; i++) {
+        if (bytes[i] != byte_of(from + i))
+            fail_msg("byte %zu differs", i);
+    }
+}

@@ -70,6 +70,9 @@ void assert_lost(struct end *end, int status);
 /* A region of malloc'ed or, without an address, allocated memory. */
 struct ibx_mr *region(struct end *end, void *address, size_t length, unsigned access);
 void region_drop(struct end *end, struct ibx_mr *mr);
+/* Bytes that tell where they belong; these are those of places `from` and up. */
+void fill(uint8_t *bytes, size_t length);
+void check(const uint8_t *bytes, size_t length, size_t from);
 /* Gives one chunk of `kind` to `end`; lane 0 is urgent. */
 void post(struct end *end, struct ibx_chunk *chunk, enum ibx_rdma_kind kind, unsigned lane,
           void *local, const struct ibx_mr *remote, size_t offset, size_t length);
