@@ -2,10 +2,7 @@
 #include "tests/unit/client_scene.h"
 
 #include "common/clock.h"
-#include "common/log.h"
-#include "transport/auth.h"
 
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -13,30 +10,17 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define KEY  "a key of these tests, 32 bytes.."
 #define WIRE 1u /* what honest offers name */
-
-static char key_file[64];
-
-static int open_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
 
 void open_scene(struct scene *s, bool with_key, unsigned timeout_ms)
 {
     memset(s, 0, sizeof(*s));
     memory_control_reset();
-    s->fds = open_fds();
+    s->fds = raw_open_fds();
     ibx_options_init(&s->options);
     s->options.timeout_ms = timeout_ms;
     if (with_key)
-        snprintf(s->options.key_file, sizeof(s->options.key_file), "%s", key_file);
+        snprintf(s->options.key_file, sizeof(s->options.key_file), "%s", raw_key_file);
     s->listening = raw_listen(&s->port);
     memory_wire_make(WIRE);
 }
@@ -46,7 +30,7 @@ void close_scene(struct scene *s)
     close(s->listening);
     memory_wire_drop(WIRE);
     assert_int_equal(memory_live_endpoints(), 0);
-    assert_int_equal(open_fds(), s->fds);
+    assert_int_equal(raw_open_fds(), s->fds);
 }
 
 void *client(void *argument)
@@ -87,12 +71,6 @@ void expect_failure(struct scene *s, int code, const char *said)
 
 /* ----------------------------------------------------------------- an honest server */
 
-void hear(struct raw *raw, uint8_t type, struct raw_frame *frame)
-{
-    assert_true(raw_hear(raw, frame));
-    assert_int_equal(frame->type, type);
-}
-
 static bool keyed(const struct raw *raw)
 {
     static const uint8_t no_key[RAW_HASH];
@@ -114,7 +92,7 @@ void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
     static const uint8_t types[STEPS] = {CHALLENGE, PROOF, OFFER, RESULT};
     switch (step) {
     case AT_CHALLENGE:
-        hear(raw, HELLO, &heard);
+        raw_expect(raw, HELLO, &heard);
         memcpy(raw->client_nonce, heard.payload + 7, 32);
         length = raw_opening(raw, payload, keyed(raw));
         raw_host_mark(raw, payload + length);
@@ -122,7 +100,7 @@ void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
         break;
     case AT_PROOF:
         raw_derive(raw, proof, own);
-        hear(raw, PROOF, &heard);
+        raw_expect(raw, PROOF, &heard);
         assert_int_equal(heard.payload_length, RAW_HASH);
         assert_memory_equal(heard.payload, proof, RAW_HASH);
         memcpy(payload, own, RAW_HASH);
@@ -130,11 +108,11 @@ void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
         break;
     case AT_OFFER:
         raw->authenticated = true;
-        hear(raw, TRY, &heard);
+        raw_expect(raw, TRY, &heard);
         length = put_wire(payload);
         break;
     case AT_RESULT:
-        hear(raw, ANSWER, &heard);
+        raw_expect(raw, ANSWER, &heard);
         length = raw_result(payload, 0, "");
         break;
     case STEPS:
@@ -150,25 +128,4 @@ void walk_to(struct raw *raw, enum step step)
         make_step(raw, i, &frame);
         raw_send(raw, frame.bytes, frame.length);
     }
-}
-
-void set_key(struct raw *raw)
-{
-    struct ibx_piece piece = {KEY, strlen(KEY)};
-    ibx_hash(&piece, 1, raw->key);
-}
-
-int make_key(void **state)
-{
-    (void)state;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    snprintf(key_file, sizeof(key_file), "/tmp/test_door_client.XXXXXX");
-    int fd = mkstemp(key_file);
-    return fd < 0 || write(fd, KEY, strlen(KEY)) < 0 || close(fd);
-}
-
-int remove_key(void **state)
-{
-    (void)state;
-    return unlink(key_file);
 }

@@ -36,18 +36,11 @@ int went(struct scene *s);
 /* It failed so, and says one sentence that names the server. */
 void expect_failure(struct scene *s, int code, const char *said);
 
-/* The next frame, which is of this type. */
-void hear(struct raw *raw, uint8_t type, struct raw_frame *frame);
 /* What the client joins; its length. */
 size_t put_wire(uint8_t *out);
 /* Hears what comes before the server's frame of this step, and makes that frame. */
 void make_step(struct raw *raw, enum step step, struct raw_frame *frame);
 /* All steps before this one, as an honest server takes them. */
 void walk_to(struct raw *raw, enum step step);
-void set_key(struct raw *raw);
-
-/* Of a group of tests. */
-int make_key(void **state);
-int remove_key(void **state);
 
 #endif

@@ -2,10 +2,7 @@
 #include "tests/unit/door_scene.h"
 
 #include "common/clock.h"
-#include "common/log.h"
-#include "transport/auth.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -15,27 +12,15 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-static char key_file[64];
-
-static int open_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
-
 void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms)
 {
     memset(s, 0, sizeof(*s));
     memory_control_reset();
-    s->fds = open_fds();
+    s->fds = raw_open_fds();
     ibx_options_init(&s->options);
     s->options.timeout_ms = timeout_ms;
     if (with_key)
-        snprintf(s->options.key_file, sizeof(s->options.key_file), "%s", key_file);
+        snprintf(s->options.key_file, sizeof(s->options.key_file), "%s", raw_key_file);
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s->options, &s->listener, NULL), 0);
     s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
 }
@@ -102,13 +87,7 @@ void door_close(struct door_scene *s)
     assert_string_equal(s->reason, "the peer closed the connection");
     ibx_listener_close(s->listener);
     assert_int_equal(memory_live_endpoints(), 0);
-    assert_int_equal(open_fds(), s->fds);
-}
-
-void door_hear(struct raw *raw, uint8_t type, struct raw_frame *frame)
-{
-    assert_true(raw_hear(raw, frame));
-    assert_int_equal(frame->type, type);
+    assert_int_equal(raw_open_fds(), s->fds);
 }
 
 /* Hears what comes before the client's frame of this step, and makes that frame. */
@@ -124,7 +103,7 @@ void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *fram
         length = raw_opening(raw, payload, memcmp(raw->key, no_key, RAW_HASH) != 0);
         break;
     case AT_PROOF:
-        door_hear(raw, CHALLENGE, &heard);
+        raw_expect(raw, CHALLENGE, &heard);
         assert_int_equal(heard.payload_length, 51 + 32);
         memcpy(raw->server_nonce, heard.payload + 7, 32);
         raw_derive(raw, client, server);
@@ -132,15 +111,15 @@ void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *fram
         length = RAW_HASH;
         break;
     case AT_TRY:
-        door_hear(raw, PROOF, &heard);
+        raw_expect(raw, PROOF, &heard);
         raw->authenticated = true;
         length = raw_string(payload, "shm");
         break;
     case AT_ANSWER:
-        door_hear(raw, OFFER, &heard);
+        raw_expect(raw, OFFER, &heard);
         break;
     case AT_RESULT:
-        door_hear(raw, RESULT, &heard);
+        raw_expect(raw, RESULT, &heard);
         length = raw_result(payload, 0, "");
         break;
     case STEPS:
@@ -156,25 +135,4 @@ void door_walk_to(struct raw *raw, enum door_step step)
         door_make_step(raw, i, &frame);
         raw_send(raw, frame.bytes, frame.length);
     }
-}
-
-void door_set_key(struct raw *raw)
-{
-    struct ibx_piece piece = {DOOR_KEY, strlen(DOOR_KEY)};
-    ibx_hash(&piece, 1, raw->key);
-}
-
-int door_make_key(void **state)
-{
-    (void)state;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    snprintf(key_file, sizeof(key_file), "/tmp/test_door.XXXXXX");
-    int fd = mkstemp(key_file);
-    return fd < 0 || write(fd, DOOR_KEY, strlen(DOOR_KEY)) < 0 || close(fd);
-}
-
-int door_remove_key(void **state)
-{
-    (void)state;
-    return unlink(key_file);
 }

@@ -8,8 +8,6 @@
 
 #include <pthread.h>
 
-#define DOOR_KEY "a key of these tests, 32 bytes.."
-
 /* A listener, and what became of the last client it took. */
 struct door_scene {
     struct ibx_listener *listener;
@@ -39,15 +37,9 @@ int door_served(struct door_scene *s);
 /* It failed so, and says one sentence that names the client. */
 void door_expect_failure(struct door_scene *s, int code, const char *said);
 
-void door_set_key(struct raw *raw);
-void door_hear(struct raw *raw, uint8_t type, struct raw_frame *frame);
 /* Hears what comes before the client's frame of this step, and makes that frame. */
 void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *frame);
 /* All steps before this one, as an honest client takes them. */
 void door_walk_to(struct raw *raw, enum door_step step);
-
-/* Of a group of tests. */
-int door_make_key(void **state);
-int door_remove_key(void **state);
 
 #endif

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/unit/raw_door.h"
 
+#include "common/log.h"
 #include "common/wire.h"
 #include "transport/auth.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -12,11 +14,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <cmocka.h>
 
+#define KEY         "a key of these tests, 32 bytes.."
 #define PATIENCE_MS 10000 /* for an answer of the code under test */
 
 static struct sockaddr_in address_of(const char *host, uint16_t port)
@@ -168,10 +172,51 @@ bool raw_hear(struct raw *raw, struct raw_frame *frame)
     return true;
 }
 
+void raw_expect(struct raw *raw, uint8_t type, struct raw_frame *frame)
+{
+    assert_true(raw_hear(raw, frame));
+    assert_int_equal(frame->type, type);
+}
+
 bool raw_hears_end(struct raw *raw)
 {
     uint8_t byte;
     return !hear_bytes(raw, &byte, 1);
+}
+
+/* -------------------------------------------------------------------------- scenes */
+
+char raw_key_file[64];
+
+int raw_make_key(void **state)
+{
+    (void)state;
+    ibx_log_set_level(IBX_LOG_ERROR);
+    snprintf(raw_key_file, sizeof(raw_key_file), "/tmp/ibx_test_door.XXXXXX");
+    int fd = mkstemp(raw_key_file);
+    return fd < 0 || write(fd, KEY, strlen(KEY)) < 0 || close(fd);
+}
+
+int raw_remove_key(void **state)
+{
+    (void)state;
+    return unlink(raw_key_file);
+}
+
+void raw_set_key(struct raw *raw)
+{
+    struct ibx_piece piece = {KEY, strlen(KEY)};
+    ibx_hash(&piece, 1, raw->key);
+}
+
+int raw_open_fds(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
 }
 
 /* ----------------------------------------------------------------------- payloads */

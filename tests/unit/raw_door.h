@@ -49,8 +49,19 @@ void raw_send(struct raw *raw, const void *bytes, size_t length);
 void raw_say(struct raw *raw, uint8_t type, const void *payload, size_t length);
 /* The next frame, its MAC checked. False at the end of the stream. */
 bool raw_hear(struct raw *raw, struct raw_frame *frame);
+/* ... which is of this type. */
+void raw_expect(struct raw *raw, uint8_t type, struct raw_frame *frame);
 /* True once the other side has closed, having said nothing more. */
 bool raw_hears_end(struct raw *raw);
+
+/* What a group of tests begins and ends with: a file with a key, which is `raw`'s, too, when it is
+ * set. */
+extern char raw_key_file[64];
+int raw_make_key(void **state);
+int raw_remove_key(void **state);
+void raw_set_key(struct raw *raw);
+/* How many descriptors this process has open. */
+int raw_open_fds(void);
 
 /* Payloads; each returns its length. */
 size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key);

@@ -255,3 +255,28 @@ void check(const uint8_t *bytes, size_t length, size_t from)
             fail_msg("byte %zu differs", i);
     }
 }
+
+/* ------------------------------------------------------------------- one pair */
+
+struct pair both;
+
+int both_apart(void **state)
+{
+    (void)state;
+    pair_init(&both);
+    return 0;
+}
+
+int both_meet(void **state)
+{
+    both_apart(state);
+    pair_meet(&both);
+    return 0;
+}
+
+int both_part(void **state)
+{
+    (void)state;
+    pair_fini(&both);
+    return 0;
+}

@@ -49,6 +49,11 @@ void pair_init(struct pair *pair);
 /* offer, join and finish on both; fails the test when that does not work. */
 void pair_meet(struct pair *pair);
 void pair_fini(struct pair *pair);
+/* What most tests have: a pair that has met, or one that has not yet. */
+extern struct pair both;
+int both_meet(void **state);
+int both_apart(void **state);
+int both_part(void **state);
 /* The server's offer as bytes; returns the length. */
 size_t pair_offer(struct pair *pair, uint8_t *bytes, size_t size);
 /* finish of one end in a thread of its own, so that the test can play the other. */

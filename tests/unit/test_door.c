@@ -22,7 +22,7 @@ static void honest_client_gets_in(void **state)
         door_open(&s, with_key, 10000);
         struct raw raw = door_knock(&s);
         if (with_key)
-            door_set_key(&raw);
+            raw_set_key(&raw);
         door_walk_to(&raw, STEPS);
         raw_close(&raw);
         assert_int_equal(door_served(&s), 0);
@@ -43,7 +43,7 @@ static void challenge_golden_bytes(void **state)
     door_open(&s, false, 10000);
     struct raw raw = door_knock(&s);
     door_walk_to(&raw, AT_PROOF);
-    door_hear(&raw, CHALLENGE, &frame);
+    raw_expect(&raw, CHALLENGE, &frame);
     static const uint8_t head[] = {84, 0, 0, 0, 2, 'I', 'B', 'X', 'D', 1, 0, 0};
     static const uint8_t wishes[] = {16, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0};
     assert_int_equal(frame.length, 88);
@@ -65,24 +65,24 @@ static void proof_offer_and_result_golden_bytes(void **state)
     uint8_t client[RAW_HASH], server[RAW_HASH];
     door_open(&s, true, 10000);
     struct raw raw = door_knock(&s);
-    door_set_key(&raw);
+    raw_set_key(&raw);
     door_walk_to(&raw, AT_PROOF);
-    door_hear(&raw, CHALLENGE, &frame);
+    raw_expect(&raw, CHALLENGE, &frame);
     assert_int_equal(frame.bytes[11], 1); /* it has a key */
     raw_derive(&raw, client, server);
     raw_say(&raw, PROOF, client, RAW_HASH);
     static const uint8_t proof_head[] = {33, 0, 0, 0, 3};
-    door_hear(&raw, PROOF, &frame);
+    raw_expect(&raw, PROOF, &frame);
     assert_memory_equal(frame.bytes, proof_head, 5);
     assert_memory_equal(frame.bytes + 5, server, RAW_HASH);
     raw.authenticated = true; /* from here on raw_hear() checks MACs */
     raw_say(&raw, TRY, "\3\0shm", 5);
     static const uint8_t offer_head[] = {1 + 8 + 16, 0, 0, 0, 5};
-    door_hear(&raw, OFFER, &frame);
+    raw_expect(&raw, OFFER, &frame);
     assert_memory_equal(frame.bytes, offer_head, 5);
     raw_say(&raw, ANSWER, NULL, 0);
     static const uint8_t result[] = {1 + 6 + 16, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0};
-    door_hear(&raw, RESULT, &frame);
+    raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
     raw_close(&raw);
     door_expect_failure(&s, -ECONNRESET, "it closed the connection");
@@ -101,7 +101,7 @@ static void cut_off_at_every_byte(void **state)
         for (size_t n = 0, length = 1; n < length; n++) {
             struct raw_frame frame;
             struct raw raw = door_knock(&s);
-            door_set_key(&raw);
+            raw_set_key(&raw);
             door_walk_to(&raw, step);
             door_make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, n);
@@ -291,7 +291,7 @@ static void strangers_and_other_versions(void **state)
         opening[bad[i].at] = bad[i].value;
         raw_say(&raw, HELLO, opening, n);
         door_expect_failure(&s, bad[i].code, bad[i].said);
-        door_hear(&raw, REFUSE, &frame); /* it is told why */
+        raw_expect(&raw, REFUSE, &frame); /* it is told why */
         assert_memory_equal(frame.payload + 6, bad[i].said, frame.payload_length - 6);
         assert_true(raw_hears_end(&raw));
         raw_close(&raw);
@@ -345,5 +345,5 @@ int main(void)
         cmocka_unit_test(strangers_and_other_versions),
         cmocka_unit_test(truncated_payloads),
     };
-    return cmocka_run_group_tests(tests, door_make_key, door_remove_key);
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

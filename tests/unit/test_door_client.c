@@ -22,9 +22,9 @@ static void honest_server_is_believed(void **state)
         open_scene(&s, with_key, 10000);
         struct raw raw = answer_knock(&s);
         if (with_key)
-            set_key(&raw);
+            raw_set_key(&raw);
         walk_to(&raw, STEPS);
-        hear(&raw, RESULT, &frame);
+        raw_expect(&raw, RESULT, &frame);
         assert_int_equal(went(&s), 0);
         assert_string_equal(s.path.provider, "shm");
         assert_int_equal(s.path.refused_count, 0);
@@ -47,7 +47,7 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     struct raw raw = answer_knock(&s);
     static const uint8_t hello[] = {52, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 1, 0, 0};
     static const uint8_t wishes[] = {2, 1, 0, 0, 5, 4, 3, 0, 0, 0, 0, 0};
-    hear(&raw, HELLO, &frame);
+    raw_expect(&raw, HELLO, &frame);
     assert_int_equal(frame.length, 56);
     assert_memory_equal(frame.bytes, hello, sizeof(hello));
     assert_memory_equal(frame.bytes + 44, wishes, sizeof(wishes));
@@ -59,7 +59,7 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw_derive(&raw, client_proof, server_proof);
     static const uint8_t proof[] = {33, 0, 0, 0, 3};
-    hear(&raw, PROOF, &frame);
+    raw_expect(&raw, PROOF, &frame);
     assert_int_equal(frame.length, 37);
     assert_memory_equal(frame.bytes, proof, sizeof(proof));
     assert_memory_equal(frame.bytes + 5, client_proof, RAW_HASH);
@@ -67,15 +67,15 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     raw.authenticated = true; /* from here on raw_hear() checks MACs */
 
     static const uint8_t try[] = {1 + 5 + 16, 0, 0, 0, 4, 3, 0, 's', 'h', 'm'};
-    hear(&raw, TRY, &frame);
+    raw_expect(&raw, TRY, &frame);
     assert_int_equal(frame.length, sizeof(try) + 16);
     assert_memory_equal(frame.bytes, try, sizeof(try));
     raw_say(&raw, OFFER, payload, put_wire(payload));
     static const uint8_t answer[] = {1 + 16, 0, 0, 0, 6};
-    hear(&raw, ANSWER, &frame);
+    raw_expect(&raw, ANSWER, &frame);
     assert_memory_equal(frame.bytes, answer, sizeof(answer));
     static const uint8_t result[] = {1 + 6 + 16, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0};
-    hear(&raw, RESULT, &frame);
+    raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
     raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
     assert_int_equal(went(&s), 0);
@@ -94,7 +94,7 @@ static void failing_result_golden_bytes(void **state)
     struct raw raw = answer_knock(&s);
     walk_to(&raw, AT_RESULT);
     static const uint8_t result[] = {1 + 6 + 17 + 16, 0, 0, 0, 7, 0xed, 0xff, 0xff, 0xff, 17, 0};
-    hear(&raw, RESULT, &frame);
+    raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
     assert_memory_equal(frame.bytes + sizeof(result), "join told to fail", 17);
     raw_close(&raw);
@@ -133,7 +133,7 @@ static void cut_off_at_every_byte(void **state)
         for (size_t n = 0, length = 1; n < length; n++) {
             struct raw_frame frame;
             struct raw raw = answer_knock(&s);
-            set_key(&raw);
+            raw_set_key(&raw);
             walk_to(&raw, step);
             make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, n);
@@ -202,7 +202,7 @@ static void try_is(struct raw *raw, const char *name)
 {
     struct raw_frame frame;
     uint8_t expected[64];
-    hear(raw, TRY, &frame);
+    raw_expect(raw, TRY, &frame);
     size_t n = raw_string(expected, name);
     assert_int_equal(frame.payload_length, n);
     assert_memory_equal(frame.payload, expected, n);
@@ -223,8 +223,8 @@ static void refused_provider_and_its_reason(void **state)
     raw_say(&raw, RESULT, payload, raw_result(payload, -EPERM, "not\aon a Sunday"));
     try_is(&raw, "tcp");
     raw_say(&raw, OFFER, payload, put_wire(payload));
-    hear(&raw, ANSWER, &frame);
-    hear(&raw, RESULT, &frame);
+    raw_expect(&raw, ANSWER, &frame);
+    raw_expect(&raw, RESULT, &frame);
     raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
     assert_int_equal(went(&s), 0);
     assert_string_equal(s.path.provider, "tcp");
@@ -245,14 +245,14 @@ static void server_on_another_host(void **state)
     uint8_t payload[128], proof[RAW_HASH], own[RAW_HASH];
     open_scene(&s, false, 10000);
     struct raw raw = answer_knock(&s);
-    hear(&raw, HELLO, &frame);
+    raw_expect(&raw, HELLO, &frame);
     memcpy(raw.client_nonce, frame.payload + 7, 32);
     size_t n = raw_opening(&raw, payload, false);
     raw_host_mark(&raw, payload + n);
     payload[n] ^= 1;
     raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw_derive(&raw, proof, own);
-    hear(&raw, PROOF, &frame);
+    raw_expect(&raw, PROOF, &frame);
     raw_say(&raw, PROOF, own, RAW_HASH);
     raw.authenticated = true;
     try_is(&raw, "tcp");
@@ -281,7 +281,7 @@ static void offers_of_nonsense(void **state)
         raw.authenticated = true;
         try_is(&raw, "shm");
         raw_say(&raw, OFFER, nonsense, lengths[i]);
-        hear(&raw, RESULT, &frame);
+        raw_expect(&raw, RESULT, &frame);
         expect_failure(&s, -ENOTSUP,
                        lengths[i] < 8 ? "a malformed offer" : "there is no such wire");
         assert_true(raw_hears_end(&raw));
@@ -305,5 +305,5 @@ int main(void)
         cmocka_unit_test(server_on_another_host),
         cmocka_unit_test(offers_of_nonsense),
     };
-    return cmocka_run_group_tests(tests, make_key, remove_key);
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

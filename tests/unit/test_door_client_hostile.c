@@ -73,7 +73,7 @@ static void banners(void **state)
     for (int i = 0; i < 3; i++) {
         struct raw_frame frame;
         struct raw raw = answer_knock(&s);
-        hear(&raw, HELLO, &frame);
+        raw_expect(&raw, HELLO, &frame);
         raw_send(&raw, texts[i], strlen(texts[i]));
         expect_failure(&s, -EPROTO, "it does not speak this protocol");
         raw_close(&raw);
@@ -128,7 +128,7 @@ static void refusal_without_measure(void **state)
     for (unsigned length = 0; length < 3000; length += 299) {
         for (unsigned claimed = 0; claimed < 3; claimed++) {
             struct raw raw = answer_knock(&s);
-            hear(&raw, HELLO, &frame);
+            raw_expect(&raw, HELLO, &frame);
             memset(payload, 'x', sizeof(payload));
             memset(payload, 0xff, 4); /* -1 */
             unsigned claim = claimed == 0 ? length : claimed == 1 ? length + 1 : 0xffff;
@@ -156,7 +156,7 @@ static void server_without_the_key(void **state)
 
     /* It says that it has none. */
     struct raw raw = answer_knock(&s);
-    hear(&raw, HELLO, &frame);
+    raw_expect(&raw, HELLO, &frame);
     assert_int_equal(frame.payload[6], 1);
     memcpy(raw.client_nonce, frame.payload + 7, 32);
     size_t n = raw_opening(&raw, payload, false);
@@ -169,13 +169,13 @@ static void server_without_the_key(void **state)
         uint8_t client_proof[RAW_HASH], server_proof[RAW_HASH];
         raw = answer_knock(&s);
         memset(raw.key, 0x33, RAW_HASH);
-        hear(&raw, HELLO, &frame);
+        raw_expect(&raw, HELLO, &frame);
         memcpy(raw.client_nonce, frame.payload + 7, 32);
         n = raw_opening(&raw, payload, true);
         raw_host_mark(&raw, payload + n);
         raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
         raw_derive(&raw, client_proof, server_proof);
-        hear(&raw, PROOF, &frame);
+        raw_expect(&raw, PROOF, &frame);
         memcpy(client_proof, frame.payload, RAW_HASH);
         /* wrong key; the client's own proof back; nothing */
         raw_say(&raw, PROOF, wrong == 0 ? server_proof : client_proof, wrong == 2 ? 0 : RAW_HASH);
@@ -188,7 +188,7 @@ static void server_without_the_key(void **state)
     /* The server asks for a key and the client has none. */
     open_scene(&s, false, 10000);
     raw = answer_knock(&s);
-    hear(&raw, HELLO, &frame);
+    raw_expect(&raw, HELLO, &frame);
     n = raw_opening(&raw, payload, true);
     raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
     expect_failure(&s, -EACCES, "has a key, this side has none");
@@ -205,7 +205,7 @@ static void tampered_frames(void **state)
         for (size_t at = 0, length = 1; at < length; at++) {
             struct raw_frame frame;
             struct raw raw = answer_knock(&s);
-            set_key(&raw);
+            raw_set_key(&raw);
             walk_to(&raw, step);
             make_step(&raw, step, &frame);
             length = frame.length;
@@ -239,5 +239,5 @@ int main(void)
         cmocka_unit_test(server_without_the_key),
         cmocka_unit_test(tampered_frames),
     };
-    return cmocka_run_group_tests(tests, make_key, remove_key);
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

@@ -103,7 +103,7 @@ static void tampered_before_the_proof(void **state)
         for (size_t at = 0, length = 1; at < length; at++) {
             struct raw_frame frame, heard;
             struct raw raw = door_knock(&s);
-            door_set_key(&raw);
+            raw_set_key(&raw);
             door_walk_to(&raw, step);
             door_make_step(&raw, step, &frame);
             length = frame.length;
@@ -135,7 +135,7 @@ static void tampered_after_the_proof(void **state)
         for (size_t at = 0, length = 1; at < length; at++) {
             struct raw_frame frame;
             struct raw raw = door_knock(&s);
-            door_set_key(&raw);
+            raw_set_key(&raw);
             door_walk_to(&raw, step);
             door_make_step(&raw, step, &frame);
             length = frame.length;
@@ -161,27 +161,27 @@ static void replays(void **state)
     door_open(&s, true, 10000);
 
     struct raw raw = door_knock(&s);
-    door_set_key(&raw);
+    raw_set_key(&raw);
     door_walk_to(&raw, AT_TRY);
     door_make_step(&raw, AT_TRY, &frame);
     raw_send(&raw, frame.bytes, frame.length);
-    door_hear(&raw, OFFER, &heard);
+    raw_expect(&raw, OFFER, &heard);
     raw_send(&raw, frame.bytes, frame.length);
     door_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
     /* The server's frame reflected. */
     raw = door_knock(&s);
-    door_set_key(&raw);
+    raw_set_key(&raw);
     door_walk_to(&raw, AT_ANSWER);
-    door_hear(&raw, OFFER, &heard);
+    raw_expect(&raw, OFFER, &heard);
     raw_send(&raw, heard.bytes, heard.length);
     door_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
     /* A recorded dialogue, with the very nonce of then. */
     struct raw first = door_knock(&s);
-    door_set_key(&first);
+    raw_set_key(&first);
     door_walk_to(&first, AT_PROOF);
     door_make_step(&first, AT_PROOF, &proof);
     raw_close(&first);
@@ -190,7 +190,7 @@ static void replays(void **state)
     memcpy(raw.client_nonce, first.client_nonce, 32);
     uint8_t opening[64];
     raw_say(&raw, HELLO, opening, raw_opening(&raw, opening, true));
-    door_hear(&raw, CHALLENGE, &heard);
+    raw_expect(&raw, CHALLENGE, &heard);
     assert_memory_not_equal(heard.payload + 7, first.server_nonce, 32);
     raw_send(&raw, proof.bytes, proof.length);
     door_expect_failure(&s, -EACCES, "the key is not the server's: copy its key file");
@@ -205,7 +205,7 @@ static void offer_answer(struct raw *raw, const char *name, uint8_t expected)
     uint8_t payload[64];
     struct raw_frame frame;
     raw_say(raw, TRY, payload, raw_string(payload, name));
-    door_hear(raw, expected, &frame);
+    raw_expect(raw, expected, &frame);
 }
 
 /* One provider after another is refused with a reason; the fourth failure is the last. */
@@ -217,7 +217,7 @@ static void providers_that_are_not_there(void **state)
     struct raw raw = door_knock(&s);
     door_walk_to(&raw, AT_TRY);
     struct raw_frame frame;
-    door_hear(&raw, PROOF, &frame);
+    raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
     offer_answer(&raw, "verbs", RESULT);
     offer_answer(&raw, "ofi", RESULT);
@@ -242,20 +242,20 @@ static void provider_fails_then_another_stands(void **state)
         struct raw raw = door_knock(&s);
         door_walk_to(&raw, AT_TRY);
         struct raw_frame frame;
-        door_hear(&raw, PROOF, &frame);
+        raw_expect(&raw, PROOF, &frame);
         raw.authenticated = true;
         offer_answer(&raw, "shm", where < 2 ? RESULT : OFFER);
         if (where == 2) {
             uint8_t payload[64];
             raw_say(&raw, ANSWER, NULL, 0);
-            door_hear(&raw, RESULT, &frame);
+            raw_expect(&raw, RESULT, &frame);
             assert_int_equal((int8_t)frame.payload[0], -ENODEV);
             raw_say(&raw, RESULT, payload, raw_result(payload, -ECANCELED, "as you like"));
         }
         uint8_t payload[64];
         offer_answer(&raw, "tcp", OFFER);
         raw_say(&raw, ANSWER, NULL, 0);
-        door_hear(&raw, RESULT, &frame);
+        raw_expect(&raw, RESULT, &frame);
         raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
         raw_close(&raw);
         assert_int_equal(door_served(&s), 0);
@@ -276,7 +276,7 @@ static void client_gives_up_and_goes(void **state)
         door_open(&s, false, 10000);
         struct raw raw = door_knock(&s);
         door_walk_to(&raw, after ? AT_RESULT : AT_ANSWER);
-        door_hear(&raw, after ? RESULT : OFFER, &frame);
+        raw_expect(&raw, after ? RESULT : OFFER, &frame);
         raw_say(&raw, RESULT, payload, raw_result(payload, -EIO, "no\tluck"));
         raw_close(&raw);
         door_expect_failure(&s, -ENOTSUP, "shm: no?luck");
@@ -294,9 +294,9 @@ static void answer_of_nonsense(void **state)
     door_open(&s, false, 10000);
     struct raw raw = door_knock(&s);
     door_walk_to(&raw, AT_ANSWER);
-    door_hear(&raw, OFFER, &frame);
+    raw_expect(&raw, OFFER, &frame);
     raw_say(&raw, ANSWER, nonsense, sizeof(nonsense)); /* as long as a frame may be */
-    door_hear(&raw, RESULT, &frame);
+    raw_expect(&raw, RESULT, &frame);
     assert_int_equal((int8_t)frame.payload[0], -EPROTO);
     raw_close(&raw);
     door_expect_failure(&s, -ECONNRESET, "it closed the connection");
@@ -314,7 +314,7 @@ static void only_the_providers_that_the_server_allows(void **state)
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
     struct raw raw = door_knock(&s);
     door_walk_to(&raw, AT_TRY);
-    door_hear(&raw, PROOF, &frame);
+    raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
     offer_answer(&raw, "shm", RESULT);
     raw_close(&raw);
@@ -350,14 +350,14 @@ static void wishes_without_measure(void **state)
     raw_opening(&raw, opening, false);
     memset(opening + 39, 0xff, 12);
     raw_say(&raw, HELLO, opening, 51);
-    door_hear(&raw, CHALLENGE, &frame);
+    raw_expect(&raw, CHALLENGE, &frame);
     raw_derive(&raw, client, server);
     raw_say(&raw, PROOF, client, RAW_HASH);
-    door_hear(&raw, PROOF, &frame);
+    raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
     offer_answer(&raw, "shm", OFFER);
     raw_say(&raw, ANSWER, NULL, 0);
-    door_hear(&raw, RESULT, &frame);
+    raw_expect(&raw, RESULT, &frame);
     raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
     raw_close(&raw);
     assert_int_equal(door_served(&s), 0);
@@ -382,5 +382,5 @@ int main(void)
         cmocka_unit_test(door_is_silent_after_establishment),
         cmocka_unit_test(wishes_without_measure),
     };
-    return cmocka_run_group_tests(tests, door_make_key, door_remove_key);
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

@@ -12,23 +12,7 @@
 
 #define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 
-static struct pair pair;
-static struct end *const server = &pair.server, *const client = &pair.client;
-
-static int meet(void **state)
-{
-    (void)state;
-    pair_init(&pair);
-    pair_meet(&pair);
-    return 0;
-}
-
-static int part(void **state)
-{
-    (void)state;
-    pair_fini(&pair);
-    return 0;
-}
+static struct end *const server = &both.server, *const client = &both.client;
 
 static bool readable(const struct end *end)
 {
@@ -475,7 +459,7 @@ static void test_an_absent_peer_is_asked_now_and_then(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, meet, part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
     const struct CMUnitTest tests[] = {
         TEST(test_messages_of_all_lengths),
         TEST(test_credit),

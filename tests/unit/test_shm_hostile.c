@@ -9,23 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static struct pair pair;
-static struct end *const server = &pair.server, *const client = &pair.client;
-
-static int meet(void **state)
-{
-    (void)state;
-    pair_init(&pair);
-    pair_meet(&pair);
-    return 0;
-}
-
-static int part(void **state)
-{
-    (void)state;
-    pair_fini(&pair);
-    return 0;
-}
+static struct end *const server = &both.server, *const client = &both.client;
 
 /* ----------------------------------------------------------------------- lies */
 
@@ -338,7 +322,7 @@ static void test_a_socket_that_ends_is_no_alarm(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, meet, part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
     const struct CMUnitTest tests[] = {
         TEST(test_message_longer_than_agreed),
         TEST(test_message_of_4_gib),

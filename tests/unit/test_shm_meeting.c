@@ -17,22 +17,7 @@
 
 #define NAME "ibx-0123456789abcdef0123456789abcdef"
 
-static struct pair pair;
-static struct end *const server = &pair.server, *const client = &pair.client;
-
-static int apart(void **state)
-{
-    (void)state;
-    pair_init(&pair);
-    return 0;
-}
-
-static int part(void **state)
-{
-    (void)state;
-    pair_fini(&pair);
-    return 0;
-}
+static struct end *const server = &both.server, *const client = &both.client;
 
 /* -------------------------------------------------------------------- meeting */
 
@@ -66,7 +51,7 @@ static void test_strangers_before_the_client(void **state)
 {
     (void)state;
     uint8_t bytes[512];
-    size_t length = pair_offer(&pair, bytes, sizeof(bytes));
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
     struct finishing one, other;
     int fds[5] = {stranger("let me in"), stranger(NULL), stranger(NULL), stranger("\1\0"),
                   stranger(NULL)};
@@ -88,7 +73,7 @@ static void test_more_strangers_than_room(void **state)
 {
     (void)state;
     uint8_t bytes[512];
-    size_t length = pair_offer(&pair, bytes, sizeof(bytes));
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
     struct finishing one, other;
     int fds[20];
     finish_start(&one, server);
@@ -112,7 +97,7 @@ static void test_wrong_key(void **state)
     uint8_t bytes[512];
     client->secret = 1;
     server->options.timeout_ms = client->options.timeout_ms = 1;
-    size_t length = pair_offer(&pair, bytes, sizeof(bytes));
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
     join_client(bytes, length);
     struct finishing one;
     finish_start(&one, client); /* sees its socket closed */
@@ -130,7 +115,7 @@ static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int
                            int expected)
 {
     uint8_t bytes[512], packet[128], proof[IBX_PROOF_BYTES], hello[128];
-    size_t length = pair_offer(&pair, bytes, sizeof(bytes));
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
     join_client(bytes, length);
     int fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
     assert_true(fd >= 0);
@@ -288,7 +273,7 @@ static void test_a_shared_directory(void **state)
     assert_int_equal(symlink(directory, other), 0);
     snprintf(server->options.shm_dir, sizeof(server->options.shm_dir), "%s", directory);
     snprintf(client->options.shm_dir, sizeof(client->options.shm_dir), "%s", other);
-    pair_meet(&pair);
+    pair_meet(&both);
     assert_int_equal(strncmp(client->shm->path, other, strlen(other)), 0);
     assert_int_equal(send_bytes(client, "hello", 5, 0), 0);
     await_notes(server, NULL, 1);
@@ -351,7 +336,7 @@ static void test_nothing_is_left(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, apart, part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_apart, both_part)
     const struct CMUnitTest tests[] = {
         TEST(test_strangers_before_the_client),
         TEST(test_more_strangers_than_room),

@@ -7,26 +7,16 @@
 
 #define ROUNDS 300 /* more commands than the ring has places, several times */
 
-static struct pair pair;
-static struct end *const server = &pair.server, *const client = &pair.client;
+static struct end *const server = &both.server, *const client = &both.client;
 static uint8_t theirs[IBX_SHM_PIECE], mine[IBX_SHM_PIECE];
 
 static int meet(void **state)
 {
-    (void)state;
-    pair_init(&pair);
-    pair_meet(&pair);
+    both_meet(state);
     server->shm->direct = false;
     for (size_t i = 0; i < sizeof(theirs); i++)
         theirs[i] = (uint8_t)(i * 7 + i / 251);
     memset(mine, 0, sizeof(mine));
-    return 0;
-}
-
-static int part(void **state)
-{
-    (void)state;
-    pair_fini(&pair);
     return 0;
 }
 
@@ -83,8 +73,8 @@ static void test_a_write_overtaken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_read_overtaken, meet, part),
-        cmocka_unit_test_setup_teardown(test_a_write_overtaken, meet, part),
+        cmocka_unit_test_setup_teardown(test_a_read_overtaken, meet, both_part),
+        cmocka_unit_test_setup_teardown(test_a_write_overtaken, meet, both_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

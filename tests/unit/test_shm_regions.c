@@ -15,23 +15,7 @@
 #define BOTH   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define LENGTH (1000003u)
 
-static struct pair pair;
-static struct end *const server = &pair.server, *const client = &pair.client;
-
-static int meet(void **state)
-{
-    (void)state;
-    pair_init(&pair);
-    pair_meet(&pair);
-    return 0;
-}
-
-static int part(void **state)
-{
-    (void)state;
-    pair_fini(&pair);
-    return 0;
-}
+static struct end *const server = &both.server, *const client = &both.client;
 
 /* -------------------------------------------------------------- deregistration */
 
@@ -307,7 +291,7 @@ static void test_more_than_an_arena(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, meet, part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
     const struct CMUnitTest tests[] = {
         TEST(test_deregistration_waits_for_a_copy),
         TEST(test_deregistration_does_not_wait_for_the_dead),

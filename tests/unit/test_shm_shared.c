@@ -10,23 +10,7 @@
 #define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define UNIT ((size_t)700001)
 
-static struct pair pair;
-static struct end *const server = &pair.server, *const client = &pair.client;
-
-static int meet(void **state)
-{
-    (void)state;
-    pair_init(&pair);
-    pair_meet(&pair);
-    return 0;
-}
-
-static int part(void **state)
-{
-    (void)state;
-    pair_fini(&pair);
-    return 0;
-}
+static struct end *const server = &both.server, *const client = &both.client;
 
 static const uint8_t *pointer(struct end *end, const struct ibx_mr *mr, size_t length)
 {
@@ -123,8 +107,8 @@ static void test_in_a_child(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_in_two_connections, meet, part),
-        cmocka_unit_test_setup_teardown(test_in_a_child, meet, part),
+        cmocka_unit_test_setup_teardown(test_in_two_connections, both_meet, both_part),
+        cmocka_unit_test_setup_teardown(test_in_a_child, both_meet, both_part),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm_shared", tests, NULL, NULL);
