@@ -18,6 +18,40 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+pid_t bw_fork(const char *what, int *fd, struct ibx_error *err)
+{
+    int fds[2];
+    pid_t parent = getpid();
+    if (pipe2(fds, O_CLOEXEC))
+        return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0) {
+        int rc = -errno;
+        close(fds[0]);
+        close(fds[1]);
+        return ibx_error_set(err, rc, "no process for %s: %s", what, strerror(-rc));
+    }
+    close(fds[pid ? 1 : 0]);
+    *fd = fds[pid ? 0 : 1];
+    if (pid)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(EXIT_FAILURE);
+    return 0;
+}
+
+void bw_reap(pid_t *pid)
+{
+    if (!*pid)
+        return;
+    kill(*pid, SIGKILL);
+    while (waitpid(*pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    *pid = 0;
+}
+
 /* The child tells, a line each: "uri URI", "stock HOST:PORT", at last "ready"; or "error SENTENCE".
  */
 static void tell(int fd, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -90,17 +124,13 @@ static size_t largest(const struct bw_args *args)
     return bytes;
 }
 
-/* Serves until it is killed, which the parent's death does too. The signals of a terminal go to
- * both; only the parent acts on them. */
-static _Noreturn void child_main(const struct bw_args *args, int cpu, pid_t parent, int fd)
+/* Serves until it is killed. The signals of a terminal go to both; only the parent acts on them. */
+static _Noreturn void child_main(const struct bw_args *args, int cpu, int fd)
 {
     struct bw_args own = *args;
     struct bw_server *server;
     struct ibx_error err = {0};
     own.max_bytes = largest(args);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(EXIT_FAILURE);
     bw_pin(cpu);
     signal(SIGINT, SIG_IGN);
     signal(SIGQUIT, SIG_IGN);
@@ -154,33 +184,17 @@ static int learn_doors(struct bw_child *child, int fd, struct ibx_error *err)
 int bw_child_start(const struct bw_args *args, int cpu, struct bw_child *child,
                    struct ibx_error *err)
 {
-    int fds[2];
-    pid_t parent = getpid();
-    if (pipe2(fds, O_CLOEXEC))
-        return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
-    fflush(NULL);
-    child->pid = fork();
-    if (child->pid < 0) {
-        int rc = -errno;
-        child->pid = 0;
-        close(fds[0]);
-        close(fds[1]);
-        return ibx_error_set(err, rc, "no process for the server's end: %s", strerror(-rc));
-    }
-    if (!child->pid) {
-        close(fds[0]);
-        child_main(args, cpu, parent, fds[1]);
-    }
-    close(fds[1]);
-    return learn_doors(child, fds[0], err);
+    int fd;
+    pid_t pid = bw_fork("the server's end", &fd, err);
+    if (pid < 0)
+        return pid;
+    if (!pid)
+        child_main(args, cpu, fd);
+    child->pid = pid;
+    return learn_doors(child, fd, err);
 }
 
 void bw_child_stop(struct bw_child *child)
 {
-    if (!child->pid)
-        return;
-    kill(child->pid, SIGKILL);
-    while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR)
-        ;
-    child->pid = 0;
+    bw_reap(&child->pid);
 }

@@ -8,12 +8,8 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define BODY_MAX    (64u << 10)        /* of what is not a copy */
@@ -183,8 +179,7 @@ static size_t largest(const struct tune *tune)
 }
 
 /* Tells a line each: its URI, the memory, the GPU, the driver, the host; or "error SENTENCE". */
-static _Noreturn void back_main(const struct bw_args *args, const struct tune *tune, pid_t parent,
-                                int fd)
+static _Noreturn void back_main(const struct bw_args *args, const struct tune *tune, int fd)
 {
     static struct maker maker;
     struct ibx_session *door = NULL;
@@ -192,9 +187,6 @@ static _Noreturn void back_main(const struct bw_args *args, const struct tune *t
     struct ibx_error err = {0};
     void *context = NULL;
     uint64_t device = 0;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(EXIT_FAILURE);
     int rc = gpu_open(&maker, largest(tune), &context, &device, &err);
     if (!rc)
         rc = ibx_session_create(URI_ANYPORT, &args->options, &door, &err);
@@ -255,33 +247,17 @@ static int learn(int fd, struct tune *tune, struct tune_back *back, struct ibx_e
 int tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
                     struct ibx_error *err)
 {
-    int fds[2];
-    pid_t parent = getpid();
-    if (pipe2(fds, O_CLOEXEC))
-        return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
-    fflush(NULL);
-    back->pid = fork();
-    if (back->pid < 0) {
-        int rc = -errno;
-        back->pid = 0;
-        close(fds[0]);
-        close(fds[1]);
-        return ibx_error_set(err, rc, "no process for the back end: %s", strerror(-rc));
-    }
-    if (!back->pid) {
-        close(fds[0]);
-        back_main(args, tune, parent, fds[1]);
-    }
-    close(fds[1]);
-    return learn(fds[0], tune, back, err);
+    int fd;
+    pid_t pid = bw_fork("the back end", &fd, err);
+    if (pid < 0)
+        return pid;
+    if (!pid)
+        back_main(args, tune, fd);
+    back->pid = pid;
+    return learn(fd, tune, back, err);
 }
 
 void tune_back_stop(struct tune_back *back)
 {
-    if (!back->pid)
-        return;
-    kill(back->pid, SIGKILL);
-    while (waitpid(back->pid, NULL, 0) < 0 && errno == EINTR)
-        ;
-    back->pid = 0;
+    bw_reap(&back->pid);
 }

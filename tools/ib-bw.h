@@ -311,6 +311,12 @@ int bw_run(const struct bw_args *args);
 int bw_self(const struct bw_args *args);
 int bw_tune(const struct bw_args *args);
 
+/* A process of its own, which is killed when this one ends, and a pipe from it: its pid, and where
+ * to read; in it 0, and where to write. A negative errno with a sentence about `what`. */
+pid_t bw_fork(const char *what, int *fd, struct ibx_error *err);
+/* Kills it and waits for its end; 0: there is none. */
+void bw_reap(pid_t *pid);
+
 int bw_child_start(const struct bw_args *args, int cpu, struct bw_child *child,
                    struct ibx_error *err);
 void bw_child_stop(struct bw_child *child);
