@@ -12,6 +12,9 @@
 #define CACHE_BYTES   (4ull << 30)
 #define CACHE_ENTRIES 64u
 
+#define CREW_MIN       (3u << 20)   /* below it a crew gains nothing */
+#define DIRECT_AT_ONCE (512u << 10) /* what a stopped back end may still copy: docs/security.md */
+
 /* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
  * instead. */
 static int pin(struct ibx_session *s, const void *data, size_t length, unsigned access,
@@ -238,9 +241,59 @@ static void finish_use(struct ibx_session *s)
     s->in_use = NULL;
 }
 
+/* For a crew: memory of the client that is held. Its pieces are named by their addresses there. */
+struct held {
+    struct ibx_conn *conn;
+    const struct ibx_remote *remote;
+    const struct ibx_reach *reach;
+    bool read;
+};
+
+static int copy_held(void *context, void *local, uint64_t address, size_t n)
+{
+    const struct held *held = context;
+    uint64_t offset = address - held->remote->address;
+    uint8_t *mapped = held->reach->address, *data = local;
+    int rc = 0;
+    if (mapped)
+        memcpy(held->read ? data : mapped + offset, held->read ? mapped + offset : data, n);
+    for (size_t at = 0, some; !mapped && at < n && !rc; at += some) {
+        some = n - at < DIRECT_AT_ONCE ? n - at : DIRECT_AT_ONCE;
+        rc = ibx_remote_copy(held->conn, held->read, data + at, held->remote, offset + at, some);
+    }
+    return rc;
+}
+
+/* Where this host has processors to spare: several threads copy between GVirtuS's memory and the
+ * client's. 1: the fabric has to. */
+static int move_by_crew(struct ibx_session *s, bool read, uint8_t *data,
+                        const struct ibx_remote *remote, uint64_t offset, size_t n)
+{
+    unsigned access = read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
+    struct ibx_remote part = *remote;
+    struct ibx_reach reach;
+    if (n < CREW_MIN || s->ops_pending || offset > remote->length || n > remote->length - offset)
+        return 1;
+    part.address += offset;
+    part.length = n;
+    if (ibx_remote_hold(s->conn, &part, access, &reach))
+        return 1;
+    struct held held = {s->conn, &part, &reach, read};
+    struct ibx_crew *crew = copies_crew(&s->copies);
+    /* The kernel may have become unwilling since the last time. */
+    bool able = crew && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
+    int rc = able ? ibx_crew_run(crew, copy_held, &held, data, part.address, n) : 1;
+    ibx_remote_release(s->conn);
+    return rc < 0 ? session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
+                  : rc;
+}
+
 static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ibx_remote *remote,
                 uint64_t offset, size_t n)
 {
+    int by_crew = move_by_crew(s, read, data, remote, offset, n);
+    if (by_crew <= 0)
+        return by_crew;
     if (pin(s, data, n, IBX_ACCESS_LOCAL, &s->in_use))
         return move_bounced(s, read, data, remote, offset, n);
     int rc = post(s, read, s->in_use, data, remote, offset, n);
@@ -341,6 +394,8 @@ static int grant(struct ibx_session *s, struct ibx_mr *mr, const uint8_t *to, si
     struct iovec iov = {bytes, w.length};
     rc = session_send(s, &iov, 1);
     struct ibx_event event;
+    if (!rc)
+        session_expect(s, n);
     if (!rc)
         rc = session_next_message(s, &s->control, &event);
     if (rc)

@@ -10,9 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPOSE_LEAST    (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
-#define BUS_BYTES_A_US  20000u
-#define EXPECTED_MAX_US 20000u
+#define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
 
 int client_take(struct ibx_session *s, void *to, size_t n)
 {
@@ -168,14 +166,6 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
 
 /* ------------------------------------------------------------------------ the reply */
 
-/* What the copy takes where nothing but the GPU's bus is in its way: a thread that sleeps meanwhile
- * is woken long after that. */
-static unsigned expected_us(const struct ibx_frontend_copy *copy)
-{
-    uint64_t us = copy->n / BUS_BYTES_A_US;
-    return us < EXPECTED_MAX_US ? (unsigned)us : EXPECTED_MAX_US;
-}
-
 /* What every reply begins with. */
 static int take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
@@ -217,7 +207,7 @@ int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
 {
     int rc = send_request(s, copy, copy->to_device ? rows : NULL);
     if (!rc)
-        ibx_expect(s->conn, expected_us(copy));
+        session_expect(s, copy->n);
     if (!rc)
         rc = client_take_reply(s, copy, rows, exit_code);
     if (!rc)

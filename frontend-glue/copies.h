@@ -83,6 +83,11 @@ int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_
 void copies_release(struct ibx_session *s);
 void copies_fini(struct ibx_session *s);
 
+/* copies_reach.c */
+
+/* Threads that copy with this one, made at the first call; NULL: there are to be none. */
+struct ibx_crew *copies_crew(struct copies *copies);
+
 /* copies_choice.c */
 
 /* Which ways copies take from now on, to and from the current device: its number. */

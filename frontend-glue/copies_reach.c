@@ -15,7 +15,7 @@ static unsigned crew_threads(const struct copies *x)
     return wanted ? wanted : ibx_crew_threads();
 }
 
-static bool crew_ready(struct copies *x)
+struct ibx_crew *copies_crew(struct copies *x)
 {
     struct ibx_error err = {0};
     unsigned threads = x->crew || x->alone ? 0 : crew_threads(x);
@@ -30,7 +30,7 @@ bool copies_crew_likely(struct ibx_session *s, uint64_t length)
     struct copies *x = &s->copies;
     return length >= IBX_FRAME_WINDOW &&
            length - IBX_FRAME_WINDOW >= copies_way(x, true)->crew_min && s->caps->direct &&
-           crew_ready(x);
+           copies_crew(x);
 }
 
 enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
@@ -66,7 +66,7 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
     if (err.code)
         copies_note_refusal(x, err.message);
     /* The kernel may have become unwilling since the last time; posts find another way then. */
-    if (reach.copies && n >= way->crew_min && crew_ready(x) &&
+    if (reach.copies && n >= way->crew_min && copies_crew(x) &&
         !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0))
         return COPIES_BY_CREW;
     ibx_remote_release(s->conn);

@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define BUS_BYTES_A_US  20000u /* what a copy takes where nothing but a GPU's bus is in its way */
+#define EXPECTED_MAX_US 20000u
+
 int messages_init(struct ibx_session *s)
 {
     /* Credit bounds what is unread at any time, whichever queue it is in. */
@@ -178,4 +181,10 @@ int session_next_message(struct ibx_session *s, struct message_queue *queue,
     }
     *event = queue_pop(queue);
     return 0;
+}
+
+void session_expect(struct ibx_session *s, uint64_t n)
+{
+    uint64_t us = n / BUS_BYTES_A_US;
+    ibx_expect(s->conn, us < EXPECTED_MAX_US ? (unsigned)us : EXPECTED_MAX_US);
 }

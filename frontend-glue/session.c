@@ -595,5 +595,10 @@ int ibx_session_sync(struct ibx_session *s)
         s->settle = false;
     }
     s->synced = s->bodies != NULL;
+    uint64_t exposed = 0;
+    for (const struct body *body = s->bodies; body; body = body->next)
+        exposed += body->length;
+    if (exposed && !rc)
+        session_expect(s, exposed);
     return rc;
 }

@@ -188,6 +188,8 @@ int session_send_short(struct ibx_session *s, enum message_type type);
 /* The next message of one of the session's queues: to be released. */
 int session_next_message(struct ibx_session *s, struct message_queue *queue,
                          struct ibx_event *event);
+/* Client: n bytes are about to move, and a thread that sleeps meanwhile is woken long after. */
+void session_expect(struct ibx_session *s, uint64_t n);
 /* A message of one byte: just this type. */
 bool message_is(const struct ibx_event *event, enum message_type type);
 

@@ -12,8 +12,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define THREADS_MOST 4u /* unless more are asked for */
-#define LINGER_NS    (100 * IBX_NS_PER_US)
+#define THREADS_LEAST    3u
+#define THREADS_MOST     4u /* unless more are asked for */
+#define PROCESSORS_LEAST 8u
+#define LINGER_NS        (100 * IBX_NS_PER_US)
+/* Pieces of ibx_crew_run(). The kernel walks the page tables of the peer's memory under a lock for
+ * each of their pages, which covers 2 MiB: threads in the same 2 MiB wait for each other. */
+#define PIECE_LEAST (256u << 10)
+#define PIECE_MOST  (2u << 20)
 
 struct job {
     unsigned place;
@@ -38,7 +44,8 @@ struct ibx_crew {
     struct job jobs[IBX_CREW_PLACES]; /* a ring of those not begun */
     unsigned first, waiting;
     unsigned running;
-    uint32_t done; /* places */
+    uint32_t done;    /* places */
+    atomic_uint ends; /* of jobs, for who looks without the lock */
     int status;
 };
 
@@ -56,6 +63,7 @@ static void run_one(struct ibx_crew *crew)
     pthread_mutex_lock(&crew->lock);
     crew->running--;
     crew->done |= 1u << job.place;
+    atomic_fetch_add_explicit(&crew->ends, 1, memory_order_relaxed);
     if (rc && !crew->status)
         crew->status = rc;
     pthread_cond_signal(&crew->over); /* only the owner waits for it */
@@ -107,15 +115,12 @@ static int threads_make(struct ibx_crew *crew, unsigned threads)
     return rc;
 }
 
-/* One thread for each four processors: the client, other sessions and the driver want some, too.
- * Two are slower than the client and this thread, which copy one half each where there is no crew.
- */
+/* The client, other sessions and the driver want processors, too. Two threads are slower than the
+ * client and this thread, which copy one half each where there is no crew. */
 unsigned ibx_crew_threads(void)
 {
-    cpu_set_t set;
-    int there = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
-    unsigned threads = (unsigned)there / 4;
-    return threads > THREADS_MOST ? THREADS_MOST : threads > 2 ? threads : 1;
+    unsigned there = ibx_thread_processors();
+    return there >= 4 * THREADS_MOST ? THREADS_MOST : there >= PROCESSORS_LEAST ? THREADS_LEAST : 1;
 }
 
 int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *err)
@@ -177,6 +182,20 @@ void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t 
     pthread_mutex_unlock(&crew->lock);
 }
 
+/* Until another job is over: busily first, for the others are in the middle of theirs. Locked, but
+ * meanwhile. */
+static void await_end(struct ibx_crew *crew)
+{
+    unsigned seen = atomic_load_explicit(&crew->ends, memory_order_relaxed);
+    uint64_t until = ibx_now_ns() + crew->linger_ns;
+    pthread_mutex_unlock(&crew->lock);
+    while (atomic_load_explicit(&crew->ends, memory_order_relaxed) == seen && ibx_now_ns() < until)
+        ibx_cpu_relax();
+    pthread_mutex_lock(&crew->lock);
+    while (crew->ends == seen)
+        pthread_cond_wait(&crew->over, &crew->lock);
+}
+
 int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places)
 {
     pthread_mutex_lock(&crew->lock);
@@ -184,13 +203,40 @@ int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places)
         if (crew->waiting)
             run_one(crew);
         else
-            pthread_cond_wait(&crew->over, &crew->lock);
+            await_end(crew);
     }
     *places |= crew->done;
     crew->done = 0;
     int status = crew->status;
     pthread_mutex_unlock(&crew->lock);
     return status;
+}
+
+int ibx_crew_run(struct ibx_crew *crew, ibx_crew_copy copy, void *context, void *local,
+                 uint64_t offset, size_t n)
+{
+    size_t piece = (n / (crew->count + 1) + PIECE_LEAST - 1) & ~(size_t)(PIECE_LEAST - 1);
+    piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
+    uint32_t free = UINT32_MAX; /* places */
+    int rc = 0;
+    ibx_crew_begin(crew, copy, context);
+    for (size_t at = 0; at < n && !rc;) {
+        if (!free) {
+            rc = ibx_crew_take(crew, true, &free);
+            continue;
+        }
+        unsigned place = (unsigned)__builtin_ctz(free);
+        size_t length = piece - (piece == PIECE_MOST ? (offset + at) % PIECE_MOST : 0);
+        length = n - at < length ? n - at : length;
+        free &= ~(1u << place);
+        ibx_crew_post(crew, place, (uint8_t *)local + at, offset + at, length);
+        at += length;
+    }
+    while (!rc && free != UINT32_MAX)
+        rc = ibx_crew_take(crew, true, &free);
+    if (rc)
+        ibx_crew_stop(crew);
+    return rc;
 }
 
 void ibx_crew_stop(struct ibx_crew *crew)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Several threads that copy, where one thread's memcpy is slower than the GPU.
- * The thread that owns a crew is one of them: it copies whenever it would wait.
+ * Several threads that copy, where one thread's memcpy is slower than what it
+ * feeds. The thread that owns a crew is one of them: it copies whenever it would
+ * wait.
  *
  * A crew belongs to one session. Its threads are made with it, never before a
  * fork(2), take no signals but those of the memory that they touch, sleep while
@@ -40,6 +41,11 @@ void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t 
 /* Adds a bit for each place that is over; with `wait` returns when there is one. 0, or the first
  * failure since ibx_crew_begin(). */
 int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places);
+/* One copy from its begin to its end: `n` bytes between `local` and the peer's at `offset`, in
+ * pieces of this function's choosing: of a long one, those that lie between multiples of 2 MiB.
+ * None is under way. 0, or the first failure. */
+int ibx_crew_run(struct ibx_crew *crew, ibx_crew_copy copy, void *context, void *local,
+                 uint64_t offset, size_t n);
 /* Returns when nothing is under way; what was posted and not begun is dropped. */
 void ibx_crew_stop(struct ibx_crew *crew);
 

@@ -92,6 +92,30 @@ static void test_all_pieces(void **state)
     }
 }
 
+/* A whole copy, of any length and with any number of threads. */
+static void test_one_copy(void **state)
+{
+    (void)state;
+    static const size_t lengths[] = {0, 1, 5000, (256u << 10) + 1, 1999999, sizeof(peer) - 3};
+    for (unsigned threads = 1; threads <= IBX_CREW_THREADS_MAX; threads += 5) {
+        struct ibx_crew *crew;
+        assert_int_equal(ibx_crew_create(threads, &crew, NULL), 0);
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+            struct copying c = {.owner = pthread_self()};
+            size_t n = lengths[i];
+            memset(local, 0, sizeof(local));
+            assert_int_equal(ibx_crew_run(crew, copy, &c, local + 1, 2, n), 0);
+            assert_memory_equal(local + 1, peer + 2, n);
+            assert_true(!local[0] && !local[n + 1]);
+            assert_int_equal(c.running, 0);
+        }
+        struct copying c = {.owner = pthread_self(), .fail_at = 1};
+        assert_int_equal(ibx_crew_run(crew, copy, &c, local, 0, sizeof(peer)), -ESRCH);
+        assert_int_equal(c.running, 0);
+        ibx_crew_destroy(crew);
+    }
+}
+
 /* The first failure is told, the rest is not begun, and the crew is good for the next copy. */
 static void test_failure(void **state)
 {
@@ -194,9 +218,8 @@ static void test_signals_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pieces),
-        cmocka_unit_test(test_failure),
-        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_all_pieces),        cmocka_unit_test(test_one_copy),
+        cmocka_unit_test(test_failure),           cmocka_unit_test(test_fork),
         cmocka_unit_test(test_signals_of_memory),
     };
     alarm(120);

@@ -20,6 +20,8 @@ void session_pair_use(const char *name, const char *address, const char *key, co
     more_value = value;
 }
 
+unsigned session_crew;
+
 static const char *listen_uri(void)
 {
     static char uri[128];
@@ -57,6 +59,8 @@ static void open_listening(struct session_pair *pair)
     if (ibx_session_create(listen_uri(), &options, &pair->listening, &err) ||
         ibx_session_serve(pair->listening, &err))
         fail_msg("%s", err.message);
+    struct ibx_gpu_options gpu = {.mode = IBX_GPU_OFF, .threads = session_crew};
+    ibx_session_set_gpu(pair->listening, &gpu);
     pthread_create(&pair->thread, NULL, accept_one, pair);
 }
 

@@ -23,6 +23,9 @@ void session_pair_use(const char *provider, const char *host, const char *key, c
 /* With these faults in every pair opened from now on, on the server's or the client's side. */
 extern struct ibx_faults *session_faults_server, *session_faults_client;
 
+/* Threads that the server's sessions copy with, from now on; 0: by the processors. */
+extern unsigned session_crew;
+
 /* Both ends established; aborts the test when that fails. */
 void session_pair_open(struct session_pair *pair);
 /* A server session whose client is a bare connection, to speak messages by hand: pair->client is
