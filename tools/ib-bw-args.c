@@ -55,7 +55,7 @@ static const char help[] =
     "self:\n"
     "  --paths LIST      of shm, verbs, ofi, tcp, stock [all]\n"
     "  --iperf           one stream of iperf3 before and after, as a yardstick\n"
-    "  --no-pin          let the ends run on any processor, not on one each\n"
+    "  --no-pin          let the ends run on any processor, not on their own\n"
     "tune:\n"
     "  --output FILE     where to store it [where a back end looks: rdma.tuning]\n"
     "serve:\n"

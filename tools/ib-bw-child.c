@@ -125,13 +125,13 @@ static size_t largest(const struct bw_args *args)
 }
 
 /* Serves until it is killed. The signals of a terminal go to both; only the parent acts on them. */
-static _Noreturn void child_main(const struct bw_args *args, int cpu, int fd)
+static _Noreturn void child_main(const struct bw_args *args, const struct bw_pins *pins, int fd)
 {
     struct bw_args own = *args;
     struct bw_server *server;
     struct ibx_error err = {0};
     own.max_bytes = largest(args);
-    bw_pin(cpu);
+    bw_pin(pins, BW_SERVER);
     signal(SIGINT, SIG_IGN);
     signal(SIGQUIT, SIG_IGN);
     int rc = bw_server_create(&own, &server, &err);
@@ -181,7 +181,7 @@ static int learn_doors(struct bw_child *child, int fd, struct ibx_error *err)
     return rc < 0 ? rc : 0;
 }
 
-int bw_child_start(const struct bw_args *args, int cpu, struct bw_child *child,
+int bw_child_start(const struct bw_args *args, const struct bw_pins *pins, struct bw_child *child,
                    struct ibx_error *err)
 {
     int fd;
@@ -189,7 +189,7 @@ int bw_child_start(const struct bw_args *args, int cpu, struct bw_child *child,
     if (pid < 0)
         return pid;
     if (!pid)
-        child_main(args, cpu, fd);
+        child_main(args, pins, fd);
     child->pid = pid;
     return learn_doors(child, fd, err);
 }

@@ -192,8 +192,8 @@ static int open_self(struct bw_bench *bench, const struct bw_args *args, struct 
     struct bw_pins *pins = &bench->results.pins;
     if (!args->loose)
         bw_pins_choose(pins);
-    int rc = bw_child_start(args, pins->server, &bench->child, err);
-    bw_pin(pins->client);
+    int rc = bw_child_start(args, pins, &bench->child, err);
+    bw_pin(pins, BW_CLIENT);
     if (!rc && !args->raw && wanted(args, BW_STOCK))
         rc = bw_bench_connect_stock(bench, bench->child.stock, err);
     if (rc)

@@ -102,6 +102,12 @@ static json_t *processors(const struct bw_results *results)
     return list;
 }
 
+static json_t *processors_each(const struct bw_results *results)
+{
+    const struct bw_pins *pins = &results->pins;
+    return pins->client < 0 ? json_null() : json_integer(CPU_COUNT(&pins->server_set));
+}
+
 static char *dump(const struct bw_results *results)
 {
     json_t *root = json_object();
@@ -109,6 +115,7 @@ static char *dump(const struct bw_results *results)
     json_object_set_new(root, "format", json_integer(FORMAT));
     json_object_set_new(root, "host", text(results->host));
     json_object_set_new(root, "processors", processors(results));
+    json_object_set_new(root, "processors_each", processors_each(results));
     json_object_set_new(root, "complete", json_boolean(!atomic_load(&bw_stop)));
     json_object_set_new(root, "results", result_list(results));
     json_object_set_new(root, "chosen", chosen(results));

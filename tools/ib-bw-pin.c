@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A processor for each end. Left to itself, a busy scheduler now puts both ends on one processor
- * and now on two, which changes a short call by a factor of four and says nothing about the paths.
- * Two processors are what the ends of a real session have.
+ * Processors for each end. Left to itself, a busy scheduler now puts both ends on one processor and
+ * now on two, which changes a short call by a factor of four and says nothing about the paths.
+ * Where there are few, each end has one. Where there are many, each has half of a package's cores:
+ * the ends of a real session may have several threads at work there.
  */
 #include "tools/ib-bw.h"
 
@@ -10,6 +11,8 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define MANY_CORES 8u /* of one package */
 
 /* The first number in /sys/devices/system/cpu/cpuN/topology/WHAT; -1 where there is none. */
 static long topology(int cpu, const char *what)
@@ -37,15 +40,11 @@ static int suits(int cpu, int with)
 }
 
 /* The last processors: the first have the interrupts. */
-void bw_pins_choose(struct bw_pins *pins)
+static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed)
 {
-    cpu_set_t allowed;
     int best = -1;
-    pins->client = pins->server = -1;
-    if (sched_getaffinity(0, sizeof(allowed), &allowed))
-        return;
     for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
-        if (!CPU_ISSET((size_t)cpu, &allowed))
+        if (!CPU_ISSET((size_t)cpu, allowed))
             continue;
         if (pins->client < 0) {
             pins->client = cpu;
@@ -58,12 +57,51 @@ void bw_pins_choose(struct bw_pins *pins)
         pins->client = -1; /* there is but one */
 }
 
-void bw_pin(int cpu)
+/* One of each core in the package of `with`; how many. */
+static unsigned cores_near(int with, const cpu_set_t *allowed, cpu_set_t *cores)
 {
-    cpu_set_t one;
-    if (cpu < 0)
+    CPU_ZERO(cores);
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        bool known = false;
+        if (!CPU_ISSET((size_t)cpu, allowed) || (cpu != with && suits(cpu, with) < 2))
+            continue;
+        for (int other = cpu + 1; other < CPU_SETSIZE && !known; other++)
+            known = CPU_ISSET((size_t)other, cores) && !suits(cpu, other);
+        if (!known)
+            CPU_SET((size_t)cpu, cores);
+    }
+    return (unsigned)CPU_COUNT(cores);
+}
+
+static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
+{
+    cpu_set_t *ends[2] = {&pins->client_set, &pins->server_set};
+    unsigned n = 2; /* the two that are chosen have theirs */
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        if (CPU_ISSET((size_t)cpu, cores) && cpu != pins->client && cpu != pins->server)
+            CPU_SET((size_t)cpu, ends[n++ % 2]);
+    }
+}
+
+void bw_pins_choose(struct bw_pins *pins)
+{
+    cpu_set_t allowed, cores;
+    pins->client = pins->server = -1;
+    if (!sched_getaffinity(0, sizeof(allowed), &allowed))
+        choose_two(pins, &allowed);
+    CPU_ZERO(&pins->client_set);
+    CPU_ZERO(&pins->server_set);
+    if (pins->client < 0)
         return;
-    CPU_ZERO(&one);
-    CPU_SET((size_t)cpu, &one);
-    sched_setaffinity(0, sizeof(one), &one); /* a wish: without it the figures are only noisier */
+    CPU_SET((size_t)pins->client, &pins->client_set);
+    CPU_SET((size_t)pins->server, &pins->server_set);
+    if (cores_near(pins->client, &allowed, &cores) >= MANY_CORES)
+        share_out(pins, &cores);
+}
+
+void bw_pin(const struct bw_pins *pins, enum bw_end end)
+{
+    const cpu_set_t *set = end == BW_CLIENT ? &pins->client_set : &pins->server_set;
+    if (pins->client >= 0) /* a wish: without it the figures are only noisier */
+        sched_setaffinity(0, sizeof(*set), set);
 }

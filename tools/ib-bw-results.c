@@ -19,8 +19,8 @@ const char *bw_op_name(enum bw_op op)
 
 int bw_results_init(struct bw_results *results, const struct bw_args *args)
 {
-    *results =
-        (struct bw_results){.sizes = args->sizes, .size_count = args->size_count, .pins = {-1, -1}};
+    *results = (struct bw_results){
+        .sizes = args->sizes, .size_count = args->size_count, .pins = {.client = -1, .server = -1}};
     static const enum bw_op calls[] = {BW_H2D, BW_D2H}, raw[] = {BW_READ, BW_WRITE, BW_PING};
     results->op_count = args->raw ? 3 : 2;
     memcpy(results->ops, args->raw ? raw : calls, results->op_count * sizeof(raw[0]));

@@ -167,9 +167,13 @@ static void print_yardsticks(const struct bw_results *results, FILE *out)
     if (results->iperf_gbps[0] > 0)
         fprintf(out, "yardstick: iperf3, one stream: %.2f GB/s before, %.2f after\n",
                 results->iperf_gbps[0], results->iperf_gbps[1]);
-    if (results->pins.client >= 0)
+    const struct bw_pins *pins = &results->pins;
+    if (pins->client >= 0 && CPU_COUNT(&pins->server_set) > 1)
         fprintf(out, "processors: %d for the front end, %d for the back end\n",
-                results->pins.client, results->pins.server);
+                CPU_COUNT(&pins->client_set), CPU_COUNT(&pins->server_set));
+    else if (pins->client >= 0)
+        fprintf(out, "processors: number %d for the front end, number %d for the back end\n",
+                pins->client, pins->server);
     if (results->memcpy_gbps > 0)
         fprintf(out, "yardstick: memcpy, one thread: %.2f GB/s\n", results->memcpy_gbps);
 }

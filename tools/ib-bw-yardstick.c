@@ -20,7 +20,8 @@
 #define COPY_ROUNDS 5
 
 /* Starts a program that does not outlive this process, its standard output in `*out`. */
-static int start(char *const argv[], int cpu, pid_t *pid, FILE **out)
+static int start(char *const argv[], const struct bw_pins *pins, enum bw_end end, pid_t *pid,
+                 FILE **out)
 {
     int fds[2];
     if (pipe2(fds, O_CLOEXEC))
@@ -37,7 +38,7 @@ static int start(char *const argv[], int cpu, pid_t *pid, FILE **out)
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        bw_pin(cpu);
+        bw_pin(pins, end);
         dup2(fds[1], STDOUT_FILENO);
         dup2(fds[1], STDERR_FILENO);
         execvp(argv[0], argv);
@@ -93,14 +94,14 @@ static double received_gbps(FILE *out)
     return bits / 8e9;
 }
 
-static double run_client(char *port, double seconds, int cpu)
+static double run_client(char *port, double seconds, const struct bw_pins *pins)
 {
     char time[32];
     pid_t pid;
     FILE *out;
     snprintf(time, sizeof(time), "%.0f", seconds);
     char *argv[] = {"iperf3", "-c", "127.0.0.1", "-p", port, "-t", time, "-J", NULL};
-    if (start(argv, cpu, &pid, &out))
+    if (start(argv, pins, BW_CLIENT, &pid, &out))
         return 0;
     double gbps = received_gbps(out);
     finish(pid, out);
@@ -114,11 +115,11 @@ int bw_iperf_run(double seconds, const struct bw_pins *pins, double *gbps, struc
     FILE *out;
     snprintf(port, sizeof(port), "%u", free_port());
     char *argv[] = {"iperf3", "-s", "-1", "--forceflush", "-B", "127.0.0.1", "-p", port, NULL};
-    int rc = start(argv, pins->server, &pid, &out);
+    int rc = start(argv, pins, BW_SERVER, &pid, &out);
     if (rc)
         return ibx_error_set(err, rc, "iperf3 cannot be started: %s", strerror(-rc));
     bool listening = await_listening(out);
-    double measured = listening ? run_client(port, seconds, pins->client) : 0;
+    double measured = listening ? run_client(port, seconds, pins) : 0;
     if (measured <= 0)
         kill(pid, SIGKILL);
     int status = finish(pid, out);

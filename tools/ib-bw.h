@@ -15,6 +15,7 @@
 #include "transport/transport.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -134,13 +135,15 @@ struct bw_summary {
     double ratio; /* stock's median over this one; 0: no stock */
 };
 
-/* Processors of the two ends; -1: any. */
+/* Processors of the two ends, one or several each; the first ones are -1: any. */
 struct bw_pins {
     int client, server;
+    cpu_set_t client_set, server_set;
 };
+enum bw_end { BW_CLIENT, BW_SERVER };
 void bw_pins_choose(struct bw_pins *pins);
-/* The calling thread, and those that it starts, run on this one. */
-void bw_pin(int cpu);
+/* The calling thread, and those that it starts, run on that end's. */
+void bw_pin(const struct bw_pins *pins, enum bw_end end);
 
 struct bw_refusal {
     char path[16];
@@ -317,7 +320,7 @@ pid_t bw_fork(const char *what, int *fd, struct ibx_error *err);
 /* Kills it and waits for its end; 0: there is none. */
 void bw_reap(pid_t *pid);
 
-int bw_child_start(const struct bw_args *args, int cpu, struct bw_child *child,
+int bw_child_start(const struct bw_args *args, const struct bw_pins *pins, struct bw_child *child,
                    struct ibx_error *err);
 void bw_child_stop(struct bw_child *child);
 
