@@ -378,7 +378,8 @@ struct capability {
 static const struct capability capabilities[] = {
     {"x-ignore-shared", true, true, true},
     {"events", true, true, true},
-    {"pause-before-switchover", true, false, true},
+    /* Waits a millisecond for nothing, and then for a word: source_hear_qemu() knows without. */
+    {"pause-before-switchover", false, false, false},
     /* Each of these sends RAM in a way of its own, or expects another stream. */
     {"postcopy-ram", false, false, false},
     {"postcopy-preempt", false, false, false},

@@ -51,9 +51,9 @@ void ibx_refuse_locked(const char *who, uint64_t bytes, struct ibx_refusals *ref
 void ibx_refuse(struct ibx_refusals *refusals, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Sets x-ignore-shared and events, pause-before-switchover on the source only, and unsets what does
- * not go with them. `before` gets what ibx_capabilities_restore needs (a reference).
- * -EOPNOTSUPP: this QEMU lacks one of them. */
+/* Sets x-ignore-shared and events, and unsets what does not go with them or costs time. `before`
+ * gets what ibx_capabilities_restore needs (a reference). -EOPNOTSUPP: this QEMU lacks one of them.
+ */
 int ibx_capabilities_set(struct ibx_qmp *qmp, enum ibx_move_role role, json_t **before,
                          uint64_t deadline_ns, struct ibx_error *err);
 /* Puts back what was changed; does not consume `before`. */

@@ -184,20 +184,53 @@ static int hear(void *context, const struct ibx_move_any *message)
     }
 }
 
+/* QEMU says STOP before it has waited for its disks, which may still write to guest RAM. It has
+ * when it looks at dirty pages for the last time (MIGRATION_PASS; the same lock is held from the
+ * STOP to the end), or is at its devices ("device", from QEMU 10 on), or at the end: that is all
+ * that a VM says which was paused before. */
+static bool is_quiet(const struct source *s, json_t *event)
+{
+    return (s->stopped && move_event_is(event, "MIGRATION_PASS", NULL)) ||
+           move_event_is(event, "MIGRATION", "device") ||
+           move_event_is(event, "MIGRATION", "completed");
+}
+
+/* A VM that somebody else continues changes what is on its way. */
+static int heed_resume(struct source *s, struct ibx_error *err)
+{
+    s->stopped = false;
+    s->stop_ns = 0;
+    if (s->state != SOURCE_STOPPED && s->state != SOURCE_SENDING)
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "somebody else has continued the VM here while it was being moved");
+}
+
+static int heed_event(struct source *s, json_t *event, struct ibx_error *err)
+{
+    if (source_committed(s))
+        return 0;
+    if (move_event_is(event, "MIGRATION", "failed") ||
+        move_event_is(event, "MIGRATION", "cancelled"))
+        return -EIO;
+    if (move_event_is(event, "RESUME", NULL))
+        return heed_resume(s, err);
+    if (move_event_is(event, "STOP", NULL)) {
+        s->stopped = s->state == SOURCE_STARTING;
+        s->stop_ns = move_event_ns(event);
+    }
+    s->qemu_completed |= move_event_is(event, "MIGRATION", "completed");
+    if (s->state == SOURCE_STARTING && is_quiet(s, event))
+        source_move(s, SOURCE_STOPPED);
+    return 0;
+}
+
 static int hear_qemu(struct source *s, struct ibx_error *err)
 {
     json_t *event;
     int rc = ibx_qmp_pump(s->qmp, err);
     while (!rc && (event = ibx_qmp_event_next(s->qmp))) {
-        if (move_event_is(event, "STOP", NULL) && !source_committed(s))
-            s->stop_ns = move_event_ns(event);
-        else if (move_event_is(event, "MIGRATION", "pre-switchover") && s->state == SOURCE_STARTING)
-            source_move(s, SOURCE_STOPPED);
-        else if (move_event_is(event, "MIGRATION", "completed"))
-            s->qemu_completed = true;
-        else if (move_event_is(event, "MIGRATION", "failed") ||
-                 move_event_is(event, "MIGRATION", "cancelled"))
-            rc = -EIO;
+        rc = heed_event(s, event, err);
         json_decref(event);
     }
     if (rc == -EIO && !source_committed(s)) {
@@ -207,7 +240,7 @@ static int hear_qemu(struct source *s, struct ibx_error *err)
         return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
                              error[0] ? error : "it gave no reason");
     }
-    return rc == -EIO ? 0 : rc;
+    return rc;
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -235,19 +268,13 @@ static int switch_over(struct source *s, struct ibx_error *err)
     s->mapped_ns = ibx_now_ns();
     s->status.map_ns = s->stop_ns ? s->mapped_ns - s->stop_ns : 0; /* 0: it was paused before */
     source_move(s, SOURCE_SENDING);
-    rc = ibx_qmp_finish(s->qmp, s->going_on, NULL, ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    ibx_qmp_forget(s->qmp, s->going_on);
-    return rc;
+    return 0;
 }
 
-/* QEMU writes the device state while what came to hold data is looked for and exposed. */
-static int go_on(struct source *s, struct ibx_error *err)
+/* While QEMU writes the device state. */
+static int expose_rest(struct source *s, struct ibx_error *err)
 {
-    int rc =
-        ibx_qmp_start(s->qmp, "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"),
-                      &s->going_on, ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    if (!rc)
-        rc = source_find_map(s, err);
+    int rc = source_find_map(s, err);
     return rc ? rc : source_link_expose(s, err);
 }
 
@@ -337,7 +364,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
     int rc = 0;
     if (!s->mapped_ns) {
         s->mapped_ns = 1;
-        rc = go_on(s, err);
+        rc = expose_rest(s, err);
     }
     if (!rc)
         rc = source_link_exposed(s, err);

@@ -63,8 +63,8 @@ struct source {
     bool map_sent;                          /* over this control connection */
     struct ibx_move_complete record;        /* of COMPLETE */
 
-    uint64_t going_on; /* the QMP command that lets QEMU switch over */
-    int stream;        /* QEMU's device state; -1: none, or at its end */
+    int stream;   /* QEMU's device state; -1: none, or at its end */
+    bool stopped; /* by QEMU's word, since the migration began */
     bool stream_ended, qemu_completed, state_sent;
 
     uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;

@@ -15,7 +15,6 @@
 #define STREAM_NAME   "ibx-state"
 #define STREAM_BUFFER (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
 #define LOOK_MS       5         /* between two looks at a migration that ends */
-#define KICK_LOOKS    10        /* after so many of them QEMU is helped along, again and again */
 
 static void copy_text(char *to, size_t size, json_t *from)
 {
@@ -79,20 +78,11 @@ static bool ended(const char *status)
     return false;
 }
 
-/* QEMU (7.2 at least) can be cancelled just when its migration thread is about to pause before the
- * switch: then that waits for ever to be continued, and the VM stands still. A continuation that
- * comes without need is forgotten. */
-static void kick(struct ibx_qmp *qmp, uint64_t deadline_ns)
-{
-    ibx_qmp_execute(qmp, "migrate-continue", json_pack("{s:s}", "state", "cancelling"), NULL,
-                    deadline_ns, NULL);
-}
-
 static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32], error[256];
     bool asked = false;
-    for (unsigned looks = 1;; looks++) {
+    for (;;) {
         int rc =
             ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);
         if (rc || ended(status))
@@ -102,8 +92,6 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
         if (rc)
             return rc;
         asked = true;
-        if (looks % KICK_LOOKS == 0 && !strcmp(status, "cancelling"))
-            kick(qmp, deadline_ns);
         if (ibx_now_ns() >= deadline_ns)
             return ibx_error_set(err, -ETIMEDOUT,
                                  "QEMU's migration is still \"%s\" after it was "

@@ -130,7 +130,6 @@ static void begin(struct move *m)
     uint64_t written;
     vm_ok(ibx_guest_block_written(&m->source, m->source_block, m->written, &written, &vm_error));
     m->open = true;
-    vm_do(m->from, "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
 }
 
 static void take_events(struct move *m)
@@ -141,7 +140,7 @@ static void take_events(struct move *m)
         assert_false(is_event(event, "MIGRATION", "failed"));
         if (is_event(event, "STOP", NULL))
             m->stop_us = time_of(event);
-        if (is_event(event, "MIGRATION", "pre-switchover"))
+        if (m->stop_us && !m->open && is_event(event, "MIGRATION_PASS", NULL))
             begin(m);
         json_decref(event);
     }

@@ -516,18 +516,9 @@ static void take_real_state(void)
     assert_non_null(real_state);
     vm_ok(ibx_capabilities_set(vms[0].qmp, IBX_MOVE_SOURCE, &vm.before, deadline, &vm_error));
     vm_ok(ibx_vm_migrate(vms[0].qmp, &stream, deadline, &vm_error));
-    bool asked = false;
     for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
-        struct pollfd wait[] = {{.fd = stream, .events = POLLIN},
-                                {.fd = ibx_qmp_fd(vms[0].qmp), .events = POLLIN}};
-        poll(wait, 2, 100);
-        vm_ok(ibx_qmp_pump(vms[0].qmp, &vm_error));
-        for (json_t *event; (event = ibx_qmp_event_next(vms[0].qmp)); json_decref(event))
-            asked |= !strcmp(json_string_value(json_object_get(event, "event")), "STOP");
-        if (asked &&
-            !ibx_qmp_execute(vms[0].qmp, "migrate-continue",
-                             json_pack("{s:s}", "state", "pre-switchover"), NULL, deadline, NULL))
-            asked = false;
+        struct pollfd wait = {.fd = stream, .events = POLLIN};
+        poll(&wait, 1, 100);
         while ((n = read(stream, real_state + real_length, STATE_MAX - real_length)) > 0)
             real_length += (size_t)n;
     }

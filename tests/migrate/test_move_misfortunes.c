@@ -113,6 +113,75 @@ static void test_source_loses_the_monitor(void **state)
     runs_at_the_source();
 }
 
+/* By its own monitor, while a tool that is about to commit is held up: it stays, and the
+ * destination never runs it. */
+static void test_continued_by_somebody_else(void **state)
+{
+    (void)state;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
+    while (ibx_qmp_execute(vms[0].qmp, "cont", NULL, NULL, deadline, &vm_error))
+        assert_true(ibx_now_ns() < deadline);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, "somebody else has continued the VM here");
+    mover_ends(&receiver, 1);
+    assert_false(mover_resumed(&vms[1]));
+    runs_at_the_source();
+}
+
+static int64_t event_us(const char *name)
+{
+    json_int_t seconds = 0, micro = 0;
+    json_t *event;
+    vm_ok(ibx_qmp_event_wait(vms[0].qmp, name, NULL, &event, vm_soon(), &vm_error));
+    json_unpack(event, "{s:{s:I,s:I}}", "timestamp", "seconds", &seconds, "microseconds", &micro);
+    json_decref(event);
+    return seconds * 1000000 + micro;
+}
+
+/* Guest RAM is not final at the STOP: QEMU waits for its disks then, of which this one takes two
+ * seconds for a write. */
+static void test_disks_are_waited_for(void **state)
+{
+    (void)state;
+    char text[256];
+    struct timespec seen;
+    struct vm_options slow = {
+        .append = "", .extra = {"-drive", "if=none,id=slow,driver=null-aio,latency-ns=2000000000"}};
+    mover_begin();
+    vm_start(&vms[0], &slow);
+    slow.incoming = true;
+    vm_start(&vms[1], &slow);
+    vm_wait_beats(&vms[0], BEATS);
+    setenv("IBX_MOVE_STOP_AT", "destination:joining", 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&receiver);
+    vm_hmp(&vms[0], "qemu-io slow \"aio_write 0 512\"", text, sizeof(text));
+    mover_kill(&receiver, SIGCONT);
+    mover_await_stop(&sender);
+    clock_gettime(CLOCK_REALTIME, &seen);
+    const int64_t stop = event_us("STOP");
+    int64_t pass;
+    while ((pass = event_us("MIGRATION_PASS")) < stop)
+        ;
+    assert_true(pass <= (int64_t)seen.tv_sec * 1000000 + seen.tv_nsec / 1000);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
 /* A monitor is not a VM: that runs on, and gets its pages. */
 static void test_destination_loses_the_monitor(void **state)
 {
@@ -434,6 +503,8 @@ int main(void)
         return skipped;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_source_loses_the_monitor, mover_end_all),
+        cmocka_unit_test_teardown(test_continued_by_somebody_else, mover_end_all),
+        cmocka_unit_test_teardown(test_disks_are_waited_for, mover_end_all),
         cmocka_unit_test_teardown(test_destination_loses_the_monitor, mover_end_all),
         cmocka_unit_test_teardown(test_recover_of_a_vm_that_runs, mover_end_all),
         cmocka_unit_test_teardown(test_crowd_at_the_door, mover_end_all),

@@ -132,22 +132,28 @@ static json_t *state_of(const char *name)
     return found;
 }
 
+static void set_capability(const char *name)
+{
+    vm_do(&vm, "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", name, "state", 1));
+}
+
 static void test_capabilities(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){0});
-    vm_do(&vm, "migrate-set-capabilities",
-          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "postcopy-ram", "state", 1));
+    set_capability("postcopy-ram");
+    set_capability("pause-before-switchover");
     json_t *before;
     vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_true(state_of("events")));
-    assert_true(json_is_true(state_of("pause-before-switchover")));
+    assert_true(json_is_false(state_of("pause-before-switchover")));
     assert_true(json_is_false(state_of("postcopy-ram")));
     vm_ok(ibx_capabilities_restore(vm.qmp, before, vm_soon(), &vm_error));
     json_decref(before);
     assert_true(json_is_false(state_of("x-ignore-shared")));
-    assert_true(json_is_false(state_of("pause-before-switchover")));
+    assert_true(json_is_true(state_of("pause-before-switchover")));
     assert_true(json_is_true(state_of("postcopy-ram")));
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
@@ -166,6 +172,7 @@ static void test_migrating_already(void **state)
     json_t *before;
     vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
     json_decref(before);
+    set_capability("pause-before-switchover");
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
     vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "pre-switchover", NULL, vm_soon(), &vm_error));
     look(IBX_MOVE_SOURCE);
