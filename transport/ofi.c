@@ -7,8 +7,9 @@
  *     both:   finish  learn each other's addresses; the client sends a HELLO with
  *                     its proof on every lane, the server answers each with its own
  *
- * Nothing of libfabric is touched before offer or join, and nothing is shared
- * between connections, because several of its providers do not survive fork(2).
+ * Nothing of libfabric is touched before offer or join, because several of its
+ * providers do not survive fork(2); and nothing is shared between connections
+ * but a domain, by those that ask for it (ofi_domain.c).
  */
 #include "transport/ofi.h"
 #include "transport/auth.h"
@@ -34,16 +35,6 @@
 
 /* ------------------------------------------------------------------- opening */
 
-static int explain(struct ofi_endpoint *e, const char *what, int rc, struct ibx_error *err)
-{
-    const char *name = e->choice.info->fabric_attr->prov_name;
-    const char *hint = "";
-    if (ibx_ofi_name_matches(name, "verbs") && (rc == -FI_EINVAL || rc == -FI_ENOMEM))
-        hint = "; FI_UNIVERSE_SIZE=8 in the environment makes its queues smaller";
-    return ibx_error_set(err, ibx_ofi_errno(-rc), "libfabric's %s cannot open %s: %s%s", name, what,
-                         fi_strerror(-rc), hint);
-}
-
 /* A completion queue that can be waited for, or else one that cannot. */
 static int open_cq(struct ofi_endpoint *e, struct ibx_error *err)
 {
@@ -65,7 +56,7 @@ static int open_cq(struct ofi_endpoint *e, struct ibx_error *err)
     }
     if (rc) {
         e->cq = NULL;
-        return explain(e, "a completion queue", rc, err);
+        return ibx_ofi_open_error(e->choice.info, "a completion queue", rc, err);
     }
     /* Some descriptors can miss an event; fi_cxi(7) says so of its own. */
     if (e->cq_fd < 0 || !ibx_ofi_name_matches(e->own.provider, "tcp"))
@@ -104,7 +95,7 @@ static int open_lanes(struct ofi_endpoint *e, struct ibx_error *err)
     for (unsigned i = 0; i < e->lane_count; i++) {
         int rc = open_lane(e, i);
         if (rc && !i)
-            return explain(e, "an endpoint", rc, err);
+            return ibx_ofi_open_error(e->choice.info, "an endpoint", rc, err);
         if (rc) {
             ibx_log(IBX_LOG_INFO, "ofi: only %u endpoints: %s", i, fi_strerror(-rc));
             e->lane_count = i;
@@ -120,15 +111,14 @@ static int open_objects(struct ofi_endpoint *e, struct ibx_error *err)
 {
     struct fi_info *info = e->choice.info;
     struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = e->lane_count};
-    int rc = fi_fabric(info->fabric_attr, &e->fabric, NULL);
+    int rc = ibx_ofi_domain_hold(ibx_link_options(e->link)->domain, &e->choice, &e->home, err);
     if (rc)
-        return explain(e, "its fabric", rc, err);
-    rc = fi_domain(e->fabric, info, &e->domain, NULL);
-    if (rc)
-        return explain(e, "its domain", rc, err);
+        return rc;
+    e->fabric = e->home->fabric;
+    e->domain = e->home->domain;
     rc = fi_av_open(e->domain, &av, &e->av, NULL);
     if (rc)
-        return explain(e, "an address vector", rc, err);
+        return ibx_ofi_open_error(e->choice.info, "an address vector", rc, err);
     return 0;
 }
 
@@ -293,7 +283,8 @@ static int insert_peer(struct ofi_endpoint *e, struct ibx_error *err)
     for (unsigned i = 0; i < e->lane_count; i++) {
         int n = fi_av_insert(e->av, e->peer.address[i].bytes, 1, &e->lanes[i].peer, 0, NULL);
         if (n != 1)
-            return explain(e, "the way to the peer's address", n < 0 ? n : -FI_EINVAL, err);
+            return ibx_ofi_open_error(e->choice.info, "the way to the peer's address",
+                                      n < 0 ? n : -FI_EINVAL, err);
     }
     return 0;
 }
@@ -401,6 +392,7 @@ static void ofi_query(void *endpoint, struct ibx_caps *caps, char *description, 
         .lanes = e->lane_count > 1 ? e->lane_count - 1 : 1,
         .rendezvous = e->choice.native ? RENDEZVOUS_NATIVE : RENDEZVOUS_EMULATED,
         .register_free = false, /* deregistration costs a round trip where registration does not */
+        .shares = e->choice.shareable,
         .peer_drives = domain->data_progress != FI_PROGRESS_AUTO,
         .dmabuf = IBX_OFI_DMABUF && e->choice.info->caps & FI_HMEM,
         .gpu_pointers = e->choice.info->caps & FI_HMEM,
@@ -432,10 +424,7 @@ static void ofi_close(void *endpoint)
         close_fid(&e->cq->fid);
     if (e->av)
         close_fid(&e->av->fid);
-    if (e->domain)
-        close_fid(&e->domain->fid);
-    if (e->fabric)
-        close_fid(&e->fabric->fid);
+    ibx_ofi_domain_release(e->home);
     if (e->choice.info)
         fi_freeinfo(e->choice.info);
     if (e->timer_fd >= 0)

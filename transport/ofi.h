@@ -2,11 +2,11 @@
 /*
  * The libfabric provider's own view of a connection: shared by ofi*.c only.
  *
- * A connection has an own domain, address vector, completion queue and one or
- * two reliable-datagram endpoints: lane 0 carries messages and urgent chunks,
- * the other one bulk. libfabric's endpoints are connectionless, so anybody on
- * the fabric can send to them: every message begins with a cookie that only the
- * two authenticated ends can compute, and what lacks it is dropped.
+ * A connection has an address vector, a completion queue and one or two
+ * reliable-datagram endpoints of its own, and a domain, its own or one that it
+ * shares: lane 0 carries messages and urgent chunks, the other one bulk. libfabric's endpoints are
+ * connectionless, so anybody on the fabric can send to them: every message begins with a cookie
+ * that only the two authenticated ends can compute, and what lacks it is dropped.
  *
  *     offset  bytes  field (little-endian)
  *          0      8  cookie of this direction
@@ -65,6 +65,7 @@ struct ofi_choice {
     struct fi_info *info;   /* freed by its holder */
     bool native;            /* a fabric with hardware behind it */
     bool delivery_complete; /* a WRITE can complete when it is visible at its target */
+    bool shareable;         /* a domain can serve several threads, and a region all its endpoints */
 };
 
 /* Picks the best of what libfabric has here. */
@@ -76,6 +77,28 @@ int ibx_ofi_probe(const struct ibx_options *options, char *description, size_t s
                   struct ibx_error *err);
 /* "1.17", of the library that runs. */
 const char *ibx_ofi_version_text(void);
+
+/* ------------------------------------------------------- domains (ofi_domain.c) */
+
+struct ofi_domain {
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fi_info *info; /* what it was opened for */
+
+    struct ibx_domain *owner; /* NULL: it is one connection's */
+    pid_t process;
+    unsigned holders;
+    struct ofi_domain *next;
+};
+
+/* Opens one, or of an owner that has such a one already, and where they can be shared, holds that.
+ * From any thread. */
+int ibx_ofi_domain_hold(struct ibx_domain *owner, const struct ofi_choice *choice,
+                        struct ofi_domain **out, struct ibx_error *err);
+/* After everything in it that is the connection's. Accepts NULL. */
+void ibx_ofi_domain_release(struct ofi_domain *domain);
+/* An error of libfabric (negative) in opening something, in words. */
+int ibx_ofi_open_error(const struct fi_info *info, const char *what, int rc, struct ibx_error *err);
 
 /* ------------------------------------------------------------------- a connection */
 
@@ -135,8 +158,9 @@ struct ofi_endpoint {
     struct ofi_choice choice;
     struct ofi_side own, peer;
 
-    struct fid_fabric *fabric;
-    struct fid_domain *domain;
+    struct ofi_domain *home;
+    struct fid_fabric *fabric; /* home's */
+    struct fid_domain *domain; /* likewise */
     struct fid_av *av;
     struct fid_cq *cq;
     struct ofi_lane lanes[OFI_LANES_MAX];
@@ -193,9 +217,15 @@ struct ofi_endpoint {
     int made; /* upcalls of this progress */
 };
 
-/* A registration. */
+/* With a domain, for each region that shares it. */
+struct ofi_registration {
+    struct fid_mr *mr; /* NULL: it went with its endpoint */
+    const struct fid_domain *domain;
+    _Atomic unsigned holders;
+};
+
 struct ofi_region {
-    struct fid_mr *mr; /* NULL: none is needed, or it went with its endpoint */
+    struct ofi_registration *made; /* NULL: none is needed */
     void *desc;
     struct ofi_region *next, *prev; /* in endpoint->regions */
     bool listed;

@@ -118,16 +118,38 @@ static struct fi_info *make_hints(const char *provider, uint64_t op_flags, bool 
     return hints;
 }
 
-/* A list for fi_freeinfo(), or NULL when there is nothing. */
+/* A list for fi_freeinfo(), or NULL when there is nothing. Frees the hints. */
+static struct fi_info *list_of(struct fi_info *hints)
+{
+    struct fi_info *list = NULL;
+    if (hints && fi_getinfo(IBX_OFI_API, NULL, NULL, 0, hints, &list))
+        list = NULL;
+    if (hints)
+        fi_freeinfo(hints);
+    return list;
+}
+
 static struct fi_info *ask(const char *provider, uint64_t op_flags, bool gpu, int extra_mr_mode)
 {
-    struct fi_info *hints = make_hints(provider, op_flags, gpu), *list = NULL;
-    if (!hints)
-        return NULL;
-    hints->domain_attr->mr_mode |= extra_mr_mode;
-    if (fi_getinfo(IBX_OFI_API, NULL, NULL, 0, hints, &list))
-        list = NULL;
-    fi_freeinfo(hints);
+    struct fi_info *hints = make_hints(provider, op_flags, gpu);
+    if (hints)
+        hints->domain_attr->mr_mode |= extra_mr_mode;
+    return list_of(hints);
+}
+
+/* Whether the same would do for several threads, and saves something. Where a region belongs to one
+ * endpoint it does not; and emulations pin nothing, but have one engine a domain, in which a fault
+ * would wait for whatever bulk is on its way beside it: tests alone want that of them. */
+static bool can_be_shared(const struct fi_info *info, bool native)
+{
+    if (info->domain_attr->mr_mode & FI_MR_ENDPOINT || (!native && !getenv("IBX_OFI_SHARE_ALL")))
+        return false;
+    struct fi_info *hints = make_hints(info->fabric_attr->prov_name, 0, info->caps & FI_HMEM);
+    if (hints)
+        hints->domain_attr->threading = FI_THREAD_SAFE;
+    struct fi_info *list = list_of(hints);
+    if (list)
+        fi_freeinfo(list);
     return list;
 }
 
@@ -202,7 +224,8 @@ static int take_best(struct fi_info *list, const struct ibx_options *options,
     if (copy) {
         if (choice->info)
             fi_freeinfo(choice->info);
-        *choice = (struct ofi_choice){copy, is_native(copy), delivery_complete};
+        *choice = (struct ofi_choice){
+            .info = copy, .native = is_native(copy), .delivery_complete = delivery_complete};
     }
     return best;
 }
@@ -289,6 +312,7 @@ int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wish
         return refuse(options, wish, err);
     /* The flag was asked for to learn whether it is there; only WRITEs shall wait for it. */
     chosen.info->tx_attr->op_flags &= ~(uint64_t)FI_DELIVERY_COMPLETE;
+    chosen.shareable = can_be_shared(chosen.info, chosen.native);
     *choice = chosen;
     return 0;
 }

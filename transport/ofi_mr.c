@@ -135,6 +135,45 @@ int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err)
     return rc;
 }
 
+/* ------------------------------------------------------- held by regions */
+
+/* What the twin of a region has in this domain: one holder more, or NULL. */
+static struct ofi_registration *registration_share(const struct ibx_mr *twin,
+                                                   const struct fid_domain *domain)
+{
+    const struct ofi_region *region = twin ? twin->provider_data : NULL;
+    if (!region || !region->made || region->made->domain != domain)
+        return NULL;
+    region->made->holders++;
+    return region->made;
+}
+
+static int registration_make(struct ofi_endpoint *e, const struct ibx_mr *mr, uint64_t access,
+                             struct ofi_registration **out, struct ibx_error *err)
+{
+    struct ofi_registration *made = calloc(1, sizeof(*made));
+    if (!made)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    int rc = open_region(e, &mr->span, access, &made->mr, err);
+    if (rc) {
+        free(made);
+        return rc;
+    }
+    made->domain = e->domain;
+    made->holders = 1;
+    *out = made;
+    return 0;
+}
+
+static void registration_release(struct ofi_registration *made)
+{
+    if (!made || --made->holders)
+        return;
+    if (made->mr)
+        fi_close(&made->mr->fid);
+    free(made);
+}
+
 /* ------------------------------------------------------- the provider's calls */
 
 static int allocate(struct ibx_mr *mr, struct ibx_error *err)
@@ -159,11 +198,12 @@ int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
         goto free_region;
     uint64_t access = fabric_access(e, mr->access);
     if (access) {
-        rc = open_region(e, &mr->span, access, &region->mr, err);
+        region->made = registration_share(mr->twin, e->domain);
+        rc = region->made ? 0 : registration_make(e, mr, access, &region->made, err);
         if (rc)
             goto free_memory;
-        region->desc = fi_mr_desc(region->mr);
-        mr->keys[0] = fi_mr_key(region->mr);
+        region->desc = fi_mr_desc(region->made->mr);
+        mr->keys[0] = fi_mr_key(region->made->mr);
         mr->keys[1] = has_mode(e, FI_MR_VIRT_ADDR) ? 0 : (uintptr_t)mr->span.address;
         region->next = e->regions;
         if (region->next)
@@ -198,8 +238,7 @@ void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr)
     struct ofi_region *region = mr->provider_data;
     if (region->listed)
         unlist(e, region);
-    if (region->mr)
-        fi_close(&region->mr->fid);
+    registration_release(region->made);
     bool exposed = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     if (exposed && e->live && !e->aborted && software_moves(e))
         ibx_ofi_fence(e);
@@ -213,8 +252,8 @@ void ibx_ofi_mr_detach_all(struct ofi_endpoint *e)
     if (!e->choice.info || !has_mode(e, FI_MR_ENDPOINT))
         return; /* without info: closed before a fabric was chosen */
     for (struct ofi_region *region = e->regions; region; region = region->next) {
-        fi_close(&region->mr->fid);
-        region->mr = NULL;
+        fi_close(&region->made->mr->fid);
+        region->made->mr = NULL;
     }
     if (e->memory_mr)
         fi_close(&e->memory_mr->fid);

