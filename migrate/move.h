@@ -112,6 +112,9 @@ int ibx_move_query(const struct ibx_record *record, const struct ibx_options *tr
  * -ENOENT: who answers knows nothing of this move; others when nobody does. */
 int ibx_move_confirm(const struct ibx_record *record, const struct ibx_options *transport,
                      struct ibx_error *err);
+/* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its
+ * monitor is another one's. */
+int ibx_move_quit(const struct ibx_record *record, struct ibx_error *err);
 /* Restarts the source's VM from its stop. The caller has asked the operator. -EBUSY: the
  * destination answers that the VM runs there. */
 int ibx_move_rollback(const char *folder, struct ibx_record *record,

@@ -22,8 +22,9 @@
  *        CONFIRM -------------------------------->  the source may go
  *        <------------------------------ CONFIRMED   and the destination has that on record
  *
- * Either side says ABORT before the commit; after it only the destination, and only when the VM is
- * certain never to have run there. After the commit a lost connection is made again by the source:
+ * Either side says ABORT before the commit; after it only the destination: without RUNNING only
+ * when the VM is certain never to have run there, after RUNNING when its QEMU has ended, which
+ * brings nothing back. After the commit a lost connection is made again by the source:
  * HELLO resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END, and on it goes from
  * where the destination stands. A source that has not heard CONFIRMED says HELLO confirm instead,
  * to which the answer is enough.

@@ -145,13 +145,35 @@ static void source_init(struct source *s, const struct ibx_send_options *options
     ibx_control_init(&s->control, NULL);
 }
 
+static int quit(struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    int rc = ibx_qmp_execute(qmp, "quit", NULL, NULL, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    return rc == -ECONNRESET || rc == -EPIPE ? 0 : rc;
+}
+
 static void quit_qemu(struct source *s)
 {
     struct ibx_error err = {0};
-    int rc = ibx_qmp_execute(s->qmp, "quit", NULL, NULL, ibx_deadline_in_ms(MOVE_QMP_MS), &err);
-    if (rc && rc != -ECONNRESET && rc != -EPIPE)
+    if (quit(s->qmp, &err))
         move_say(&s->options->tell, "QEMU (process %d) did not quit: %s", (int)s->ram.pid,
                  err.message);
+}
+
+int ibx_move_quit(const struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_qmp *qmp;
+    if (ibx_record_qemu_gone(record))
+        return 0;
+    int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MOVE_QMP_MS), &qmp, err);
+    if (rc)
+        return rc;
+    if (ibx_qmp_pid(qmp) == record->pid)
+        rc = quit(qmp, err);
+    else
+        rc = ibx_error_set(err, -ESRCH, "the monitor %s is that of process %d by now", record->qmp,
+                           (int)ibx_qmp_pid(qmp));
+    ibx_qmp_close(qmp);
+    return rc;
 }
 
 static int finish(struct source *s, int rc, struct ibx_move_status *last, struct ibx_error *err)

@@ -221,6 +221,10 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
         fflush(stdout);
         return MIGRATE_FAILED;
     }
+    if (args->quit && ibx_move_quit(record, &err)) {
+        ibx_error_prefix(&err, err.code, "QEMU (process %d) did not quit", (int)record->pid);
+        migrate_complain(err.message);
+    }
     migrate_vm(record, vm, sizeof(vm));
     snprintf(said, sizeof(said), "%s: moved, complete, and the destination has heard so", vm);
     if (args->json) {
