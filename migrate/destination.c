@@ -557,7 +557,7 @@ static void wait_for_something(struct destination *d)
     struct pollfd fds[6 + IBX_MOVE_LINKS_MAX + DESTINATION_GUESTS + 1 + IBX_TALK_CLIENTS_MAX];
     unsigned n = 6;
     struct timespec most = longest_wait(d);
-    bool at_once = false;
+    bool at_once = d->qmp && ibx_qmp_has_events(d->qmp);
     for (unsigned i = 0; i < n; i++)
         fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
     at_once |= ibx_control_arm(&d->control, &fds[0].fd) != 0;

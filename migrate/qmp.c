@@ -377,6 +377,11 @@ int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadli
 
 /* ------------------------------------------------------------ events */
 
+bool ibx_qmp_has_events(const struct ibx_qmp *qmp)
+{
+    return json_array_size(qmp->events) > 0;
+}
+
 json_t *ibx_qmp_event_next(struct ibx_qmp *qmp)
 {
     json_t *event = json_incref(json_array_get(qmp->events, 0));

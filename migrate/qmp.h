@@ -68,6 +68,8 @@ int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadli
 
 /* Takes in whatever has arrived; never blocks. */
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err);
+/* Whether events are queued, of which the descriptor tells nothing any more. */
+bool ibx_qmp_has_events(const struct ibx_qmp *qmp);
 /* The oldest queued event (a new reference), or NULL. */
 json_t *ibx_qmp_event_next(struct ibx_qmp *qmp);
 /* Waits for an event called `name` and, when `status` is not NULL, with this data.status. Events

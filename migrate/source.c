@@ -335,6 +335,15 @@ static int commit(struct source *s, struct ibx_error *err)
     return rc ? ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc)) : 0;
 }
 
+/* All of the state may be there already, and nothing else would wake this tool for it. */
+static int step_sending(struct source *s, struct ibx_error *err)
+{
+    int rc = carry_state(s, err);
+    if (!rc && s->stream_ended && s->qemu_completed && !s->state_sent)
+        rc = end_state(s);
+    return rc || !s->loaded ? rc : commit(s, err);
+}
+
 /* After a reconnection: the map again, and the commit if that was lost. */
 static int catch_up(struct source *s, struct ibx_error *err)
 {
@@ -409,13 +418,12 @@ static int step(struct source *s, struct ibx_error *err)
     case SOURCE_STARTING:
         return carry_state(s, err);
     case SOURCE_STOPPED:
-        rc = carry_state(s, err);
-        return rc ? rc : step_stopped(s, err);
+        rc = step_stopped(s, err);
+        if (rc)
+            return rc;
+        return s->state == SOURCE_SENDING ? step_sending(s, err) : carry_state(s, err);
     case SOURCE_SENDING:
-        rc = carry_state(s, err);
-        if (!rc && s->stream_ended && s->qemu_completed && !s->state_sent)
-            rc = end_state(s);
-        return rc || !s->loaded ? rc : commit(s, err);
+        return step_sending(s, err);
     case SOURCE_COMMITTED:
         return s->linked ? catch_up(s, err) : 0;
     case SOURCE_SERVING:
@@ -566,7 +574,7 @@ static void wait_for_something(struct source *s)
     const bool carry = s->stream >= 0 && ibx_control_idle(&s->control);
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
     int timeout = MOVE_TICK_MS;
-    if (ibx_control_arm(&s->control, &fds[0].fd))
+    if (ibx_control_arm(&s->control, &fds[0].fd) || (s->qmp && ibx_qmp_has_events(s->qmp)))
         timeout = 0;
     fds[1] = (struct pollfd){.fd = s->qmp ? ibx_qmp_fd(s->qmp) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};

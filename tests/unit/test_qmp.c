@@ -302,6 +302,7 @@ static void test_waits_for_events(void **state)
     memset(&error, 0, sizeof(error));
     says(ibx_qmp_event_wait(qmp, "MIGRATION", "completed", NULL, ibx_deadline_in_ms(SHORT), &error),
          -ETIMEDOUT, "did not report MIGRATION completed");
+    assert_true(ibx_qmp_has_events(qmp));
     json_t *event = ibx_qmp_event_next(qmp); /* the one before it is still there */
     assert_string_equal(
         json_string_value(json_object_get(json_object_get(event, "data"), "status")), "setup");
@@ -309,6 +310,7 @@ static void test_waits_for_events(void **state)
     assert_null(ibx_qmp_event_next(qmp));
     assert_int_equal(run(qmp, "more", NULL, GENEROUS), 0);
     ibx_qmp_events_clear(qmp);
+    assert_false(ibx_qmp_has_events(qmp));
     assert_null(ibx_qmp_event_next(qmp));
     done(&p, qmp);
 }
