@@ -496,6 +496,28 @@ bool too_long()
     return round_trip(device, memory.data(), memory.size(), 1);
 }
 
+// The stub has cudaLaunchKernel alone, as GVirtuS.
+bool launch()
+{
+    auto *get = preloaded<int(void **, const void *)>("__cudaGetKernel");
+    auto *run = preloaded<int(void *, StubDim3, StubDim3, void **, std::size_t, void *)>(
+        "__cudaLaunchKernel");
+    std::size_t n = 100000;
+    char *device = device_memory(2 * n);
+    void *stream = nullptr, *kernel = nullptr, *to = device + n, *from = device;
+    void *arguments[] = {&to, &from, &n};
+    std::vector<char> memory(n);
+    fill(memory.data(), n, 1);
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
+    REQUIRE(get(&kernel, &stub_kernel) == 0);
+    REQUIRE(run(kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device + n, memory.data(), n));
+    REQUIRE(get(&kernel, &n) == 0 && run(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream) == 98);
+    return true;
+}
+
 // A fork while other threads register and free: the child may do so as well.
 bool forked_meanwhile()
 {
@@ -613,6 +635,7 @@ int main(int argc, char **argv)
         {"host-register", host_register},
         {"stale-registration", stale_registration},
         {"too-long", too_long},
+        {"launch", launch},
         {"forked-meanwhile", forked_meanwhile},
         {"stock", stock},
         {"other-version", other_version},

@@ -37,6 +37,14 @@ int cudaFreeHost(void *address);
 
 // What only this one has: a kernel that copies within the device, launched as GVirtuS does it ...
 int stub_launch(void *to, const void *from, std::size_t n, void *stream);
+// ... the function by which an application names it, with pointers to these three as arguments, in
+// one dimension, with a thread for each byte ...
+extern char stub_kernel;
+struct StubDim3 {
+    unsigned x, y, z;
+};
+int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
+                     std::size_t shared, void *stream);
 // ... the calls that copied memory and have reached it, of all threads ...
 std::uint64_t stub_copies();
 // ... those that asked for page-locked memory or gave it back (it has no cudaHostRegister) ...
