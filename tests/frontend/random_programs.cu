@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Random CUDA programs, for the same bytes native and under GVirtuS (tools/bench-gpu --gvirtus):
+//
+//   random-programs PROGRAMS [--seed N] [--threads N] [--symbols]
+//
+// Copies of all kinds between kernels, on streams of their own, from pinned and pageable memory
+// that changes as soon as CUDA allows it. Prints a line for each program, with a hash of all that
+// has come back and of what each call has answered; the lines are the same wherever the programs
+// are right.
+//
+//   --threads N  at once, each with its programs, streams and memory (default 1)
+//   --symbols    cudaMemcpyToSymbol, too: not every GVirtuS can do that
+//
+// Built by nvcc -cudart shared --no-compress -Xlinker -z,lazy, which is what GVirtuS takes. Kernels
+// are launched by cudaLaunchKernel: the <<<>>> of nvcc 13 calls functions that no GVirtuS has, and
+// only libibx-frontend.so.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_runtime.h>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace
+{
+
+constexpr unsigned SLOTS = 3;          // each with a stream; the first one's is the default stream
+constexpr std::size_t MOST = 3u << 20; // bytes of a slot's memory, a multiple of 4
+constexpr unsigned TABLE = 1021;       // words
+constexpr unsigned OPERATIONS_LEAST = 8, OPERATIONS_MOST = 28;
+
+__device__ std::uint32_t table[TABLE];
+
+__global__ void mix(std::uint32_t *words, std::size_t n, std::uint32_t seed)
+{
+    std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
+    if (i < n)
+        words[i] = words[i] * 2654435761u + seed + table[(i + seed) % TABLE];
+}
+
+__global__ void combine(std::uint32_t *to, const std::uint32_t *from, std::size_t n,
+                        std::uint32_t times)
+{
+    std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
+    if (i >= n)
+        return;
+    std::uint32_t x = to[i];
+    for (std::uint32_t t = 0; t < times; t++) // some take their time
+        x = x * 747796405u + from[(i + t) % n];
+    to[i] = x;
+}
+
+struct Random {
+    std::uint64_t state;
+    std::uint64_t next()
+    {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return state * 2685821657736338717u;
+    }
+    std::size_t below(std::size_t n) { return static_cast<std::size_t>(next() >> 11) % n; }
+};
+
+struct Slot {
+    char *device, *pinned,
+        *pageable; // of MOST bytes; the host's upper halves are for what comes back
+    cudaStream_t stream;
+};
+
+struct Program {
+    Random random;
+    std::vector<Slot> &slots;
+    bool symbols;
+    std::uint64_t hash = 14695981039346656037u;
+
+    void note(std::uint64_t word) { hash = (hash ^ word) * 1099511628211u + (hash >> 29); }
+    void note(const char *bytes, std::size_t n)
+    {
+        std::uint64_t word;
+        for (; n >= 8; bytes += 8, n -= 8) {
+            std::memcpy(&word, bytes, 8);
+            note(word);
+        }
+        word = 0;
+        std::memcpy(&word, bytes, n);
+        note(word);
+    }
+    void answered(cudaError_t rc) { note(static_cast<std::uint64_t>(rc)); }
+    void fill(char *bytes, std::size_t n)
+    {
+        for (; n >= 8; bytes += 8, n -= 8) {
+            std::uint64_t word = random.next();
+            std::memcpy(bytes, &word, 8);
+        }
+        std::memset(bytes, static_cast<int>(random.next() >> 56), n);
+    }
+    // Mostly short; at most `most`.
+    std::size_t length(std::size_t most)
+    {
+        std::size_t n = random.below(4) ? 1 + random.below(70000) : 1 + random.below(most);
+        return n < most ? n : most;
+    }
+    void run_all();
+    void operation();
+    void copy(Slot &slot, bool async, bool pinned);
+    void copy_rows(Slot &slot);
+    void launch_mix(Slot &slot);
+    void launch_combine(Slot &to, Slot &from);
+    void within(Slot &slot);
+    void symbol();
+};
+
+void Program::copy(Slot &slot, bool async, bool pinned)
+{
+    std::size_t n = length(MOST / 2), at = random.below(MOST - n + 1),
+                from = random.below(MOST / 2 - n + 1);
+    char *host = (pinned ? slot.pinned : slot.pageable) + from;
+    if (random.below(2)) {
+        if (pinned) // the GPU may be at it still
+            answered(cudaStreamSynchronize(slot.stream));
+        fill(host, n);
+        answered(
+            async ? cudaMemcpyAsync(slot.device + at, host, n, cudaMemcpyHostToDevice, slot.stream)
+                  : cudaMemcpy(slot.device + at, host, n, cudaMemcpyHostToDevice));
+        if (!pinned || !async) // it has been read
+            fill(host, n < 64 ? n : 64);
+        return;
+    }
+    host += MOST / 2;
+    answered(async ? cudaMemcpyAsync(host, slot.device + at, n, cudaMemcpyDeviceToHost, slot.stream)
+                   : cudaMemcpy(host, slot.device + at, n, cudaMemcpyDeviceToHost));
+    if (async)
+        answered(cudaStreamSynchronize(slot.stream));
+    note(host, n);
+}
+
+// Of the rows alone: GVirtuS writes between them, too, in memory of the application.
+void Program::copy_rows(Slot &slot)
+{
+    std::size_t width = 1 + random.below(3000), rows = 1 + random.below(100);
+    std::size_t pitch = width + random.below(500), device_pitch = width + random.below(500);
+    std::size_t at = random.below(MOST - device_pitch * rows);
+    if (random.below(2)) {
+        fill(slot.pageable, pitch * rows);
+        answered(cudaMemcpy2D(slot.device + at, device_pitch, slot.pageable, pitch, width, rows,
+                              cudaMemcpyHostToDevice));
+        return;
+    }
+    char *back = slot.pageable + MOST / 2;
+    answered(cudaMemcpy2D(back, pitch, slot.device + at, device_pitch, width, rows,
+                          cudaMemcpyDeviceToHost));
+    for (std::size_t row = 0; row < rows; row++)
+        note(back + row * pitch, width);
+}
+
+dim3 blocks_of(std::size_t n)
+{
+    return dim3(static_cast<unsigned>((n + 255) / 256));
+}
+
+void Program::launch_mix(Slot &slot)
+{
+    std::size_t n = 1 + length(MOST) / 4,
+                at = random.below(MOST / 4 - n + 1 ? MOST / 4 - n + 1 : 1);
+    n = n < MOST / 4 - at ? n : MOST / 4 - at;
+    auto *words = reinterpret_cast<std::uint32_t *>(slot.device) + at;
+    auto seed = static_cast<std::uint32_t>(random.next() >> 32);
+    void *arguments[] = {&words, &n, &seed};
+    answered(cudaLaunchKernel(reinterpret_cast<const void *>(mix), blocks_of(n), dim3(256),
+                              arguments, 0, slot.stream));
+}
+
+void Program::launch_combine(Slot &to, Slot &from)
+{
+    std::size_t n = 1 + length(MOST - 4) / 4;
+    auto *words = reinterpret_cast<std::uint32_t *>(to.device);
+    auto *others = reinterpret_cast<const std::uint32_t *>(from.device);
+    std::uint32_t times = random.below(8) ? 3 : 3000;
+    void *arguments[] = {&words, &others, &n, &times};
+    if (&to == &from)
+        return;
+    answered(cudaStreamSynchronize(from.stream));
+    answered(cudaLaunchKernel(reinterpret_cast<const void *>(combine), blocks_of(n), dim3(256),
+                              arguments, 0, to.stream));
+    answered(cudaStreamSynchronize(to.stream));
+}
+
+void Program::within(Slot &slot)
+{
+    std::size_t n = length(MOST / 2), at = random.below(MOST / 2 - n + 1),
+                to = MOST / 2 + random.below(MOST / 2 - n + 1);
+    if (random.below(2))
+        answered(cudaMemcpyAsync(slot.device + to, slot.device + at, n, cudaMemcpyDeviceToDevice,
+                                 slot.stream));
+    else
+        answered(cudaMemset(slot.device + to, static_cast<int>(random.below(256)), n));
+}
+
+void Program::symbol()
+{
+    std::uint32_t words[TABLE];
+    std::size_t at = random.below(TABLE), n = 1 + random.below(TABLE - at);
+    fill(reinterpret_cast<char *>(words), n * 4);
+    answered(cudaDeviceSynchronize()); // kernels under way read it
+    answered(cudaMemcpyToSymbol(table, words, n * 4, at * 4, cudaMemcpyHostToDevice));
+}
+
+void Program::operation()
+{
+    Slot &slot = slots[random.below(SLOTS)];
+    switch (random.below(12)) {
+    case 0:
+        return copy(slot, false, false);
+    case 1:
+        return copy(slot, false, true);
+    case 2:
+    case 3:
+        return copy(slot, true, false);
+    case 4:
+    case 5:
+        return copy(slot, true, true);
+    case 6:
+        return copy_rows(slot);
+    case 7:
+    case 8:
+        return launch_mix(slot);
+    case 9:
+        return launch_combine(slot, slots[random.below(SLOTS)]);
+    case 10:
+        return within(slot);
+    default:
+        return symbols ? symbol() : answered(cudaStreamSynchronize(slot.stream));
+    }
+}
+
+void Program::run_all()
+{
+    for (auto n = OPERATIONS_LEAST + random.below(OPERATIONS_MOST - OPERATIONS_LEAST); n; n--)
+        operation();
+    answered(cudaDeviceSynchronize());
+    for (Slot &slot : slots) {
+        std::size_t n = MOST / 2;
+        answered(cudaMemcpy(slot.pageable + MOST / 2, slot.device, n, cudaMemcpyDeviceToHost));
+        note(slot.pageable + MOST / 2, n);
+        answered(cudaMemcpy(slot.pinned + MOST / 2, slot.device + n, n, cudaMemcpyDeviceToHost));
+        note(slot.pinned + MOST / 2, n);
+    }
+}
+
+void must(cudaError_t rc, const char *what)
+{
+    if (rc == cudaSuccess)
+        return;
+    std::fprintf(stderr, "random-programs: %s: error %d\n", what, static_cast<int>(rc));
+    _exit(1);
+}
+
+Slot make_slot(bool default_stream)
+{
+    Slot slot{};
+    must(cudaMalloc(reinterpret_cast<void **>(&slot.device), MOST), "cudaMalloc");
+    must(cudaMemset(slot.device, 0, MOST), "cudaMemset");
+    must(cudaMallocHost(reinterpret_cast<void **>(&slot.pinned), MOST), "cudaMallocHost");
+    slot.pageable = static_cast<char *>(std::calloc(1, MOST));
+    if (!default_stream)
+        must(cudaStreamCreate(&slot.stream), "cudaStreamCreate");
+    return slot;
+}
+
+void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, bool symbols,
+                std::string &lines)
+{
+    std::vector<Slot> slots;
+    for (unsigned i = 0; i < SLOTS; i++)
+        slots.push_back(make_slot(i == 0));
+    for (unsigned i = 0; i < programs; i++) {
+        char line[80];
+        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1}, slots, symbols};
+        program.run_all();
+        std::snprintf(line, sizeof(line), "%u %u %016llx\n", thread, i,
+                      static_cast<unsigned long long>(program.hash));
+        lines += line;
+    }
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    unsigned programs = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 0,
+             threads = 1;
+    std::uint64_t seed = 1;
+    bool symbols = false;
+    for (int i = 2; i < argc; i++) {
+        std::string option = argv[i];
+        if (option == "--symbols")
+            symbols = true;
+        else if (option == "--seed" && i + 1 < argc)
+            seed = std::strtoull(argv[++i], nullptr, 10);
+        else if (option == "--threads" && i + 1 < argc)
+            threads = static_cast<unsigned>(std::strtoul(argv[++i], nullptr, 10));
+        else
+            programs = 0;
+    }
+    if (!programs || !threads) {
+        std::fprintf(stderr,
+                     "usage: random-programs PROGRAMS [--seed N] [--threads N] [--symbols]\n");
+        return 2;
+    }
+    std::vector<std::string> lines(threads);
+    std::vector<std::thread> others;
+    for (unsigned i = 1; i < threads; i++)
+        others.emplace_back(run_thread, i, programs, seed, symbols, std::ref(lines[i]));
+    run_thread(0, programs, seed, symbols, lines[0]);
+    for (std::thread &other : others)
+        other.join();
+    for (const std::string &text : lines)
+        std::fputs(text.c_str(), stdout);
+    std::printf("DONE\n");
+    std::fflush(stdout);
+    _exit(0); // the destructors of GVirtuS's front ends are not to be relied on
+}
