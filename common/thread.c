@@ -53,3 +53,19 @@ bool ibx_thread_may_spin(void)
 {
     return ibx_thread_processors() >= SPIN_PROCESSORS;
 }
+
+int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns)
+{
+    uint64_t now = ibx_now_ns();
+    const uint64_t end = now + wait_ns;
+    for (; now < busy_until_ns && now < end; now = ibx_now_ns()) {
+        const int ready = poll(fds, count, 0);
+        if (ready)
+            return ready;
+        ibx_cpu_relax();
+    }
+    const uint64_t left = now < end ? end - now : 0, second = 1000 * IBX_NS_PER_MS;
+    const struct timespec most = {.tv_sec = (time_t)(left / second),
+                                  .tv_nsec = (long)(left % second)};
+    return ppoll(fds, count, &most, NULL);
+}

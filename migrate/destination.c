@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -45,6 +46,8 @@ void destination_move(struct destination *d, enum destination_state to)
                 names[d->state], names[to]);
     ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[d->state], names[to]);
     d->state = to;
+    if (to >= DESTINATION_MAPPED && to <= DESTINATION_RESUMING)
+        d->busy_until_ns = move_busy_until();
     move_stop_at("destination", names[to]);
 }
 
@@ -164,6 +167,16 @@ static int heed_map_end(struct destination *d, const struct ibx_move_map_end *en
     return 0;
 }
 
+/* Its beginning says that the VM is about to stop. */
+static int heed_state(struct destination *d, const struct ibx_move_any *message,
+                      struct ibx_error *err)
+{
+    if (!d->state_total)
+        d->busy_until_ns = move_busy_until();
+    int rc = destination_vm_state(d, message->is.state.bytes, message->is.state.length, err);
+    return rc ? rc : destination_vm_feed(d, err);
+}
+
 static int heed_state_end(struct destination *d, uint64_t bytes, struct ibx_error *err)
 {
     if (bytes != d->state_total || !bytes)
@@ -199,7 +212,7 @@ static int hear(void *context, const struct ibx_move_any *message)
     case IBX_MOVE_STATE:
         if (!loading || d->state_ended)
             return unexpected(d, message, h->err);
-        return destination_vm_state(d, message->is.state.bytes, message->is.state.length, h->err);
+        return heed_state(d, message, h->err);
     case IBX_MOVE_STATE_END:
         if (!loading || d->state_ended || !d->map_ended)
             return unexpected(d, message, h->err);
@@ -541,22 +554,21 @@ static int heed_patience(struct destination *d, struct ibx_error *err)
 
 /* While the VM stands still for QEMU to read the last of its state, which nothing tells, not long.
  */
-static struct timespec longest_wait(struct destination *d)
+static uint64_t longest_wait_ns(struct destination *d)
 {
     const bool loading = d->state == DESTINATION_MAPPED && d->state_ended;
     if (loading && d->load_looks < LOAD_LOOKS) {
         d->load_looks++;
-        return (struct timespec){.tv_nsec = LOAD_LOOK_US * (long)IBX_NS_PER_US};
+        return LOAD_LOOK_US * IBX_NS_PER_US;
     }
-    return (struct timespec){.tv_nsec =
-                                 (loading ? LOAD_LOOK_MS : MOVE_TICK_MS) * (long)IBX_NS_PER_MS};
+    return (loading ? LOAD_LOOK_MS : MOVE_TICK_MS) * IBX_NS_PER_MS;
 }
 
 static void wait_for_something(struct destination *d)
 {
     struct pollfd fds[6 + IBX_MOVE_LINKS_MAX + DESTINATION_GUESTS + 1 + IBX_TALK_CLIENTS_MAX];
     unsigned n = 6;
-    struct timespec most = longest_wait(d);
+    const uint64_t most = longest_wait_ns(d);
     bool at_once = d->qmp && ibx_qmp_has_events(d->qmp);
     for (unsigned i = 0; i < n; i++)
         fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
@@ -584,9 +596,7 @@ static void wait_for_something(struct destination *d)
     }
     if (d->talk)
         n += ibx_talk_poll_fds(d->talk, fds + n);
-    if (at_once)
-        most = (struct timespec){0};
-    if (ppoll(fds, n, &most, NULL) > 0 && d->talk)
+    if (ibx_thread_poll(fds, n, at_once ? 0 : most, d->busy_until_ns) > 0 && d->talk)
         ibx_talk_serve(d->talk);
 }
 

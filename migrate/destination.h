@@ -103,6 +103,7 @@ struct destination {
     bool state_ended, committed, stuck; /* stuck: QEMU takes no more at the moment */
     unsigned load_looks;                /* at whether QEMU has read it */
 
+    uint64_t busy_until_ns; /* of move_busy_until() */
     uint64_t lost_ns, progress_ns, complete_ns;
     struct move_silence silence;
     uint64_t heard, regions;               /* messages and page connections; REGIONs */

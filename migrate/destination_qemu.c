@@ -136,6 +136,7 @@ int destination_qemu_hear(struct destination *d, struct ibx_error *err)
 int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err)
 {
     char status[32], why[256];
+    ibx_qmp_hurry(d->qmp, d->busy_until_ns);
     int rc = ibx_vm_migration(d->qmp, status, sizeof(status), why, sizeof(why),
                               ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (rc || strcmp(status, "failed"))

@@ -19,12 +19,20 @@
 #include <unistd.h>
 
 #define RATE_NS (1000 * IBX_NS_PER_MS) /* over which rates are measured */
+#define BUSY_MS 20                     /* in one state: most of them take less than a millisecond */
 
 const char *ibx_move_phase_name(enum ibx_move_phase phase)
 {
     static const char *const phases[] = {"waiting", "preparing", "switching", "filling",
                                          "broken",  "done",      "failed"};
     return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
+}
+
+/* ---------------------------------------------------------------- waiting */
+
+uint64_t move_busy_until(void)
+{
+    return ibx_thread_may_spin() ? ibx_deadline_in_ms(BUSY_MS) : 0;
 }
 
 /* ---------------------------------------------------------------- signals, telling */

@@ -19,6 +19,11 @@
 #define MOVE_LOCK_MS      2000  /* for the guardian of a dead tool to end; it may have to do more */
 #define MOVE_LOCK_LOOK_MS 20    /* between two looks at that */
 
+/* While a VM stands still, or is about to, a tool looks for what comes instead of sleeping, where
+ * processors are many: each time that it would be woken costs tens of microseconds. So long from
+ * now; 0: not here. */
+uint64_t move_busy_until(void);
+
 /* SIGINT and SIGTERM as a descriptor, while a move is under way. */
 struct move_signals {
     int fd;

@@ -2,6 +2,7 @@
 #include "migrate/qmp.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -34,6 +35,7 @@ struct ibx_qmp {
     json_t *events; /* array, oldest first */
     char *line;     /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
+    uint64_t busy_until_ns;
     struct ibx_error failed; /* code 0 while the connection is good */
 };
 
@@ -192,7 +194,8 @@ static int wait_for(struct ibx_qmp *qmp, short events, uint64_t deadline_ns)
 {
     for (;;) {
         struct pollfd p = {.fd = qmp->fd, .events = events};
-        int n = poll(&p, 1, ibx_ms_until(deadline_ns));
+        const uint64_t wait_ns = (unsigned)ibx_ms_until(deadline_ns) * (uint64_t)IBX_NS_PER_MS;
+        int n = ibx_thread_poll(&p, 1, wait_ns, qmp->busy_until_ns);
         if (n > 0)
             return 0;
         if (n < 0 && errno != EINTR)
@@ -200,6 +203,11 @@ static int wait_for(struct ibx_qmp *qmp, short events, uint64_t deadline_ns)
         if (ibx_now_ns() >= deadline_ns)
             return -ETIMEDOUT;
     }
+}
+
+void ibx_qmp_hurry(struct ibx_qmp *qmp, uint64_t until_ns)
+{
+    qmp->busy_until_ns = until_ns;
 }
 
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err)

@@ -66,6 +66,9 @@ void ibx_qmp_forget(struct ibx_qmp *qmp, uint64_t id);
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err);
 
+/* Until then (CLOCK_MONOTONIC, ns) answers are looked for without going to sleep. */
+void ibx_qmp_hurry(struct ibx_qmp *qmp, uint64_t until_ns);
+
 /* Takes in whatever has arrived; never blocks. */
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err);
 /* Whether events are queued, of which the descriptor tells nothing any more. */

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -66,6 +67,8 @@ void source_move(struct source *s, enum source_state to)
     s->state = to;
     if (to == SOURCE_STOPPED)
         s->still_ns = ibx_now_ns();
+    if (to >= SOURCE_STARTING && to <= SOURCE_COMMITTED)
+        s->busy_until_ns = move_busy_until();
     move_stop_at("source", names[to]);
 }
 
@@ -573,15 +576,15 @@ static void wait_for_something(struct source *s)
     struct pollfd fds[5 + 1 + IBX_TALK_CLIENTS_MAX];
     const bool carry = s->stream >= 0 && ibx_control_idle(&s->control);
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
-    int timeout = MOVE_TICK_MS;
+    uint64_t most = MOVE_TICK_MS * IBX_NS_PER_MS;
     if (ibx_control_arm(&s->control, &fds[0].fd) || (s->qmp && ibx_qmp_has_events(s->qmp)))
-        timeout = 0;
+        most = 0;
     fds[1] = (struct pollfd){.fd = s->qmp ? ibx_qmp_fd(s->qmp) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
     fds[3] = (struct pollfd){.fd = s->pages ? ibx_page_export_fd(s->pages) : -1, .events = POLLIN};
     fds[4] = (struct pollfd){.fd = carry ? s->stream : -1, .events = POLLIN};
     unsigned n = 5 + ibx_talk_poll_fds(s->talk, fds + 5);
-    if (poll(fds, n, timeout) > 0)
+    if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
         ibx_talk_serve(s->talk);
 }
 

@@ -67,6 +67,7 @@ struct source {
     bool stopped; /* by QEMU's word, since the migration began */
     bool stream_ended, qemu_completed, state_sent;
 
+    uint64_t busy_until_ns; /* of move_busy_until() */
     uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;
     bool cancelled;
     bool aborted;   /* the destination's own word, never a mere error of the network */

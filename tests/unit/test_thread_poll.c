@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Waiting that begins busily. The clock is the test's: each look at it takes a microsecond. */
+#include "common/thread.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define LOOK_NS 1000u
+
+static uint64_t now_ns;
+static unsigned looks, sleeps, ready_at; /* at which look something is there; 0: never */
+static uint64_t slept_ns;
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
+int __wrap_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *most, const void *mask);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    (void)clock;
+    now_ns += LOOK_NS;
+    *t = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
+    return 0;
+}
+
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+    (void)fds;
+    assert_int_equal(count, 3);
+    assert_int_equal(timeout_ms, 0);
+    return ++looks == ready_at;
+}
+
+int __wrap_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *most, const void *mask)
+{
+    (void)fds;
+    assert_int_equal(count, 3);
+    assert_null(mask);
+    sleeps++;
+    slept_ns = (uint64_t)most->tv_sec * 1000000000 + (uint64_t)most->tv_nsec;
+    return 2;
+}
+
+static int wait_for(uint64_t wait_ns, uint64_t busy_ns, unsigned at)
+{
+    struct pollfd fds[3];
+    looks = sleeps = 0;
+    slept_ns = 0;
+    ready_at = at;
+    return ibx_thread_poll(fds, 3, wait_ns, busy_ns ? now_ns + busy_ns : 0);
+}
+
+static void test_sleeps_at_once(void **state)
+{
+    (void)state;
+    assert_int_equal(wait_for(2500000000, 0, 0), 2);
+    assert_int_equal(looks, 0);
+    assert_int_equal(sleeps, 1);
+    assert_int_equal(slept_ns, 2500000000);
+    assert_int_equal(wait_for(0, 1000000, 0), 2);
+    assert_int_equal(looks, 0);
+    assert_int_equal(slept_ns, 0);
+}
+
+static void test_looks_until_something_is_there(void **state)
+{
+    (void)state;
+    assert_int_equal(wait_for(1000000, 10000000, 7), 1);
+    assert_int_equal(looks, 7);
+    assert_int_equal(sleeps, 0);
+}
+
+static void test_sleeps_for_what_is_left(void **state)
+{
+    (void)state;
+    assert_int_equal(wait_for(1000000, 20 * LOOK_NS, 0), 2);
+    assert_in_range(looks, 15, 20);
+    assert_int_equal(sleeps, 1);
+    assert_in_range(slept_ns, 1000000 - 20 * LOOK_NS, 1000000 - 15 * LOOK_NS);
+}
+
+/* The limit is kept while it looks, too. */
+static void test_ends_in_time(void **state)
+{
+    (void)state;
+    assert_int_equal(wait_for(20 * LOOK_NS, 1000000, 0), 2);
+    assert_in_range(looks, 15, 20);
+    assert_int_equal(slept_ns, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sleeps_at_once),
+        cmocka_unit_test(test_looks_until_something_is_there),
+        cmocka_unit_test(test_sleeps_for_what_is_left),
+        cmocka_unit_test(test_ends_in_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
