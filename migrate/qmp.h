@@ -30,6 +30,11 @@ struct ibx_qmp_version {
     unsigned major, minor, micro;
 };
 
+#define IBX_QMP_NAME_MAX 80u /* bytes of a monitor's name in a folder, however long its path is */
+
+/* Whether a path is one that can be connected to: short enough for a socket's address, or with such
+ * a name. */
+bool ibx_qmp_reachable(const char *path);
 /* Connects to the socket at `path`, waits for the greeting and negotiates. -ETIMEDOUT also when
  * another client holds the monitor: QEMU serves one at a time. `*qmp` is set on success only. */
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,

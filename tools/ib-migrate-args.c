@@ -7,7 +7,6 @@
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define GIVE_UP_MAX 604800u /* a week, seconds */
@@ -188,20 +187,16 @@ static char *place_of(const char *path, unsigned links)
     return whole;
 }
 
-/* So that a record means the same monitor whatever folder `recover` is called from; as it was given
- * where a socket's address has no room for that. */
+/* So that a record means the same monitor whatever folder `recover` is called from. */
 static int take_qmp(struct migrate_args *args, const char *text, struct ibx_error *err)
 {
-    const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path);
-    if (!*text || strlen(text) >= room)
-        return ibx_error_set(err, -EINVAL, "--qmp: \"%.128s\" is not a path of 1 to %zu bytes",
-                             text, room - 1);
+    if (!ibx_qmp_reachable(text))
+        return ibx_error_set(err, -EINVAL,
+                             "--qmp: \"%.128s\" is not a path with a name of 1 to %u bytes", text,
+                             IBX_QMP_NAME_MAX);
     char *whole = place_of(text, LINKS_MAX);
-    if (whole)
-        snprintf(args->qmp, sizeof(args->qmp), "%s", whole);
+    snprintf(args->qmp, sizeof(args->qmp), "%s", whole && ibx_qmp_reachable(whole) ? whole : text);
     free(whole);
-    if (!*args->qmp || strlen(args->qmp) >= room)
-        snprintf(args->qmp, sizeof(args->qmp), "%s", text);
     return 0;
 }
 

@@ -25,7 +25,7 @@ enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_USAGE = 2, MIGRATE_UNFINISH
 
 struct migrate_args {
     enum migrate_command command;
-    char qmp[PATH_MAX];    /* "" not given; absolute where that fits a socket's address */
+    char qmp[PATH_MAX];    /* "" not given; else absolute, without links */
     const char *uri;       /* send, recover, check; else NULL */
     const char *listen;    /* receive, recover */
     char folder[PATH_MAX]; /* of records */

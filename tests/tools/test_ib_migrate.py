@@ -172,12 +172,13 @@ def a_failure_is_told_as_json_too(scene):
 class Vm:
     """A QEMU with the guest of tests/guest."""
 
-    def __init__(self, scene, *extra, ram=None, append="", incoming=False):
+    def __init__(self, scene, *extra, ram=None, append="", incoming=False, place=""):
         if not {"QEMU", "GUEST_ELF", "GUEST_EXPECT"} <= os.environ.keys() or os.geteuid():
             raise Skip("needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root")
         name = f"vm{len(scene.vms)}" if hasattr(scene, "vms") else "vm0"
         scene.vms = getattr(scene, "vms", []) + [self]
-        self.socket, self.own, self.serial = (scene.path(f"{name}.{what}") for what in ("qmp", "own", "serial"))
+        self.socket, self.own, self.serial = (scene.path(os.path.join(place, f"{name}.{what}"))
+                                                   for what in ("qmp", "own", "serial"))
         with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"ibx-vm-{os.getpid()}-", delete=False) as file:
             self.ram = file.name
         ram = ram or f"memory-backend-file,id=mem0,size=64M,mem-path={self.ram},share=on"
@@ -346,6 +347,22 @@ def a_waiting_receiver_is_shown_and_cancelled(scene):
     second.wait()
     equal(scene.run("status", *folder(scene))[1], f"no move is on record in {scene.path('state')}\n")
     assert not [name for name in os.listdir(scene.path("state")) if "waiting" in name]
+
+
+@with_vms
+def a_monitor_may_lie_deeper_than_an_address_is_long(scene):
+    deep = scene.path("x" * 120)
+    os.mkdir(deep)
+    os.symlink(deep, scene.path("short"))
+    vm = Vm(scene, incoming=True, place="short")
+    for path in (vm.socket, os.path.join(deep, os.path.basename(vm.socket))):
+        waiting, _ = receiver(scene, vm)
+        code, out, err = scene.run("status", "--qmp", path, *folder(scene))
+        equal((path, code, err, out.count("waiting")), (path, 0, "", 1))
+        equal(scene.run("cancel", "--qmp", path, *folder(scene))[0], 0)
+        equal(finish(waiting)[0], 1)
+        code, _, err = scene.run("check", "--destination", "--qmp", path, *folder(scene))
+        equal((code, err), (0, ""))
 
 
 @with_vms

@@ -445,6 +445,32 @@ static void test_bad_paths(void **state)
          "unix:/nowhere/at/all,server=on,wait=off");
 }
 
+/* In a folder so deep that no socket's address has room for it: whoever made it was there. */
+static void test_deep_folder(void **state)
+{
+    (void)state;
+    struct ibx_qmp *qmp;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char top[] = "/tmp/ibx-qmp-XXXXXX", deep[160], path[200];
+    assert_non_null(mkdtemp(top));
+    snprintf(deep, sizeof(deep), "%s/%0120d", top, 0);
+    snprintf(path, sizeof(path), "%s/qmp", deep);
+    assert_int_equal(mkdir(deep, 0700), 0);
+    int folder = open(deep, O_PATH | O_CLOEXEC), fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(at.sun_path, sizeof(at.sun_path), "/proc/self/fd/%d/qmp", folder);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    memset(&error, 0, sizeof(error));
+    /* Nobody accepts, but it is there. */
+    assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT);
+    close(fd);
+    close(folder);
+    unlink(path);
+    rmdir(deep);
+    rmdir(top);
+    assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT);
+}
+
 /* A listener whose backlog is full must not hold the caller. */
 static void test_full_backlog(void **state)
 {
@@ -487,6 +513,7 @@ int main(void)
         cmocka_unit_test(test_death_is_remembered),
         cmocka_unit_test(test_peer_that_does_not_read),
         cmocka_unit_test(test_bad_paths),
+        cmocka_unit_test(test_deep_folder),
         cmocka_unit_test(test_full_backlog),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
