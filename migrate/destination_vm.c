@@ -21,6 +21,8 @@
 #define STREAM_NAME "ibx-state"
 #define STATE_MAX   (1ull << 30) /* bytes of device state that wait for QEMU */
 #define SPIN_US     50
+#define ROM_AT      0xc0000u /* in guest RAM: option ROMs, and QEMU's kvmvapic.bin among them */
+#define ROM_BYTES   0x20000u
 #define LET_GO_MS   1000 /* for QEMU to close its descriptor, at a time */
 
 /* ---------------------------------------------------------------- finding */
@@ -298,6 +300,17 @@ static int arm_sources(struct destination *d, struct ibx_fault_source *as, struc
     return rc;
 }
 
+/* On PCs the option ROM of the APIC is what loading devices touches in guest RAM with every VM: it
+ * is fetched while QEMU still writes its state. */
+static void foresee(const struct destination *d, struct ibx_fault_config *config)
+{
+    const uint64_t page_size = d->ram.blocks[0].page_size;
+    if (strncmp(d->ram.machine, "pc-", 3) != 0)
+        return;
+    config->early = d->map.blocks[0].first + ROM_AT / page_size;
+    config->early_count = (ROM_BYTES + page_size - 1) / page_size;
+}
+
 int destination_vm_engine(struct destination *d, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
@@ -317,6 +330,7 @@ int destination_vm_engine(struct destination *d, struct ibx_error *err)
         .arrived = d->arrived,
     };
     int rc = 0;
+    foresee(d, &config);
     for (unsigned i = 0; i < d->ram.count; i++)
         range_of(d, i, &ranges[i]);
     d->buffer_bytes = ibx_fault_buffer_bytes(&config);

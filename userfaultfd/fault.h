@@ -102,8 +102,10 @@ struct ibx_fault_config {
     unsigned range_count;
     const struct ibx_fault_source *sources; /* one a worker thread; copied */
     unsigned worker_count;
-    unsigned spin_us;       /* how long to look busily before sleeping; UINT_MAX: never sleep */
-    bool no_background;     /* faults only, until ibx_fault_set_background() */
+    unsigned spin_us;   /* how long to look busily before sleeping; UINT_MAX: never sleep */
+    bool no_background; /* faults only, until ibx_fault_set_background() ... */
+    uint64_t early,
+        early_count;        /* ... and so many pages from `early` on: they are about to fault */
     unsigned fault_workers; /* the first so many read faults, fetch what these want and nothing
                              * else, and come first at a processor (common/thread.h); at least one
                              * worker does the rest, whatever this says. 0: all do both */

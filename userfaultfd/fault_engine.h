@@ -96,6 +96,7 @@ struct ibx_fault {
     int uffd, event_fd;
     bool events;
     _Atomic bool background;
+    uint64_t early, early_end; /* pages that the background takes before it is on */
     unsigned fault_workers;
     unsigned spin_us, depth;
     uint32_t surroundings, chunk_min, chunk_max, page_max, slot_bytes;

@@ -400,10 +400,12 @@ bool ibx_fault_policy_background(struct fault_worker *w)
     struct ibx_fault *e = w->engine;
     window_adapt(w);
     /* One at a time: between two there is a look at the faults. */
-    if (!atomic_load_explicit(&e->background, memory_order_relaxed) ||
-        (e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
+    if ((e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))
         return false;
+    if (!atomic_load_explicit(&e->background, memory_order_relaxed))
+        return pagemap_find_missing(&e->map, e->early, e->early_end) < e->early_end &&
+               run_request(w, e->early, e->early_end, w->chunk, IBX_FAULT_BY_BACKGROUND);
     uint64_t cursor = atomic_load_explicit(&e->cursor, memory_order_relaxed);
     uint64_t end = run_request(w, cursor, e->map.pages, w->chunk, IBX_FAULT_BY_BACKGROUND);
     if (!end && cursor)

@@ -166,6 +166,15 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     return 0;
 }
 
+/* What is beyond the last page is left out. */
+static void early_make(struct ibx_fault *e, const struct ibx_fault_config *config)
+{
+    const uint64_t pages = e->map.pages;
+    e->early = config->early < pages ? config->early : pages;
+    e->early_end = e->early + (config->early_count < pages - e->early ? config->early_count
+                                                                      : pages - e->early);
+}
+
 static int ranges_make(struct ibx_fault *e, const struct ibx_fault_config *config)
 {
     e->ranges = calloc(config->range_count, sizeof *e->ranges);
@@ -247,6 +256,7 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     if (e->event_fd < 0 || !e->waiters || e->zeros == MAP_FAILED || ranges_make(e, config))
         return ibx_error_set(err, -ENOMEM, "no memory or descriptors for the fault engine");
     int rc = map_make(e, err);
+    early_make(e, config);
     e->workers = rc ? NULL : calloc(config->worker_count, sizeof *e->workers);
     for (unsigned i = 0; e->workers && i < config->worker_count && !rc; i++) {
         e->workers[i].wake_fd = -1;

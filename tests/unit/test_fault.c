@@ -274,6 +274,55 @@ static void test_order(void **state)
     rig_end(&g);
 }
 
+/* What is about to fault comes before there is a background, and nothing else does. */
+static void test_early(void **state)
+{
+    (void)state;
+    struct rig g;
+    struct toucher t;
+    rig_make(&g, 2, 0);
+    g.config.no_background = true;
+    g.config.fault_workers = 1;
+    g.config.early = 40;
+    g.config.early_count = 24;
+    rig_start(&g);
+    assert_int_equal(ibx_fault_mark_zero(g.engine, 50, 4), 0);
+    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    assert_true(REACHES(g.engine, present, 24));
+    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 20);
+    assert_int_equal(g.sources[0]->accepted, 0);
+    assert_int_equal(g.sources[1]->log[0].page, 40);
+    touch_start(&t, &g, 45);
+    touch_end(&t);
+    assert_int_equal(g.sources[0]->accepted, 0);
+    touch_start(&t, &g, PAGES - 1);
+    touch_end(&t);
+    assert_true(REACHES(g.engine, present, 24 + 16));
+    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 20);
+    ibx_fault_set_background(g.engine, true);
+    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+    rig_end(&g);
+}
+
+/* Beyond the last page there is nothing. */
+static void test_early_at_the_end(void **state)
+{
+    (void)state;
+    struct rig g;
+    const uint64_t from[] = {PAGES - 8, PAGES, UINT64_MAX};
+    for (unsigned i = 0; i < 3; i++) {
+        rig_make(&g, 1, 0);
+        g.config.no_background = true;
+        g.config.early = from[i];
+        g.config.early_count = UINT64_MAX;
+        rig_start(&g);
+        assert_int_equal(ibx_fault_serve(g.engine), 0);
+        assert_true(REACHES(g.engine, present, i ? 0 : 8));
+        assert_int_equal(stats_of(&g).present, i ? 0 : 8);
+        rig_end(&g);
+    }
+}
+
 /* The background begins when it is told to, and leaves the first worker alone, which has its hands
  * free for faults: that one serves all of them. */
 static void test_a_worker_for_faults(void **state)
@@ -675,6 +724,8 @@ int main(void)
         cmocka_unit_test(test_source_says_zero),
         cmocka_unit_test(test_held),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_early),
+        cmocka_unit_test(test_early_at_the_end),
         cmocka_unit_test(test_a_worker_for_faults),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_bandwidth),
