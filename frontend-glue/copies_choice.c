@@ -16,23 +16,31 @@ static void say_misfit(const struct ibx_tuning *tuning, const struct ibx_error *
                 why->message);
 }
 
-void copies_choose(struct ibx_session *s, int device)
+static const struct ibx_choice *choice_on(const struct ibx_session *s, int device)
 {
-    struct copies *x = &s->copies;
+    const struct copies *x = &s->copies;
     const struct ibx_tuning *tuning = &x->options.tuning;
     struct ibx_tuning_place here;
     struct ibx_error why = {0};
-    x->chosen_for = device;
-    x->choice = ibx_choice_default;
     if (!tuning->found)
-        return;
+        return &ibx_choice_default;
     ibx_tuning_place_of(x->cuda, device, &here);
     if (ibx_tuning_fits(tuning, &here, &why)) {
         say_misfit(tuning, &why);
-        return;
+        return &ibx_choice_default;
     }
-    x->choice = tuning->choice;
     ibx_log(IBX_LOG_DEBUG, "copies for %s take the ways that %s says", s->path.peer, tuning->file);
+    return &tuning->choice;
+}
+
+void copies_choose(struct ibx_session *s, int device)
+{
+    struct copies *x = &s->copies;
+    unsigned threads = x->choice.threads;
+    x->chosen_for = device;
+    x->choice = *choice_on(s, device);
+    if (x->choice.threads != threads)
+        copies_crew_drop(x);
 }
 
 const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device)

@@ -104,6 +104,8 @@ enum copies_reach {
  * may be under way still when it is answered. */
 enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
                               uint64_t n, unsigned access, void **address);
+/* It is made anew when it is wanted again. Nothing is under way. */
+void copies_crew_drop(struct copies *copies);
 /* Whether a body of that length will be the crew's, as far as can be said before it is held. */
 bool copies_crew_likely(struct ibx_session *s, uint64_t length);
 /* By the crew: copies->remote, `remote_at` on, is held. */

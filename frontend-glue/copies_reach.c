@@ -25,6 +25,13 @@ struct ibx_crew *copies_crew(struct copies *x)
     return x->crew;
 }
 
+void copies_crew_drop(struct copies *x)
+{
+    ibx_crew_destroy(x->crew);
+    x->crew = NULL;
+    x->alone = false;
+}
+
 bool copies_crew_likely(struct ibx_session *s, uint64_t length)
 {
     struct copies *x = &s->copies;

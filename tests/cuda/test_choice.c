@@ -22,8 +22,20 @@ static const struct ibx_choice unusual = {
               .crew_min = IBX_CHOICE_NEVER,
               .direct_min = IBX_CHOICE_NEVER}},
     .chunk = 64u << 10,
-    .threads = 3,
+    .threads = 5, /* no number of processors brings that */
 };
+
+static _Atomic unsigned
+    threads_made; /* of the crew that was made last, as many as were asked for */
+
+int __real_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
+int __wrap_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
+
+int __wrap_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err)
+{
+    threads_made = threads;
+    return __real_ibx_crew_create(threads, crew, err);
+}
 
 static int set_up_tuned(void **state)
 {
@@ -108,6 +120,27 @@ static void test_as_said(void **state)
     free(own);
 }
 
+/* A module of a program that is as long comes before all copies, when it is not known yet what the
+ * file says of this GPU. */
+static void test_threads_behind_a_long_body(void **state)
+{
+    (void)state;
+    const size_t n = 800000;
+    uint8_t *own = malloc(n);
+    struct frame module = {.bytes = calloc(1, (size_t)4 << 20), .n = (size_t)4 << 20};
+    struct counts to, from;
+    assert_true(own && module.bytes);
+    threads_made = 0;
+    send_frame("__cudaRegisterFatBinary", &module);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    assert_int_not_equal(threads_made, unusual.threads);
+    both(own, n, &to, &from);
+    assert_int_equal(to.ways.by_crew, 1);
+    assert_int_equal(threads_made, unusual.threads);
+    free(module.bytes);
+    free(own);
+}
+
 static void test_elsewhere(void **state)
 {
     (void)state;
@@ -131,6 +164,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_as_said, set_up_tuned, tear_down),
+        cmocka_unit_test_setup_teardown(test_threads_behind_a_long_body, set_up_tuned, tear_down),
         cmocka_unit_test_setup_teardown(test_elsewhere, set_up_elsewhere, tear_down),
     };
     session_pair_use(argc > 1 ? argv[1] : "shm", NULL, NULL, NULL);
