@@ -94,7 +94,7 @@ static struct client_stage *stage_of(struct ibx_session *s)
 
 bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
-    if (copy->rows || copy->n < STAGE_MIN || strcmp(s->path.provider, "shm") != 0 ||
+    if (copy->rows || copy->whole || copy->n < STAGE_MIN || strcmp(s->path.provider, "shm") != 0 ||
         ibx_shared_holds(copy->host, copy->n))
         return false;
     const struct client_stage *stage = stage_of(s);

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* Goes up with any change below. */
-#define IBX_FRONTEND_VERSION 5u
+#define IBX_FRONTEND_VERSION 6u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -29,6 +29,7 @@ struct ibx_frontend_copy {
     uint64_t stream;
     bool lasting; /* `host` is in allocate()'s memory ... */
     bool pinned;  /* ... or in other memory that is page-locked to the application */
+    bool whole;   /* in one frame, as without the preload, even where parts would be faster */
     /* cudaMemcpy2D: not 0, and pitches of n at least, whose products with it are no more than
      * PTRDIFF_MAX. Nothing between two rows of the host's is changed. */
     size_t rows, host_pitch, device_pitch;

@@ -58,6 +58,8 @@ static const char help[] =
     "  --no-pin          let the ends run on any processor, not on their own\n"
     "tune:\n"
     "  --output FILE     where to store it [where a back end looks: rdma.tuning]\n"
+    "  --over URI        measure the adapter's own way into the GPU, too, through this fabric and\n"
+    "                    back: verbs://ADDRESS:0 with an address of this host's adapter\n"
     "serve:\n"
     "  --stock [ADDRESS:]PORT  serve stock too; it knows no keys [address 127.0.0.1]\n"
     "  --max-bytes SIZE  the longest payload taken [1G]\n"
@@ -86,6 +88,7 @@ enum {
     OPT_MAX_BYTES,
     OPT_MAX_CLIENTS,
     OPT_OUTPUT,
+    OPT_OVER,
 };
 
 static const struct option long_options[] = {
@@ -107,6 +110,7 @@ static const struct option long_options[] = {
     {"max-bytes", required_argument, NULL, OPT_MAX_BYTES},
     {"max-clients", required_argument, NULL, OPT_MAX_CLIENTS},
     {"output", required_argument, NULL, OPT_OUTPUT},
+    {"over", required_argument, NULL, OPT_OVER},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {0},
@@ -133,6 +137,7 @@ static unsigned commands_of(int option)
     case OPT_ROUNDS:
         return MEASURE | TUNE;
     case OPT_OUTPUT:
+    case OPT_OVER:
         return TUNE;
     case OPT_STOCK:
         return SERVE | RUN;
@@ -271,6 +276,9 @@ static int take_option(struct bw_args *args, int option, const char *value, stru
         return check_file("--plot", value, err);
     case OPT_OUTPUT:
         args->output = value;
+        return 0;
+    case OPT_OVER:
+        args->over = value;
         return 0;
     case OPT_STOCK:
         args->stock = value;

@@ -178,30 +178,38 @@ static size_t largest(const struct tune *tune)
     return tune->sizes[tune->size_count - 1];
 }
 
-/* Tells a line each: its URI, the memory, the GPU, the driver, the host; or "error SENTENCE". */
+static int door_open(const char *uri, const struct bw_args *args, struct ibx_session **door,
+                     struct ibx_error *err)
+{
+    int rc = ibx_session_create(uri, &args->options, door, err);
+    return rc ? rc : ibx_session_serve(*door, err);
+}
+
+/* Tells a line each: its URIs, the memory, the GPU, the driver, the host; or "error SENTENCE". */
 static _Noreturn void back_main(const struct bw_args *args, const struct tune *tune, int fd)
 {
     static struct maker maker;
-    struct ibx_session *door = NULL;
+    struct ibx_session *door = NULL, *far = NULL;
     struct ibx_tuning_place place;
     struct ibx_error err = {0};
     void *context = NULL;
     uint64_t device = 0;
     int rc = gpu_open(&maker, largest(tune), &context, &device, &err);
     if (!rc)
-        rc = ibx_session_create(URI_ANYPORT, &args->options, &door, &err);
-    if (!rc)
-        rc = ibx_session_serve(door, &err);
+        rc = door_open(URI_ANYPORT, args, &door, &err);
+    if (!rc && args->over && (rc = door_open(args->over, args, &far, &err)))
+        ibx_error_prefix(&err, rc, "--over");
     if (rc) {
         dprintf(fd, "error %s\n", err.message);
         _exit(EXIT_FAILURE);
     }
     ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &place);
-    dprintf(fd, "%s\n%llu\n%s\n%s\n%s\n", ibx_session_uri(door), (unsigned long long)device,
-            place.gpu, place.driver, place.host);
+    dprintf(fd, "%s\n%s\n%llu\n%s\n%s\n%s\n", ibx_session_uri(door),
+            far ? ibx_session_uri(far) : "", (unsigned long long)device, place.gpu, place.driver,
+            place.host);
     close(fd);
     for (unsigned i = 0; i < tune->way_count; i++) {
-        if (seat_one(door, &tune->ways[i], &maker, context))
+        if (seat_one(tune_way_far(&tune->ways[i]) ? far : door, &tune->ways[i], &maker, context))
             _exit(EXIT_FAILURE);
     }
     for (;;)
@@ -230,7 +238,8 @@ static int learn(int fd, struct tune *tune, struct tune_back *back, struct ibx_e
         ibx_error_set(err, rc, "the back end died at its start");
     } else if (!strncmp(first, "error ", 6)) {
         ibx_error_set(err, rc, "%s", first + 6);
-    } else if (take_line(in, number, sizeof(number)) &&
+    } else if (take_line(in, back->far_uri, sizeof(back->far_uri)) &&
+               take_line(in, number, sizeof(number)) &&
                take_line(in, place->gpu, sizeof(place->gpu)) &&
                take_line(in, place->driver, sizeof(place->driver)) &&
                take_line(in, place->host, sizeof(place->host))) {

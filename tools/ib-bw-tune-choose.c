@@ -140,6 +140,7 @@ void tune_choose(struct tune *tune)
     struct ibx_choice *choice = &tune->result.choice;
     const struct tune_way *chunks = way_of(tune, TUNE_CHUNKS);
     const struct tune_way *crew = best_crew(tune, chunks), *any_crew = way_of(tune, TUNE_CREW);
+    const struct tune_way *direct = way_of(tune, TUNE_DIRECT);
     *choice = ibx_choice_default;
     choice->chunk = best_chunk(tune, chunks);
     choice->threads = crew ? crew->choice.threads : 0;
@@ -150,6 +151,9 @@ void tune_choose(struct tune *tune)
         way->in_place_min = size_from(tune, way_of(tune, TUNE_SHARED)->times[d],
                                       way_of(tune, TUNE_IN_PLACE)->times[d], 1 / TUNE_MARGIN,
                                       unknown->in_place_min);
+        if (direct)
+            way->direct_min = size_from(tune, way_of(tune, TUNE_FAR)->times[d], direct->times[d],
+                                        TUNE_MARGIN, unknown->direct_min);
         if (crew || any_crew)
             way->crew_min = size_from(tune, chunks->times[d], (crew ? crew : any_crew)->times[d],
                                       TUNE_MARGIN, unknown->crew_min);

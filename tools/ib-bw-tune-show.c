@@ -49,7 +49,11 @@ static void print_choice(const struct tune *tune, unsigned d, FILE *out)
     const struct ibx_choice *choice = &tune->result.choice;
     unsigned threads = choice->threads ? choice->threads : ibx_crew_threads();
     char text[256];
-    ibx_tuning_describe(choice, d, tune->no_crew[0] ? 0 : threads, false, text, sizeof(text));
+    bool direct = false;
+    for (unsigned w = 0; w < tune->way_count; w++)
+        direct = direct || (tune->ways[w].kind == TUNE_DIRECT &&
+                            measured(&tune->ways[w], d, tune->size_count));
+    ibx_tuning_describe(choice, d, tune->no_crew[0] ? 0 : threads, direct, text, sizeof(text));
     fprintf(out, "%s: %s\n", d ? "D2H" : "H2D", text);
 }
 
@@ -72,8 +76,11 @@ static void print_refused(const struct tune *tune, FILE *out)
 void tune_print(const struct tune *tune, FILE *out)
 {
     const struct ibx_tuning_place *place = &tune->result.place;
-    fprintf(out, "%s, CUDA %s, on %s; two processes over %s\n\n", place->gpu, place->driver,
+    fprintf(out, "%s, CUDA %s, on %s; two processes over %s\n", place->gpu, place->driver,
             place->host, tune->path);
+    if (tune->far_path[0])
+        fprintf(out, "far, direct: through chunks and without any, over %s\n", tune->far_path);
+    fputc('\n', out);
     for (unsigned d = 0; d < 2; d++)
         print_block(tune, d, out);
     for (unsigned d = 0; d < 2; d++)

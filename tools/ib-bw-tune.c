@@ -60,7 +60,7 @@ static void add_crews(struct tune *tune, unsigned processors)
     }
 }
 
-void tune_ways_init(struct tune *tune, unsigned processors)
+void tune_ways_init(struct tune *tune, unsigned processors, bool over)
 {
     struct tune_way *way = add(tune, TUNE_INLINE, "inline");
     way->choice.ways[IBX_CHOICE_TO_DEVICE].inline_max = IBX_CHOICE_TO_MAX;
@@ -76,6 +76,16 @@ void tune_ways_init(struct tune *tune, unsigned processors)
     add(tune, TUNE_SHARED, "shared");
     way = add(tune, TUNE_IN_PLACE, "in place");
     way->choice.ways[0].in_place_min = way->choice.ways[1].in_place_min = 0;
+    if (!over)
+        return;
+    add(tune, TUNE_FAR, "far");
+    way = add(tune, TUNE_DIRECT, "direct");
+    way->choice.ways[0].direct_min = way->choice.ways[1].direct_min = 0;
+}
+
+bool tune_way_far(const struct tune_way *way)
+{
+    return way->kind == TUNE_FAR || way->kind == TUNE_DIRECT;
 }
 
 static bool in_shared(const struct tune_way *way)
@@ -99,6 +109,7 @@ static int copy(struct bench *b, unsigned w, unsigned d, size_t n, double *us,
         .device = b->back.device,
         .host = in_shared(&b->tune.ways[w]) ? b->shared : b->own,
         .n = n,
+        .whole = true, /* the client's own way with pageable memory knows none of these */
     };
     int code = 0;
     uint64_t began = ibx_now_ns();
@@ -140,7 +151,8 @@ static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
                  const struct ibx_copy_counts *b)
 {
     unsigned long all = b->all - a->all, inlined = b->inlined - a->inlined,
-                  in_place = b->in_place - a->in_place, by_crew = b->by_crew - a->by_crew;
+                  in_place = b->in_place - a->in_place, by_crew = b->by_crew - a->by_crew,
+                  direct = b->direct - a->direct;
     switch (kind) {
     case TUNE_INLINE:
         return inlined == all;
@@ -148,8 +160,10 @@ static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
         return by_crew == all;
     case TUNE_IN_PLACE:
         return in_place == all;
+    case TUNE_DIRECT:
+        return direct == all;
     default:
-        return !inlined && !in_place && !by_crew;
+        return !inlined && !in_place && !by_crew && !direct;
     }
 }
 
@@ -282,13 +296,13 @@ static void prepare(struct bench *b, const struct bw_args *args)
     tune->size_count = args->size_count;
     qsort(tune->sizes, tune->size_count, sizeof(tune->sizes[0]), by_size);
     b->longest = tune->sizes[tune->size_count - 1];
-    tune_ways_init(tune, processors());
+    tune_ways_init(tune, processors(), args->over);
     if (processors() < 4)
         snprintf(tune->no_crew, sizeof(tune->no_crew), "there are only %u processors",
                  processors());
 }
 
-/* The fabric between two hosts cannot be measured on one; its copies keep what they have. */
+/* Without --over: direct copies keep what they have. */
 static void look_at_direct(struct tune *tune, const struct ibx_options *options)
 {
     char description[192];
@@ -297,7 +311,7 @@ static void look_at_direct(struct tune *tune, const struct ibx_options *options)
         snprintf(tune->no_direct, sizeof(tune->no_direct), "%.250s", why.message);
     else
         snprintf(tune->no_direct, sizeof(tune->no_direct),
-                 "%.150s could, but is not measured on one host; the default stays", description);
+                 "%.150s could: give --over verbs://ADDRESS:0, with its address", description);
 }
 
 static int memory_ready(struct bench *b, struct ibx_error *err)
@@ -317,9 +331,11 @@ static int memory_ready(struct bench *b, struct ibx_error *err)
     b->shared = ibx_shared_allocate(b->longest, &why);
     if (b->shared)
         memcpy(b->shared, b->own, b->longest);
-    else
-        snprintf(b->tune.ways[ways - 1].refused, sizeof(b->tune.ways[0].refused), "%.255s",
-                 why.message);
+    for (unsigned w = 0; w < ways && !b->shared; w++) {
+        if (b->tune.ways[w].kind == TUNE_IN_PLACE)
+            snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%.255s",
+                     why.message);
+    }
     return 0;
 }
 
@@ -328,15 +344,19 @@ static int connect_all(struct bench *b, struct ibx_error *err)
     struct ibx_copy_counts counts;
     int rc = 0;
     for (unsigned w = 0; !rc && w < b->tune.way_count; w++) {
-        rc = ibx_session_create(b->back.uri, &b->args->options, &b->sessions[w], err);
+        bool far = tune_way_far(&b->tune.ways[w]);
+        const char *uri = far ? b->back.far_uri : b->back.uri;
+        rc = ibx_session_create(uri, &b->args->options, &b->sessions[w], err);
         if (!rc)
             rc = ibx_session_connect(b->sessions[w], err);
+        if (rc && far)
+            ibx_error_prefix(err, rc, "--over");
         if (!rc) /* also teaches the back end what its replies look like */
             rc = count(b, w, &counts, err);
+        if (!rc)
+            snprintf(far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
+                     ibx_session_path(b->sessions[w])->description);
     }
-    if (!rc)
-        snprintf(b->tune.path, sizeof(b->tune.path), "%s",
-                 ibx_session_path(b->sessions[0])->description);
     return rc;
 }
 
@@ -403,7 +423,8 @@ static void explain(struct tune *tune)
             any = any || way->times[0][i] > 0 || way->times[1][i] > 0;
         if (!any && !way->refused[0])
             snprintf(way->refused, sizeof(way->refused),
-                     "no copy of these sizes takes this way over %.150s", tune->path);
+                     "no copy of these sizes takes this way over %.150s",
+                     tune_way_far(way) ? tune->far_path : tune->path);
     }
 }
 
@@ -421,7 +442,8 @@ static int tune(struct bench *b, struct ibx_error *err)
         rc = measure(b, err);
     if (rc)
         return rc;
-    look_at_direct(&b->tune, &b->args->options);
+    if (!b->args->over)
+        look_at_direct(&b->tune, &b->args->options);
     explain(&b->tune);
     tune_choose(&b->tune);
     tune_print(&b->tune, stdout);

@@ -18,9 +18,17 @@
 #include "frontend-glue/session.h"
 #include "tools/ib-bw.h"
 
-enum tune_kind { TUNE_INLINE, TUNE_CHUNKS, TUNE_CREW, TUNE_SHARED, TUNE_IN_PLACE };
+enum tune_kind {
+    TUNE_INLINE,
+    TUNE_CHUNKS,
+    TUNE_CREW,
+    TUNE_SHARED,
+    TUNE_IN_PLACE,
+    TUNE_FAR,    /* chunks, over the fabric of --over ... */
+    TUNE_DIRECT, /* ... and none, over the same */
+};
 
-#define TUNE_WAYS_MAX 10u
+#define TUNE_WAYS_MAX 12u
 #define TUNE_MARGIN   1.05 /* a way must be so much faster to take the place of another one */
 
 struct tune_way {
@@ -37,13 +45,15 @@ struct tune {
     unsigned size_count;
     struct tune_way ways[TUNE_WAYS_MAX];
     unsigned way_count;
-    char path[192];                   /* what both ends are connected by */
+    char path[192], far_path[192];    /* what both ends are connected by; --over, or "" */
     char no_crew[64], no_direct[256]; /* why there is no such way; "" */
     struct ibx_tuning result;
 };
 
-/* The ways that there are with so many processors. */
-void tune_ways_init(struct tune *tune, unsigned processors);
+/* The ways that there are with so many processors; `over`: and over another fabric. */
+void tune_ways_init(struct tune *tune, unsigned processors, bool over);
+/* Whether its connection is of that fabric. */
+bool tune_way_far(const struct tune_way *way);
 /* Fills tune->result.choice; what was not measured is as without a file. */
 void tune_choose(struct tune *tune);
 /* The index of the first size from which on `later` takes the place of `first`, its times counted
@@ -57,9 +67,9 @@ void tune_print(const struct tune *tune, FILE *out);
 #define TUNE_COUNT "ibBwCount" /* asks for struct ibx_copy_counts, five u64, and a sentence */
 
 struct tune_back {
-    pid_t pid; /* 0: there is none */
-    char uri[300];
-    uint64_t device; /* memory for the longest copy */
+    pid_t pid;                   /* 0: there is none */
+    char uri[300], far_uri[300]; /* the second: of --over, or "" */
+    uint64_t device;             /* memory for the longest copy */
 };
 
 /* Forks it: the first client that connects takes the first way, and so on. Fills in the place, too.

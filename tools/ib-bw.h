@@ -64,6 +64,7 @@ struct bw_args {
     size_t max_bytes;     /* of one payload that a server takes */
     unsigned max_clients; /* of a server at once */
     const char *output;   /* of tune, NULL: where a back end looks */
+    const char *over;     /* of tune, a fabric to measure direct copies on; NULL: none */
 };
 
 /* Fills `args`. -EINVAL with a sentence for a bad value; -ENOEXEC without one for bad usage,

@@ -120,13 +120,29 @@ static void test_in_place(void **state)
     assert_int_equal(to_device()->in_place_min, 0);
 }
 
+/* By the adapter, over another fabric than the rest: beside chunks over the same. */
+static void test_direct(void **state)
+{
+    (void)state;
+    struct tune_way *far = way(TUNE_FAR, 1, 0), *direct = way(TUNE_DIRECT, 1, 0);
+    times(far, 20, 0.2, 0, SIZES);
+    times(direct, 30, 0.05, 0, SIZES);
+    assert_int_equal(to_device()->direct_min, 256u << 10);
+    times(direct, 20, 0.3, 0, SIZES);
+    assert_true(to_device()->direct_min == IBX_CHOICE_NEVER);
+    times(direct, 10, 0.05, 0, SIZES);
+    assert_int_equal(to_device()->direct_min, 0);
+    memset(direct->times, 0, sizeof(direct->times)); /* it could not be done */
+    assert_true(to_device()->direct_min == ibx_choice_default.ways[0].direct_min);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_crossover),    TEST(test_ways),  TEST(test_crew),
-        TEST(test_no_good_crew), TEST(test_chunk), TEST(test_in_place),
+        TEST(test_crossover), TEST(test_ways),     TEST(test_crew),   TEST(test_no_good_crew),
+        TEST(test_chunk),     TEST(test_in_place), TEST(test_direct),
     };
     return cmocka_run_group_tests_name("tune", tests, NULL, NULL);
 }

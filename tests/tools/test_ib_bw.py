@@ -692,5 +692,29 @@ def tune_tells_why_a_way_is_refused(scene):
     equal(stored(scene.path("mine"))["h2d.in_place"], "0")  # as it was
 
 
+@test
+def tune_measures_long_copies_of_pageable_memory(scene):
+    code, out, err = tune(scene, "--sizes", "4K,4M", "--output", scene.path("mine"))
+    equal((code, err), (0, ""))
+    rows = re.findall(r"^ +4 MiB +- +([0-9.]+) +([0-9.]+) +([0-9.]+) ", out, re.M)  # all three kinds of chunks, both ways
+    equal(len(rows), 2)
+
+
+@test
+def tune_over_another_fabric(scene):
+    code, out, err = tune(scene, "--over", "tcp://127.0.0.1:0", "--output", scene.path("mine"))
+    equal((code, err), (0, ""))
+    h2d = out.split("H2D: ")[1]
+    assert " in place" in h2d and " far" in h2d and " direct" not in h2d, out  # the others go over shm still
+    assert re.search(r"^far, direct: .* over tcp", out, re.M), out
+    assert re.search(r"^refused: direct: ", out, re.M), out
+    equal(stored(scene.path("mine"))["h2d.direct"], "0")  # as it was
+    for uri in ("nonsense", "verbs://127.0.0.1:0", "tcp://192.0.2.1:0"):
+        code, out, err = tune(scene, "--over", uri, "--output", scene.path("mine"))
+        equal((code, out), (1, ""))
+        one_sentence(err)
+        assert "--over" in err, err
+
+
 if __name__ == "__main__":
     sys.exit(run_all(sys.argv[1], sys.argv[2:]))
