@@ -89,6 +89,8 @@ static int serve_sizes(struct session_pair *pair, void *argument)
         rc = rc ? rc : ibx_session_sync(pair->server);
         free(bytes);
     }
+    if (rc)
+        ibx_session_close(pair->server); /* so that the other side ends, too */
     return rc;
 }
 
