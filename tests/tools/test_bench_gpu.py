@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""tools/bench-gpu --gvirtus with a made-up GVirtuS, build and nvcc: what it runs over which path, what it says of programs and
+programs' failures, and that nothing is left behind."""
+import json
+import os
+import socket
+import subprocess
+import sys
+
+from harness import Skip, alive, equal, run_all, test, until
+
+BACK_END = """import json, os, socket, sys
+if os.environ.get("FAKE_BACK_END") == "dies":
+    sys.exit("no GPU to be had")
+with open(sys.argv[1], encoding="ascii") as file:
+    port = int(json.load(file)["communicator"][0]["endpoint"]["port"])
+door = socket.create_server(("127.0.0.1", port))
+with open(os.environ["FAKE_PIDS"], "a", encoding="ascii") as pids:
+    print(os.getpid(), file=pids)
+while True:
+    door.accept()[0].close()
+"""
+INSTALLER = """import os, sys
+if "FAKE_INSTALLER" in os.environ:
+    sys.exit("it cannot be installed")
+with open(sys.argv[sys.argv.index("--home") + 1] + "/uri", "w", encoding="ascii") as file:
+    file.write(sys.argv[sys.argv.index("--uri") + 1])
+"""
+# Native and over each path the same, but for what FAKE_WRONG names: "SCHEME OPTION".
+PROGRAMS = """import os, sys
+uri = os.environ.get("GVIRTUS_HOME", "/nowhere") + "/uri"
+scheme = open(uri, encoding="ascii").read().split(":")[0] if os.path.exists(uri) else "own"
+native = "GVIRTUS_HOME" not in os.environ
+wrong, option = os.environ.get("FAKE_WRONG", "none none").split()
+differs = not native and wrong == scheme and option in sys.argv
+if not native:
+    print("a line of GVirtuS's own")
+print("0 0 " + ("fedcba9876543210" if differs else "0123456789abcdef"))
+print("DONE")
+"""
+NVCC = """import os, sys
+to = sys.argv[sys.argv.index("-o") + 1]
+with open(to, "w", encoding="ascii") as file:
+    file.write("#!" + sys.executable + "\\n" + open(os.environ["FAKE_PROGRAMS"], encoding="ascii").read())
+os.chmod(to, 0o755)
+"""
+APPLICATION = """import os
+home = os.environ["GVIRTUS_HOME"]
+print(open(home + "/uri", encoding="ascii").read().split(":")[0] if os.path.exists(home + "/uri") else "own",
+      "preload" if os.environ.get("LD_PRELOAD") else "")
+"""
+BENCH = """import json, sys
+cells = [one.split("=", 1) for one, before in zip(sys.argv[1:], sys.argv) if before == "--cells"]
+with open(sys.argv[sys.argv.index("--json") + 1], "w", encoding="ascii") as file:
+    json.dump({name: open(path, encoding="ascii").read().split() for name, path in cells}, file)
+"""
+
+
+def write(path, text, first=f"#!{sys.executable}\n"):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(first + text)
+    os.chmod(path, 0o755)
+
+
+def bench(scene, **more):
+    """Exit status, output, errors, and what the JSON has; nothing is left behind."""
+    home, build, tools, scratch = (scene.path(name) for name in ("a home", "build", "bin", "scratch"))
+    write(home + "/bin/gvirtus-backend", BACK_END)
+    write(home + "/lib/frontend/libcudart.so.12", "", "")
+    write(build + "/tools/ibx-gvirtus", INSTALLER)
+    write(build + "/tests/cuda/test_gpu", "")
+    write(build + "/tests/cuda/bench_gpu", BENCH)
+    write(build + "/tests/frontend/bench-application", APPLICATION)
+    write(build + "/frontend-glue/libibx-frontend.so", "", "")
+    write(tools + "/nvcc", NVCC)
+    write(tools + "/python3", "exit 0\n", "#!/bin/sh\n")  # there is a GPU
+    write(scene.path("programs"), PROGRAMS, "")
+    os.mkdir(scratch)
+    env = dict(os.environ, PATH=tools + ":" + os.environ["PATH"], TMPDIR=scratch, FAKE_PIDS=scene.path("pids"),
+               FAKE_PROGRAMS=scene.path("programs"), **more)
+    env.pop("GVIRTUS_HOME", None)
+    before = sorted(os.walk(home))
+    rc, out, err = scene.run("--build", build, "--gvirtus", home, "--json", scene.path("json"), env=env)
+    equal((os.listdir(scratch), sorted(os.walk(home))), ([], before))
+    if os.path.exists(scene.path("pids")):
+        with open(scene.path("pids"), encoding="ascii") as pids:
+            started = [int(one) for one in pids]
+        until(lambda: not any(alive(one) for one in started), "back ends to end")
+    cells = None
+    if os.path.exists(scene.path("json")):
+        with open(scene.path("json"), encoding="ascii") as file:
+            cells = json.load(file)
+    return rc, out, err, cells
+
+
+@test
+def programs_and_cells_over_each_path(scene):
+    rc, out, err, cells = bench(scene, FAKE_WRONG="own --symbols")
+    equal((rc, out.count("   ok: ")), (0, 8)), err
+    for options in ("of one thread", "--threads 2"):
+        for path in ("rdma", "tcp", "rdma-preload", "tcp-preload"):
+            assert f"   ok: 1000 random programs {options}, over {path}\n" in out, out
+    assert "left out: 1000 random programs --symbols" in out, out
+    equal(cells, {"gvirtus": ["own"], "gvirtus-shm": ["rdma"], "gvirtus-shm-preload": ["rdma", "preload"],
+                  "gvirtus-tcp-preload": ["tcp", "preload"]})
+
+
+@test
+def other_bytes_over_one_path_end_it(scene):
+    rc, out, err, cells = bench(scene, FAKE_WRONG="tcp --threads")
+    equal((rc, cells), (1, None))
+    assert "over rdma" in out and "--threads 2 over tcp give other bytes than native" in err, err
+
+
+@test
+def nothing_passes_for_a_path_that_could_not_be_made(scene):
+    rc, out, err, cells = bench(scene, FAKE_INSTALLER="fails")
+    equal((rc, cells), (1, None))
+    assert "   ok: " not in out, out
+    assert "it cannot be installed" in err and "bench-gpu: rdma: no copy of " in err, err
+
+
+@test
+def a_back_end_that_dies_is_told(scene):
+    rc, out, err, cells = bench(scene, FAKE_BACK_END="dies")
+    equal((rc, cells), (1, None))
+    assert "   ok: " not in out and "does not listen: no GPU to be had" in err, err
+
+
+@test
+def a_port_of_somebody_else_is_left_alone(scene):
+    write(scene.path("seed"), "RANDOM=1\n", "")
+    first = subprocess.run(["bash", "-c", "RANDOM=1; echo $((20000 + RANDOM % 10000))"], capture_output=True,
+                           text=True, check=True)
+    with socket.socket() as door:
+        if not door.connect_ex(("127.0.0.1", int(first.stdout))):
+            raise Skip("somebody does listen there")
+    with socket.create_server(("127.0.0.1", int(first.stdout))):
+        _, _, err, _ = bench(scene, BASH_ENV=scene.path("seed"), FAKE_INSTALLER="fails")
+    assert "it cannot be installed" in err, err
+    with open(scene.path("pids"), encoding="ascii") as pids:
+        equal(len(pids.readlines()), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))
