@@ -66,6 +66,11 @@ static int parse_authority(const char *text, size_t length, struct ibx_uri *uri,
                                  text);
         for (const char *p = host; p < host_end; p++)
             good = good && host_character(*p);
+        if (memchr(host_end + 1, ':', (size_t)(end - host_end - 1)))
+            return ibx_error_set(err, -EINVAL,
+                                 "\"%.*s\" has more than one colon: write an IPv6 address in "
+                                 "brackets, [address]:port",
+                                 (int)(length < 64 ? length : 64), text);
         text = host_end + 1;
     }
     size_t host_length = (size_t)(host_end - host);
