@@ -295,6 +295,10 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
         return rc;
     }
     ibx_uri_print(&uri, listener->uri, sizeof(listener->uri));
+    ibx_log(IBX_LOG_INFO, "listening at %s%s", listener->uri,
+            listener->key.present        ? ""
+            : listener->options.insecure ? " to every host, without a key"
+                                         : " to this host only: there is no key");
     *out = listener;
     return 0;
 }
