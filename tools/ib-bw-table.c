@@ -108,6 +108,18 @@ static bool row_empty(const struct bw_results *results, unsigned op, unsigned si
     return true;
 }
 
+/* Nothing was measured at all. */
+static bool empty(const struct bw_results *results)
+{
+    for (unsigned op = 0; op < results->op_count; op++) {
+        for (unsigned size = 0; size < results->size_count; size++) {
+            if (!row_empty(results, op, size))
+                return false;
+        }
+    }
+    return true;
+}
+
 static void print_block(const struct bw_results *results, unsigned op, FILE *out)
 {
     fprintf(out, "%s\n%9s", title(results->ops[op]), "bytes");
@@ -181,10 +193,11 @@ static void print_yardsticks(const struct bw_results *results, FILE *out)
 void bw_table_print(const struct bw_results *results, bool plain, FILE *out)
 {
     char text[BW_SIZE_TEXT];
-    if (results->ops[0] == BW_H2D && results->path_count > 1)
+    const unsigned blocks = empty(results) ? 0 : results->op_count;
+    if (blocks && results->ops[0] == BW_H2D && results->path_count > 1)
         fprintf(out, "Median of a call%s\n\n",
                 has_stock(results) ? ", and how many times faster than stock it is (x)" : "");
-    for (unsigned op = 0; op < results->op_count; op++) {
+    for (unsigned op = 0; op < blocks; op++) {
         if (plain || results->path_count == 1)
             print_long_block(results, op, out);
         else

@@ -118,10 +118,11 @@ def a_wrong_key_is_one_sentence_and_the_server_goes_on(scene):
 def raw_on_one_end_only_is_named(scene):
     for served, asked in (([], ["--raw"]), (["--raw"], [])):
         _, uri = scene.serve(*served)
-        code, _, err = scene.run("run", *asked, *QUICK, uri)
+        code, out, err = scene.run("run", *asked, *QUICK, uri)
         equal(code, 1)
         one_sentence(err)
         assert "--raw to both ends or to neither" in err, err
+        assert "median" not in out, out  # no table of nothing
 
 
 @test
