@@ -57,19 +57,41 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-void migrate_truth(const struct ibx_record *record, char *sentence, size_t size)
+/* In the place of ibx_record_say(), where the QEMU that the VM was in has ended; false: the same.
+ */
+static bool say_ended(const struct ibx_record *record, char *sentence, size_t size)
 {
     char vm[PATH_MAX];
-    const bool ran = record->state == IBX_RECORD_MAY_RUN || record->state == IBX_RECORD_RUNNING;
-    if (record->source || !ran || !ibx_record_qemu_gone(record)) {
-        ibx_record_say(record, sentence, size);
-    } else {
-        migrate_vm(record, vm, sizeof(vm));
+    const int pid = (int)record->pid;
+    migrate_vm(record, vm, sizeof(vm));
+    if (!record->source &&
+        (record->state == IBX_RECORD_MAY_RUN || record->state == IBX_RECORD_RUNNING))
         snprintf(sentence, size,
                  "%s does not run here: its QEMU (process %d) is gone; \"ib-migrate rollback\" at "
                  "the source restarts it from its stop",
-                 vm, (int)record->pid);
-    }
+                 vm, pid);
+    else if (!record->source && record->state == IBX_RECORD_DONE)
+        snprintf(sentence, size,
+                 "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
+                 pid);
+    else if (record->state == IBX_RECORD_DONE)
+        snprintf(sentence, size,
+                 "%s went to %s with all of its pages; its QEMU here (process %d) has ended", vm,
+                 record->peer[0] ? record->peer : "the other side", pid);
+    else if (record->state == IBX_RECORD_ROLLED_BACK)
+        snprintf(sentence, size,
+                 "%s was taken back and ran here from where it had stopped; its QEMU (process %d) "
+                 "has ended since",
+                 vm, pid);
+    else
+        return false;
+    return true;
+}
+
+void migrate_truth(const struct ibx_record *record, char *sentence, size_t size)
+{
+    if (!ibx_record_qemu_gone(record) || !say_ended(record, sentence, size))
+        ibx_record_say(record, sentence, size);
     ibx_text_sanitize(sentence);
 }
 
@@ -215,7 +237,7 @@ static void say_pruned(void *context, const struct ibx_record *record, const cha
 {
     struct pruned *pruned = context;
     char said[IBX_ERROR_MAX];
-    ibx_record_say(record, said, sizeof(said));
+    migrate_truth(record, said, sizeof(said));
     printf("%s: %s%s%s%s\n", why ? "kept" : "forgotten", said, why ? " (" : "", why ? why : "",
            why ? ")" : "");
     pruned->gone += !why;

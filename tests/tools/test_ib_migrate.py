@@ -665,6 +665,12 @@ def who_does_not_read_holds_up_nothing(scene):
     for path in ("link", scene.path("folder/" + os.path.basename(source.socket)), source.socket):
         code, out, err = scene.run("status", "--qmp", path, *folder(scene))
         equal((path, code, err, out.count(source.socket), out.count("source")), (path, 0, "", 1, 1))
+        assert re.search(r" went to .* its QEMU here \(process \d+\) has ended\n", out), out
+    assert "runs here with all of its pages" in scene.run("status", "--qmp", destination.socket, *folder(scene))[1]
+    destination.process.kill()
+    destination.process.wait(LIMIT)
+    out = scene.run("status", "--qmp", destination.socket, *folder(scene))[1]
+    assert re.search(r" came here with all of its pages; its QEMU \(process \d+\) has ended since\n", out), out
     code, out, err = scene.run("recover", "--json", "--qmp", "link", *folder(scene))
     equal((code, json.loads(out.splitlines()[-1])["summary"]["exit_status"]), (1, 1))
     says(err, "no unfinished move", "matters only if")
