@@ -528,6 +528,11 @@ static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t d
                                  "the QMP socket %s takes no more clients: other tools hold it, "
                                  "give this one a -qmp socket of its own",
                                  path);
+        if (code == EACCES)
+            return ibx_error_set(err, -code,
+                                 "cannot connect to the QMP socket %s: %s; run this tool as root "
+                                 "or as QEMU's user",
+                                 path, strerror(code));
         return ibx_error_set(err, -code,
                              "cannot connect to the QMP socket %s: %s; start QEMU with -qmp "
                              "unix:%s,server=on,wait=off",
