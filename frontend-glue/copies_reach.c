@@ -114,7 +114,7 @@ static int crew_arrived(void *context, bool wait, uint32_t *places)
 struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read)
 {
     ibx_crew_begin(s->copies.crew, read ? crew_read : crew_write, s);
-    return (struct ibx_staging_wire){s, crew_move, crew_arrived, NULL};
+    return (struct ibx_staging_wire){s, crew_move, crew_arrived, NULL, crew_threads(&s->copies)};
 }
 
 int copies_crew_end(struct ibx_session *s, int rc)

@@ -71,12 +71,12 @@ static int fabric_arrived(void *context, bool wait, uint32_t *places)
 
 struct ibx_staging_wire copies_wire_read(struct ibx_session *s)
 {
-    return (struct ibx_staging_wire){s, fabric_read, fabric_arrived, NULL};
+    return (struct ibx_staging_wire){s, fabric_read, fabric_arrived, NULL, 1};
 }
 
 struct ibx_staging_wire copies_wire_write(struct ibx_session *s)
 {
-    return (struct ibx_staging_wire){s, fabric_write, fabric_arrived, NULL};
+    return (struct ibx_staging_wire){s, fabric_write, fabric_arrived, NULL, 1};
 }
 
 static int memory_read(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
@@ -113,12 +113,12 @@ static int memory_arrived(void *context, bool wait, uint32_t *places)
 
 struct ibx_staging_wire copies_wire_from_message(struct ibx_session *s)
 {
-    return (struct ibx_staging_wire){s, memory_read, memory_arrived, NULL};
+    return (struct ibx_staging_wire){s, memory_read, memory_arrived, NULL, 1};
 }
 
 struct ibx_staging_wire copies_wire_to_message(struct ibx_session *s)
 {
-    return (struct ibx_staging_wire){s, message_write, memory_arrived, NULL};
+    return (struct ibx_staging_wire){s, message_write, memory_arrived, NULL, 1};
 }
 
 /* ------------------------------------------------------------------------ staging */

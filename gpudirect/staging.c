@@ -7,6 +7,7 @@
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
+#define APART        (2u << 20)  /* what one page table covers */
 
 /*
  * A chunk of the copy in hand.
@@ -87,11 +88,21 @@ static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
     st->delivered = 0;
 }
 
-/* The next piece of the copy into a free place. */
-static void place_begin(struct ibx_staging *st, struct place *place)
+/* Where the next piece begins: with `spread` in groups of so many runs, of which each is a piece
+ * ahead in turn. What is left for no whole group comes in order. */
+static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 {
-    place->at = st->begun;
-    place->length = st->total - st->begun < st->step ? (size_t)(st->total - st->begun) : st->step;
+    uint64_t run = APART / st->step, group = run * spread, i = st->begun / st->step, in = i % group;
+    if (spread < 2 || (i - in + group) * st->step > st->total)
+        return st->begun;
+    return (i - in + in % spread * run + in / spread) * st->step;
+}
+
+/* The next piece of the copy into a free place. */
+static void place_begin(struct ibx_staging *st, struct place *place, unsigned spread)
+{
+    place->at = next_at(st, spread);
+    place->length = st->total - place->at < st->step ? (size_t)(st->total - place->at) : st->step;
     st->begun += place->length;
 }
 
@@ -358,7 +369,7 @@ static int fill_places(struct ibx_staging *st, const struct ibx_staging_wire *wi
         struct place *place = &st->places[i];
         if (place->state != PLACE_FREE)
             continue;
-        place_begin(st, place);
+        place_begin(st, place, wire->spread);
         int rc =
             move_start(st, wire, i, ibx_pinned_payload(place->chunk), place->at, place->length);
         if (rc)
@@ -429,7 +440,7 @@ static int fetch(struct ibx_staging *st, struct place *place)
 {
     if (st->begun == st->total)
         return 0;
-    place_begin(st, place);
+    place_begin(st, place, 1);
     place->next = ibx_pinned_payload(place->chunk);
     place->left = place->length;
     return dma_start(st, place, false);

@@ -26,6 +26,8 @@ struct wire {
     unsigned open_in; /* the n-th call of open knows where to */
     bool refuse;      /* ... and says no */
     struct ibx_gpu_copy target;
+    unsigned spread;   /* 0: 1 */
+    uint64_t first[4]; /* offsets of the first moves */
     struct {
         bool busy;
         uint8_t *local;
@@ -51,6 +53,8 @@ static int wire_move(void *context, unsigned place, unsigned chunk, void *local,
     wire->moves[place].local = local;
     wire->moves[place].offset = offset;
     wire->moves[place].n = n;
+    if (wire->moved < 4)
+        wire->first[wire->moved] = offset;
     wire->moves[place].number = ++wire->moved;
     return 0;
 }
@@ -90,7 +94,8 @@ static int wire_open(void *context, struct ibx_gpu_copy *copy)
 
 static struct ibx_staging_wire ops_of(struct wire *wire, bool gated)
 {
-    return (struct ibx_staging_wire){wire, wire_move, wire_arrived, gated ? wire_open : NULL};
+    return (struct ibx_staging_wire){wire, wire_move, wire_arrived, gated ? wire_open : NULL,
+                                     wire->spread ? wire->spread : 1};
 }
 
 static void fill(uint8_t *bytes, size_t n, uint32_t seed)
@@ -192,6 +197,27 @@ static void test_to_device(void **state)
             assert_int_equal(send_plain(&scene, sizes[i]), 0);
             memcpy(scene.device_bytes, scene.wire.bytes, sizes[i]);
             assert_device(&scene, scene.device_bytes, LARGE);
+            scene_close(&scene);
+        }
+    }
+}
+
+/* Threads that move at the same time are 2 MiB apart, and nothing is left out. */
+static void test_spread(void **state)
+{
+    (void)state;
+    static const size_t far[] = {0, 2u << 20, 4u << 20, 512u << 10};
+    const size_t most = (size_t)20 << 20;
+    for (unsigned spread = 1; spread <= 5; spread++) {
+        for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += IBX_PINNED_CHUNK / 2 + 1) {
+            struct scene scene;
+            scene_open(&scene, most);
+            scene.wire.spread = spread;
+            assert_int_equal(send_plain(&scene, n), 0);
+            memcpy(scene.device_bytes, scene.wire.bytes, n);
+            assert_device(&scene, scene.device_bytes, most);
+            for (unsigned i = 0; i < 4 && spread == 3; i++)
+                assert_int_equal(scene.wire.first[i], far[i]);
             scene_close(&scene);
         }
     }
@@ -547,7 +573,7 @@ int main(void)
         cmocka_unit_test(test_wire_fails),    cmocka_unit_test(test_gate),
         cmocka_unit_test(test_exhausted),     cmocka_unit_test(test_many_clients),
         cmocka_unit_test(test_context_reset), cmocka_unit_test(test_event_refused),
-        cmocka_unit_test(test_straight),
+        cmocka_unit_test(test_straight),      cmocka_unit_test(test_spread),
     };
     return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
 }
