@@ -29,18 +29,32 @@ static long topology(int cpu, const char *what)
     return value;
 }
 
-/* How well a processor goes with `with`: 2 in the same package, 1 in another, 0 a thread of the
- * same core. */
-static int suits(int cpu, int with)
+/* By the first thread of its core, and its package; -1: not known. */
+struct place {
+    long core, package;
+};
+
+/* Of all that are allowed. */
+static void find_places(const cpu_set_t *allowed, struct place *places)
 {
-    const char *core = "thread_siblings_list", *package = "physical_package_id";
-    if (topology(cpu, core) >= 0 && topology(cpu, core) == topology(with, core))
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET((size_t)cpu, allowed))
+            places[cpu] = (struct place){topology(cpu, "thread_siblings_list"),
+                                         topology(cpu, "physical_package_id")};
+    }
+}
+
+/* How well a processor goes with another one: 2 in the same package, 1 in another, 0 a thread of
+ * the same core. */
+static int suits(const struct place *one, const struct place *with)
+{
+    if (one->core >= 0 && one->core == with->core)
         return 0;
-    return topology(cpu, package) == topology(with, package) ? 2 : 1;
+    return one->package == with->package ? 2 : 1;
 }
 
 /* The last processors: the first have the interrupts. */
-static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed)
+static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed, const struct place *places)
 {
     int best = -1;
     for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
@@ -48,8 +62,8 @@ static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed)
             continue;
         if (pins->client < 0) {
             pins->client = cpu;
-        } else if (suits(cpu, pins->client) > best) {
-            best = suits(cpu, pins->client);
+        } else if (suits(&places[cpu], &places[pins->client]) > best) {
+            best = suits(&places[cpu], &places[pins->client]);
             pins->server = cpu;
         }
     }
@@ -58,15 +72,17 @@ static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed)
 }
 
 /* One of each core in the package of `with`; how many. */
-static unsigned cores_near(int with, const cpu_set_t *allowed, cpu_set_t *cores)
+static unsigned cores_near(int with, const cpu_set_t *allowed, const struct place *places,
+                           cpu_set_t *cores)
 {
     CPU_ZERO(cores);
     for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
         bool known = false;
-        if (!CPU_ISSET((size_t)cpu, allowed) || (cpu != with && suits(cpu, with) < 2))
+        if (!CPU_ISSET((size_t)cpu, allowed) ||
+            (cpu != with && suits(&places[cpu], &places[with]) < 2))
             continue;
         for (int other = cpu + 1; other < CPU_SETSIZE && !known; other++)
-            known = CPU_ISSET((size_t)other, cores) && !suits(cpu, other);
+            known = CPU_ISSET((size_t)other, cores) && !suits(&places[cpu], &places[other]);
         if (!known)
             CPU_SET((size_t)cpu, cores);
     }
@@ -85,17 +101,18 @@ static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
 
 void bw_pins_choose(struct bw_pins *pins)
 {
+    struct place places[CPU_SETSIZE];
     cpu_set_t allowed, cores;
-    pins->client = pins->server = -1;
-    if (!sched_getaffinity(0, sizeof(allowed), &allowed))
-        choose_two(pins, &allowed);
-    CPU_ZERO(&pins->client_set);
-    CPU_ZERO(&pins->server_set);
+    *pins = (struct bw_pins){.client = -1, .server = -1};
+    if (sched_getaffinity(0, sizeof(allowed), &allowed))
+        return;
+    find_places(&allowed, places);
+    choose_two(pins, &allowed, places);
     if (pins->client < 0)
         return;
     CPU_SET((size_t)pins->client, &pins->client_set);
     CPU_SET((size_t)pins->server, &pins->server_set);
-    if (cores_near(pins->client, &allowed, &cores) >= MANY_CORES)
+    if (cores_near(pins->client, &allowed, places, &cores) >= MANY_CORES)
         share_out(pins, &cores);
 }
 
