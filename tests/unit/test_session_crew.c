@@ -22,8 +22,9 @@
 
 #define BYTES    ((size_t)8 << 20)
 #define THREADS  3u
-#define PATIENCE 100u  /* ms, of a client for a server that stands still */
-#define YIELDS   20000 /* for whoever would be too early */
+#define SHORTLY  100u   /* ms, for which a client waits for a server that stands still */
+#define FOR_LONG 90000u /* ms, likewise */
+#define YIELDS   500u   /* for whoever would be too early; others may want the core */
 
 static const size_t sizes[] = {(3u << 20) - 1, 3u << 20, (5u << 20) + 77, 3, (33u << 20) + 4097};
 #define SIZES  (sizeof(sizes) / sizeof(sizes[0]))
@@ -201,6 +202,7 @@ static void client_that_leaves_meanwhile(void **state)
     open_pair(&pair, "yes");
     if (pair.server->caps->direct) {
         crew.stand = UNTIL_LEAVING;
+        pair.client->conn->options.timeout_ms = FOR_LONG;
         uint8_t *bytes = expose(&pair);
         session_pair_start(&pair, serve_one_read, NULL);
         while (!crew.there)
@@ -223,7 +225,7 @@ static void client_that_has_waited_for_long(void **state)
     open_pair(&pair, "yes");
     if (pair.server->caps->direct) {
         crew.stand = UNTIL_LEFT;
-        pair.client->conn->options.timeout_ms = PATIENCE;
+        pair.client->conn->options.timeout_ms = SHORTLY;
         uint8_t *bytes = expose(&pair);
         session_pair_start(&pair, serve_one_read, NULL);
         while (!crew.there)
