@@ -446,10 +446,9 @@ static unsigned spin_time_us(struct ibx_conn *conn)
 
 static bool processors_abound(void)
 {
-    static _Atomic int count;
-    cpu_set_t set;
+    static _Atomic unsigned count;
     if (!count)
-        count = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+        count = ibx_thread_processors();
     return count >= PLENTY_PROCESSORS;
 }
 

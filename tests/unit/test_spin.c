@@ -7,6 +7,7 @@
  */
 #include "tests/unit/memory_pair.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,6 +40,10 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set);
 int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 {
     (void)pid;
+    if (processors > CPU_SETSIZE) {
+        errno = EINVAL;
+        return -1;
+    }
     CPU_ZERO_S(size, set);
     for (int i = 0; i < processors; i++)
         CPU_SET_S((size_t)i, size, set);
