@@ -40,6 +40,8 @@ print("0 0 " + ("fedcba9876543210" if differs else "0123456789abcdef"))
 print("DONE")
 """
 NVCC = """import os, sys
+if "FAKE_NVCC" in os.environ:
+    sys.exit("nvcc fatal   : Unknown option '--no-compress'")
 to = sys.argv[sys.argv.index("-o") + 1]
 with open(to, "w", encoding="ascii") as file:
     file.write("#!" + sys.executable + "\\n" + open(os.environ["FAKE_PROGRAMS"], encoding="ascii").read())
@@ -112,6 +114,13 @@ def other_bytes_over_one_path_end_it(scene):
     rc, out, err, cells = bench(scene, FAKE_WRONG="tcp --threads")
     equal((rc, cells), (1, None))
     assert "over rdma" in out and "--threads 2 over tcp give other bytes than native" in err, err
+
+
+@test
+def a_compiler_that_cannot_costs_the_programs_alone(scene):
+    rc, out, err, cells = bench(scene, FAKE_NVCC="old")
+    equal((rc, out.count("   ok: "), len(cells or [])), (0, 0, 4)), err
+    assert "left out: random programs with kernels: " in out and "Unknown option" in err, (out, err)
 
 
 @test
