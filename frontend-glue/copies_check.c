@@ -26,27 +26,22 @@ bool copies_able(struct ibx_session *s)
     return x->requests.device < 0 || x->requests.device == device;
 }
 
-/* Whether it is device memory, of the current device unless `any`. */
-static bool on_device(const struct copies *x, uint64_t address, bool any)
-{
-    static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
-                                IBX_CUDA_POINTER_ORDINAL};
-    unsigned type = 0, managed = 0;
-    int ordinal = -1, device = -2;
-    void *values[] = {&type, &managed, &ordinal};
-    if (x->cuda->pointer_get_attributes(3, names, values, address) ||
-        type != IBX_CUDA_MEMORY_DEVICE || managed)
-        return false;
-    return any || (!x->cuda->ctx_get_device(&device) && ordinal == device);
-}
-
-/* Likewise, and [address, address + n) is within one allocation. */
+/* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
+ * within one allocation (n of 0: it need not be one). A few driver calls are a good part of a short
+ * copy, so it is one here, and copies_able() has found out which device is the current one. */
 static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool any)
 {
+    static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
+                                IBX_CUDA_POINTER_ORDINAL, IBX_CUDA_POINTER_RANGE_START,
+                                IBX_CUDA_POINTER_RANGE_SIZE};
+    unsigned type = 0, managed = 0;
+    int ordinal = -1;
     uint64_t base = 0;
     size_t size = 0;
-    return on_device(x, address, any) && !x->cuda->mem_get_address_range(&base, &size, address) &&
-           address - base < size && n <= size - (address - base);
+    void *values[] = {&type, &managed, &ordinal, &base, &size};
+    return !x->cuda->pointer_get_attributes(5, names, values, address) &&
+           type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
+           (!n || (address - base < size && n <= size - (address - base)));
 }
 
 static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
@@ -59,7 +54,7 @@ bool copies_sound(const struct copies *x, struct ibx_frame *f)
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;
     if (f->call == IBX_FRAME_TO_SYMBOL) /* no allocation, but the runtime knows its size */
-        return copies_symbol(f) && on_device(x, f->dst, false);
+        return copies_symbol(f) && allocated(x, f->dst, 0, false);
     if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))
         return false;
     if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))

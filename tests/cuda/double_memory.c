@@ -171,6 +171,10 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
             memcpy(values[i], a ? &a->id : &(unsigned long long){0}, sizeof(a->id));
         else if (names[i] == IBX_CUDA_POINTER_ORDINAL)
             memcpy(values[i], a ? &a->device : &(int){-2}, sizeof(int));
+        else if (names[i] == IBX_CUDA_POINTER_RANGE_START)
+            memcpy(values[i], &(uint64_t){a ? (uintptr_t)a->address : 0}, sizeof(uint64_t));
+        else if (names[i] == IBX_CUDA_POINTER_RANGE_SIZE)
+            memcpy(values[i], &(size_t){a ? a->size : 0}, sizeof(size_t));
         else
             return leave(INVALID_VALUE);
     }

@@ -155,7 +155,7 @@ static void test_elsewhere(void **state)
     both(own, n, &to, &from);
     assert_true(to.ways.by_crew == 0 && from.ways.by_crew == 0);
     both(shared, n, &to, &from);
-    assert_true(to.async == 1 && from.async == 1 && to.ways.in_place && from.ways.in_place);
+    assert_true(to.sync == 1 && from.sync == 1 && to.ways.in_place && from.ways.in_place);
     assert_true(ibx_shared_free(shared));
     free(own);
 }

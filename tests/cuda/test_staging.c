@@ -498,11 +498,18 @@ static void test_straight(void **state)
     uint8_t *host = scene.wire.bytes, *again = malloc(LARGE);
     struct ibx_gpu_copy copy = {.device = scene.device, .width = LARGE, .height = 1};
     assert_int_equal(app->host_register(host, LARGE, 0), 0);
-    app->get_stats(&before);
-    assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 0);
-    app->get_stats(&after);
-    assert_int_equal(after.copies_async, before.copies_async + 1);
-    assert_device(&scene, host, LARGE);
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    for (unsigned own = 0; own < 2; own++) { /* of the default stream by one call of the driver */
+        copy.stream = own ? stream : NULL;
+        memset(host, (int)own + 1, LARGE / 2);
+        app->get_stats(&before);
+        assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 0);
+        app->get_stats(&after);
+        assert_int_equal(after.copies_async, before.copies_async + own);
+        assert_int_equal(after.copies_sync, before.copies_sync + !own);
+        assert_device(&scene, host, LARGE);
+    }
     for (unsigned first = 0; first < 2; first++) {
         uint64_t at = 0;
         memcpy(again, host, LARGE);

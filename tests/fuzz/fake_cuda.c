@@ -136,6 +136,8 @@ static int get_attributes(unsigned count, const int *names, void **values, uint6
     for (unsigned i = 0; i < count; i++) {
         if (names[i] == IBX_CUDA_POINTER_MEMORY_TYPE)
             memcpy(values[i], &type, sizeof(type));
+        else if (names[i] == IBX_CUDA_POINTER_RANGE_SIZE)
+            memcpy(values[i], &(size_t){FAKE_DEVICE_BYTES}, sizeof(size_t));
         else
             memset(values[i], 0, sizeof(int));
     }
