@@ -38,6 +38,17 @@ static void note_refusal(struct ibx_conn *conn, const char *name, const char *re
     ibx_log(IBX_LOG_INFO, "%s with %s refused: %s", name, path->peer, reason);
 }
 
+/* As ibx_door_reason_get(). Whose device is missing decides who has to act: what the peer says is
+ * marked as its. */
+static int take_reason(const struct ibx_conn *conn, struct ibx_reader *payload, char reason[256])
+{
+    char said[256] = "";
+    int code = ibx_door_reason_get(payload, said, sizeof(said));
+    snprintf(reason, 256, "on the %s: %.239s", conn->role == IBX_ROLE_SERVER ? "client" : "server",
+             said);
+    return code;
+}
+
 /* Is `name` in the comma-separated list of wanted providers? */
 static bool wanted(const char *list, const char *name)
 {
@@ -96,8 +107,7 @@ static int learn_result(struct ibx_conn *conn, uint64_t deadline, struct ibx_err
     int rc = ibx_door_expect(conn, &frame, FRAME_RESULT, deadline, err);
     if (rc)
         return rc;
-    door->result =
-        ibx_door_reason_get(&frame.payload, door->result_reason, sizeof(door->result_reason));
+    door->result = take_reason(conn, &frame.payload, door->result_reason);
     door->result_known = true;
     return 0;
 }
@@ -164,7 +174,7 @@ static int try_provider(struct ibx_conn *conn, const char *name, struct ibx_erro
         return ibx_door_broken(conn, rc, err);
     if (frame.type == FRAME_RESULT) {
         char reason[256];
-        ibx_door_reason_get(&frame.payload, reason, sizeof(reason));
+        take_reason(conn, &frame.payload, reason);
         note_refusal(conn, name, reason);
         return 1;
     }
@@ -195,8 +205,7 @@ static int serve_provider(struct ibx_conn *conn, const char *name, struct ibx_er
     uint64_t deadline = ibx_deadline_in_ms(conn->options.timeout_ms);
     int rc = 0;
     if (!wanted(conn->options.provider, name))
-        rc = ibx_error_set(&why, -EPERM, "the server allows only provider : %s",
-                           conn->options.provider);
+        rc = ibx_error_set(&why, -EPERM, "only provider : %s is allowed", conn->options.provider);
     if (!rc)
         rc = endpoint_open(conn, name, &why);
     ibx_door_frame_begin(&frame, FRAME_OFFER);
@@ -214,7 +223,7 @@ static int serve_provider(struct ibx_conn *conn, const char *name, struct ibx_er
         return ibx_door_broken(conn, rc, err);
     if (frame.type == FRAME_RESULT) {
         char reason[256];
-        ibx_door_reason_get(&frame.payload, reason, sizeof(reason));
+        take_reason(conn, &frame.payload, reason);
         note_refusal(conn, name, reason);
         return 1;
     }

@@ -230,7 +230,7 @@ static void refused_provider_and_its_reason(void **state)
     assert_string_equal(s.path.provider, "tcp");
     assert_int_equal(s.path.refused_count, 3);
     assert_string_equal(s.path.refused[0].provider, "shm");
-    assert_string_equal(s.path.refused[0].reason, "not?on a Sunday");
+    assert_string_equal(s.path.refused[0].reason, "on the server: not?on a Sunday");
     assert_string_equal(s.path.refused[1].reason, "verbs is not in this build");
     raw_close(&raw);
     close_scene(&s);
@@ -258,7 +258,7 @@ static void server_on_another_host(void **state)
     try_is(&raw, "tcp");
     raw_say(&raw, RESULT, payload, raw_result(payload, -EPERM, "no"));
     expect_failure(&s, -ENOTSUP, "shm: the server is on another host; ");
-    assert_non_null(strstr(s.err.message, "tcp: no"));
+    assert_non_null(strstr(s.err.message, "tcp: on the server: no"));
     raw_close(&raw);
     close_scene(&s);
 }
