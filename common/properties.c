@@ -28,8 +28,11 @@ static char *trim(char *text)
 
 static int add_item(struct ibx_properties *p, const char *key, const char *value, unsigned line)
 {
-    if (ibx_properties_find(p, key))
+    const struct ibx_property property = {.key = key, .value = value, .line = line};
+    if (ibx_properties_find(p, key)) {
+        p->ignored = property;
         return 0;
+    }
     if (p->count == IBX_PROPERTIES_ENTRIES_MAX)
         return -E2BIG;
     if (!(p->count & (p->count - 1))) { /* full at every power of two */
@@ -39,7 +42,7 @@ static int add_item(struct ibx_properties *p, const char *key, const char *value
             return -ENOMEM;
         p->items = items;
     }
-    p->items[p->count++] = (struct ibx_property){.key = key, .value = value, .line = line};
+    p->items[p->count++] = property;
     return 0;
 }
 

@@ -32,6 +32,7 @@ struct ibx_properties {
     char *text;                 /* what the entries point into */
     struct ibx_property *items; /* in the order of the file, each key once */
     size_t count;
+    struct ibx_property ignored; /* the last one whose key was there before; key NULL: none */
 };
 
 /* Parses `length` bytes, which need not end with a newline or a NUL; `name` is the file's, for

@@ -89,6 +89,19 @@ static void show_key(const char *name, const char *key, const char *value, const
                              : "(default)");
 }
 
+/* A line that was appended, say, below one that has its key already. */
+static void show_ignored(const struct ibx_properties *properties)
+{
+    char key[64];
+    const struct ibx_property *ignored = &properties->ignored;
+    if (!ignored->key)
+        return;
+    snprintf(key, sizeof(key), "%.63s", ignored->key);
+    ibx_text_sanitize(key);
+    row("ignored", "line %u: %s is in line %u already, which counts", ignored->line, key,
+        ibx_properties_find(properties, ignored->key)->line);
+}
+
 /* The keys that are no options of the transport, as the file has them. */
 static int show_own_keys(const struct ibx_glue_config *config, struct ibx_error *err)
 {
@@ -105,6 +118,7 @@ static int show_own_keys(const struct ibx_glue_config *config, struct ibx_error 
     const char *level = getenv("IBX_LOG");
     if (level && *level)
         row("", "IBX_LOG=%s in the environment wins over rdma.log", level);
+    show_ignored(&properties);
     ibx_properties_fini(&properties);
     return 0;
 }

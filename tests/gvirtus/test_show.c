@@ -234,6 +234,10 @@ static void test_edited(void **state)
     write_file("etc/gvirtus.properties", text);
     assert_int_equal(run("show", NULL, NULL), 0);
     expect_said("endpoint      127.0.0.1 port 9, not used: the communicator below wins over it\n");
+    assert_null(strstr(last.text, "ignored"));
+    add_properties("communicator : rdma://127.0.0.1:9\n");
+    assert_int_equal(run("show", NULL, NULL), 0);
+    expect_said("ignored       line 2: communicator is in line 1 already, which counts\n");
 }
 
 static void test_wrong_key(void **state)

@@ -106,6 +106,11 @@ static void test_first_duplicate_wins(void **state)
     assert_int_equal(p.count, 2);
     expect(&p, "a", "1", 1);
     expect(&p, "b", "2", 2);
+    assert_string_equal(p.ignored.key, "a");
+    assert_int_equal(p.ignored.line, 3);
+    ibx_properties_fini(&p);
+    p = parsed("a : 1\nb : 2\n");
+    assert_null(p.ignored.key);
     ibx_properties_fini(&p);
 }
 
