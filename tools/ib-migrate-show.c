@@ -31,7 +31,8 @@ struct migrate_show {
     bool end;              /* under the lock, like all below */
     unsigned first, count; /* of the queue */
     struct entry queue[QUEUE];
-    struct entry now; /* the thread's */
+    struct entry now;         /* the thread's */
+    char said[IBX_ERROR_MAX]; /* its last line */
 };
 
 /* ------------------------------------------------------------ showing */
@@ -60,10 +61,13 @@ static void wipe(struct migrate_show *show)
     show->drawn = false;
 }
 
-/* Phases worth a line of a log: the end is told by who waits for it, and where a receiver waits by
- * the move itself. */
-static bool worth_a_line(const struct ibx_move_status *status)
+/* Phases worth a line of a log: the end is told by who waits for it, where a receiver waits by the
+ * move itself, and why a link is broken mostly, too. */
+static bool worth_a_line(const struct migrate_show *show, const struct ibx_move_status *status)
 {
+    size_t n = strlen(status->sentence);
+    if (status->phase == IBX_PHASE_BROKEN && n && !strncmp(show->said, status->sentence, n))
+        return false;
     return status->phase < IBX_PHASE_DONE && (status->source || status->phase != IBX_PHASE_WAITING);
 }
 
@@ -77,7 +81,7 @@ static void show_status(struct migrate_show *show, const struct ibx_move_status 
         return;
     if (show->terminal) {
         draw(show, status);
-    } else if (show->last_phase != (int)status->phase && worth_a_line(status)) {
+    } else if (show->last_phase != (int)status->phase && worth_a_line(show, status)) {
         char line[IBX_ERROR_MAX + 128];
         migrate_phase_line(status, line, sizeof(line));
         migrate_complain(line);
@@ -88,6 +92,7 @@ static void show_status(struct migrate_show *show, const struct ibx_move_status 
 static void show_line(struct migrate_show *show, const char *text)
 {
     wipe(show);
+    snprintf(show->said, sizeof(show->said), "%s", text);
     if (show->json)
         migrate_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
     if (show->quiet)
