@@ -177,15 +177,18 @@ int gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_e
 {
     if (args->library)
         return gvirtus_path(out, err, "%s", args->library);
+    /* Of a build tree, and of an installation that was moved: into a container, say. */
+    static const char *const beside[] = {"../frontend-glue", "../" IBX_LIBDIR "/ibx"};
     char program[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", program, sizeof(program));
     while (n > 0 && program[n - 1] != '/')
         n--;
-    int rc =
-        gvirtus_path(out, err, "%.*s../frontend-glue/" LIBRARY_NAME, n > 0 ? (int)n : 0, program);
-    if (rc || n <= 0 || access(out, F_OK))
-        rc = gvirtus_path(out, err, IBX_PLUGIN_DIR "/" LIBRARY_NAME);
-    return rc;
+    for (size_t i = 0; n > 0 && i < sizeof(beside) / sizeof(beside[0]); i++) {
+        if (!gvirtus_path(out, NULL, "%.*s%s/" LIBRARY_NAME, (int)n, program, beside[i]) &&
+            !access(out, F_OK))
+            return 0;
+    }
+    return gvirtus_path(out, err, IBX_PLUGIN_DIR "/" LIBRARY_NAME);
 }
 
 /* GVirtuS would find out only at its next start. */

@@ -41,8 +41,8 @@ int gvirtus_library_path(const char *home, const char *slot, char *out, struct i
 /* Fills `place`, after looking whether the home is one that can take the plugin. */
 int gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *place,
                        struct ibx_error *err);
-/* The plugin to install: as told, as installed with us, or beside us in a build tree. It need not
- * be there. */
+/* The plugin to install: as told, or as built or installed with us, also where the installation was
+ * moved since. It need not be there. */
 int gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err);
 /* Reads a whole file of up to 64 MiB into memory, with a NUL after it that does not count. */
 int gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err);
