@@ -111,6 +111,11 @@ static int read_backend(const struct search *s, struct ibx_guest_block *block)
         return rc;
     if ((rc = qom_text(s, path, "mem-path", block->path, sizeof(block->path))))
         return rc;
+    json_t *discards;
+    if ((rc = qom_get(s, path, "discard-data", &discards)))
+        return rc;
+    block->discards = json_is_true(discards);
+    json_decref(discards);
     if (!ibx_qmp_at_least(s->qmp, 8, 1))
         return 0; /* until then a backend begins where its file does */
     json_t *offset;

@@ -24,6 +24,7 @@ struct ibx_guest_block {
     char path[PATH_MAX]; /* mem-path as QEMU knows it; "" for other types than file */
     bool shared;         /* share=on; what follows is set for shared blocks only */
     bool named;          /* `path` leads to this very file */
+    bool discards;       /* discard-data=on: QEMU empties the file when it ends */
     uint64_t size;       /* bytes */
     uint64_t page_size;  /* bytes: 4096, or the huge page's */
     uint64_t offset;     /* of the block in its file, bytes */

@@ -90,6 +90,21 @@ void ibx_refuse_ram(const struct ibx_guest_ram *ram, struct ibx_refusals *refusa
                    ram->machine_bytes >> 20, ram->bytes >> 20);
 }
 
+/* Its pages are the VM's until the move is complete, also when the source's QEMU ends before. */
+static void refuse_discarding(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const char *id = ram->blocks[i].id;
+        if (ram->blocks[i].discards)
+            ibx_refuse(refusals,
+                       "guest RAM %s is lost if this QEMU ends before all of it has gone over "
+                       "(discard-data=on): turn that off by the QMP command qom-set with path "
+                       "/objects/%s, property discard-data and value false, and for the next start "
+                       "on its command line (libvirt: no <discard/> in <memoryBacking>)",
+                       id, id);
+    }
+}
+
 /* Bytes that the blocks from `first` on with its file system may still need there. */
 static uint64_t need_of(const struct ibx_guest_ram *ram, size_t first)
 {
@@ -363,6 +378,8 @@ int ibx_refuse_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, enum i
     if (role == IBX_MOVE_DESTINATION) {
         ibx_refuse_permissions(ram, refusals);
         ibx_refuse_space(ram, refusals);
+    } else {
+        refuse_discarding(ram, refusals);
     }
     return 0;
 }

@@ -101,6 +101,28 @@ static void test_private_ram(void **state)
     vm_end(&vm);
 }
 
+/* Whose QEMU empties it when it ends, with pages in it that the VM still needs. */
+static void test_ram_that_is_discarded(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
+                                              "/dev/shm,share=on,discard-data=on",
+                                       .incoming = true});
+    look(IBX_MOVE_DESTINATION);
+    only(NULL);
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
+                                              "/dev/shm,share=on,discard-data=on"});
+    look(IBX_MOVE_SOURCE);
+    only("guest RAM mem0 is lost if this QEMU ends before all of it has gone over");
+    vm_do(&vm, "qom-set",
+          json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
+                    0));
+    look(IBX_MOVE_SOURCE);
+    only(NULL);
+    vm_end(&vm);
+}
+
 static void test_blocked(void **state)
 {
     (void)state;
@@ -417,6 +439,7 @@ int main(void)
         cmocka_unit_test_teardown(test_nothing_against_these, vm_end_all),
         cmocka_unit_test_teardown(test_wrong_side, vm_end_all),
         cmocka_unit_test_teardown(test_private_ram, vm_end_all),
+        cmocka_unit_test_teardown(test_ram_that_is_discarded, vm_end_all),
         cmocka_unit_test_teardown(test_blocked, vm_end_all),
         cmocka_unit_test_teardown(test_capabilities, vm_end_all),
         cmocka_unit_test_teardown(test_migrating_already, vm_end_all),
