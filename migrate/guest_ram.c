@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -244,6 +245,24 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
     return rc ? rc : ibx_guest_block_open(pid, where, writable, block, s->err);
 }
 
+/* A hash of what names it on this host, and of the host since it was started. */
+static uint64_t file_name(uint64_t dev, uint64_t ino)
+{
+    char name[128];
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    bool known = boot && fgets(name, 64, boot);
+    if (boot)
+        fclose(boot);
+    if (!known)
+        return 0;
+    size_t n = strlen(name);
+    snprintf(name + n, sizeof(name) - n, "%" PRIx64 " %" PRIx64, dev, ino);
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (const char *c = name; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    return hash;
+}
+
 static int find_blocks(const struct search *s, bool writable, struct ibx_guest_ram *ram)
 {
     struct guest_mappings mappings = {0};
@@ -256,6 +275,8 @@ static int find_blocks(const struct search *s, bool writable, struct ibx_guest_r
             rc = ibx_guest_mappings_read(ram->pid, &mappings, s->err);
         if (!rc)
             rc = find_block(s, ram->pid, &mappings, writable, block);
+        if (!rc)
+            block->file = file_name(block->dev, block->ino);
     }
     ibx_guest_mappings_fini(&mappings);
     return rc;

@@ -30,6 +30,7 @@ struct ibx_guest_block {
     uint64_t offset;     /* of the block in its file, bytes */
     uint64_t address;    /* in QEMU's address space */
     uint64_t dev, ino;   /* of the file */
+    uint64_t file;       /* the same for this file only, among those of all hosts; 0: not known */
     int fd;              /* the file, opened for us; -1 when not shared */
 };
 

@@ -294,6 +294,7 @@ static void put_hello(struct ibx_writer *w, const struct ibx_move_hello *hello)
         ibx_put_string(w, hello->blocks[i].id);
         ibx_put_u64(w, hello->blocks[i].size);
         ibx_put_u64(w, hello->blocks[i].page_size);
+        ibx_put_u64(w, hello->blocks[i].file);
     }
     ibx_put_string(w, hello->hardware);
     ibx_put_string(w, hello->host);
@@ -453,6 +454,7 @@ static int get_hello(struct ibx_reader *r, struct ibx_move_hello *hello, struct 
         get_text(r, hello->blocks[i].id, sizeof(hello->blocks[i].id));
         hello->blocks[i].size = ibx_get_u64(r);
         hello->blocks[i].page_size = ibx_get_u64(r);
+        hello->blocks[i].file = ibx_get_u64(r);
     }
     get_text(r, hello->hardware, sizeof(hello->hardware));
     get_text(r, hello->host, sizeof(hello->host));
@@ -616,6 +618,7 @@ void ibx_move_hello_describe(struct ibx_move_hello *hello, const struct ibx_gues
         memcpy(hello->blocks[i].id, ram->blocks[i].id, sizeof(hello->blocks[i].id));
         hello->blocks[i].size = ram->blocks[i].size;
         hello->blocks[i].page_size = ram->blocks[i].page_size;
+        hello->blocks[i].file = ram->blocks[i].file;
     }
 }
 
@@ -632,6 +635,7 @@ int ibx_move_hello_ram(const struct ibx_move_hello *hello, struct ibx_guest_ram 
         memcpy(found.blocks[i].id, hello->blocks[i].id, sizeof(found.blocks[i].id));
         found.blocks[i].size = hello->blocks[i].size;
         found.blocks[i].page_size = hello->blocks[i].page_size;
+        found.blocks[i].file = hello->blocks[i].file;
         found.blocks[i].shared = hello->blocks[i].page_size != 0;
         found.blocks[i].fd = -1;
         found.bytes += hello->blocks[i].size;

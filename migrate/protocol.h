@@ -89,6 +89,7 @@ struct ibx_move_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size;      /* bytes, whole pages */
     uint64_t page_size; /* bytes, a power of two, at least 4096; in a CHECK also 0: private RAM */
+    uint64_t file;      /* that it is in: as in struct ibx_guest_block */
 };
 
 struct ibx_move_hello {

@@ -158,6 +158,12 @@ static void refuse_pair_block(const struct ibx_guest_block *from, const struct i
                    "guest RAM %s has pages of %" PRIu64 " KiB here and of %" PRIu64 " KiB at the "
                    "destination: put both on /dev/shm or both on hugetlbfs with one page size",
                    from->id, from->page_size >> 10, to->page_size >> 10);
+    if (from->file && from->file == to->file)
+        ibx_refuse(refusals,
+                   "guest RAM %s is in one and the same file here and at the destination, which "
+                   "would be emptied under the running VM: give the destination's QEMU another "
+                   "mem-path",
+                   from->id);
 }
 
 void ibx_refuse_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,

@@ -389,6 +389,14 @@ static void test_pairs(void **state)
     ibx_refuse_pair(&source, &destination, &refusals);
     only("pages of 4 KiB here and of 2048 KiB at the destination");
     destination = made_up(&there);
+    here.file = 5;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only(NULL); /* not known there */
+    there.file = 5;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only("mem0 is in one and the same file here and at the destination");
+    here.file = 0;
+    destination = made_up(&there);
     strcpy(destination.uuid, "12345678-9abc-4def-8123-456789abcdef");
     ibx_refuse_pair(&source, &destination, &refusals);
     only("that QEMU waits for another VM");

@@ -45,14 +45,14 @@ static const struct sample {
                    .uuid = "01234567-89ab-cdef-0123-456789abcdef",
                    .name = "vm",
                    .block_count = 2,
-                   .blocks = {{"ram0", 1u << 30, 4096}, {"huge", 64u << 20, 2u << 20}},
+                   .blocks = {{"ram0", 1u << 30, 4096, 0x1234}, {"huge", 64u << 20, 2u << 20, 0}},
                    .hardware = "cpus=2;",
                    .host = "node-a"}},
      "016962786d030001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
-     "0000000004006875676500000004000000000000200000000000070063707573"
-     "3d323b06006e6f64652d61"},
+     "0000000034120000000000000400687567650000000400000000000020000000000000000000000000000700"
+     "637075733d323b06006e6f64652d61"},
     {"ANSWER",
      {.type = IBX_MOVE_ANSWER,
       .is.answer = {.standing = IBX_STANDING_WAITING,
@@ -270,7 +270,7 @@ static void refuses_strangers_and_other_versions(void **state)
 static void refuses_fields_out_of_range(void **state)
 {
     (void)state;
-    const size_t uuid = 60, ram0 = 104, huge = 126; /* of their lengths */
+    const size_t uuid = 60, ram0 = 104, huge = 134; /* of their lengths */
     says(IBX_MOVE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
     says(IBX_MOVE_HELLO, 7, 6, 1, -EPROTO, "purpose 6");
     says(IBX_MOVE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
@@ -442,7 +442,7 @@ static void a_vm_goes_there_and_back(void **state)
 {
     (void)state;
     struct ibx_guest_block blocks[2] = {
-        {.id = "ram0", .size = 1u << 30, .page_size = 4096, .shared = true, .fd = -1},
+        {.id = "ram0", .size = 1u << 30, .page_size = 4096, .shared = true, .file = 77, .fd = -1},
         {.id = "ram1", .size = 2u << 20, .page_size = 2u << 20, .shared = true, .fd = -1}};
     struct ibx_guest_ram ram = {.version = {7, 2, 22},
                                 .machine = "pc-i440fx-7.2",
@@ -465,6 +465,7 @@ static void a_vm_goes_there_and_back(void **state)
         assert_string_equal(back.blocks[i].id, blocks[i].id);
         assert_int_equal(back.blocks[i].size, blocks[i].size);
         assert_int_equal(back.blocks[i].page_size, blocks[i].page_size);
+        assert_int_equal(back.blocks[i].file, blocks[i].file);
         assert_int_equal(back.blocks[i].fd, -1);
     }
     ibx_guest_ram_fini(&back);

@@ -32,7 +32,7 @@ static struct ibx_page_map made(const struct ibx_move_block *blocks, unsigned co
 
 static struct ibx_page_map made_pages(uint64_t pages)
 {
-    struct ibx_move_block block = {"ram", pages * 4096, 4096};
+    struct ibx_move_block block = {"ram", pages * 4096, 4096, 0};
     return made(&block, 1);
 }
 
@@ -148,11 +148,11 @@ static void random_maps_arrive(void **state)
     (void)state;
     for (unsigned turn = 0; turn < 10; turn++) {
         struct ibx_move_block blocks[5] = {
-            {"a", (1 + random_below(3 * SEGMENT)) * 4096, 4096},
-            {"b", (1 + random_below(600)) << 21, 2u << 20},
-            {"c", (1 + random_below(2 * SEGMENT)) * 4096, 4096},
-            {"d", (1 + random_below(3)) << 30, 1u << 30},
-            {"e", (1 + random_below(SEGMENT)) * 16384, 16384},
+            {"a", (1 + random_below(3 * SEGMENT)) * 4096, 4096, 0},
+            {"b", (1 + random_below(600)) << 21, 2u << 20, 0},
+            {"c", (1 + random_below(2 * SEGMENT)) * 4096, 4096, 0},
+            {"d", (1 + random_below(3)) << 30, 1u << 30, 0},
+            {"e", (1 + random_below(SEGMENT)) * 16384, 16384, 0},
         };
         unsigned count = 1 + turn % 5;
         struct ibx_page_map from = made(blocks, count), to = made(blocks, count);
@@ -263,7 +263,8 @@ static void runs_stop_when_told(void **state)
 static void hash_is_golden(void **state)
 {
     (void)state;
-    const struct ibx_move_block blocks[] = {{"a", 70 * 4096, 4096}, {"b", 5ull << 21, 2u << 20}};
+    const struct ibx_move_block blocks[] = {{"a", 70 * 4096, 4096, 0},
+                                            {"b", 5ull << 21, 2u << 20, 0}};
     struct ibx_page_map map = made(blocks, 2);
     static const uint8_t model[75] = {1, 0, 1, [63] = 1, [64] = 1, [69] = 1, [70] = 1, [74] = 1};
     uint8_t hash[IBX_MOVE_HASH_BYTES];
@@ -410,7 +411,7 @@ static void too_much_is_refused(void **state)
 {
     (void)state;
     struct ibx_page_map map = {.pages = 77};
-    struct ibx_move_block blocks[2] = {{"a", 1ull << 52, 4096}, {"b", 4096, 4096}};
+    struct ibx_move_block blocks[2] = {{"a", 1ull << 52, 4096, 0}, {"b", 4096, 4096, 0}};
     assert_int_equal(ibx_page_map_init(&map, blocks, 2, &error), -E2BIG);
     assert_non_null(strstr(error.message, "up to b"));
     blocks[1].page_size = 0;
