@@ -438,6 +438,20 @@ static void test_too_small(void **state)
     unlink("/dev/shm/ibx-small");
 }
 
+/* Both QEMUs on one file: the running VM's memory would be emptied. */
+static void test_same_file(void **state)
+{
+    (void)state;
+    char ram[192];
+    snprintf(ram, sizeof(ram),
+             "memory-backend-file,id=mem0,size=%uM,mem-path=/dev/shm/ibx-same,share=on",
+             VM_RAM_MIB);
+    refused(&(struct vm_options){.append = "", .ram = ram},
+            &(struct vm_options){.append = "", .incoming = true, .ram = ram},
+            "in one and the same file");
+    unlink("/dev/shm/ibx-same");
+}
+
 static void test_other_machine(void **state)
 {
     (void)state;
@@ -562,6 +576,7 @@ int main(void)
         cmocka_unit_test_teardown(test_source_qemu_ends, mover_end_all),
         cmocka_unit_test_teardown(test_destination_qemu_ends, mover_end_all),
         cmocka_unit_test_teardown(test_too_small, mover_end_all),
+        cmocka_unit_test_teardown(test_same_file, mover_end_all),
         cmocka_unit_test_teardown(test_other_machine, mover_end_all),
         cmocka_unit_test_teardown(test_other_devices, mover_end_all),
         cmocka_unit_test_teardown(test_other_processors, mover_end_all),
