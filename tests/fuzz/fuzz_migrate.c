@@ -36,8 +36,8 @@ static void refused(int rc, const struct ibx_error *err)
 static struct ibx_page_map map_of(uint8_t choice)
 {
     const struct ibx_move_block blocks[] = {
-        {"a", ((uint64_t)(choice >> 2 & 15) * 13000 + 1) * 4096, 4096},
-        {"b", (uint64_t)(choice >> 6) << 21, 2u << 20}};
+        {"a", ((uint64_t)(choice >> 2 & 15) * 13000 + 1) * 4096, 4096, 0},
+        {"b", (uint64_t)(choice >> 6) << 21, 2u << 20, 0}};
     struct ibx_page_map map;
     require(!ibx_page_map_init(&map, blocks, 1 + (choice & 1), NULL));
     return map;
