@@ -198,15 +198,13 @@ static bool is_quiet(const struct source *s, json_t *event)
            move_event_is(event, "MIGRATION", "completed");
 }
 
-/* A VM that somebody else continues changes what is on its way. */
-static int heed_resume(struct source *s, struct ibx_error *err)
+/* A VM that somebody else continues changes what is on its way; so does a reset, by somebody or by
+ * the guest at the last moment, which writes to guest RAM and would be lost. */
+static int heed_change(struct source *s, const char *what, struct ibx_error *err)
 {
-    s->stopped = false;
-    s->stop_ns = 0;
     if (s->state != SOURCE_STOPPED && s->state != SOURCE_SENDING)
         return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "somebody else has continued the VM here while it was being moved");
+    return ibx_error_set(err, -EBUSY, "%s here while it was being moved", what);
 }
 
 static int heed_event(struct source *s, json_t *event, struct ibx_error *err)
@@ -216,8 +214,13 @@ static int heed_event(struct source *s, json_t *event, struct ibx_error *err)
     if (move_event_is(event, "MIGRATION", "failed") ||
         move_event_is(event, "MIGRATION", "cancelled"))
         return -EIO;
-    if (move_event_is(event, "RESUME", NULL))
-        return heed_resume(s, err);
+    if (move_event_is(event, "RESET", NULL))
+        return heed_change(s, "the VM has been reset", err);
+    if (move_event_is(event, "RESUME", NULL)) {
+        s->stopped = false;
+        s->stop_ns = 0;
+        return heed_change(s, "somebody else has continued the VM", err);
+    }
     if (move_event_is(event, "STOP", NULL)) {
         s->stopped = s->state == SOURCE_STARTING;
         s->stop_ns = move_event_ns(event);

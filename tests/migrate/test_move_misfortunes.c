@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What befalls a move by ib-migrate without anybody lying: a full file system, a lost monitor, a
- * crowd at the door, a VM continued by hand, a READ cut off half-way, memory given back. Afterwards
- * the guest is alive and right on exactly one side.
+ * crowd at the door, a VM continued or reset by hand, a READ cut off half-way, memory given back.
+ * Afterwards the guest is alive and right on exactly one side.
  */
 #include "migrate/inject.h"
 #include "migrate/source_vm.h"
@@ -115,11 +115,11 @@ static void test_source_loses_the_monitor(void **state)
 
 /* By its own monitor, while a tool that is about to commit is held up: it stays, and the
  * destination never runs it. */
-static void test_continued_by_somebody_else(void **state)
+static void meddle(const char *command, const char *event, const char *sentence)
 {
-    (void)state;
     start_source();
     start_destination();
+    vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
     setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
@@ -127,14 +127,29 @@ static void test_continued_by_somebody_else(void **state)
     mover_await_stop(&sender);
     vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
     const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
-    while (ibx_qmp_execute(vms[0].qmp, "cont", NULL, NULL, deadline, &vm_error))
+    while (ibx_qmp_execute(vms[0].qmp, command, NULL, NULL, deadline, &vm_error))
         assert_true(ibx_now_ns() < deadline);
+    vm_ok(ibx_qmp_event_wait(vms[0].qmp, event, NULL, NULL, deadline, &vm_error));
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, "somebody else has continued the VM here");
+    mover_must_say(&sender, sentence);
     mover_ends(&receiver, 1);
     assert_false(mover_resumed(&vms[1]));
+}
+
+static void test_continued_by_somebody_else(void **state)
+{
+    (void)state;
+    meddle("cont", "RESUME", "somebody else has continued the VM here");
     runs_at_the_source();
+}
+
+/* The state that is on its way is that of before, and would meet the guest RAM of afterwards. */
+static void test_reset_by_somebody_else(void **state)
+{
+    (void)state;
+    meddle("system_reset", "RESET", "the VM has been reset here");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
 }
 
 static int64_t event_us(const char *name)
@@ -504,6 +519,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_source_loses_the_monitor, mover_end_all),
         cmocka_unit_test_teardown(test_continued_by_somebody_else, mover_end_all),
+        cmocka_unit_test_teardown(test_reset_by_somebody_else, mover_end_all),
         cmocka_unit_test_teardown(test_disks_are_waited_for, mover_end_all),
         cmocka_unit_test_teardown(test_destination_loses_the_monitor, mover_end_all),
         cmocka_unit_test_teardown(test_recover_of_a_vm_that_runs, mover_end_all),
