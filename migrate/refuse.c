@@ -401,7 +401,7 @@ struct capability {
 static const struct capability capabilities[] = {
     {"x-ignore-shared", true, true, true},
     {"events", true, true, true},
-    /* Waits a millisecond for nothing, and then for a word: source_hear_qemu() knows without. */
+    /* Waits a millisecond for nothing, and then for a word: is_quiet() of source.c does without. */
     {"pause-before-switchover", false, false, false},
     /* Each of these sends RAM in a way of its own, or expects another stream. */
     {"postcopy-ram", false, false, false},
