@@ -158,7 +158,16 @@ static void refuse_pair_block(const struct ibx_guest_block *from, const struct i
                    "guest RAM %s has pages of %" PRIu64 " KiB here and of %" PRIu64 " KiB at the "
                    "destination: put both on /dev/shm or both on hugetlbfs with one page size",
                    from->id, from->page_size >> 10, to->page_size >> 10);
-    if (from->file && from->file == to->file)
+}
+
+/* Whichever of the destination's blocks has it. */
+static void refuse_same_file(const struct ibx_guest_block *from,
+                             const struct ibx_guest_ram *destination, struct ibx_refusals *refusals)
+{
+    bool same = false;
+    for (size_t i = 0; i < destination->count && from->file; i++)
+        same = same || destination->blocks[i].file == from->file;
+    if (same)
         ibx_refuse(refusals,
                    "guest RAM %s is in one and the same file here and at the destination, which "
                    "would be emptied under the running VM: give the destination's QEMU another "
@@ -197,6 +206,7 @@ void ibx_refuse_pair(const struct ibx_guest_ram *source, const struct ibx_guest_
                        "guest RAM %s is missing at the destination: start its QEMU with "
                        "the same -object memory-backend-... and ids as here",
                        source->blocks[i].id);
+        refuse_same_file(&source->blocks[i], destination, refusals);
     }
     for (size_t i = 0; i < destination->count; i++) {
         const char *id = destination->blocks[i].id;

@@ -395,6 +395,14 @@ static void test_pairs(void **state)
     there.file = 5;
     ibx_refuse_pair(&source, &destination, &refusals);
     only("mem0 is in one and the same file here and at the destination");
+    struct ibx_guest_block crossed[2] = {there, there};
+    strcpy(crossed[0].id, "other");
+    crossed[1].file = 6;
+    destination.blocks = crossed;
+    destination.count = 2;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    assert_true(says("mem0 is in one and the same file here and at the destination"));
+    memset(&refusals, 0, sizeof(refusals));
     here.file = 0;
     destination = made_up(&there);
     strcpy(destination.uuid, "12345678-9abc-4def-8123-456789abcdef");
