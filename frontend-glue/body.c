@@ -272,7 +272,8 @@ static int move_by_crew(struct ibx_session *s, bool read, uint8_t *data,
     unsigned access = read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
-    if (n < CREW_MIN || s->ops_pending || offset > remote->length || n > remote->length - offset)
+    if (n < CREW_MIN || s->copies.alone || s->ops_pending || offset > remote->length ||
+        n > remote->length - offset)
         return 1;
     part.address += offset;
     part.length = n;

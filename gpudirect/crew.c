@@ -16,10 +16,7 @@
 #define THREADS_MOST     4u /* unless more are asked for */
 #define PROCESSORS_LEAST 8u
 #define LINGER_NS        (100 * IBX_NS_PER_US)
-/* Pieces of ibx_crew_run(). The kernel walks the page tables of the peer's memory under a lock for
- * each of their pages, which covers 2 MiB: threads in the same 2 MiB wait for each other. */
-#define PIECE_LEAST (256u << 10)
-#define PIECE_MOST  (2u << 20)
+#define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_crew_run() */
 
 struct job {
     unsigned place;
@@ -215,8 +212,8 @@ int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places)
 int ibx_crew_run(struct ibx_crew *crew, ibx_crew_copy copy, void *context, void *local,
                  uint64_t offset, size_t n)
 {
-    size_t piece = (n / (crew->count + 1) + PIECE_LEAST - 1) & ~(size_t)(PIECE_LEAST - 1);
-    piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
+    size_t piece = (n / (crew->count + 1) + PIECE_LEAST - 1) & ~(PIECE_LEAST - 1);
+    piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > IBX_CREW_APART ? IBX_CREW_APART : piece;
     uint32_t free = UINT32_MAX; /* places */
     int rc = 0;
     ibx_crew_begin(crew, copy, context);
@@ -226,7 +223,7 @@ int ibx_crew_run(struct ibx_crew *crew, ibx_crew_copy copy, void *context, void 
             continue;
         }
         unsigned place = (unsigned)__builtin_ctz(free);
-        size_t length = piece - (piece == PIECE_MOST ? (offset + at) % PIECE_MOST : 0);
+        size_t length = piece - (piece == IBX_CREW_APART ? (offset + at) % IBX_CREW_APART : 0);
         length = n - at < length ? n - at : length;
         free &= ~(1u << place);
         ibx_crew_post(crew, place, (uint8_t *)local + at, offset + at, length);

@@ -19,6 +19,9 @@
 
 #define IBX_CREW_PLACES      32u /* copies under way */
 #define IBX_CREW_THREADS_MAX 16u
+/* What one page table covers. The kernel walks those of a peer's memory under a lock for each:
+ * threads in the same one wait for each other, and so each is given its own. */
+#define IBX_CREW_APART ((size_t)2 << 20)
 
 /* Copies `n` bytes between `local` and the peer's at `offset`: from any thread of the crew. 0 or a
  * negative errno. */
@@ -42,8 +45,8 @@ void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t 
  * failure since ibx_crew_begin(). */
 int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places);
 /* One copy from its begin to its end: `n` bytes between `local` and the peer's at `offset`, in
- * pieces of this function's choosing: of a long one, those that lie between multiples of 2 MiB.
- * None is under way. 0, or the first failure. */
+ * pieces of this function's choosing: of a long one, those that lie between multiples of
+ * IBX_CREW_APART. None is under way. 0, or the first failure. */
 int ibx_crew_run(struct ibx_crew *crew, ibx_crew_copy copy, void *context, void *local,
                  uint64_t offset, size_t n);
 /* Returns when nothing is under way; what was posted and not begun is dropped. */

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/staging.h"
 
+#include "gpudirect/crew.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
-#define APART        (2u << 20)  /* what one page table covers */
 
 /*
  * A chunk of the copy in hand.
@@ -92,7 +93,8 @@ static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
  * ahead in turn. What is left for no whole group comes in order. */
 static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 {
-    uint64_t run = APART / st->step, group = run * spread, i = st->begun / st->step, in = i % group;
+    uint64_t run = IBX_CREW_APART / st->step, group = run * spread, i = st->begun / st->step,
+             in = i % group;
     if (spread < 2 || (i - in + group) * st->step > st->total)
         return st->begun;
     return (i - in + in % spread * run + in / spread) * st->step;
