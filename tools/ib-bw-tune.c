@@ -4,12 +4,12 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/config.h"
 #include "gpudirect/crew.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -282,24 +282,18 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static unsigned processors(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) ? 1 : (unsigned)CPU_COUNT(&set);
-}
-
 static void prepare(struct bench *b, const struct bw_args *args)
 {
     struct tune *tune = &b->tune;
+    unsigned processors = ibx_thread_processors();
     b->args = args;
     memcpy(tune->sizes, args->sizes, sizeof(tune->sizes));
     tune->size_count = args->size_count;
     qsort(tune->sizes, tune->size_count, sizeof(tune->sizes[0]), by_size);
     b->longest = tune->sizes[tune->size_count - 1];
-    tune_ways_init(tune, processors(), args->over);
-    if (processors() < 4)
-        snprintf(tune->no_crew, sizeof(tune->no_crew), "there are only %u processors",
-                 processors());
+    tune_ways_init(tune, processors, args->over);
+    if (processors < 4)
+        snprintf(tune->no_crew, sizeof(tune->no_crew), "there are only %u processors", processors);
 }
 
 /* Without --over: direct copies keep what they have. */

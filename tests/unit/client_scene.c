@@ -2,6 +2,7 @@
 #include "tests/unit/client_scene.h"
 
 #include "common/clock.h"
+#include "tests/unit/open_fds.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +16,7 @@ void open_scene(struct scene *s, bool with_key, unsigned timeout_ms)
 {
     memset(s, 0, sizeof(*s));
     memory_control_reset();
-    s->fds = raw_open_fds();
+    s->fds = open_fds();
     ibx_options_init(&s->options);
     s->options.timeout_ms = timeout_ms;
     if (with_key)
@@ -29,7 +30,7 @@ void close_scene(struct scene *s)
     close(s->listening);
     memory_wire_drop(WIRE);
     assert_int_equal(memory_live_endpoints(), 0);
-    assert_int_equal(raw_open_fds(), s->fds);
+    assert_int_equal(open_fds(), s->fds);
 }
 
 void *client(void *argument)

@@ -2,6 +2,7 @@
 #include "tests/unit/door_scene.h"
 
 #include "common/clock.h"
+#include "tests/unit/open_fds.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -16,7 +17,7 @@ void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms)
 {
     memset(s, 0, sizeof(*s));
     memory_control_reset();
-    s->fds = raw_open_fds();
+    s->fds = open_fds();
     ibx_options_init(&s->options);
     s->options.timeout_ms = timeout_ms;
     if (with_key)
@@ -87,7 +88,7 @@ void door_close(struct door_scene *s)
     assert_string_equal(s->reason, "the peer closed the connection");
     ibx_listener_close(s->listener);
     assert_int_equal(memory_live_endpoints(), 0);
-    assert_int_equal(raw_open_fds(), s->fds);
+    assert_int_equal(open_fds(), s->fds);
 }
 
 /* Hears what comes before the client's frame of this step, and makes that frame. */

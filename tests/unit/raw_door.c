@@ -6,7 +6,6 @@
 #include "transport/auth.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -207,16 +206,6 @@ void raw_set_key(struct raw *raw)
 {
     struct ibx_piece piece = {KEY, strlen(KEY)};
     ibx_hash(&piece, 1, raw->key);
-}
-
-int raw_open_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
 }
 
 /* ----------------------------------------------------------------------- payloads */

@@ -60,8 +60,6 @@ extern char raw_key_file[64];
 int raw_make_key(void **state);
 int raw_remove_key(void **state);
 void raw_set_key(struct raw *raw);
-/* How many descriptors this process has open. */
-int raw_open_fds(void);
 
 /* Payloads; each returns its length. */
 size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key);

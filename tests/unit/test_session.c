@@ -8,11 +8,11 @@
  *
  * Linked with memory_provider.c it runs on the fabric inside the process, whatever the name.
  */
+#include "tests/unit/open_fds.h"
 #include "tests/unit/session_pair.h"
 
 #include "common/log.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -599,16 +599,6 @@ static int warm_up(void **state)
     session_pair_open(&pair); /* what a fabric's library opens once and keeps */
     session_pair_close(&pair);
     return 0;
-}
-
-static int open_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
 }
 
 static int fds_before;
