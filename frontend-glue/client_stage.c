@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/client_stage.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "frontend-glue/client_copy.h"
 
@@ -16,6 +17,12 @@
 #define PARTS       4u /* of a short copy, so that the GPU has some while others are copied ... */
 #define UNIT_STEP   (64u << 10)  /* ... in multiples of this ... */
 #define UNIT_MIN    (128u << 10) /* ... and not shorter: each is a frame */
+#define SHRINK      3u           /* or each so much shorter than the one before ... */
+#define LAST_MIN    (64u << 10)  /* ... down to this */
+#define SPEED_MIN   (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
+#define WAIT_PART   4u           /* of the time of copying: to wait longer is too long ... */
+#define BEHIND_MAX  3u           /* ... that many copies in a row ... */
+#define EVEN_COPIES 64u          /* ... and so many do without, before it is tried again */
 #define CREW_MIN    (2u << 20)   /* shorter copies are over before a sleeping thread has begun */
 #define IN_FLIGHT   3u    /* frames without an answer: of 4 message slots one is for a GRANT */
 #define ANSWER_US   1000u /* none takes longer, unless the GPU has others to serve */
@@ -29,6 +36,8 @@ struct client_stage {
     bool alone;            /* there will be none */
     unsigned useless;      /* copies in a row of which the GPU took nothing from here ... */
     size_t least;          /* ... and what was given up for it, bytes */
+    unsigned behind;       /* of BEHIND_MAX */
+    unsigned even;         /* copies in parts of one length that are still to come */
 };
 
 /*
@@ -42,7 +51,8 @@ struct run {
     struct client_stage *stage;
     const struct ibx_frontend_copy *copy;
     struct ibx_crew *crew; /* NULL: this thread alone */
-    size_t unit;           /* bytes, of the last one perhaps fewer */
+    size_t unit;           /* bytes, of the last one perhaps fewer; 0: see begins */
+    size_t begins[PARTS];  /* of units that shrink */
     unsigned per_frame;    /* units */
     uint64_t units, frames;
     uint64_t posted, copied; /* units: begun, and whole up to here */
@@ -50,7 +60,8 @@ struct run {
     uint64_t settled;        /* units whose slots are free again */
     uint64_t sent, answered; /* frames */
     bool placed;             /* the GPU was at the memory itself */
-    int exit_code;           /* the first that was none of success */
+    uint64_t began_ns, all_sent_ns;
+    int exit_code; /* the first that was none of success */
 };
 
 /* ----------------------------------------------------------------------- the memory */
@@ -122,23 +133,23 @@ static struct ibx_crew *crew_of(const struct ibx_session *s, struct client_stage
 
 /* ------------------------------------------------------------------------ the units */
 
+static uint64_t offset_of(const struct run *run, uint64_t unit)
+{
+    return run->unit ? unit * run->unit : run->begins[unit];
+}
+
 /* Memory of the host begins anywhere in a page, and so does a slot: bytes that are copied to where
  * the same place of a page was read just before wait for that, on some processors, and a memcpy is
  * at less than half its speed. */
 static uint8_t *slot_of(const struct run *run, uint64_t unit)
 {
-    return run->stage->memory + unit % SLOTS * run->unit + (uintptr_t)run->copy->host % PAGE;
-}
-
-static uint64_t offset_of(const struct run *run, uint64_t unit)
-{
-    return unit * run->unit;
+    return run->stage->memory + offset_of(run, unit % SLOTS) + (uintptr_t)run->copy->host % PAGE;
 }
 
 static size_t length_of(const struct run *run, uint64_t unit, uint64_t units)
 {
-    uint64_t left = run->copy->n - offset_of(run, unit);
-    return left < units * run->unit ? (size_t)left : (size_t)(units * run->unit);
+    uint64_t end = unit + units < run->units ? offset_of(run, unit + units) : run->copy->n;
+    return (size_t)(end - offset_of(run, unit));
 }
 
 /* The crew's: slot and application. */
@@ -217,6 +228,8 @@ static int send_frame(struct run *run)
     if (!rc)
         rc = client_send_frame(s, &copy, &remote);
     run->sent += !rc;
+    if (run->sent == run->frames)
+        run->all_sent_ns = ibx_now_ns();
     return rc;
 }
 
@@ -308,10 +321,25 @@ static int step(struct run *run)
     return take_answer(run);
 }
 
+/* To a GPU that takes bytes several times as fast as one thread copies them: it is done with each
+ * part while the next, shorter one is copied, and what nobody overlaps with anything is the last.
+ */
+static void divide_shrinking(struct run *run)
+{
+    size_t n = run->copy->n, sum = 1; /* of all parts, in lengths of the last */
+    for (run->units = 1; run->units < PARTS && n / (sum * SHRINK + 1) >= LAST_MIN; run->units++)
+        sum = sum * SHRINK + 1;
+    size_t length = n / sum / LINE * LINE, begin = n;
+    for (uint64_t unit = run->units; --unit > 0; length *= SHRINK)
+        run->begins[unit] = begin -= length;
+    run->per_frame = 1;
+    run->frames = run->units;
+}
+
 /* Units, so that the GPU has some while others are copied, all of about the same length, as one of
  * a few bytes could not go by reference. Slots that one frame names lie side by side: their number
  * divides SLOTS. */
-static void divide(struct run *run)
+static void divide_evenly(struct run *run)
 {
     size_t n = run->copy->n, part = n / PARTS / UNIT_STEP * UNIT_STEP;
     part = part < UNIT_MIN ? UNIT_MIN : part < SLOT ? part : SLOT;
@@ -323,9 +351,32 @@ static void divide(struct run *run)
     run->frames = (run->units + run->per_frame - 1) / run->per_frame;
 }
 
+static void divide(struct run *run)
+{
+    struct client_stage *stage = run->stage;
+    if (!run->copy->to_device || run->crew || run->copy->n >= SHORT)
+        divide_evenly(run);
+    else if (!stage->even)
+        divide_shrinking(run);
+    else if (divide_evenly(run), --stage->even == 0)
+        stage->behind = BEHIND_MAX - 1;
+}
+
+/* Whether parts that shrink were right: the end of the last one should not be waited for. */
+static void judge_speed(const struct run *run)
+{
+    struct client_stage *stage = run->stage;
+    if (run->unit || run->copy->n < SPEED_MIN)
+        return;
+    uint64_t copying = run->all_sent_ns - run->began_ns, waiting = ibx_now_ns() - run->all_sent_ns;
+    stage->behind = waiting > copying / WAIT_PART ? stage->behind + 1 : 0;
+    if (stage->behind == BEHIND_MAX)
+        stage->even = EVEN_COPIES;
+}
+
 /* A back end that does not copy by itself, or cannot pin the memory, has only more to do so. Of
  * short copies it may have its own opinion (rdma.tuning): so they alone are given up first. */
-static void judge(struct client_stage *stage, size_t n, bool placed)
+static void judge_use(struct client_stage *stage, size_t n, bool placed)
 {
     stage->useless = placed ? 0 : stage->useless + 1;
     if (stage->useless < USELESS_MAX)
@@ -342,6 +393,7 @@ int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *cop
     struct run run = {.s = s, .stage = s->stage, .copy = copy};
     run.crew = copy->n < CREW_MIN ? NULL : crew_of(s, s->stage);
     divide(&run);
+    run.began_ns = ibx_now_ns();
     if (run.crew)
         ibx_crew_begin(run.crew, move, (void *)(uintptr_t)copy);
     ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
@@ -352,8 +404,10 @@ int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *cop
         return rc; /* the stage went with the session */
     if (run.crew)
         ibx_crew_stop(run.crew);
-    if (!run.exit_code)
-        judge(run.stage, copy->n, run.placed);
+    if (!run.exit_code) {
+        judge_speed(&run);
+        judge_use(run.stage, copy->n, run.placed);
+    }
     *exit_code = run.exit_code;
     return 0;
 }

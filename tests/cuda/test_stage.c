@@ -291,6 +291,50 @@ static void test_long_ones_are_judged_for_themselves(void **state)
     free(host);
 }
 
+/* ------------------------------------------------------------- parts to a fast GPU */
+
+static unsigned parts_to_device(uint8_t *host, size_t n)
+{
+    unsigned long before = counts().all;
+    assert_int_equal(copy(true, false, host, 0, n), 0);
+    return (unsigned)(counts().all - before);
+}
+
+/* Each is a third of the one before, unless the last one were too short for a frame. */
+static void test_parts_shrink(void **state)
+{
+    (void)state;
+    uint8_t *host = calloc(1, SHORT);
+    assert_non_null(host);
+    assert_int_equal(parts_to_device(host, (4 * 64 << 10) - 1), 1);
+    assert_int_equal(parts_to_device(host, 4 * 64 << 10), 2);
+    assert_int_equal(parts_to_device(host, (13 * 64 << 10) - 1), 2);
+    assert_int_equal(parts_to_device(host, 13 * 64 << 10), 3);
+    assert_int_equal(parts_to_device(host, SHORT), 3);
+    free(host);
+}
+
+/* A GPU, or a bus, that is no faster than this processor gets parts of one length, and is asked now
+ * and then whether it is still so slow. */
+static void test_parts_for_a_slow_gpu(void **state)
+{
+    (void)state;
+    uint8_t *host = calloc(1, SHORT);
+    assert_non_null(host);
+    const unsigned slow_us = 200000;
+    unsigned tries = 3;
+    for (unsigned round = 0; round < 2; round++) {
+        app->slow(slow_us);
+        for (unsigned i = 0; i < tries; i++)
+            assert_int_equal(parts_to_device(host, SHORT), 3);
+        app->slow(0);
+        for (unsigned i = 0; i < 64; i++)
+            assert_int_equal(parts_to_device(host, SHORT), 4);
+        tries = 1;
+    }
+    free(host);
+}
+
 /* --------------------------------------------------------- what GVirtuS's handler runs */
 
 #define HANDED ((size_t)8 << 20)   /* in 16 frames, of which the last says SETTLE */
@@ -348,6 +392,8 @@ int main(void)
                                         tear_down_long),
         cmocka_unit_test_setup_teardown(test_long_ones_are_judged_for_themselves,
                                         set_up_none_in_place, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_parts_shrink, set_up_long, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_parts_for_a_slow_gpu, set_up_long, tear_down_long),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();
