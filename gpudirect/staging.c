@@ -122,13 +122,17 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
     return 0;
 }
 
-/* Events of a context that is no longer current may be gone with it: they are left alone. */
+/* A context that is gone took its events along: all that is left is to forget them. */
 static void events_drop(struct ibx_staging *st)
 {
-    void *context = NULL;
-    bool ours = !st->cuda->ctx_get_current(&context) && context == st->context;
-    for (unsigned i = 0; ours && i < st->events; i++)
-        st->cuda->event_destroy(st->places[i].event);
+    const struct ibx_cuda *cuda = st->cuda;
+    void *context = NULL, *popped = NULL;
+    bool foreign = cuda->ctx_get_current(&context) || context != st->context;
+    bool inside = st->events && (!foreign || !cuda->ctx_push_current(st->context));
+    for (unsigned i = 0; inside && i < st->events; i++)
+        cuda->event_destroy(st->places[i].event);
+    if (foreign && inside)
+        cuda->ctx_pop_current(&popped);
     st->events = 0;
     st->context = NULL;
 }

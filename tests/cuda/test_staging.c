@@ -559,6 +559,28 @@ static void test_context_reset(void **state)
     scene_close(&scene);
 }
 
+/* A client that goes from device to device and back leaves no events behind. */
+static void test_devices_in_turn(void **state)
+{
+    (void)state;
+    struct scene scene;
+    struct ibx_double_stats before, after;
+    scene_open(&scene, LARGE);
+    app->get_stats(&before);
+    for (int i = 0; i < 20; i++) {
+        cuda_application_use(i % 2);
+        assert_int_equal(send_plain(&scene, LARGE), 0);
+        assert_device(&scene, scene.wire.bytes, LARGE);
+        app->get_stats(&after);
+        assert_in_range(after.events, before.events, before.events + IBX_STAGING_DEPTH);
+    }
+    cuda_application_use(0); /* and ends on another one than that of its last copy */
+    scene_close(&scene);
+    app->get_stats(&after);
+    assert_int_equal(after.events, before.events);
+    assert_int_equal(after.lost_events, before.lost_events);
+}
+
 static int find_cuda(void **state)
 {
     (void)state;
@@ -574,13 +596,21 @@ static int find_cuda(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_to_device),     cmocka_unit_test(test_from_device),
-        cmocka_unit_test(test_slow_dma),      cmocka_unit_test(test_stream_order),
-        cmocka_unit_test(test_rows),          cmocka_unit_test(test_refusals_of_cuda),
-        cmocka_unit_test(test_wire_fails),    cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_exhausted),     cmocka_unit_test(test_many_clients),
-        cmocka_unit_test(test_context_reset), cmocka_unit_test(test_event_refused),
-        cmocka_unit_test(test_straight),      cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_to_device),
+        cmocka_unit_test(test_from_device),
+        cmocka_unit_test(test_slow_dma),
+        cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_refusals_of_cuda),
+        cmocka_unit_test(test_wire_fails),
+        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_exhausted),
+        cmocka_unit_test(test_many_clients),
+        cmocka_unit_test(test_context_reset),
+        cmocka_unit_test(test_event_refused),
+        cmocka_unit_test(test_straight),
+        cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_devices_in_turn),
     };
     return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
 }
