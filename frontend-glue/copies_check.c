@@ -59,7 +59,7 @@ bool copies_sound(const struct copies *x, struct ibx_frame *f)
         return false;
     if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))
         return false;
-    if (f->stream <= 2) /* the legacy and the per-thread stream */
+    if (f->stream <= 1) /* the legacy stream, which cannot be captured */
         return true;
     void *stream = (void *)(uintptr_t)f->stream;
     return !x->cuda->stream_is_capturing(stream, &capturing) && !capturing;

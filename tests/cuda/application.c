@@ -40,6 +40,7 @@ static const struct {
     {"ibx_double_attribute", offsetof(struct cuda_calls, attribute), true},
     {"ibx_double_slow", offsetof(struct cuda_calls, slow), true},
     {"ibx_double_hold", offsetof(struct cuda_calls, hold), true},
+    {"ibx_double_capture", offsetof(struct cuda_calls, capture), true},
 };
 
 static void load(void)

@@ -41,6 +41,7 @@ struct cuda_calls {
     void (*attribute)(int attribute, int value);
     void (*slow)(unsigned microseconds);
     void (*hold)(bool held);
+    void (*capture)(void *stream);
 };
 
 /* Loads it on the first call; ends the process with a sentence when it is not there. */

@@ -47,6 +47,7 @@ static struct {
 int sticky_error;
 static unsigned slow_sync_us, slow_async_us;
 static bool held;
+static void *captured;
 static unsigned long in_flight;
 
 /* ------------------------------------------------------------------- for tests only */
@@ -152,6 +153,13 @@ EXPORT void ibx_double_hold(bool hold)
     pthread_mutex_lock(&mutex);
     held = hold;
     pthread_cond_broadcast(&changed);
+    leave(0);
+}
+
+EXPORT void ibx_double_capture(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    captured = stream;
     leave(0);
 }
 
@@ -318,7 +326,7 @@ EXPORT int cuStreamIsCapturing(void *handle, int *status)
     int code = enter("cuStreamIsCapturing");
     if (code)
         return code;
-    *status = 0;
+    *status = captured && handle == captured;
     return leave(stream_of(handle) ? SUCCESS : INVALID_HANDLE);
 }
 

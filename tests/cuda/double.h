@@ -55,6 +55,8 @@ void ibx_double_attribute(int attribute, int value);
 void ibx_double_slow(unsigned microseconds);
 /* Nothing submitted runs until it is let go again. */
 void ibx_double_hold(bool held);
+/* The stream is being captured, as far as cuStreamIsCapturing() says; NULL: none is. */
+void ibx_double_capture(void *stream);
 
 #ifdef __cplusplus
 }

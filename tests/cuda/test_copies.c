@@ -282,6 +282,36 @@ static void test_from_device(void **state)
     free(out);
 }
 
+/* What is copied in a stream that is being captured belongs into a graph: GVirtuS's to run, in the
+ * per-thread stream (2), too. */
+static void test_captured(void **state)
+{
+    (void)state;
+    uint8_t *bytes = pattern(300000, 3);
+    void *own;
+    cuda_application_use(0);
+    assert_int_equal(app->stream_create(&own, 0), 0);
+    void *const streams[] = {own, (void *)2};
+    for (unsigned i = 0; i < 4; i++) {
+        bool captured = i < 2;
+        void *stream = streams[i % 2];
+        struct frame request = to_device(bytes, i % 2 ? 300000 : 100), back = from_device(100);
+        unsigned before = seen().requests;
+        put_u64(&request, (uintptr_t)stream);
+        put_u64(&back, (uintptr_t)stream);
+        app->capture(captured ? stream : NULL);
+        send_frame("cudaMemcpyAsync", &request);
+        assert_int_equal(receive_reply(NULL, 0), captured ? HANDLED : 0);
+        uint8_t out[108];
+        send_frame("cudaMemcpyAsync", &back);
+        assert_int_equal(receive_reply(out, sizeof(out)), captured ? HANDLED : 0);
+        assert_int_equal(seen().requests, before + (captured ? 2 : 0));
+        free(request.bytes);
+        free(back.bytes);
+    }
+    free(bytes);
+}
+
 /* A READ that fails ends this session, and nothing else. */
 static void test_read_fails(void **state)
 {
@@ -445,6 +475,7 @@ int main(int argc, char **argv)
         TEST(test_aimed),
         TEST(test_aimed_at_nothing),
         TEST(test_from_device),
+        TEST(test_captured),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),
         TEST(test_client_leaves_early),
