@@ -47,19 +47,41 @@ static void *runtime(void)
     return handle;
 }
 
+struct calls {
+    int (*address_of)(void **device, const void *symbol);
+    int (*size_of)(size_t *size, const void *symbol);
+    int (*peek_error)(void);
+    int (*get_error)(void); /* and forgets it */
+};
+
+static bool calls_of(void *handle, struct calls *calls)
+{
+    *(void **)&calls->address_of = dlsym(handle, "cudaGetSymbolAddress");
+    *(void **)&calls->size_of = dlsym(handle, "cudaGetSymbolSize");
+    *(void **)&calls->peek_error = dlsym(handle, "cudaPeekAtLastError");
+    *(void **)&calls->get_error = dlsym(handle, "cudaGetLastError");
+    return calls->address_of && calls->size_of && calls->peek_error && calls->get_error;
+}
+
+/* What is looked for in vain becomes the thread's last error, which is the client's: it is taken
+ * back, and with one there already nothing is looked for. */
+static bool look_up(const struct calls *calls, const void *symbol, void **device, size_t *size)
+{
+    if (calls->peek_error())
+        return false;
+    if (!calls->address_of(device, symbol) && !calls->size_of(size, symbol))
+        return true;
+    calls->get_error();
+    return false;
+}
+
 bool copies_symbol(struct ibx_frame *f)
 {
-    int (*address_of)(void **device, const void *symbol) = NULL;
-    int (*size_of)(size_t * size, const void *symbol) = NULL;
-    void *handle = runtime();
-    if (handle) {
-        *(void **)&address_of = dlsym(handle, "cudaGetSymbolAddress");
-        *(void **)&size_of = dlsym(handle, "cudaGetSymbolSize");
-    }
-    const void *symbol = (const void *)(uintptr_t)f->symbol;
-    void *device = NULL;
+    struct calls calls;
+    void *handle = runtime(), *device = NULL;
     size_t size = 0;
-    if (!address_of || !size_of || address_of(&device, symbol) || size_of(&size, symbol))
+    if (!handle || !calls_of(handle, &calls) ||
+        !look_up(&calls, (const void *)(uintptr_t)f->symbol, &device, &size))
         return false;
     if (f->symbol_offset > size || f->width > size - f->symbol_offset)
         return false;

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -87,6 +88,11 @@ int Remote::device_synchronize()
     return call("cudaDeviceSynchronize", Body());
 }
 
+int Remote::get_last_error()
+{
+    return call("cudaGetLastError", Body());
+}
+
 int Remote::to_device(std::uint64_t to, const void *from, std::size_t n)
 {
     return call("cudaMemcpy", Body().u64(to).host(from, n).u64(n).i32(H2D));
@@ -129,9 +135,17 @@ int Remote::to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std
     return call("cudaMemcpyToSymbol", body);
 }
 
-bool Remote::register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n)
+bool Remote::register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n,
+                          std::uint64_t name)
 {
-    return call("testRegisterVar", Body().u64(symbol).u64(device).u64(n)) == 0;
+    Body body;
+    body.u64(symbol).u64(device).u64(n).u64(name ? name : symbol);
+    return call("testRegisterVar", body) == 0;
+}
+
+void Remote::fail(int code)
+{
+    call("testFail", Body().i32(code));
 }
 
 bool Remote::peek(std::uint64_t device, void *to, std::size_t n)
@@ -269,9 +283,22 @@ int copy_2d(Frame &f)
     return rc;
 }
 
+// Of variables, by their addresses in the client.
+std::map<std::uint64_t, std::uint64_t> names;
+std::mutex names_lock;
+
+std::uint64_t name_of(std::uint64_t symbol)
+{
+    std::lock_guard<std::mutex> guard(names_lock);
+    auto found = names.find(symbol);
+    return found == names.end() ? symbol : found->second;
+}
+
 struct Runtime {
     int (*register_var)(const void *symbol, std::uint64_t device, std::size_t n) = nullptr;
     int (*address)(void **device, const void *symbol) = nullptr;
+    int (*get_last_error)() = nullptr;
+    int (*fail)(int code) = nullptr;
 };
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
@@ -285,10 +312,25 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.register_var) =
                 dlsym(handle, "ibx_double_register_var");
             *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
+            *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
+            *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
         }
         return made;
     }();
     return found;
+}
+
+int register_var(Frame &f)
+{
+    auto symbol = f.get<std::uint64_t>(), device = f.get<std::uint64_t>();
+    auto n = f.get<std::uint64_t>(), name = f.get<std::uint64_t>();
+    {
+        std::lock_guard<std::mutex> guard(names_lock);
+        names[symbol] = name;
+    }
+    return runtime().register_var
+               ? runtime().register_var(reinterpret_cast<void *>(name), device, n)
+               : 1;
 }
 
 // The body as it came, for who wants to compare it.
@@ -312,7 +354,8 @@ int copy_to_symbol(Frame &f)
     if (kind != H2D)
         return 21;
     const char *from = f.host(&n);
-    void *device = nullptr, *symbol = reinterpret_cast<void *>(std::strtoul(name, nullptr, 16));
+    void *device = nullptr;
+    void *symbol = reinterpret_cast<void *>(name_of(std::strtoul(name, nullptr, 16)));
     if (!runtime().address || runtime().address(&device, symbol))
         return 13;
     return cuda_application()->to_device(reinterpret_cast<std::uint64_t>(device) + offset, from,
@@ -329,12 +372,10 @@ int double_calls(const std::string &name, Frame &f)
                               : !app->from_device(bytes.data(), device, n);
         return good ? f.answer(bytes.data(), n) : 1;
     }
-    if (name == "testRegisterVar") {
-        auto symbol = f.get<std::uint64_t>(), device = f.get<std::uint64_t>();
-        return runtime().register_var ? runtime().register_var(reinterpret_cast<void *>(symbol),
-                                                               device, f.get<std::uint64_t>())
-                                      : 1;
-    }
+    if (name == "testRegisterVar")
+        return register_var(f);
+    if (name == "testFail")
+        return runtime().fail(f.get<std::int32_t>());
     if (name == "testSymbolBody") {
         std::lock_guard<std::mutex> guard(last_symbol_lock);
         return f.answer(last_symbol_body.data(), last_symbol_body.size());
@@ -413,8 +454,10 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         int rc = app->event_create(&event, 0);
         return rc ? rc : f.answer(&event, 8);
     }
-    if (name == "cudaGetLastError" || name == "cudaPeekAtLastError")
-        return 0;                     // of this thread; none of these handlers leaves one
+    if (name == "cudaGetLastError")
+        return runtime().get_last_error ? runtime().get_last_error() : 0;
+    if (name == "cudaPeekAtLastError")
+        return 0;                     // none of these handlers leaves one
     if (name == "cudaLaunchKernel") { // one that fills memory; its stream is where GVirtuS has it
         f.at = 40;
         auto stream = f.get<std::uint64_t>();

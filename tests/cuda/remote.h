@@ -55,6 +55,7 @@ class Remote
     int stream_synchronize(std::uint64_t stream);
     int stream_query(std::uint64_t stream);
     int device_synchronize();
+    int get_last_error();
     int to_device(std::uint64_t to, const void *from, std::size_t n);
     int from_device(void *to, std::uint64_t from, std::size_t n);
     int on_device(std::uint64_t to, std::uint64_t from, std::size_t n);
@@ -69,8 +70,13 @@ class Remote
     bool peek(std::uint64_t device, void *to, std::size_t n);
     // Copies that the handlers have run, of all connections.
     std::uint64_t handled();
-    // As __cudaRegisterVar: where the variable is from now on. False: no double of the runtime.
-    bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n);
+    // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as
+    // of handlers that register it under an address of their own, or by the client's. False: no
+    // double of the runtime.
+    bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n,
+                      std::uint64_t name = 0);
+    // The last error of the runtime is that from now on.
+    void fail(int code);
     ibx_double_stats stats();
     void inject(const char *function, unsigned in, int code, bool sticky);
     void hold(bool held);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's runtime, as far as symbols go: what a back end's handlers have registered
- * under a client's address. Its name says what it stands for. */
+ * under a client's address, and what a thread's last error was. Its name says what it stands for.
+ */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +18,7 @@ static struct {
 } symbols[SYMBOLS];
 static unsigned count;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static __thread int last_error;
 
 /* In place of __cudaRegisterVar(). */
 EXPORT int ibx_double_register_var(const void *symbol, uint64_t device, size_t size)
@@ -44,6 +46,7 @@ static int look_up(const void *symbol, void **device, size_t *size)
         rc = 0;
     }
     pthread_mutex_unlock(&mutex);
+    last_error = rc ? rc : last_error; /* a success leaves it as it is */
     return rc;
 }
 
@@ -55,4 +58,23 @@ EXPORT int cudaGetSymbolAddress(void **device, const void *symbol)
 EXPORT int cudaGetSymbolSize(size_t *size, const void *symbol)
 {
     return look_up(symbol, NULL, size);
+}
+
+EXPORT int cudaPeekAtLastError(void)
+{
+    return last_error;
+}
+
+EXPORT int cudaGetLastError(void)
+{
+    int rc = last_error;
+    last_error = 0;
+    return rc;
+}
+
+/* As if another call had failed. */
+EXPORT int ibx_double_fail(int code)
+{
+    last_error = code;
+    return 0;
 }

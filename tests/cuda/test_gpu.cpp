@@ -290,12 +290,13 @@ bool symbols()
     BackEnd back;
     auto over = connected(back.port);
     Remote remote(over.get());
-    const std::uint64_t variable = 0x55aa00004010, other = 0x55aa00009000;
+    const std::uint64_t variable = 0x55aa00004010, other = 0x55aa00009000, moved = 0x55aa0000a000;
     std::uint64_t device = remote.malloc(device_size), handled = 0;
     if (!remote.register_var(variable, device + 512, device_size - 1024))
         return true; // nothing stands for CUDA's runtime here
     for (std::size_t n : {std::size_t{1}, std::size_t{64}, std::size_t{16385}, std::size_t{100000},
                           std::size_t{7000001}}) {
+        remote.get_last_error();
         auto sent = random_bytes(n, 3), before = random_bytes(n + 3, 4), expected = before;
         REQUIRE(remote.to_device(device + 512, before.data(), before.size()) == 0);
         REQUIRE(remote.to_symbol(variable, sent.data(), n, 3) == 0);
@@ -320,9 +321,20 @@ bool symbols()
         REQUIRE(remote.handled() == ++handled);
     }
     // Host memory is no symbol's, whatever the runtime says.
+    remote.get_last_error();
     REQUIRE(remote.register_var(other, 4096, 4096));
     REQUIRE(remote.to_symbol(other, "x", 1, 0) == 1);
-    REQUIRE(remote.handled() == handled + 1);
+    REQUIRE(remote.handled() == ++handled);
+    // One that is registered elsewhere is looked for in vain: that is no error of the client's, nor
+    // does it take the place of one.
+    REQUIRE(remote.register_var(moved, device + 512, 4096, moved + 64));
+    for (int before : {0, 2}) {
+        remote.fail(before);
+        REQUIRE(remote.to_symbol(moved, "xy", 2, 1) == 0);
+        REQUIRE(remote.handled() == ++handled);
+        REQUIRE(remote.get_last_error() == before);
+        REQUIRE(device_has(&remote, device + 513, {'x', 'y'}));
+    }
     return true;
 }
 
