@@ -81,14 +81,10 @@ const char *ibx_ofi_version_text(void);
 /* ------------------------------------------------------- domains (ofi_domain.c) */
 
 struct ofi_domain {
+    struct ibx_domain_part part;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     struct fi_info *info; /* what it was opened for */
-
-    struct ibx_domain *owner; /* NULL: it is one connection's */
-    pid_t process;
-    unsigned holders;
-    struct ofi_domain *next;
 };
 
 /* Opens one, or of an owner that has such a one already, and where they can be shared, holds that.

@@ -104,6 +104,30 @@ int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline
 int ibx_link_watch(struct ibx_link *link, int fd);
 void ibx_link_unwatch(struct ibx_link *link, int fd);
 
+/* domain.c: what a provider opens once for all connections of a domain, a device say; first member
+ * of the provider's own struct. */
+struct ibx_domain_part {
+    const struct ibx_domain_part_ops *ops;
+    struct ibx_domain *domain; /* NULL: it is one connection's */
+    struct ibx_domain_part *next;
+    pid_t process;
+    unsigned holders;
+};
+
+struct ibx_domain_part_ops {
+    bool (*fits)(const struct ibx_domain_part *part, const void *want);
+    /* `domain` says whether it will be shared, and with whom; what `part` has is the caller's. */
+    int (*open)(void *want, const struct ibx_domain *domain, struct ibx_domain_part **part,
+                struct ibx_error *err);
+    void (*close)(struct ibx_domain_part *part); /* frees it, too */
+};
+
+/* One that fits and is there already, or a new one; without a domain always that. Holds it until
+ * ibx_domain_part_release(), which accepts NULL. From any thread. */
+int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part_ops *ops,
+                         void *want, struct ibx_domain_part **part, struct ibx_error *err);
+void ibx_domain_part_release(struct ibx_domain_part *part);
+
 struct ibx_provider {
     const char *name;
     bool takes_door; /* the core stops watching the door after finish: the provider notices EOF */

@@ -30,12 +30,9 @@ struct verbs_place {
 
 /* One device in use (verbs_domain.c). */
 struct verbs_device {
+    struct ibx_domain_part part;
     struct ibv_context *context;
     struct ibv_pd *pd;
-    struct ibx_domain *domain; /* NULL: it is one connection's */
-    unsigned holders;
-    pid_t owner;
-    struct verbs_device *next;
 };
 
 struct verbs_rail {

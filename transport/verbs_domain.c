@@ -8,27 +8,30 @@
 #include "transport/verbs.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct verbs_device *devices; /* those of domains; under the lock, as is what they hold */
-
-/* In a forked child an open device is worthless. */
-static struct verbs_device *find(const struct ibx_domain *domain, const char *name)
+static bool fits(const struct ibx_domain_part *part, const void *what)
 {
-    for (struct verbs_device *device = devices; device; device = device->next) {
-        if (device->domain == domain && device->owner == getpid() &&
-            !strcmp(ibv_get_device_name(device->context->device), name))
-            return device;
-    }
-    return NULL;
+    const struct verbs_device *device = (const struct verbs_device *)part;
+    return !strcmp(ibv_get_device_name(device->context->device),
+                   ibv_get_device_name((struct ibv_device *)(uintptr_t)what));
 }
 
-static int device_open(struct ibv_device *what, struct verbs_device **out, struct ibx_error *err)
+static void device_close(struct ibx_domain_part *part)
 {
+    struct verbs_device *device = (struct verbs_device *)part;
+    if (device->pd)
+        ibv_dealloc_pd(device->pd);
+    if (device->context)
+        ibv_close_device(device->context);
+    free(device);
+}
+
+static int device_open(void *what, const struct ibx_domain *domain, struct ibx_domain_part **out,
+                       struct ibx_error *err)
+{
+    (void)domain; /* verbs are for any thread */
     const char *name = ibv_get_device_name(what);
     struct verbs_device *device = calloc(1, sizeof(*device));
     if (!device)
@@ -40,61 +43,25 @@ static int device_open(struct ibv_device *what, struct verbs_device **out, struc
     if (!rc && !(device->pd = ibv_alloc_pd(device->context)))
         rc = ibx_error_set(err, -errno, "%s gives no protection domain: %s", name, strerror(errno));
     if (rc) {
-        if (device->context)
-            ibv_close_device(device->context);
-        free(device);
+        device_close(&device->part);
         return rc;
     }
-    device->owner = getpid();
-    device->holders = 1;
-    *out = device;
+    *out = &device->part;
     return 0;
 }
 
 int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
                           struct verbs_device **out, struct ibx_error *err)
 {
-    if (!domain)
-        return device_open(what, out, err);
-    int rc = 0;
-    pthread_mutex_lock(&lock);
-    struct verbs_device *device = find(domain, ibv_get_device_name(what));
-    if (device) {
-        device->holders++;
-    } else if (!(rc = device_open(what, &device, err))) {
-        device->domain = ibx_domain_hold(domain);
-        device->next = devices;
-        devices = device;
-    }
-    pthread_mutex_unlock(&lock);
+    static const struct ibx_domain_part_ops ops = {fits, device_open, device_close};
+    struct ibx_domain_part *part;
+    int rc = ibx_domain_part_hold(domain, &ops, what, &part, err);
     if (!rc)
-        *out = device;
+        *out = (struct verbs_device *)part;
     return rc;
-}
-
-/* Takes it off the list of those that are shared; whether nobody holds it any more. */
-static bool let_go(struct verbs_device *device)
-{
-    if (!device->domain)
-        return true;
-    pthread_mutex_lock(&lock);
-    bool last = !--device->holders;
-    for (struct verbs_device **at = &devices; last && *at; at = &(*at)->next) {
-        if (*at == device) {
-            *at = device->next;
-            break;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    return last;
 }
 
 void ibx_verbs_device_release(struct verbs_device *device)
 {
-    if (!let_go(device))
-        return;
-    ibv_dealloc_pd(device->pd);
-    ibv_close_device(device->context);
-    ibx_domain_release(device->domain);
-    free(device);
+    ibx_domain_part_release(&device->part);
 }
