@@ -51,6 +51,7 @@ bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *
     std::vector<char> got(n + 2, 'x');
     fill(memory, n, seed);
     REQUIRE(copy(device, memory, n, H2D, stream) == 0);
+    REQUIRE(!stream || cudaStreamSynchronize(stream) == 0); // of page-locked memory it is under way
     REQUIRE(device_has(device, memory, n));
     REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
     REQUIRE(!std::memcmp(got.data() + 1, memory, n));
