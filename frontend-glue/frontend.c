@@ -135,6 +135,17 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
     return true;
 }
 
+/* On the host GVirtuS copies at once, for all before has ended. Here copies of the stream (NULL: of
+ * any, as for the legacy stream) may be under way in that memory: this one comes after them. */
+static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
+{
+    bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
+    if (!frontend_plugin() || !on_host ||
+        (!frontend_memory_used(to, n) && !frontend_memory_used(from, n)))
+        return CUDA_SUCCESS;
+    return stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize();
+}
+
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
     static _Atomic(void *) next;
@@ -142,6 +153,9 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     int rc;
     kind = kind_of(to, from, kind);
     if (copied(to, from, n, kind, false, NULL, &rc))
+        return rc;
+    rc = wait_on_host(to, from, n, kind, NULL);
+    if (rc)
         return rc;
     *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy");
     rc = call ? call(to, from, n, kind) : CUDA_NOT_SUPPORTED;
@@ -156,6 +170,9 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     int rc;
     kind = kind_of(to, from, kind);
     if (copied(to, from, n, kind, true, stream, &rc))
+        return rc;
+    rc = wait_on_host(to, from, n, kind, stream);
+    if (rc)
         return rc;
     *(void **)&call = frontend_gvirtus(&next, "cudaMemcpyAsync");
     rc = call ? call(to, from, n, kind, stream) : CUDA_NOT_SUPPORTED;
@@ -217,8 +234,14 @@ static int copy_rows(const struct rows *rows)
 {
     static _Atomic(void *) next;
     int (*call)(void *, size_t, const void *, size_t, size_t, size_t, int);
+    size_t most = rows->to_pitch > rows->from_pitch ? rows->to_pitch : rows->from_pitch, bytes;
     int rc;
     if (is_ours(rows) && copied_rows(rows, &rc))
+        return rc;
+    if (__builtin_mul_overflow(most, rows->height, &bytes))
+        bytes = SIZE_MAX;
+    rc = wait_on_host(rows->to, rows->from, bytes, rows->kind, NULL);
+    if (rc)
         return rc;
     *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy2D");
     rc = call ? call(rows->to, rows->to_pitch, rows->from, rows->from_pitch, rows->width,

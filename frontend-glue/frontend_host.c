@@ -69,6 +69,21 @@ enum frontend_memory frontend_memory(const void *address, size_t n)
     return kind;
 }
 
+bool frontend_memory_used(const void *address, size_t n)
+{
+    uintptr_t begin = (uintptr_t)address;
+    bool used = false;
+    frontend_ranges_lock();
+    for (size_t at = frontend_ranges_find(&ranges, begin); at < ranges.count && !used; at++) {
+        const struct frontend_range *range = &ranges.items[at];
+        if (range->begin > begin && range->begin - begin >= n)
+            break;
+        used = range->in_use;
+    }
+    frontend_ranges_unlock();
+    return used;
+}
+
 /* ------------------------------------------------------------------------------ the calls */
 
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)

@@ -76,6 +76,8 @@ enum frontend_memory {
 };
 /* What these bytes are, all of them; an asynchronous copy may be under way in them from now on. */
 enum frontend_memory frontend_memory(const void *address, size_t n);
+/* Whether there was an asynchronous copy in memory that holds one of these bytes. */
+bool frontend_memory_used(const void *address, size_t n);
 
 /* --------------------------------------------------------------------- frontend_sync.c */
 
@@ -83,5 +85,6 @@ enum frontend_memory frontend_memory(const void *address, size_t n);
  * error of an asynchronous copy comes to light then. */
 int frontend_outcome(int rc, uint64_t stream);
 EXPORTED int cudaStreamSynchronize(void *stream);
+EXPORTED int cudaDeviceSynchronize(void);
 
 #endif

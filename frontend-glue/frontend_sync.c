@@ -9,7 +9,6 @@
 EXPORTED int cudaStreamQuery(void *stream);
 EXPORTED int cudaEventSynchronize(void *event);
 EXPORTED int cudaEventQuery(void *event);
-EXPORTED int cudaDeviceSynchronize(void);
 EXPORTED int cudaGetLastError(void);
 EXPORTED int cudaPeekAtLastError(void);
 

@@ -628,6 +628,7 @@ int main(int argc, char **argv)
         {"killed-background", killed_background},
         {"pinned", pinned},
         {"async", async},
+        {"on-host", on_host},
         {"devices", devices},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},

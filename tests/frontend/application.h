@@ -34,6 +34,8 @@ bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *
 bool async();
 // Copies that are run beside everything else, from and to registered memory or allocated one.
 bool background(bool registered);
+// Copies on the host after others that are under way.
+bool on_host();
 // Several devices at once.
 bool devices();
 // Ends in the middle of copies.

@@ -297,6 +297,59 @@ bool background(bool registered)
     return background_threads();
 }
 
+// What the device has sent for is there when it is copied on, by all ways to say so.
+static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
+{
+    std::vector<char> expected(n), got(n);
+    const std::function<int()> ways[] = {
+        [&] { return cudaMemcpyAsync(got.data(), memory, n, 0, stream); },
+        [&] { return cudaMemcpyAsync(got.data(), memory, n, DEFAULT, stream); },
+        [&] { return cudaMemcpy(got.data(), memory, n, 0); },
+        [&] { return cudaMemcpy(got.data(), memory, n, DEFAULT); },
+        [&] { return cudaMemcpy2D(got.data(), n / 4, memory, n / 4, n / 4, 4, 0); },
+        [&] { return cudaMemcpy2DAsync(got.data(), n / 4, memory, n / 4, n / 4, 4, 0, stream); },
+    };
+    unsigned seed = 0;
+    for (const auto &way : ways) {
+        fill(expected.data(), n, ++seed);
+        REQUIRE(cudaMemcpy(device, expected.data(), n, H2D) == 0);
+        std::memset(memory, 'z', n);
+        stub_remote()->slow(100000);
+        REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
+        REQUIRE(way() == 0);
+        stub_remote()->slow(0);
+        if (got == expected)
+            continue;
+        std::fprintf(stderr, "way %u\n", seed);
+        return false;
+    }
+    // And what is on its way to the device is not overwritten before it has left.
+    fill(expected.data(), n, ++seed);
+    std::memcpy(memory, expected.data(), n);
+    stub_remote()->slow(100000);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(memory + 1, got.data(), n - 2, 0, stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    return device_has(device, expected.data(), n);
+}
+
+bool on_host()
+{
+    constexpr std::size_t n = 1u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    void *stream, *memory;
+    std::vector<char> ordinary(n);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(&memory, n) == 0 && enter(ordinary.data(), n, 0) == 0);
+    REQUIRE(copied_on(device, stream, static_cast<char *>(memory), n));
+    REQUIRE(copied_on(device, stream, ordinary.data(), n));
+    REQUIRE(cudaFreeHost(memory) == 0 && leave(ordinary.data()) == 0);
+    return true;
+}
+
 // Copies on another device than that of the thread that frees their memory.
 bool devices()
 {

@@ -306,6 +306,8 @@ int main(int argc, char **argv)
         check("copies of registered memory in the background",
               [=] { return background("background-registered", taken); });
     }
+    check("copies on the host after asynchronous ones", [] { return run("on-host", true); });
+    check("the same, run by GVirtuS's handlers", [] { return run("on-host", false); });
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("an application that ends in the middle of them", leaves);
     check("errors are those of the handlers", [] { return run("errors", true); });
