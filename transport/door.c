@@ -154,6 +154,23 @@ static int exchange_results(struct ibx_conn *conn, const char *name, int rc,
     return 1;
 }
 
+/* Instead of the frame that this side was to send; as exchange_results(). */
+static int refuse(struct ibx_conn *conn, const char *name, int status, const struct ibx_error *why,
+                  uint64_t deadline, struct ibx_error *err)
+{
+    note_refusal(conn, name, why->message);
+    int rc = send_result(conn, status, why->message, deadline);
+    return rc ? ibx_door_broken(conn, rc, err) : 1;
+}
+
+/* The peer's. */
+static void note_peers_refusal(struct ibx_conn *conn, const char *name, struct ibx_reader *payload)
+{
+    char reason[256];
+    take_reason(conn, payload, reason);
+    note_refusal(conn, name, reason);
+}
+
 /* As exchange_results(). */
 static int try_provider(struct ibx_conn *conn, const char *name, struct ibx_error *err)
 {
@@ -173,9 +190,7 @@ static int try_provider(struct ibx_conn *conn, const char *name, struct ibx_erro
     if (rc)
         return ibx_door_broken(conn, rc, err);
     if (frame.type == FRAME_RESULT) {
-        char reason[256];
-        take_reason(conn, &frame.payload, reason);
-        note_refusal(conn, name, reason);
+        note_peers_refusal(conn, name, &frame.payload);
         return 1;
     }
     if (frame.type != FRAME_OFFER)
@@ -184,11 +199,8 @@ static int try_provider(struct ibx_conn *conn, const char *name, struct ibx_erro
     struct door_frame answer;
     ibx_door_frame_begin(&answer, FRAME_ANSWER);
     rc = conn->provider->join(conn->endpoint, &frame.payload, &answer.out, &why);
-    if (rc) {
-        note_refusal(conn, name, why.message);
-        rc = send_result(conn, rc, why.message, deadline);
-        return rc ? ibx_door_broken(conn, rc, err) : 1;
-    }
+    if (rc)
+        return refuse(conn, name, rc, &why, deadline, err);
     rc = ibx_door_frame_send(conn, &answer, deadline);
     if (rc)
         return ibx_door_broken(conn, rc, err);
@@ -211,20 +223,15 @@ static int serve_provider(struct ibx_conn *conn, const char *name, struct ibx_er
     ibx_door_frame_begin(&frame, FRAME_OFFER);
     if (!rc)
         rc = conn->provider->offer(conn->endpoint, &frame.out, &why);
-    if (rc) {
-        note_refusal(conn, name, why.message);
-        rc = send_result(conn, rc, why.message, deadline);
-        return rc ? ibx_door_broken(conn, rc, err) : 1;
-    }
+    if (rc)
+        return refuse(conn, name, rc, &why, deadline, err);
     rc = ibx_door_frame_send(conn, &frame, deadline);
     if (!rc)
         rc = ibx_door_frame_receive(conn, &frame, deadline);
     if (rc)
         return ibx_door_broken(conn, rc, err);
     if (frame.type == FRAME_RESULT) {
-        char reason[256];
-        take_reason(conn, &frame.payload, reason);
-        note_refusal(conn, name, reason);
+        note_peers_refusal(conn, name, &frame.payload);
         return 1;
     }
     if (frame.type != FRAME_ANSWER)
