@@ -23,6 +23,8 @@ struct ibx_attachment {
     _Atomic unsigned users;
     struct ibx_request_watch watch; /* the thread's */
     int stream_at;                  /* of the request in hand: see stream_at() */
+    bool selects;                   /* the request in hand is cudaSetDevice, not answered yet */
+    int device;                     /* that the thread has selected, -1: none */
 };
 
 static _Thread_local struct ibx_attachment *mine;
@@ -120,6 +122,7 @@ static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *by
     if (ibx_request_begins(watch)) {
         bool whole = memchr(bytes, 0, n) == bytes + n - 1;
         attachment->stream_at = whole ? stream_at((const char *)bytes) : ANY_STREAM;
+        attachment->selects = whole && !strcmp((const char *)bytes, "cudaSetDevice");
         if (attachment->stream_at == ANY_STREAM)
             ibx_later_wait(0);
         return;
@@ -144,6 +147,17 @@ void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, s
     ibx_request_note_read(&attachment->watch, bytes, n);
 }
 
+/* A reply begins with the exit code: a device that there is not has not been selected. */
+void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
+{
+    if (!attachment || !attachment->selects)
+        return;
+    struct ibx_reader r = ibx_reader_of(bytes, n);
+    if (!ibx_get_u32(&r) && !r.failed)
+        attachment->device = attachment->watch.device;
+    attachment->selects = false;
+}
+
 /* ---------------------------------------------------------------------- the preload's calls */
 
 /* Whether the copy is run in the background. */
@@ -152,7 +166,7 @@ static bool run_later(const struct ibx_session *session, const struct ibx_fronte
     return copy->async && copy->pinned && !copy->lasting &&
            copy->stream > IBX_LATER_STREAM_SPECIAL &&
            (copy->n >= LATER_LEAST || ibx_later_pending(copy->stream)) &&
-           ibx_later_copy(session, copy, mine->watch.device);
+           ibx_later_copy(session, copy, mine->device);
 }
 
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
@@ -235,6 +249,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     atomic_init(&attachment->users, 2);
     ibx_request_watch_init(&attachment->watch);
     attachment->stream_at = ANY_STREAM;
+    attachment->selects = false;
+    attachment->device = -1;
     if (mine)
         drop(mine);
     mine = attachment;

@@ -19,6 +19,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session);
 /* What GVirtuS writes, before the session gets it: a request that has to come after copies which
  * are under way in the background waits for them. Accepts NULL. */
 void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n);
+/* What GVirtuS has read. Accepts NULL. */
+void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *bytes, size_t n);
 /* Before the session is destroyed, from any thread that may do that. Accepts NULL. */
 void ibx_detach(struct ibx_attachment *attachment);
 

@@ -142,8 +142,10 @@ class RdmaCommunicator final : public Communicator
     {
         if (!size || !session)
             return 0;
-        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size))
+        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
+            ibx_attachment_note_read(attachment, buffer, size);
             return size;
+        }
         if (server)
             return server_ended();
         ibx_session_answer(session, buffer, size);

@@ -630,6 +630,7 @@ int main(int argc, char **argv)
         {"async", async},
         {"on-host", on_host},
         {"devices", devices},
+        {"no-device", no_device},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},
         {"leaves", leaves},

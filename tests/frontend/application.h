@@ -38,6 +38,8 @@ bool background(bool registered);
 bool on_host();
 // Several devices at once.
 bool devices();
+// A device that there is not.
+bool no_device();
 // Ends in the middle of copies.
 bool leaves();
 // The back end is killed in the middle of them.

@@ -387,6 +387,30 @@ bool devices()
     return true;
 }
 
+// The thread stays on the device that it had, and so do its copies in the background.
+bool no_device()
+{
+    constexpr std::size_t n = 1u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    std::vector<char> memory(n);
+    REQUIRE(device_memory() && enter(memory.data(), n, 0) == 0);
+    for (int device : {0, 1}) {
+        void *stream;
+        REQUIRE(device == 0 || cudaSetDevice(device) == 0);
+        char *there = device_memory();
+        REQUIRE(there && cudaStreamCreate(&stream) == 0);
+        for (unsigned round = 0; round < 2; round++) {
+            REQUIRE(cudaSetDevice(7) == 101);
+            fill(memory.data(), n, round);
+            REQUIRE(cudaMemcpyAsync(there, memory.data(), n, H2D, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0);
+            REQUIRE(device_has(there, memory.data(), n));
+        }
+    }
+    return leave(memory.data()) == 0;
+}
+
 bool leaves()
 {
     char *device = device_memory(), *memory;

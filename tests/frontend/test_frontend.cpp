@@ -309,6 +309,7 @@ int main(int argc, char **argv)
     check("copies on the host after asynchronous ones", [] { return run("on-host", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("on-host", false); });
     check("asynchronous copies on several devices", [] { return run("devices", true); });
+    check("and on one that there is not", [] { return run("no-device", true); });
     check("an application that ends in the middle of them", leaves);
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
