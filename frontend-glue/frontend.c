@@ -112,8 +112,9 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
     bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     if (!calls || !n || (!to_device && kind != CUDA_MEMCPY_FROM_DEVICE))
         return false;
-    if (n > PTRDIFF_MAX) { /* no frame could say its own length */
-        *exit_code = CUDA_INVALID_VALUE;
+    /* No frame could say its own length; or GVirtuS would read or write where nothing is. */
+    if (n > PTRDIFF_MAX || !(to_device ? from : to)) {
+        *exit_code = frontend_refuse(CUDA_INVALID_VALUE);
         return true;
     }
     struct ibx_frontend_copy copy = {
@@ -223,6 +224,10 @@ static bool copied_rows(const struct rows *rows, int *exit_code)
         .host_pitch = to_device ? rows->from_pitch : rows->to_pitch,
         .device_pitch = to_device ? rows->to_pitch : rows->from_pitch,
     };
+    if (!copy.host) {
+        *exit_code = frontend_refuse(CUDA_INVALID_VALUE);
+        return true;
+    }
     frontend_device_used();
     if (frontend_plugin()->copy(&copy, exit_code))
         return false;

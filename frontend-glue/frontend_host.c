@@ -56,6 +56,16 @@ static bool take_out(void *address, bool allocated, struct frontend_range *range
     return found;
 }
 
+/* Of memory that was allocated here. */
+static bool is_inside(const void *address)
+{
+    frontend_ranges_lock();
+    const struct frontend_range *range = frontend_ranges_holding(&ranges, address, 1);
+    bool inside = range && range->allocated;
+    frontend_ranges_unlock();
+    return inside;
+}
+
 enum frontend_memory frontend_memory(const void *address, size_t n)
 {
     enum frontend_memory kind = FRONTEND_ORDINARY;
@@ -89,7 +99,7 @@ bool frontend_memory_used(const void *address, size_t n)
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)
 {
     if (!address)
-        return CUDA_INVALID_VALUE;
+        return frontend_refuse(CUDA_INVALID_VALUE);
     *address = NULL;
     if (!n)
         return CUDA_SUCCESS;
@@ -99,7 +109,7 @@ static int allocate(const struct ibx_frontend_calls *calls, void **address, size
         *address = memory;
     else if (memory)
         calls->release(memory, n);
-    return rc;
+    return rc ? frontend_refuse(rc) : CUDA_SUCCESS;
 }
 
 int cudaMallocHost(void **address, size_t n)
@@ -119,7 +129,8 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
     const struct ibx_frontend_calls *calls = frontend_plugin();
     int (*call)(void **, size_t, unsigned);
     if (calls)
-        return flags & ~HOST_ALLOC_FLAGS ? CUDA_INVALID_VALUE : allocate(calls, address, n);
+        return flags & ~HOST_ALLOC_FLAGS ? frontend_refuse(CUDA_INVALID_VALUE)
+                                         : allocate(calls, address, n);
     *(void **)&call = frontend_gvirtus(&next, "cudaHostAlloc");
     return call ? call(address, n, flags) : CUDA_NOT_SUPPORTED;
 }
@@ -139,6 +150,8 @@ int cudaFreeHost(void *address)
         frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }
+    if (is_inside(address)) /* GVirtuS gives what it does not know to free(3) */
+        return frontend_refuse(CUDA_INVALID_VALUE);
     *(void **)&call = frontend_gvirtus(&next, "cudaFreeHost");
     return call ? call(address) : CUDA_NOT_SUPPORTED;
 }
@@ -153,11 +166,12 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
         return call ? call(address, n, flags) : CUDA_NOT_SUPPORTED;
     }
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
-        return CUDA_INVALID_VALUE;
+        return frontend_refuse(CUDA_INVALID_VALUE);
     int rc = add(address, n, false);
-    if (!rc)
-        calls->prepare(address, n);
-    return rc;
+    if (rc)
+        return frontend_refuse(rc);
+    calls->prepare(address, n);
+    return CUDA_SUCCESS;
 }
 
 int cudaHostUnregister(void *address)
@@ -171,7 +185,7 @@ int cudaHostUnregister(void *address)
         return CUDA_SUCCESS;
     }
     if (frontend_plugin())
-        return CUDA_NOT_REGISTERED;
+        return frontend_refuse(CUDA_NOT_REGISTERED);
     *(void **)&call = frontend_gvirtus(&next, "cudaHostUnregister");
     return call ? call(address) : CUDA_NOT_SUPPORTED;
 }

@@ -84,6 +84,8 @@ bool frontend_memory_used(const void *address, size_t n);
 /* What a call that waits for the stream (0: for all) returns, when GVirtuS's has returned `rc`: the
  * error of an asynchronous copy comes to light then. */
 int frontend_outcome(int rc, uint64_t stream);
+/* What a call returns that is refused here: `rc`, which cudaGetLastError() tells once more. */
+int frontend_refuse(int rc);
 EXPORTED int cudaStreamSynchronize(void *stream);
 EXPORTED int cudaDeviceSynchronize(void);
 

@@ -12,7 +12,7 @@ EXPORTED int cudaEventQuery(void *event);
 EXPORTED int cudaGetLastError(void);
 EXPORTED int cudaPeekAtLastError(void);
 
-/* An error that the back end knows of in another thread than the one that was told. */
+/* An error of this thread's calls that the back end knows of in another thread, or not at all. */
 static _Thread_local int last;
 
 int frontend_outcome(int rc, uint64_t stream)
@@ -23,6 +23,12 @@ int frontend_outcome(int rc, uint64_t stream)
     rc = calls->failure(stream);
     if (rc)
         last = rc;
+    return rc;
+}
+
+int frontend_refuse(int rc)
+{
+    last = rc;
     return rc;
 }
 

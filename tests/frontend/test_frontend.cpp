@@ -297,7 +297,7 @@ int main(int argc, char **argv)
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
-    check("more bytes than there are", [] { return run("too-long", true); });
+    check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
     for (bool taken : {true, false}) {
