@@ -4,7 +4,8 @@
  * and device share one address space. Here they are two, of two processes, in which one number may
  * stand for memory of both. What is not mapped here is no host memory; what is mapped and was not
  * given out as device memory is. Of what is both GVirtuS decides, by the beginnings of the
- * allocations that it knows.
+ * allocations that it knows; addresses that are merely reserved here, without access, are the
+ * device's.
  */
 #include "frontend-glue/frontend_internal.h"
 
@@ -12,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 EXPORTED int cudaMalloc(void **address, size_t n);
@@ -30,6 +32,13 @@ static bool is_mapped(const void *address)
     return !mincore((void *)at, 1, &resident) || errno != ENOMEM;
 }
 
+/* The kernel reads eight bytes there, before it sees that it is asked for nothing that there is. */
+static bool is_readable(const void *address)
+{
+    const uintptr_t at = (uintptr_t)address & ~(uintptr_t)7;
+    return !syscall(SYS_rt_sigprocmask, -1, at, NULL, 8) || errno != EFAULT;
+}
+
 enum side { HOST, DEVICE, EITHER };
 
 static enum side side_of(const void *address)
@@ -39,7 +48,7 @@ static enum side side_of(const void *address)
     frontend_ranges_lock();
     bool known = frontend_ranges_holding(&ranges, address, 1);
     frontend_ranges_unlock();
-    return known ? EITHER : HOST;
+    return !known ? HOST : is_readable(address) ? EITHER : DEVICE;
 }
 
 int frontend_kind(const void *to, const void *from, int kind)

@@ -130,6 +130,13 @@ bool default_kind()
     std::memset(got.data(), 0, got.size());
     REQUIRE(cudaMemcpy(got.data(), memory.data(), got.size(), DEFAULT) == 0);
     REQUIRE(got == memory && stub_copies() == 2);
+    // Addresses that this process has merely reserved.
+    void *reserved = mmap(device, 4096, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(reserved == device);
+    REQUIRE(cudaMemcpy(device + 9, memory.data(), 3000, DEFAULT) == 0);
+    REQUIRE(device_has(device + 9, memory.data(), 3000) && stub_copies() == 2);
+    REQUIRE(munmap(reserved, 4096) == 0);
     // Memory of both: it is as without the preload, where the beginnings tell.
     void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
