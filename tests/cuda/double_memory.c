@@ -11,6 +11,9 @@
 #define CONTEXTS   8u
 #define ATTRIBUTES 160
 
+/* Where front ends have nothing: addresses of both are for tests that want them. */
+#define DEVICE_BASE ((uintptr_t)0x200000000000)
+
 /* CUdevice_attribute */
 #define PCI_BUS         33
 #define GPU_DIRECT_RDMA 116
@@ -30,6 +33,21 @@ static struct allocation *place_for_one(void)
     return NULL;
 }
 
+/* The first room for so many bytes, as a wish. */
+static void *wish_for(size_t n)
+{
+    uintptr_t at = DEVICE_BASE, from = 0;
+    while (at != from) {
+        from = at;
+        for (unsigned i = 0; i < ALLOCATIONS; i++) {
+            uintptr_t begin = (uintptr_t)allocations[i].address;
+            uintptr_t end = begin + allocations[i].mapped + PAGE;
+            at = begin && begin < at + n && at < end ? end : at;
+        }
+    }
+    return (void *)at;
+}
+
 EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
 {
     int code = enter("cuMemAlloc");
@@ -42,7 +60,8 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
         return leave(n ? OUT_OF_MEMORY : INVALID_VALUE);
     void *bytes = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     /* A page more, so that no two allocations touch. */
-    void *address = mmap(NULL, mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *address =
+        mmap(wish_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (bytes == MAP_FAILED || address == MAP_FAILED) {
         close(fd);
         return leave(OUT_OF_MEMORY);
