@@ -3,8 +3,9 @@
  * Which pointers are the device's. With cudaMemcpyDefault CUDA tells by the address alone, for host
  * and device share one address space. Here they are two, of two processes, in which one number may
  * stand for memory of both. What is not mapped here is no host memory; what is mapped and was not
- * given out as device memory is. Of what is both, and can be read here, GVirtuS decides, by the
- * beginnings of the allocations that it knows.
+ * given out as device memory is. Of what is both GVirtuS decides, by the beginnings of the
+ * allocations that it knows; addresses that are merely reserved here, without access, are the
+ * device's.
  */
 #include "frontend-glue/frontend_internal.h"
 
@@ -12,7 +13,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 EXPORTED int cudaMalloc(void **address, size_t n);
@@ -31,13 +32,11 @@ static bool is_mapped(const void *address)
     return !mincore((void *)at, 1, &resident) || errno != ENOMEM;
 }
 
-/* Addresses are mapped without memory, too, by us the most: 16 GiB for all page-locked memory that
- * there may be. */
+/* The kernel reads eight bytes there, before it sees that it is asked for nothing that there is. */
 static bool is_readable(const void *address)
 {
-    char byte;
-    struct iovec to = {&byte, 1}, from = {(void *)(uintptr_t)address, 1};
-    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1 || errno != EFAULT;
+    const uintptr_t at = (uintptr_t)address & ~(uintptr_t)7;
+    return !syscall(SYS_rt_sigprocmask, -1, at, NULL, 8) || errno != EFAULT;
 }
 
 enum side { HOST, DEVICE, EITHER };

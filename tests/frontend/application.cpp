@@ -51,6 +51,7 @@ bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *
     std::vector<char> got(n + 2, 'x');
     fill(memory, n, seed);
     REQUIRE(copy(device, memory, n, H2D, stream) == 0);
+    REQUIRE(!stream || cudaStreamSynchronize(stream) == 0); // of page-locked memory it is under way
     REQUIRE(device_has(device, memory, n));
     REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
     REQUIRE(!std::memcmp(got.data() + 1, memory, n));
@@ -129,14 +130,17 @@ bool default_kind()
     std::memset(got.data(), 0, got.size());
     REQUIRE(cudaMemcpy(got.data(), memory.data(), got.size(), DEFAULT) == 0);
     REQUIRE(got == memory && stub_copies() == 2);
-    // Where this process keeps addresses with no memory behind them it has none.
-    void *both =
-        mmap(device, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    REQUIRE(both == device);
-    REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
-    REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 2);
+    // Addresses that this process has merely reserved.
+    void *reserved = mmap(device, 4096, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(reserved == device);
+    REQUIRE(cudaMemcpy(device + 9, memory.data(), 3000, DEFAULT) == 0);
+    REQUIRE(device_has(device + 9, memory.data(), 3000) && stub_copies() == 2);
+    REQUIRE(munmap(reserved, 4096) == 0);
     // Memory of both: it is as without the preload, where the beginnings tell.
-    REQUIRE(mprotect(both, 4096, PROT_READ | PROT_WRITE) == 0);
+    void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(both == device);
     REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
     REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 3);
     REQUIRE(device[0] == 0 && device[3999] == 0);
@@ -408,8 +412,11 @@ bool pinned()
     REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&none), 0) == 0 && !none);
     REQUIRE(cudaMallocHost(nullptr, 1) == 1);
     REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&none), std::size_t{1} << 60) == 2 && !none);
-    REQUIRE(cudaHostAlloc(reinterpret_cast<void **>(&none), 1, 8) == 1);
+    REQUIRE(cudaPeekAtLastError() == 2 && cudaGetLastError() == 2 && cudaGetLastError() == 0);
+    REQUIRE(cudaHostAlloc(reinterpret_cast<void **>(&none), 1, 8) == 1 && cudaGetLastError() == 1);
     REQUIRE(cudaFreeHost(nullptr) == 0);
+    REQUIRE(cudaFreeHost(memory[6] + 4096) == 1 && cudaGetLastError() == 1);
+    REQUIRE(round_trip(device, memory[6], 5000000, 11));
     REQUIRE(stub_copies() == 0 && stub_hosts() == 0);
     REQUIRE(cudaFreeHost(std::malloc(10)) == 0 && stub_hosts() == 1); // not from here
     REQUIRE(write(STDOUT_FILENO, "p", 1) == 1); // the driver looks at the back end
@@ -449,7 +456,8 @@ bool host_register()
     REQUIRE(enter(at - 10, 2500000, 0) == 712);
     REQUIRE(enter(at - 10, 10, 1) == 0);
     REQUIRE(enter(at + 2000000, 10, 0) == 0);
-    REQUIRE(leave(at + 1) == 713);
+    REQUIRE(cudaGetLastError() == 712 && cudaGetLastError() == 0);
+    REQUIRE(leave(at + 1) == 713 && cudaGetLastError() == 713);
     REQUIRE(leave(at) == 0 && leave(at) == 713);
     REQUIRE(enter(at, 2000000, 0) == 0);
     REQUIRE(leave(at + 2000000) == 0 && leave(at) == 0 && leave(at - 10) == 0);
@@ -487,8 +495,8 @@ bool stale_registration()
     return true;
 }
 
-// More bytes than there are addresses: nothing is asked of the back end.
-bool too_long()
+// More bytes than there are addresses, or no memory: nothing is asked of the back end.
+bool refused()
 {
     char *device = device_memory();
     std::vector<char> memory(100000, 'm');
@@ -496,7 +504,18 @@ bool too_long()
         REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 1);
         REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 1);
         REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, nullptr) == 1);
+        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
     }
+    for (std::size_t n : {std::size_t{100}, memory.size()}) {
+        REQUIRE(cudaMemcpy(device, nullptr, n, H2D) == 1);
+        REQUIRE(cudaMemcpy(nullptr, device, n, D2H) == 1);
+        REQUIRE(cudaMemcpyAsync(device, nullptr, n, H2D, nullptr) == 1);
+        REQUIRE(cudaMemcpyAsync(nullptr, device, n, D2H, nullptr) == 1);
+        REQUIRE(cudaMemcpy2D(device, n, nullptr, n, n / 2, 2, H2D) == 1);
+        REQUIRE(cudaMemcpy2D(nullptr, n, device, n, n / 2, 2, D2H) == 1);
+        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
+    }
+    REQUIRE(stub_copies() == 0);
     return round_trip(device, memory.data(), memory.size(), 1);
 }
 
@@ -631,14 +650,16 @@ int main(int argc, char **argv)
         {"killed-background", killed_background},
         {"pinned", pinned},
         {"async", async},
+        {"on-host", on_host},
         {"devices", devices},
+        {"no-device", no_device},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},
         {"leaves", leaves},
         {"after", after},
         {"host-register", host_register},
         {"stale-registration", stale_registration},
-        {"too-long", too_long},
+        {"refused", refused},
         {"launch", launch},
         {"forked-meanwhile", forked_meanwhile},
         {"stock", stock},
