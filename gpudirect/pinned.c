@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,13 +18,17 @@
 #include <time.h>
 #include <unistd.h>
 
+/* For making the pool and pinning it, during which the driver may make us wait: who only takes or
+ * gives a chunk does not need it. First of the two. */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t given;
     uint8_t *base; /* NULL: not made yet */
     pid_t owner;   /* a child forked from it has neither the memory nor a context */
     size_t bytes;
-    bool pinned; /* it was, once */
+    atomic_bool pinned; /* it was, once: from then on all above stays as it is */
     unsigned count;
     unsigned *free_stack; /* the last given is taken first: it is still in the cache */
     unsigned free_count;
@@ -50,41 +55,54 @@ static int pool_map(size_t bytes, struct ibx_error *err)
     }
     madvise(base, length, MADV_HUGEPAGE);
     madvise(base, length, MADV_DONTFORK);
+    for (unsigned i = 0; i < count; i++)
+        stack[i] = count - 1 - i;
+    pthread_mutex_lock(&pool.mutex);
     pool.base = base;
     pool.owner = getpid();
     pool.bytes = length;
     pool.count = pool.free_count = count;
     pool.free_stack = stack;
-    for (unsigned i = 0; i < count; i++)
-        stack[i] = count - 1 - i;
+    pthread_mutex_unlock(&pool.mutex);
     return 0;
 }
 
 static void pool_unmap(void)
 {
+    pthread_mutex_lock(&pool.mutex);
     munmap(pool.base, pool.bytes);
     free(pool.free_stack);
     pool.base = NULL;
-    pool.pinned = false;
     pool.count = pool.free_count = 0;
     pool.free_stack = NULL;
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+/* By this process, and no reset has taken it. */
+static bool is_pinned(const struct ibx_cuda *cuda)
+{
+    unsigned flags;
+    return atomic_load(&pool.pinned) && pool.owner == getpid() &&
+           !cuda->mem_host_get_flags(&flags, pool.base);
 }
 
 static int pool_pin(const struct ibx_cuda *cuda, struct ibx_error *err)
 {
-    unsigned flags;
-    if (pool.pinned && !cuda->mem_host_get_flags(&flags, pool.base))
-        return 0; /* a reset would have taken it */
+    if (is_pinned(cuda))
+        return 0;
     int rc = cuda->mem_host_register(pool.base, pool.bytes, IBX_CUDA_HOST_REGISTER_PORTABLE);
-    pool.pinned = pool.pinned || !rc;
-    return rc ? ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
-                              pool.bytes, ibx_cuda_error_name(cuda, rc))
-              : 0;
+    if (rc)
+        return ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
+                             pool.bytes, ibx_cuda_error_name(cuda, rc));
+    atomic_store(&pool.pinned, true);
+    return 0;
 }
 
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
 {
-    pthread_mutex_lock(&pool.mutex);
+    if (is_pinned(cuda))
+        return 0;
+    pthread_mutex_lock(&making);
     bool fresh = !pool.base;
     int rc = 0;
     if (fresh)
@@ -96,7 +114,7 @@ int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error 
         rc = pool_pin(cuda, err);
     if (rc && fresh && pool.base)
         pool_unmap();
-    pthread_mutex_unlock(&pool.mutex);
+    pthread_mutex_unlock(&making);
     return rc;
 }
 

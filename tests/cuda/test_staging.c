@@ -581,6 +581,57 @@ static void test_devices_in_turn(void **state)
     assert_int_equal(after.lost_events, before.lost_events);
 }
 
+static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t driver_changed = PTHREAD_COND_INITIALIZER;
+static bool asked, answers;
+
+/* As a driver that another client's work holds up. */
+static int flags_later(unsigned *flags, void *address)
+{
+    pthread_mutex_lock(&driver);
+    asked = true;
+    pthread_cond_broadcast(&driver_changed);
+    while (!answers)
+        pthread_cond_wait(&driver_changed, &driver);
+    pthread_mutex_unlock(&driver);
+    return cuda->mem_host_get_flags(flags, address);
+}
+
+static void *open_late(void *argument)
+{
+    struct ibx_cuda late = *cuda;
+    late.mem_host_get_flags = flags_later;
+    cuda_application_use(0);
+    *(int *)argument = ibx_pinned_open(&late, 1, NULL);
+    return NULL;
+}
+
+/* While a driver keeps one client waiting, all others go on. */
+static void test_driver_stands_still(void **state)
+{
+    (void)state;
+    struct scene scene;
+    pthread_t thread;
+    int rc = 1;
+    scene_open(&scene, LARGE);
+    asked = answers = false;
+    assert_int_equal(pthread_create(&thread, NULL, open_late, &rc), 0);
+    pthread_mutex_lock(&driver);
+    while (!asked)
+        pthread_cond_wait(&driver_changed, &driver);
+    pthread_mutex_unlock(&driver);
+    assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
+    assert_int_equal(send_plain(&scene, LARGE), 0);
+    assert_device(&scene, scene.wire.bytes, LARGE);
+    pthread_mutex_lock(&driver);
+    answers = true;
+    pthread_cond_broadcast(&driver_changed);
+    pthread_mutex_unlock(&driver);
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    scene_close(&scene);
+}
+
 static int find_cuda(void **state)
 {
     (void)state;
@@ -611,6 +662,7 @@ int main(void)
         cmocka_unit_test(test_straight),
         cmocka_unit_test(test_spread),
         cmocka_unit_test(test_devices_in_turn),
+        cmocka_unit_test(test_driver_stands_still),
     };
     return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
 }
