@@ -322,8 +322,7 @@ static int step(struct run *run)
 }
 
 /* To a GPU that takes bytes several times as fast as one thread copies them: it is done with each
- * part while the next, shorter one is copied, and what nobody overlaps with anything is the last.
- */
+ * part while the next, shorter one is copied, and the last alone is waited for. */
 static void divide_shrinking(struct run *run)
 {
     size_t n = run->copy->n, sum = 1; /* of all parts, in lengths of the last */
@@ -354,11 +353,13 @@ static void divide_evenly(struct run *run)
 static void divide(struct run *run)
 {
     struct client_stage *stage = run->stage;
-    if (!run->copy->to_device || run->crew || run->copy->n >= SHORT)
-        divide_evenly(run);
-    else if (!stage->even)
+    bool may_shrink = run->copy->to_device && !run->crew && run->copy->n < SHORT;
+    if (may_shrink && !stage->even) {
         divide_shrinking(run);
-    else if (divide_evenly(run), --stage->even == 0)
+        return;
+    }
+    divide_evenly(run);
+    if (may_shrink && !--stage->even)
         stage->behind = BEHIND_MAX - 1;
 }
 
