@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define LATER_LEAST (64u << 10) /* shorter copies are over before another thread has begun */
 
@@ -21,6 +22,9 @@
 struct ibx_attachment {
     _Atomic(struct ibx_session *) session; /* NULL: detached */
     _Atomic unsigned users;
+    pid_t process;
+    pthread_mutex_t closing; /* the session, at the end of the thread */
+    atomic_bool ended;
     struct ibx_request_watch watch; /* the thread's */
     int stream_at;                  /* of the request in hand: see stream_at() */
     bool selects;                   /* the request in hand is cudaSetDevice, not answered yet */
@@ -35,13 +39,24 @@ static atomic_bool over_shm; /* the last connection is */
 
 static void drop(struct ibx_attachment *attachment)
 {
-    if (atomic_fetch_sub(&attachment->users, 1) == 1)
-        free(attachment);
+    if (atomic_fetch_sub(&attachment->users, 1) != 1)
+        return;
+    pthread_mutex_destroy(&attachment->closing);
+    free(attachment);
 }
 
-static void end_thread(void *attachment)
+/* Another thread, which ends the process, may be about to destroy the session. */
+static void end_thread(void *argument)
 {
+    struct ibx_attachment *attachment = argument;
     mine = NULL;
+    pthread_mutex_lock(&attachment->closing);
+    struct ibx_session *session = atomic_load(&attachment->session);
+    if (session) {
+        ibx_session_close(session);
+        atomic_store(&attachment->ended, true);
+    }
+    pthread_mutex_unlock(&attachment->closing);
     drop(attachment);
 }
 
@@ -247,6 +262,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
         return NULL;
     atomic_init(&attachment->session, session);
     atomic_init(&attachment->users, 2);
+    attachment->process = getpid();
+    pthread_mutex_init(&attachment->closing, NULL);
+    atomic_init(&attachment->ended, false);
     ibx_request_watch_init(&attachment->watch);
     attachment->stream_at = ANY_STREAM;
     attachment->selects = false;
@@ -260,10 +278,20 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     return attachment;
 }
 
+bool ibx_attachment_ended(const struct ibx_attachment *attachment)
+{
+    return attachment && atomic_load(&attachment->ended);
+}
+
 void ibx_detach(struct ibx_attachment *attachment)
 {
     if (!attachment)
         return;
+    bool ours = attachment->process == getpid(); /* a child has none of its parent's threads */
+    if (ours)
+        pthread_mutex_lock(&attachment->closing);
     atomic_store(&attachment->session, NULL);
+    if (ours)
+        pthread_mutex_unlock(&attachment->closing);
     drop(attachment);
 }

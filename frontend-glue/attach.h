@@ -4,7 +4,7 @@
  *
  * GVirtuS makes one connection in each thread that calls CUDA, and uses it from
  * that thread alone. So a thread's own calls can go over it, between two of
- * GVirtuS's.
+ * GVirtuS's. GVirtuS never gives it back: it ends here, with its thread.
  */
 #ifndef IBX_FRONTEND_GLUE_ATTACH_H
 #define IBX_FRONTEND_GLUE_ATTACH_H
@@ -21,6 +21,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session);
 void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n);
 /* What GVirtuS has read. Accepts NULL. */
 void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *bytes, size_t n);
+/* Whether the thread has ended, which has closed the session: should GVirtuS write again, then for
+ * another thread of the same number, which needs another session. Accepts NULL. */
+bool ibx_attachment_ended(const struct ibx_attachment *attachment);
 /* Before the session is destroyed, from any thread that may do that. Accepts NULL. */
 void ibx_detach(struct ibx_attachment *attachment);
 

@@ -155,6 +155,8 @@ class RdmaCommunicator final : public Communicator
     // A failure shows in the next Read.
     std::size_t Write(const char *buffer, std::size_t size) override
     {
+        if (ibx_attachment_ended(attachment))
+            begin_anew();
         ibx_attachment_note(attachment, buffer, size);
         if (session)
             ibx_session_write(session, buffer, size);
@@ -179,6 +181,26 @@ class RdmaCommunicator final : public Communicator
     void run() override {}
 
   private:
+    // GVirtuS knows a thread by its number, which the system gives out again. A failure shows in
+    // the next Read.
+    void begin_anew()
+    {
+        ibx_error err{};
+        ibx_session *fresh = nullptr;
+        ibx_detach(attachment);
+        attachment = nullptr;
+        int rc = ibx_session_create_like(session, &fresh, &err);
+        if (!rc) {
+            ibx_session_destroy(session);
+            session = fresh;
+            rc = ibx_session_connect(session, &err);
+        }
+        if (rc)
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+        else
+            attachment = ibx_attach(session);
+    }
+
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
     // GVirtuS ignores the 0, runs the routine on what its buffer happens to hold and can take every
     // other client down with it; so the thread, which serves only this client, ends here. GVirtuS

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <dirent.h>
 #include <functional>
 #include <map>
 #include <string>
@@ -258,6 +259,65 @@ bool threads()
     REQUIRE(good[0] && good[1] && good[2] && good[3]);
     REQUIRE(stub_copies() == 4);
     return true;
+}
+
+std::size_t open_files()
+{
+    std::size_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder && readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+// A thread's connection ends with it, though GVirtuS keeps what it knows of it.
+bool threads_end()
+{
+    std::size_t files = 0;
+    pid_t last = 0;
+    bool good = true;
+    auto in_thread = [&](const std::function<void()> &what) {
+        std::thread thread(what);
+        thread.join();
+    };
+    char *device = device_memory();
+    std::vector<char> memory(3000000);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 99));
+    for (unsigned i = 0; i < 20 && good; i++) {
+        in_thread([&] {
+            last = gettid();
+            char *own = device_memory(memory.size());
+            good = own && round_trip(own, memory.data(), memory.size(), i) && !cudaFree(own);
+        });
+        files = i ? files : open_files();
+    }
+    REQUIRE(good && open_files() <= files);
+    // Its number is given out again.
+    std::uint64_t before = stub_copies();
+    in_thread([&] {
+        stub_same_number(last);
+        char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+        good = cudaMemcpy(nowhere, &byte, 1, H2D) == 1;
+        good = good && round_trip(device, memory.data(), memory.size(), 100);
+    });
+    REQUIRE(good && stub_copies() == before + 1);
+    // What it has begun goes on.
+    void *stream, *page_locked;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&page_locked, memory.size()) == 0);
+    fill(memory.data(), memory.size(), 101);
+    std::memcpy(page_locked, memory.data(), memory.size());
+    stub_remote()->slow(50000);
+    in_thread([&] {
+        good = device_memory(1) &&
+               !cudaMemcpyAsync(device, page_locked, memory.size(), H2D, stream) &&
+               !cudaMemcpyAsync(page_locked, device, memory.size(), D2H, stream);
+    });
+    REQUIRE(good && cudaStreamSynchronize(stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
+    REQUIRE(device_has(device, memory.data(), memory.size()));
+    return cudaFreeHost(page_locked) == 0;
 }
 
 // Nothing in this process ever holds a second copy of the bytes.
@@ -642,6 +702,7 @@ int main(int argc, char **argv)
         {"default", default_kind},
         {"rows", rows},
         {"threads", threads},
+        {"threads-end", threads_end},
         {"no-copy", no_copy},
         {"remapped", remapped},
         {"errors", errors},

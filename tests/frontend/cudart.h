@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <sys/types.h>
 
 class Remote;
 
@@ -51,6 +52,8 @@ std::uint64_t stub_copies();
 std::uint64_t stub_hosts();
 // ... those that selected a device ...
 std::uint64_t stub_selections();
+// ... that this thread has the number of one that has ended, as far as it tells them apart ...
+void stub_same_number(pid_t ended);
 // ... and this thread's connection.
 Remote *stub_remote();
 }

@@ -290,6 +290,7 @@ int main(int argc, char **argv)
     check("rows", [] { return run("rows", true); });
     check("rows, copied by GVirtuS's handlers", [] { return run("rows", false); });
     check("four threads, each with a connection", [] { return run("threads", true); });
+    check("threads that end", [] { return run("threads-end", true); });
     check("no second copy in the application", [] { return run("no-copy", true); });
     check("nor where GVirtuS's handlers run them", [] { return run("no-copy", false); });
     check("memory that comes and goes at one address", [] { return run("remapped", true); });
