@@ -314,7 +314,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
         fill(expected.data(), n, ++seed);
         REQUIRE(cudaMemcpy(device, expected.data(), n, H2D) == 0);
         std::memset(memory, 'z', n);
-        stub_remote()->slow(100000);
+        stub_remote()->slow(20000);
         REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
         REQUIRE(way() == 0);
         stub_remote()->slow(0);
@@ -326,7 +326,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
     // And what is on its way to the device is not overwritten before it has left.
     fill(expected.data(), n, ++seed);
     std::memcpy(memory, expected.data(), n);
-    stub_remote()->slow(100000);
+    stub_remote()->slow(20000);
     REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
     REQUIRE(cudaMemcpyAsync(memory + 1, got.data(), n - 2, 0, stream) == 0);
     stub_remote()->slow(0);
