@@ -63,7 +63,8 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
         ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id, reach.writable,
                        &err)) {
         *address = reach.address;
-        x->early = leave && ibx_client_pin_leave(&x->pins, x->cuda, reach.base);
+        x->early = leave && ibx_client_pin_leave(&x->pins, x->cuda, reach.base,
+                                                 copies_copy_of(&x->frame).stream);
         return COPIES_PINNED;
     }
     if (err.code && !x->unpinned) {

@@ -93,14 +93,14 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
 }
 
 bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
-                          const void *base)
+                          const void *base, void *stream)
 {
     void *context = NULL;
     for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
         struct ibx_client_pin *pin = &pins->pins[i];
         if (pin->base != base || pin->refused)
             continue;
-        if (cuda->ctx_get_current(&context) || context != pin->context)
+        if (cuda->stream_get_context(stream, &context) || context != pin->context)
             return false;
         pin->left = true;
         return true;

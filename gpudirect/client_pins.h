@@ -36,11 +36,11 @@ struct ibx_client_pins {
  * now if it was not. False, and a sentence when it is CUDA that refuses, the first time. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
-/* A copy to or from the allocation that is pinned at `base` is about to be left under way: it is
- * waited for before the allocation is let go. False: it must not be, for another context is
- * current. */
+/* A copy to or from the allocation that is pinned at `base` is about to be left under way in a
+ * stream: it is waited for before the allocation is let go. False: it must not be, for it would be
+ * another context's, which need not be the current one. */
 bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
-                          const void *base);
+                          const void *base, void *stream);
 /* Lets go of everything; before the mappings end. `cuda` may be NULL when there is nothing. */
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 

@@ -35,6 +35,7 @@ static const struct {
     {"cuEventDestroy_v2", offsetof(struct ibx_cuda, event_destroy)},
     {"cuStreamSynchronize", offsetof(struct ibx_cuda, stream_synchronize)},
     {"cuStreamIsCapturing", offsetof(struct ibx_cuda, stream_is_capturing)},
+    {"cuStreamGetCtx", offsetof(struct ibx_cuda, stream_get_context)},
     {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},
     {"cuMemGetAddressRange_v2", offsetof(struct ibx_cuda, mem_get_address_range)},
     {"cuMemHostRegister_v2", offsetof(struct ibx_cuda, mem_host_register)},

@@ -93,6 +93,7 @@ struct ibx_cuda {
     int (*event_destroy)(void *event);
     int (*stream_synchronize)(void *stream);
     int (*stream_is_capturing)(void *stream, int *status);
+    int (*stream_get_context)(void *stream, void **context);
     int (*pointer_get_attributes)(unsigned count, const int *attributes, void **values,
                                   uint64_t pointer);
     int (*mem_get_address_range)(uint64_t *base, size_t *size, uint64_t pointer);

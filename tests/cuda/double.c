@@ -19,7 +19,8 @@ struct job {
 
 struct stream {
     bool used, blocking;
-    int device; /* -1: of whichever (the legacy and the per-thread stream) */
+    struct context *context; /* NULL: the current one */
+    int device;              /* -1: of whichever (the legacy and the per-thread stream) */
     pthread_t worker;
     unsigned submitted, done;
     struct job *first, **last;
@@ -221,6 +222,7 @@ static bool stream_start(struct stream *stream, bool blocking)
     stream->used = true;
     stream->blocking = blocking;
     stream->device = stream < &streams[2] ? -1 : current->device;
+    stream->context = stream < &streams[2] ? NULL : current;
     stream->last = &stream->first;
     return !pthread_create(&stream->worker, NULL, work, stream);
 }
@@ -328,6 +330,17 @@ EXPORT int cuStreamIsCapturing(void *handle, int *status)
         return code;
     *status = captured && handle == captured;
     return leave(stream_of(handle) ? SUCCESS : INVALID_HANDLE);
+}
+
+EXPORT int cuStreamGetCtx(void *handle, void **context)
+{
+    int code = enter("cuStreamGetCtx");
+    const struct stream *stream = code ? NULL : stream_of(handle);
+    if (code)
+        return code;
+    if (stream)
+        *context = stream->context ? stream->context : current;
+    return leave(stream ? SUCCESS : INVALID_HANDLE);
 }
 
 /* ----------------------------------------------------------------------- events */

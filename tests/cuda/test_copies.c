@@ -312,6 +312,47 @@ static void test_captured(void **state)
     free(bytes);
 }
 
+/* The back end lets go of pinned memory when the context that it is pinned in has nothing to do.
+ * That says nothing about streams of other devices, in which CUDA copies, too: what is copied there
+ * has ended when it is answered. */
+static void test_stream_of_another_device(void **state)
+{
+    (void)state;
+    void *streams[2];
+    for (int i = 1; i >= 0; i--) {
+        cuda_application_use(i);
+        assert_int_equal(app->stream_create(&streams[i], 0), 0);
+    }
+    uint8_t *memory = over_shm ? ibx_shared_allocate(65536, NULL) : pattern(65536, 1);
+    assert_non_null(memory);
+    app->slow(100000);
+    for (int i = 0; i < 4; i++) {
+        int code = -1;
+        void *stream = streams[i % 2];
+        struct ibx_frontend_copy copy = {.to_device = i / 2,
+                                         .async = true,
+                                         .device = device,
+                                         .host = memory,
+                                         .n = 65536,
+                                         .stream = (uintptr_t)stream,
+                                         .lasting = true};
+        bool early = over_shm && i % 2 == 0;
+        pattern_fill(memory, 65536, (unsigned)i);
+        app->hold(early);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        assert_int_equal(app->stream_query(stream), early ? IBX_CUDA_NOT_READY : 0);
+        app->hold(false);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+    }
+    assert_device(65536, 3);
+    app->slow(0);
+    if (over_shm)
+        assert_true(ibx_shared_free(memory));
+    else
+        free(memory);
+}
+
 /* A READ that fails ends this session, and nothing else. */
 static void test_read_fails(void **state)
 {
@@ -476,6 +517,7 @@ int main(int argc, char **argv)
         TEST(test_aimed_at_nothing),
         TEST(test_from_device),
         TEST(test_captured),
+        TEST(test_stream_of_another_device),
         cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
         TEST(test_gpu_fails_in_reply),
         TEST(test_client_leaves_early),

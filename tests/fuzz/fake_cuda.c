@@ -130,6 +130,12 @@ static int is_capturing(void *stream, int *status)
     return 0;
 }
 
+static int stream_get_context(void *stream, void **context)
+{
+    (void)stream;
+    return ctx_get_current(context);
+}
+
 static int get_attributes(unsigned count, const int *names, void **values, uint64_t pointer)
 {
     unsigned type = pointer < FAKE_DEVICE_BYTES ? IBX_CUDA_MEMORY_DEVICE : 0;
@@ -219,6 +225,7 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .event_destroy = event_destroy,
         .stream_synchronize = stream_synchronize,
         .stream_is_capturing = is_capturing,
+        .stream_get_context = stream_get_context,
         .pointer_get_attributes = get_attributes,
         .mem_get_address_range = get_range,
         .mem_host_register = host_register,
