@@ -52,7 +52,15 @@ static struct {
 static _Atomic unsigned pending; /* jobs of all helpers */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
-/* ----------------------------------------------------------------------------- fork */
+/* -------------------------------------------------------------------- exit and fork */
+
+/* Before what the application has made before its first such copy is destroyed, their memory too.
+ * Without the preload, too, they would have been waited for. */
+static void at_exit(void)
+{
+    ibx_later_forbid();
+    ibx_later_wait(0);
+}
 
 static void before_fork(void)
 {
@@ -76,7 +84,7 @@ static void forget(void)
 
 static void begin(void)
 {
-    later.forbidden = pthread_atfork(before_fork, after_fork, forget) != 0;
+    later.forbidden = pthread_atfork(before_fork, after_fork, forget) || atexit(at_exit);
 }
 
 /* ------------------------------------------------------------------ a helper's thread */

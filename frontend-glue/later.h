@@ -10,7 +10,8 @@
  * first. So to the application they are in their stream from the call on.
  *
  * Streams are the back end's handles. Those up to IBX_LATER_STREAM_SPECIAL are none
- * of one stream and stand for all. From any thread; a forked child has nothing of it.
+ * of one stream and stand for all. From any thread; a forked child has nothing of it. exit(3) waits
+ * for all.
  */
 #ifndef IBX_FRONTEND_GLUE_LATER_H
 #define IBX_FRONTEND_GLUE_LATER_H

@@ -717,6 +717,7 @@ int main(int argc, char **argv)
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},
         {"leaves", leaves},
+        {"exits", exits},
         {"after", after},
         {"host-register", host_register},
         {"stale-registration", stale_registration},

@@ -42,6 +42,8 @@ bool devices();
 bool no_device();
 // Ends in the middle of copies.
 bool leaves();
+// Ends with copies in the background, and is told nothing of the memory's end.
+bool exits();
 // The back end is killed in the middle of them.
 bool killed_background();
 

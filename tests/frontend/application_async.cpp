@@ -427,6 +427,33 @@ bool leaves()
     std::_Exit(0);
 }
 
+// It was made before main() and goes after it, without a word to CUDA.
+static struct Lasting {
+    ~Lasting()
+    {
+        if (back != there)
+            std::_Exit(3);
+    }
+    std::vector<char> there, back;
+} lasting;
+
+bool exits()
+{
+    constexpr std::size_t n = 3000000;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    char *device = device_memory();
+    void *stream;
+    lasting.there.resize(n);
+    lasting.back.resize(n);
+    fill(lasting.there.data(), n, 1);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(enter(lasting.there.data(), n, 0) == 0 && enter(lasting.back.data(), n, 0) == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(device, lasting.there.data(), n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(lasting.back.data(), device, n, D2H, stream) == 0);
+    return true;
+}
+
 // Likewise, with copies in the background: whoever waits for them is told, and nobody waits for
 // ever.
 bool killed_background()

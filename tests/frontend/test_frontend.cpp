@@ -312,6 +312,7 @@ int main(int argc, char **argv)
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("and on one that there is not", [] { return run("no-device", true); });
     check("an application that ends in the middle of them", leaves);
+    check("and one that frees its memory meanwhile", [] { return run("exits", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("forked children", [] { return run("forked", true); });
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
