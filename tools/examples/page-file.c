@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,14 @@ static int look(const unsigned char *bytes, uint64_t length, int count, char **o
     return 0;
 }
 
+/* The last pages can be seen before they are counted. */
+static void await_end(struct ibx_fault *engine)
+{
+    struct pollfd end = {.fd = ibx_fault_event_fd(engine), .events = POLLIN};
+    while (poll(&end, 1, -1) < 0 && errno == EINTR)
+        ;
+}
+
 static void report(struct ibx_fault *engine)
 {
     struct ibx_fault_stats s;
@@ -131,6 +140,8 @@ static int page_in(int fd, uint64_t length, int count, char **offsets, struct ib
     rc = ibx_fault_serve(engine);
     if (!rc)
         rc = look(memory, length, count, offsets);
+    if (!rc && !count)
+        await_end(engine);
     report(engine);
     ibx_fault_destroy(engine);
 close:
