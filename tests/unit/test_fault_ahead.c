@@ -411,7 +411,7 @@ static void test_fetched_twice_and_ended(void **state)
 {
     (void)state;
     complete_with_one_on_its_way();
-    sources[0]->flying[0].polls_left = 20; /* while it is held nobody else looks there */
+    sources[0]->flying[0].polls_left = 2; /* while it is held nobody else looks there */
     sources[0]->hold = false;
     ibx_fault_destroy(engine);
     engine = NULL;
