@@ -396,7 +396,7 @@ static void test_data_twice(void **state)
     say_frame(1, data);
     say(1, memory, BYTES);
     say_frame(1, data);
-    end_settle(&server);
+    assert_true(end_await(&server, NULL, 1));
     assert_int_equal(server.notes[0].status, 0);
     assert_memory_equal(target, memory, BYTES);
     expect_lost(-EPROTO, "not waiting");
