@@ -159,7 +159,10 @@ void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, s
         !memcmp(bytes, capture, n))
         ibx_later_forbid();
     wait_for_copies(attachment, bytes, n);
+    const unsigned resets = attachment->watch.resets;
     ibx_request_note_read(&attachment->watch, bytes, n);
+    if (attachment->watch.resets != resets)
+        ibx_later_forget_failures();
 }
 
 /* A reply begins with the exit code: a device that there is not has not been selected. */

@@ -363,3 +363,10 @@ int ibx_later_failure(uint64_t stream)
     pthread_mutex_unlock(&later.lock);
     return code;
 }
+
+void ibx_later_forget_failures(void)
+{
+    pthread_mutex_lock(&later.lock);
+    later.failure_count = 0;
+    pthread_mutex_unlock(&later.lock);
+}

@@ -36,5 +36,7 @@ void ibx_later_wait(uint64_t stream);
 void ibx_later_wait_memory(const void *address, size_t n);
 /* The first error of such a copy in that stream that nobody was told yet, or 0. */
 int ibx_later_failure(uint64_t stream);
+/* Nobody is told any more of those that there were: streams and errors end with their context. */
+void ibx_later_forget_failures(void);
 
 #endif

@@ -196,7 +196,7 @@ static bool background_waits(const Background &b)
 }
 
 // Errors that CUDA finds only when it runs the copy are told by who waits for it, once.
-static bool background_errors(const Background &b)
+static bool background_errors(Background &b)
 {
     char *late = b.device + device_bytes_each - b.n + 1;
     REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
@@ -215,6 +215,14 @@ static bool background_errors(const Background &b)
     for (unsigned i = 0; i < 20; i++)
         cudaStreamSynchronize(b.stream);
     REQUIRE(cudaStreamSynchronize(b.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(b.stream) == 1 && cudaGetLastError() == 1);
+    REQUIRE(stub_remote()->reset() == 0); // and to whoever begins anew, not even once
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    b.device = device_memory();
+    REQUIRE(b.device && cudaStreamCreate(&b.stream) == 0 && cudaStreamCreate(&b.other) == 0);
+    REQUIRE(cudaEventCreate(&b.event) == 0);
     stub_remote()->inject("dma", 1, 700, true);
     REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
     REQUIRE(!taken || cudaStreamSynchronize(b.stream) == 700);
