@@ -27,7 +27,20 @@ struct copying {
     unsigned meet;    /* so many pieces wait for each other */
     pthread_t owner;
     atomic_bool others; /* a thread that is not the owner has copied */
+    atomic_bool failed; /* the piece that fails is over ... */
+    atomic_bool told;   /* ... and the owner knows */
 };
+
+/* Others are still at it when the failure is told, also where its thread has no processor just
+ * then.
+ */
+static void stay_at_it(struct copying *c, unsigned piece, bool owner)
+{
+    while (piece > c->fail_at && !(owner ? c->failed : c->told))
+        sched_yield();
+    for (unsigned i = 0; i < 500; i++)
+        sched_yield();
+}
 
 static int copy(void *context, void *to, uint64_t offset, size_t n)
 {
@@ -35,15 +48,17 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
     unsigned piece = ++c->begun, now = ++c->running, most = c->most;
     while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now))
         ;
-    if (!pthread_equal(pthread_self(), c->owner))
+    const bool owner = pthread_equal(pthread_self(), c->owner), fails = piece == c->fail_at;
+    if (!owner)
         c->others = true;
     while (piece <= c->meet && c->begun < c->meet)
         sched_yield();
-    for (unsigned i = 0; c->fail_at && piece != c->fail_at && i < 500; i++)
-        sched_yield(); /* still at it when the failure is told */
+    if (c->fail_at && !fails)
+        stay_at_it(c, piece, owner);
     memcpy(to, peer + offset, n);
     c->running--;
-    return piece == c->fail_at ? -ESRCH : 0;
+    c->failed = c->failed || fails;
+    return fails ? -ESRCH : 0;
 }
 
 /* All pieces through eight places. */
@@ -68,6 +83,7 @@ static int copy_all(struct ibx_crew *crew, struct copying *c)
         busy &= ~places;
         over += (unsigned)__builtin_popcount(places);
     }
+    c->told = rc != 0;
     ibx_crew_stop(crew);
     assert_int_equal(c->running, 0);
     return rc;
@@ -111,7 +127,7 @@ static void test_one_copy(void **state)
             assert_true(!local[0] && !local[n + 1]);
             assert_int_equal(c.running, 0);
         }
-        struct copying c = {.owner = pthread_self(), .fail_at = 1};
+        struct copying c = {.owner = pthread_self(), .fail_at = 1, .told = true};
         assert_int_equal(ibx_crew_run(crew, copy, &c, local, 0, sizeof(peer)), -ESRCH);
         assert_int_equal(c.running, 0);
         ibx_crew_destroy(crew);
