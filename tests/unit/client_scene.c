@@ -46,6 +46,7 @@ void *client(void *argument)
     if (!s->rc)
         s->path = *ibx_conn_path(conn);
     ibx_close(conn);
+    s->over = true;
     return NULL;
 }
 
@@ -58,6 +59,7 @@ struct raw answer_knock(struct scene *s)
 int went(struct scene *s)
 {
     pthread_join(s->thread, NULL);
+    s->over = false;
     return s->rc;
 }
 

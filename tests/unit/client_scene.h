@@ -7,6 +7,7 @@
 #include "tests/unit/raw_door.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* A raw server, and what became of the last client. */
 struct scene {
@@ -15,6 +16,7 @@ struct scene {
     int fds; /* open before the scene */
     struct ibx_options options;
     pthread_t thread;
+    atomic_bool over; /* the thread has done its work */
     int rc;
     uint64_t took_ns;
     struct ibx_error err;

@@ -26,16 +26,14 @@ void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms)
     s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
 }
 
-/* One client: establishes, then stays until the end of the connection. */
-void *door_serve(void *argument)
+static void serve(struct door_scene *s)
 {
-    struct door_scene *s = argument;
     struct pollfd knock = {.fd = ibx_listener_fd(s->listener), .events = POLLIN};
     struct ibx_conn *conn;
     s->err = (struct ibx_error){0};
     s->rc = poll(&knock, 1, 10000) == 1 ? ibx_accept(s->listener, &conn, &s->err) : -ENOENT;
     if (s->rc)
-        return NULL;
+        return;
     uint64_t began = ibx_now_ns();
     s->rc = ibx_establish(conn, &s->err);
     s->took_ns = ibx_now_ns() - began;
@@ -49,6 +47,13 @@ void *door_serve(void *argument)
         snprintf(s->reason, sizeof(s->reason), "%s", ibx_conn_reason(conn));
     }
     ibx_close(conn);
+}
+
+void *door_serve(void *argument)
+{
+    struct door_scene *s = argument;
+    serve(s);
+    s->over = true;
     return NULL;
 }
 
@@ -61,6 +66,7 @@ struct raw door_knock(struct door_scene *s)
 int door_served(struct door_scene *s)
 {
     pthread_join(s->thread, NULL);
+    s->over = false;
     return s->rc;
 }
 

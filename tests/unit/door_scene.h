@@ -7,6 +7,7 @@
 #include "tests/unit/raw_door.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* A listener, and what became of the last client it took. */
 struct door_scene {
@@ -15,6 +16,7 @@ struct door_scene {
     uint16_t port;
     int fds; /* open before the scene */
     pthread_t thread;
+    atomic_bool over; /* the thread has done its work */
     int rc, closed_status;
     uint64_t took_ns;
     struct ibx_error err;
