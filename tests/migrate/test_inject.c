@@ -213,34 +213,39 @@ static void test_nobody_there(void **state)
     refused(child, -ESRCH, "there is no process", ibx_deadline_in_ms(VM_WAIT_MS));
 }
 
-/* ... which vfork makes for us: a parent that cannot stop. It goes on unharmed. */
+/* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
+ * goes on unharmed. */
 static void test_never_stops(void **state)
 {
     (void)state;
-    int pair[2];
-    char c;
-    assert_int_equal(pipe2(pair, O_CLOEXEC), 0);
+    int ready[2], go[2];
+    char c = 'v';
+    assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
     pid_t parent = fork();
     assert_true(parent >= 0);
     if (!parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        close(pair[0]);
+        close(ready[0]);
+        close(go[1]);
         pid_t child = vfork();
         if (!child) {
-            (void)!write(pair[1], "v", 1);
-            const struct timespec long_enough = {.tv_nsec = 700000000};
-            syscall(SYS_nanosleep, &long_enough, NULL);
+            (void)!write(ready[1], &c, 1);
+            (void)!read(go[0], &c, 1); /* or the end, when the test has failed */
             _exit(0);
         }
         _exit(child > 0 ? 23 : 1);
     }
-    assert_int_equal(read(pair[0], &c, 1), 1);
+    assert_int_equal(read(ready[0], &c, 1), 1);
     refused(parent, -ETIMEDOUT, "did not come to a stop", ibx_deadline_in_ms(50));
+    assert_int_equal(write(go[1], &c, 1), 1);
     int status;
     assert_int_equal(waitpid(parent, &status, 0), parent);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 23);
-    close(pair[0]);
-    close(pair[1]);
+    for (unsigned i = 0; i < 2; i++) {
+        close(ready[i]);
+        close(go[i]);
+    }
 }
 
 /* ------------------------------------------------------------ QEMU */
