@@ -428,6 +428,22 @@ static int clear_half_done(const char *file, struct state *state, struct ibx_err
     return put_all_back(file, state, NULL, err);
 }
 
+int gvirtus_journal_clear(const char *file, struct ibx_error *err)
+{
+    int lock;
+    int rc = journal_open(file, &lock, err);
+    if (rc)
+        return rc;
+    struct state *state = calloc(1, sizeof(*state));
+    if (state)
+        rc = clear_half_done(file, state, err);
+    else
+        rc = ibx_error_set(err, -ENOMEM, "no memory for the state of an installation");
+    free(state);
+    close(lock);
+    return rc;
+}
+
 static int apply_locked(const char *file, struct state *state, const char *slot,
                         const struct gvirtus_change *changes, size_t count, struct ibx_error *err)
 {

@@ -269,6 +269,8 @@ int gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err)
     struct ingredients in = {.library = NULL};
     int rc = gvirtus_place_find(args, &place, err);
     if (!rc)
+        rc = gvirtus_journal_clear(place.state, err);
+    if (!rc)
         rc = gather(args, &place, &in, err);
     struct gvirtus_edit edit = {
         .config_file = place.config,

@@ -99,6 +99,9 @@ struct gvirtus_change {
 
 #define GVIRTUS_CHANGES_MAX 8
 
+/* Undoes an installation that was cut off, before anybody reads what it has written. -EEXIST when
+ * there is a whole one. */
+int gvirtus_journal_clear(const char *state, struct ibx_error *err);
 /* Does all of the changes or none: what was there is kept beside with GVIRTUS_BACKUP, the state
  * file remembers the whole until gvirtus_journal_undo(). An installation that was cut off is undone
  * first. -EEXIST when it is installed already or a backup is in the way. */

@@ -508,7 +508,7 @@ static void test_bad_state(void **state)
 /* ---------------------------------------------------------------------- crashes */
 
 /* Runs a command that is struck at its n-th change of the file system; false when it has fewer. */
-static bool struck(const char *mode, int n, const char *command, int *status)
+static bool struck(const char *mode, int n, const char *command, const char *uri, int *status)
 {
     char at[32], mode_text[32], mark_text[96], preload[PATH_MAX + 16];
     snprintf(at, sizeof(at), "CRASH_AT=%d", n);
@@ -518,7 +518,7 @@ static bool struck(const char *mode, int n, const char *command, int *status)
     unlink(mark);
     *status = run_under(LIST(at, mode_text, mark_text, preload, "IBX_LOG=error",
                              "ASAN_OPTIONS=verify_asan_link_order=0"),
-                        LIST(command, "--library", plugin));
+                        LIST(command, "--library", plugin, uri ? "--uri" : NULL, uri));
     return !access(mark, F_OK);
 }
 
@@ -534,7 +534,7 @@ static void test_failing_install(void **state)
     (void)state;
     char *before = home_for_crashes();
     int status, n = 1;
-    for (; struck("fail", n, "install", &status); n++) {
+    for (; struck("fail", n, "install", NULL, &status); n++) {
         if (!status) { /* it did not need that one */
             assert_int_equal(RUN("remove"), 0);
         } else {
@@ -553,12 +553,14 @@ static void test_killed_install(void **state)
     (void)state;
     char *before = home_for_crashes();
     int status, n = 1;
-    for (; struck("kill", n, "install", &status); n++) {
+    for (; struck("kill", n, "install", "rdma://9.8.7.6:5555", &status); n++) {
         assert_int_equal(status, 128 + 9);
         if (n & 1) { /* either command mends it */
             status = INSTALL();
             if (status) /* struck after the very last file */
                 expect_failure(status, "installed there already");
+            else /* nothing is left of what the other was told */
+                expect_endpoint("tcp/ip", "oldtcp", "10.1.2.3", "8888");
         }
         status = RUN("remove");
         if (status)
@@ -577,7 +579,7 @@ static void test_killed_remove(void **state)
     for (;; n++) {
         assert_int_equal(INSTALL(), 0);
         write_file("etc/gvirtus.properties", "rdma.slots : 7\n");
-        if (!struck("kill", n, "remove", &status))
+        if (!struck("kill", n, "remove", NULL, &status))
             break;
         status = RUN("remove");
         if (status)
@@ -598,7 +600,7 @@ static void test_without_hard_links(void **state)
     (void)state;
     char *before = home_for_crashes();
     int status;
-    assert_false(struck("nolink", 1000, "install", &status));
+    assert_false(struck("nolink", 1000, "install", NULL, &status));
     assert_int_equal(status, 0);
     expect_endpoint("tcp/ip", "oldtcp", "10.1.2.3", "8888");
     assert_int_equal(RUN("remove"), 0);
