@@ -309,13 +309,18 @@ static int set_uri(struct ibx_glue_config *config, const char *text, struct ibx_
 static int set_endpoint(struct ibx_glue_config *config, const char *host, uint16_t port,
                         struct ibx_error *err)
 {
-    if (!host || !*host || !port)
+    if (!host)
+        return ibx_error_set(err, -EINVAL,
+                             "%s does not say where the back end is: write \"communicator : "
+                             "rdma://host:port\" into it",
+                             config->file[0] ? config->file : "gvirtus.properties");
+    if (!*host || !port)
         return ibx_error_set(
             err, -EINVAL,
             "the endpoint in properties.json has no usable %s (GVirtuS takes dotted "
             "IPv4 addresses and ports from 1): correct it, or write \"communicator : "
             "rdma://host:port\" into gvirtus.properties",
-            host && *host ? "port" : "server_address");
+            *host ? "port" : "server_address");
     char text[IBX_GLUE_URI_MAX];
     snprintf(text, sizeof(text), strchr(host, ':') ? "rdma://[%.500s]:%u" : "rdma://%.500s:%u",
              host, port);

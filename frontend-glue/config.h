@@ -46,10 +46,11 @@ struct ibx_glue_config {
     unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
-/* For G2 and later. The endpoint is the one of properties.json; its host may be NULL or "" and its
- * port 0, as GVirtuS leaves them when it does not understand them: then the file must say where.
- * -EINVAL names file, line, value and what is accepted; -ENOENT only for GVIRTUS_RDMA_PROPERTIES.
- * No file at all is fine. Reads the environment; not for concurrent use with setenv(3). */
+/* For G2 and later. The endpoint is the one of properties.json, or a NULL host where there is none;
+ * its host may be "" and its port 0, as GVirtuS leaves them when it does not understand them. Then
+ * the file must say where. -EINVAL names file, line, value and what is accepted; -ENOENT only for
+ * GVIRTUS_RDMA_PROPERTIES. No file at all is fine. Reads the environment; not for concurrent use
+ * with setenv(3). */
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err);
 

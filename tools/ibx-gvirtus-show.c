@@ -225,7 +225,8 @@ int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
             rc = show_selected(place, &endpoint, err);
     }
     if (!rc)
-        rc = ibx_glue_config_load(endpoint.address, endpoint.port, config, err);
+        rc = ibx_glue_config_load(endpoint.protocol[0] ? endpoint.address : NULL, endpoint.port,
+                                  config, err);
     if (endpoint.protocol[0])
         show_endpoint(&endpoint, config);
     if (!rc)

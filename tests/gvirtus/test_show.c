@@ -212,6 +212,14 @@ static void test_reachable(void **state)
     assert_int_equal(process_wait(&last), 0);
     expect_said("connection    tcp");
 
+    /* Then there is nothing else that could say where. */
+    write_file("etc/silent.properties", "rdma.slots : 9\n");
+    char *const silent[] = {tool, (char *)"show", (char *)"--properties",
+                            (char *)in_home("etc/silent.properties"), NULL};
+    process_start(&last, silent, (const char *const[]){"IBX_LOG=error", NULL});
+    assert_int_equal(process_wait(&last), 1);
+    expect_said("etc/silent.properties does not say where the back end is: write \"communicator");
+
     /* Without the line the endpoint says where. */
     write_file("etc/gvirtus.properties", "rdma.provider : tcp\n");
     assert_int_equal(run("show", NULL, NULL), 0);

@@ -221,8 +221,10 @@ static void test_uris(void **state)
     write_file("home/etc/gvirtus.properties", "communicator :\n");
     assert_int_equal(load(), 0);
     assert_string_equal(config.uri, "rdma://10.0.0.7:9999");
-    assert_int_equal(ibx_glue_config_load(NULL, 1, &config, &error), -EINVAL);
+    assert_int_equal(ibx_glue_config_load("", 1, &config, &error), -EINVAL);
     expect_said("server_address");
+    assert_int_equal(ibx_glue_config_load(NULL, 0, &config, &error), -EINVAL);
+    expect_said("etc/gvirtus.properties does not say where the back end is");
     assert_int_equal(ibx_glue_config_load("1.2.3.4", 0, &config, &error), -EINVAL);
     expect_said("usable port");
 
