@@ -28,7 +28,7 @@ static int open_doors(struct bw_server *server, const struct bw_args *args, stru
     bool whole = args->options.key_file[0] || args->options.insecure || strchr(args->uri, '?');
     if (!rc)
         printf("serving %s at %s%s\n", args->raw ? "raw" : "calls", real,
-               whole ? "" : " to this host only: there is no key");
+               whole ? "" : " to this host only: others need a key (--key-file)");
     if (!rc && args->stock) {
         rc = bw_server_open_stock(server, args->stock, &port, err);
         if (!rc)

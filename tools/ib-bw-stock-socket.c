@@ -40,7 +40,9 @@ static int resolve(const char *where, int flags, struct addrinfo **list, struct 
     rc = getaddrinfo(uri.host, service, &hints, list);
     if (!rc)
         return 0;
-    return ibx_error_set(err, -EADDRNOTAVAIL, "stock's host \"%s\" cannot be resolved: %s",
+    return ibx_error_set(err, -EADDRNOTAVAIL,
+                         "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
+                         "write an address",
                          uri.host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
 }
 
@@ -91,7 +93,10 @@ int bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_erro
         fd = rc;
     }
     if (fd < 0)
-        return ibx_error_set(err, fd, "stock cannot listen at %s: %s", text, strerror(-fd));
+        return ibx_error_set(err, fd,
+                             "--stock: cannot listen at %s: %s; give another port, or an address "
+                             "of this host",
+                             text, strerror(-fd));
     struct sockaddr_storage bound = {0};
     socklen_t length = sizeof(bound);
     getsockname(fd, (struct sockaddr *)&bound, &length);
@@ -110,6 +115,9 @@ int bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_er
     int fd = first_that(connect, list);
     freeaddrinfo(list);
     if (fd < 0)
-        return ibx_error_set(err, fd, "nobody answers at stock's %s: %s", where, strerror(-fd));
+        return ibx_error_set(err, fd,
+                             "--stock: nobody answers at %s: %s; start the server with --stock, or "
+                             "give the address and port of its stock door",
+                             where, strerror(-fd));
     return bw_stream_of_stock(fd, stream, err);
 }

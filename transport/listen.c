@@ -80,8 +80,10 @@ static int resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
     int rc = getaddrinfo(uri->host, service, &hints, list);
     if (!rc)
         return 0;
-    return ibx_error_set(err, -EADDRNOTAVAIL, "host \"%s\" cannot be resolved: %s", uri->host,
-                         rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    return ibx_error_set(err, -EADDRNOTAVAIL,
+                         "host \"%s\" cannot be resolved: %s; correct the name, write an "
+                         "address, or add it to DNS or /etc/hosts",
+                         uri->host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
 }
 
 static int unix_address(const struct ibx_uri *uri, struct sockaddr_un *address)

@@ -98,7 +98,12 @@ def nobody_there_is_one_sentence(scene):
     code, out, err = scene.run("run", "--stock", f"127.0.0.1:{port}", uri)
     equal((code, out), (1, ""))
     one_sentence(err)
-    assert str(port) in err, err
+    assert str(port) in err and "start the server with --stock" in err, err
+    for args in (("tcp://nobody.invalid:1",), ("--stock", "nobody.invalid:1", uri)):
+        code, out, err = scene.run("run", *args)
+        equal((args, code, out), (args, 1, ""))
+        one_sentence(err)
+        assert '"nobody.invalid" cannot be resolved' in err and "correct the name" in err, err
 
 
 @test
