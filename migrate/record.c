@@ -147,9 +147,13 @@ int ibx_record_folder(const char *given, char *folder, size_t size, struct ibx_e
 static int open_folder(const char *folder, struct ibx_error *err)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd >= 0 ? fd
-                   : ibx_error_set(err, -errno, "folder %s for records of moves: %s", folder,
-                                   strerror(errno));
+    return fd >= 0
+               ? fd
+               : ibx_error_set(err, -errno,
+                               "folder %s for records of moves cannot be opened: %s; do this as "
+                               "the user who started the move or as root, or choose another "
+                               "folder with --state-dir",
+                               folder, strerror(errno));
 }
 
 /* ------------------------------------------------------------ reading */

@@ -38,8 +38,11 @@ int ibx_talk_waiting(const char *folder, void (*each)(void *context, const char 
     DIR *dir = opendir(folder);
     char path[PATH_MAX];
     if (!dir)
-        return ibx_error_set(err, -errno, "folder %s for records of moves: %s", folder,
-                             strerror(errno));
+        return ibx_error_set(err, -errno,
+                             "folder %s for records of moves cannot be opened: %s; do this as the "
+                             "user who started the move or as root, or choose another folder with "
+                             "--state-dir",
+                             folder, strerror(errno));
     for (const struct dirent *entry; (entry = readdir(dir));) {
         pid_t pid = waiting_pid(entry->d_name);
         if (!pid)

@@ -25,13 +25,27 @@ static const char *text_of(const json_t *status, const char *member)
     return text ? text : "";
 }
 
+/* For which monitor it waits only itself could say. */
+static void complain_of_stopped(pid_t pid)
+{
+    char said[160];
+    snprintf(said, sizeof(said),
+             "an ib-migrate (process %d) that waits for a VM does not answer: if it is stopped, "
+             "kill -CONT %d lets it go on",
+             (int)pid, (int)pid);
+    migrate_complain(said);
+}
+
 /* One that has begun a move meanwhile is on record, and its socket is gone. */
 static void gather(void *context, const char *path, pid_t pid)
 {
     struct gathering *g = context;
     json_t *answer = NULL;
-    if (ibx_talk_ask(path, json_pack("{s:s}", "command", "status"), &answer,
-                     ibx_deadline_in_ms(ASK_MS), NULL))
+    int rc = ibx_talk_ask(path, json_pack("{s:s}", "command", "status"), &answer,
+                          ibx_deadline_in_ms(ASK_MS), NULL);
+    if (rc == -ETIMEDOUT)
+        complain_of_stopped(pid);
+    if (rc)
         return;
     json_t *status = json_incref(json_object_get(answer, "status"));
     json_decref(answer);

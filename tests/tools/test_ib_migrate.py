@@ -343,6 +343,10 @@ def a_waiting_receiver_is_shown_and_cancelled(scene):
     code, summary, _ = finish(waiting)
     equal((code, summary["complete"]), (1, False))
     assert "no VM had come" in summary["error"], summary
+    os.kill(second.pid, signal.SIGSTOP)
+    code, out, err = scene.run("status", *folder(scene))
+    equal((code, out), (0, f"no move is on record in {scene.path('state')}\n"))
+    assert f"(process {second.pid}) that waits for a VM does not answer" in err and "kill -CONT" in err, err
     second.kill()
     second.wait()
     equal(scene.run("status", *folder(scene))[1], f"no move is on record in {scene.path('state')}\n")
