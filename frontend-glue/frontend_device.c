@@ -10,6 +10,7 @@
 #include "frontend-glue/frontend_internal.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -68,6 +69,18 @@ int frontend_kind(const void *to, const void *from, int kind)
 /* A bit each; nobody has more. */
 static _Atomic uint64_t in_use;
 static _Thread_local int current; /* as long as the thread has not said otherwise */
+
+/* GVirtuS makes connections of its own for a child: it has selected nothing, and used nothing. */
+static void in_child(void)
+{
+    atomic_store(&in_use, 0);
+    current = 0;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
 
 static void note_device(int device)
 {

@@ -392,7 +392,20 @@ bool devices()
         REQUIRE(near && cudaMemcpy(near, expected.data(), n, H2D) == 0);
         REQUIRE(cudaFree(near) == 0 && cudaFree(far) == 0);
     }
-    return true;
+    // A child begins on the first device, and is left there.
+    REQUIRE(cudaSetDevice(1) == 0);
+    pid_t child = fork();
+    if (!child) {
+        void *stream;
+        char *own = device_memory(n);
+        bool good = own && cudaStreamCreate(&stream) == 0 && cudaMallocHost(&memory, n) == 0;
+        good = good && cudaMemcpyAsync(own, memory, n, H2D, stream) == 0;
+        std::uint64_t selections = stub_selections();
+        good = good && cudaFreeHost(memory) == 0 && stub_selections() == selections;
+        std::_Exit(good ? 0 : 1);
+    }
+    int status = -1;
+    return waitpid(child, &status, 0) == child && status == 0;
 }
 
 // The thread stays on the device that it had, and so do its copies in the background.
