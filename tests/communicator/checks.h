@@ -30,16 +30,17 @@ inline void check(const char *name, const std::function<bool()> &test)
     (good ? passed : failed)++;
 }
 
-// A port that was free a moment ago.
+// A port that is free until who sets SO_REUSEADDR listens there, as back ends do: this process
+// keeps a socket at it, so that the kernel gives it to nobody else meanwhile.
 inline std::uint16_t free_port()
 {
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
     sockaddr_in address{};
     address.sin_family = AF_INET;
     socklen_t length = sizeof(address);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
     getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length);
-    close(fd);
     return ntohs(address.sin_port);
 }
 

@@ -25,7 +25,8 @@ void process_expect(struct process *p, const char *text, unsigned times);
 int process_wait(struct process *p);
 /* Ends it by SIGKILL, if it still runs. */
 void process_kill(struct process *p);
-/* A port of 127.0.0.1 that nobody listens on. */
+/* A port of 127.0.0.1 that nobody listens on until who sets SO_REUSEADDR does: a socket of this
+ * process stays there, so that the kernel gives it to nobody else. */
 uint16_t process_free_port(void);
 
 #endif

@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -90,6 +91,18 @@ class Scene:
         found = re.search(r"serving \w+ at (\S+)", line)
         assert found, line or process.communicate(timeout=LIMIT)
         return process, found.group(1)
+
+
+RESERVED = []
+
+
+def free_port():
+    """A port of 127.0.0.1 that nobody listens on until who sets SO_REUSEADDR does: a socket stays there, so that the
+    kernel gives it to nobody else."""
+    RESERVED.append(socket.socket())
+    RESERVED[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    RESERVED[-1].bind(("127.0.0.1", 0))
+    return RESERVED[-1].getsockname()[1]
 
 
 def equal(got, wanted):

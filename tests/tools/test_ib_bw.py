@@ -12,15 +12,9 @@ import struct
 import sys
 import threading
 
-from harness import LIMIT, Skip, alive, children, equal, one_sentence, run_all, test, until
+from harness import LIMIT, Skip, alive, children, equal, free_port, one_sentence, run_all, test, until
 
 QUICK = ("--sizes", "4,64K,1M", "--count", "4", "--rounds", "2")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def key_file(scene, name, secret, mode=0o600):
