@@ -28,8 +28,14 @@ int bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
 {
     if (!cpus->given || !sched_setaffinity(0, sizeof(cpus->set), &cpus->set))
         return 0;
-    return ibx_error_set(err, -errno, "none of the processors asked for can be had: %s",
-                         strerror(errno));
+    int code = errno;
+    unsigned first = 0;
+    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus->set))
+        first++;
+    return ibx_error_set(err, -code,
+                         "processor %u, and what else was asked for with it, cannot be had: %s; "
+                         "there are 0 to %ld here, of which a cpuset may leave fewer",
+                         first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
 }
 
 int bench_nice_use(const struct bench_args *args, struct ibx_error *err)

@@ -132,6 +132,13 @@ def nothing_passes_for_a_path_that_could_not_be_made(scene):
 
 
 @test
+def what_is_not_there_is_named(scene):
+    for option in ("--gvirtus", "--from"):
+        equal((option, *scene.run(option, "/nowhere/at/all")),
+              (option, 2, "", f"bench-gpu: {option}: there is no /nowhere/at/all\n"))
+
+
+@test
 def a_back_end_that_dies_is_told(scene):
     rc, out, err, cells = bench(scene, FAKE_BACK_END="dies")
     equal((rc, cells), (1, None))

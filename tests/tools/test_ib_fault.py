@@ -102,6 +102,10 @@ def bad_values_are_named(scene):
         status, _, err = scene.run("self", option, value)
         equal(status, 1)
         assert option in err and f'"{value}"' in err and err.count("\n") == 1, err
+    for option in ("--cpus", "--touch-cpus"):
+        status, _, err = scene.run("self", "--size", "2M", "--links", "2", "--touches", "1", option, "1023")
+        equal(status, 1)
+        assert "processor 1023, " in err and "there are 0 to " in err, err
     for args in ([], ["loan"], ["fetch"], ["lend", "--minor", "tcp://127.0.0.1:1"], ["fetch", "--links", "2", "tcp://x:1"],
                  ["self", "a", "b"]):
         status, _, err = scene.run(*args)
