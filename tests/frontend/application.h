@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Shared by the tests of application.cpp and those about asynchronous copies.
+// Shared by the tests of application.cpp and those about page-locked memory and asynchronous
+// copies.
 #ifndef TESTS_FRONTEND_APPLICATION_H
 #define TESTS_FRONTEND_APPLICATION_H
 
@@ -28,6 +29,18 @@ char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
 // To the device and back into other memory, with a gap on both sides that stays as it was.
 bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream = nullptr);
+
+// Peak memory of this process, KiB.
+long peak();
+
+// application_pinned.cpp
+
+// Page-locked memory; of an application after one that has left without freeing its own.
+bool pinned();
+bool after();
+// Memory that is registered, and such that is gone without a word.
+bool host_register();
+bool stale_registration();
 
 // application_async.cpp
 
