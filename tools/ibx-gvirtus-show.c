@@ -130,14 +130,21 @@ static int show_config(const struct ibx_glue_config *config, struct ibx_error *e
         row("communicator", "%s (line %u of it)", config->uri, config->uri_line);
     else
         row("communicator", "%s (from the endpoint)", config->uri);
-    struct ibx_options defaults;
+    struct ibx_options defaults, asked = config->options;
+    struct ibx_uri uri;
     ibx_options_init(&defaults);
+    if (!ibx_uri_parse(config->uri, &uri, NULL))
+        ibx_uri_options(&uri, &asked, NULL);
     const char *key;
     for (unsigned i = 0; (key = ibx_options_key(i)); i++) {
-        char value[256], usual[256];
+        char value[256], usual[256], counts[256];
         ibx_options_get(&config->options, key, value, sizeof(value));
         ibx_options_get(&defaults, key, usual, sizeof(usual));
-        show_key(i ? "" : "options", key, value, usual);
+        ibx_options_get(&asked, key, counts, sizeof(counts));
+        if (strcmp(counts, value) != 0)
+            row(i ? "" : "options", "rdma.%s : %s (by the communicator, which wins)", key, counts);
+        else
+            show_key(i ? "" : "options", key, value, usual);
     }
     return show_own_keys(config, err);
 }

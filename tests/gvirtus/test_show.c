@@ -184,6 +184,15 @@ static void test_unreachable(void **state)
     expect_said("rdma.log : info\n");
     expect_said("rdma.gpu_memory : 2M\n");
 
+    snprintf(expected, sizeof(expected), "communicator : tcp%s?slots=11&chunk=1M\nrdma.slots : 9\n",
+             uri + strlen("rdma"));
+    write_file("etc/query.properties", expected);
+    assert_int_equal(run("show", "--properties", in_home("etc/query.properties")), 1);
+    expect_said("rdma.provider : tcp (by the communicator, which wins)\n");
+    expect_said("rdma.slots : 11 (by the communicator, which wins)\n");
+    expect_said("rdma.chunk : 1M (by the communicator, which wins)\n");
+    expect_said("rdma.message : 16K (default)\n");
+
     add_properties("rdma.slots2 : 9\n");
     assert_int_equal(run("show", NULL, NULL), 1);
     expect_said("(rdma.slots2): there is no option \"slots2\"");
