@@ -137,7 +137,7 @@ void ibx_refuse_space(const struct ibx_guest_ram *ram, struct ibx_refusals *refu
             ibx_refuse(refusals,
                        "the file system of %s has %" PRIu64
                        " MiB left and this VM may need %" PRIu64
-                       " MiB more: enlarge it (mount -o remount,size=... /dev/shm) or free space, "
+                       " MiB more: enlarge it (a tmpfs: mount -o remount,size=...) or free space, "
                        "else the VM would hang for want of a page",
                        block->path[0] ? block->path : block->id, room >> 20, need >> 20);
     }
