@@ -334,7 +334,7 @@ static void test_stopped_for_a_while(void **state)
 {
     (void)state;
     start_both();
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
     unsigned long before = vm_beats(&vms[1]);
@@ -424,32 +424,39 @@ static void refused(const struct vm_options *from, const struct vm_options *to, 
     mover_ends(&receiver, 1);
 }
 
+/* A file of this process alone, which vm_available() removes when a test has failed. */
+static void shared_place(char *place, size_t size)
+{
+    snprintf(place, size, "/dev/shm/ibx-vm-%d-own", (int)getpid());
+}
+
 static void test_too_small(void **state)
 {
     (void)state;
+    char place[64], ram[192];
+    shared_place(place, sizeof(place));
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem1,size=32M,mem-path=%s,share=on", place);
     refused(&(struct vm_options){.append = ""},
-            &(struct vm_options){.append = "",
-                                 .incoming = true,
-                                 .extra = {"-m", "32", "-object",
-                                           "memory-backend-file,id=mem1,size=32M,mem-path=/dev/shm/"
-                                           "ibx-small,share=on",
-                                           "-machine", "memory-backend=mem1"}},
+            &(struct vm_options){
+                .append = "",
+                .incoming = true,
+                .extra = {"-m", "32", "-object", ram, "-machine", "memory-backend=mem1"}},
             "mem");
-    unlink("/dev/shm/ibx-small");
+    unlink(place);
 }
 
 /* Both QEMUs on one file: the running VM's memory would be emptied. */
 static void test_same_file(void **state)
 {
     (void)state;
-    char ram[192];
-    snprintf(ram, sizeof(ram),
-             "memory-backend-file,id=mem0,size=%uM,mem-path=/dev/shm/ibx-same,share=on",
-             VM_RAM_MIB);
+    char place[64], ram[192];
+    shared_place(place, sizeof(place));
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
+             VM_RAM_MIB, place);
     refused(&(struct vm_options){.append = "", .ram = ram},
             &(struct vm_options){.append = "", .incoming = true, .ram = ram},
             "in one and the same file");
-    unlink("/dev/shm/ibx-same");
+    unlink(place);
 }
 
 static void test_other_machine(void **state)
