@@ -25,6 +25,7 @@ struct ibx_attachment {
     pid_t process;
     pthread_mutex_t closing; /* the session, at the end of the thread */
     atomic_bool ended;
+    bool preloaded;                 /* the session carries the thread's own calls, too */
     struct ibx_request_watch watch; /* the thread's */
     int stream_at;                  /* of the request in hand: see stream_at() */
     bool selects;                   /* the request in hand is cudaSetDevice, not answered yet */
@@ -153,7 +154,7 @@ static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *by
 void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
     static const char capture[] = "cudaStreamBeginCapture";
-    if (!attachment || !n)
+    if (!attachment || !attachment->preloaded || !n)
         return;
     if (ibx_request_begins(&attachment->watch) && n == sizeof(capture) &&
         !memcmp(bytes, capture, n))
@@ -260,7 +261,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
     pthread_once(&begun, begin);
-    struct ibx_attachment *attachment = attach && keyed ? malloc(sizeof(*attachment)) : NULL;
+    struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;
     if (!attachment)
         return NULL;
     atomic_init(&attachment->session, session);
@@ -268,6 +269,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     attachment->process = getpid();
     pthread_mutex_init(&attachment->closing, NULL);
     atomic_init(&attachment->ended, false);
+    attachment->preloaded = attach != NULL;
     ibx_request_watch_init(&attachment->watch);
     attachment->stream_at = ANY_STREAM;
     attachment->selects = false;
@@ -277,7 +279,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     mine = attachment;
     pthread_setspecific(thread_end, attachment);
     atomic_store(&over_shm, is_over_shm(session));
-    attach(&calls);
+    if (attach)
+        attach(&calls);
     return attachment;
 }
 

@@ -14,7 +14,8 @@
 struct ibx_attachment;
 
 /* Client, connected: from now on the session is the calling thread's, and libibx-frontend.so, where
- * it is there, learns of it. NULL without memory: then the thread's copies are GVirtuS's. */
+ * it is there, learns of it. NULL without memory: then the thread's copies are GVirtuS's, and its
+ * connection outlives it. */
 struct ibx_attachment *ibx_attach(struct ibx_session *session);
 /* What GVirtuS writes, before the session gets it: a request that has to come after copies which
  * are under way in the background waits for them. Accepts NULL. */

@@ -12,12 +12,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <functional>
 #include <csignal>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 namespace
@@ -283,6 +285,43 @@ bool nothing_stays_of_clients()
     return false;
 }
 
+std::ptrdiff_t open_descriptors()
+{
+    using files = std::filesystem::directory_iterator;
+    return std::distance(files("/proc/self/fd"), files());
+}
+
+// GVirtuS keeps a thread's communicator for ever, and takes a later thread of the same number for
+// the same one.
+bool threads_that_end()
+{
+    BackEnd back;
+    std::vector<std::shared_ptr<Communicator>> kept;
+    unsigned right = 0;
+    auto visit = [&] {
+        std::thread([&] {
+            kept.push_back(connected(back.port));
+            FrontEnd front(kept.back().get());
+            right += round_trip(&front, 0, 100000, 1);
+        }).join();
+    };
+    return result_of(spawn([&]() -> int {
+               for (unsigned i = 0; i < 2; i++) // what libraries open once
+                   visit();
+               std::ptrdiff_t before = open_descriptors();
+               for (unsigned i = 0; i < 4; i++)
+                   visit();
+               std::ptrdiff_t after = open_descriptors();
+               for (auto &over : kept) {
+                   FrontEnd front(over.get());
+                   right += round_trip(&front, 0, 100000, 2);
+               }
+               if (after > before)
+                   std::fprintf(stderr, "%td descriptors became %td\n", before, after);
+               return after > before || right != 12;
+           })) == 0;
+}
+
 // The application must never take an old success for the answer of a dead back end.
 bool back_end_killed()
 {
@@ -420,6 +459,7 @@ int main(int argc, char **argv)
     check((std::to_string(client_count) + " clients at once").c_str(), many_clients);
     check("a client killed at every step", killed_at_every_step);
     check("nothing stays of clients that have gone", nothing_stays_of_clients);
+    check("a connection ends with its thread", threads_that_end);
     check("the back end killed: error 999, never an old success", back_end_killed);
     check("nobody there: a sentence for G3 and for G5", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
