@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -14,18 +15,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #define MOVERS_MAX 16
+#define PORTS_MAX  32
 #define LOOK_MS    2
 
 char mover_folder[64], mover_state_dir[96];
 const char *mover_namespace;
 static struct mover *running[MOVERS_MAX];
 static unsigned count;
+static int ports[PORTS_MAX];
+static unsigned port_count;
 
 void mover_begin(void)
 {
@@ -47,6 +52,8 @@ int mover_end_all(void **state)
     }
     mover_folder[0] = '\0';
     mover_namespace = NULL;
+    while (port_count)
+        close(ports[--port_count]);
     return vm_end_all(state);
 }
 
@@ -267,9 +274,33 @@ void mover_await_silent(struct mover *m)
         look_again(m, deadline, "waited for silent_ns");
 }
 
+/* A port that stays free until the end for receivers of a URI without one, also when they are
+ * killed and another is started there: a socket of this process stays at it, so that the kernel
+ * gives it to nobody else. */
+static void choose_port(const char *uri, char *chosen, size_t size)
+{
+    static const char none[] = "//127.0.0.1:0";
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(address);
+    const char *at = strstr(uri, none);
+    if (!at || strncmp(uri, "tcp", 3) || mover_namespace) {
+        snprintf(chosen, size, "%s", uri);
+        return;
+    }
+    assert_true(port_count < PORTS_MAX);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+    ports[port_count++] = fd;
+    snprintf(chosen, size, "tcp://127.0.0.1:%u%s", ntohs(address.sin_port), at + strlen(none));
+}
+
 void mover_receive(struct mover *m, const struct vm *vm, const char *uri, const char *const *more)
 {
-    const char *arguments[32] = {"receive", "--qmp", vm->tool, "--listen", uri, "--json"};
+    char chosen[256];
+    choose_port(uri, chosen, sizeof(chosen));
+    const char *arguments[32] = {"receive", "--qmp", vm->tool, "--listen", chosen, "--json"};
     unsigned n = 6;
     for (; more && *more; more++)
         arguments[n++] = *more;
