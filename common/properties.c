@@ -46,6 +46,9 @@ static int add_item(struct ibx_properties *p, const char *key, const char *value
     return 0;
 }
 
+/* Characters of a line: enough to find it, and not a secret that is in the file by mistake. */
+#define TELLING 16
+
 /* One line without its newline, NUL-terminated; cut into pieces in place. */
 static int parse_line(struct ibx_properties *p, const char *name, char *text, unsigned line,
                       struct ibx_error *err)
@@ -58,8 +61,8 @@ static int parse_line(struct ibx_properties *p, const char *name, char *text, un
     if (!colon) {
         ibx_text_sanitize(text);
         return ibx_error_set(err, -EINVAL,
-                             "%s line %u: \"%.64s\" is not an entry: write key : value", name, line,
-                             text);
+                             "%s line %u: \"%.*s%s\" is not an entry: write key : value", name,
+                             line, TELLING, text, strlen(text) > TELLING ? "..." : "");
     }
     *colon = '\0';
     int rc = add_item(p, trim(text), trim(colon + 1), line);

@@ -164,9 +164,11 @@ const struct gvirtus_key gvirtus_own_keys[] = {
 /* Every rdma.* key as a comment with its default, from both tables. */
 static void print_keys(FILE *out)
 {
-    fprintf(out,
-            "\n"
-            "# Keys of the rdma communicator, at their defaults; see gvirtus.properties(5).\n");
+    fprintf(
+        out,
+        "\n"
+        "# Keys of the rdma communicator, at their defaults, or with an example where there is\n"
+        "# none; see gvirtus.properties(5).\n");
     for (const struct gvirtus_key *key = gvirtus_own_keys; key->name; key++)
         fprintf(out, "# rdma.%s: %s\n#rdma.%s : %s\n", key->name, key->meaning, key->name,
                 key->example);

@@ -131,6 +131,8 @@ static void test_hostile_text(void **state)
     refused("a : 1\nb : \0 2\n", 14, "line 2 holds a NUL");
     refused("a : 1\n\0", 7, "line 2 holds a NUL");
     refused("a : 1\n\033[31mred\n", 15, "line 2: \"?[31mred\" is not an entry");
+    refused("0123456789abcdef0123456789abcdef\n", 33,
+            "line 1: \"0123456789abcdef...\" is not an entry");
 
     size_t size = IBX_PROPERTIES_BYTES_MAX + 1;
     char *big = malloc(size);
