@@ -512,11 +512,14 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
             return 0;
         }
         /* A poll of some providers is a system call, so time counts here and not their number. */
+        bool away = false;
         if (now >= yield_at) {
-            lost |= give_way(&now);
+            away = give_way(&now);
+            lost |= away;
             yield_at = now + YIELD_NS;
         }
-        if (i % POLLS_PER_WAKE_LOOK == 0 && woken(conn))
+        /* So many polls, each of which loses the core, are seconds. */
+        if ((away || i % POLLS_PER_WAKE_LOOK == 0) && woken(conn))
             return -EINTR;
         ibx_cpu_relax();
     }
