@@ -163,6 +163,21 @@ void mover_ends(struct mover *m, int status)
         fail_with_words(m, what);
 }
 
+bool mover_ends_or_says(struct mover *m, int status, const char *words)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t ended = {0};
+    while (!waitid(P_PID, (id_t)m->pid, &ended, WEXITED | WNOHANG | WNOWAIT) && !ended.si_pid) {
+        if (mover_said(m, words))
+            return false;
+        if (ibx_now_ns() >= deadline)
+            fail_with_words(m, "ib-migrate neither ends nor says so");
+        poll(NULL, 0, LOOK_MS);
+    }
+    mover_ends(m, status);
+    return true;
+}
+
 void mover_kill(struct mover *m, int signal)
 {
     if (!m->pid)

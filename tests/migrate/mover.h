@@ -32,6 +32,8 @@ void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const
 int mover_wait(struct mover *mover);
 /* It must end with this status; otherwise the test fails with what it said. */
 void mover_ends(struct mover *mover, int status);
+/* Whether it ended, with this status; false: it said `words` instead. */
+bool mover_ends_or_says(struct mover *mover, int status, const char *words);
 void mover_kill(struct mover *mover, int signal);
 /* Until a line of its JSON output has `phase`; with `present` (percent of all pages) as well. */
 void mover_await(struct mover *mover, const char *phase, unsigned present);

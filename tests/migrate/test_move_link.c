@@ -180,7 +180,17 @@ static void stayed(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
-/* Before it the VM goes on at the source, and never runs at the destination. */
+/* A destination that cannot know whether the commit was said waits, until it is told to go. */
+static void interrupt_receiver(void)
+{
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "never ran here");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+}
+
+/* Before it the VM goes on at the source, and never runs at the destination. That has all of the
+ * state, or not, when it is let go on: the source went on sending until the wire was cut. */
 static void test_cut_before_the_commit(void **state)
 {
     static const char *const states[] = {
@@ -191,7 +201,12 @@ static void test_cut_before_the_commit(void **state)
         wire("down");
         mover_kill(which, SIGCONT);
         mover_ends(&sender, 1);
-        mover_ends(&receiver, 1);
+        bool may_have_all =
+            !strcmp(states[i], "destination:ready") || !strcmp(states[i], "destination:mapped");
+        if (!may_have_all)
+            mover_ends(&receiver, 1);
+        else if (!mover_ends_or_says(&receiver, 1, "waits for the source to be back"))
+            interrupt_receiver();
         stayed();
         end(state);
     }
@@ -206,10 +221,7 @@ static void test_cut_when_loaded(void **state)
     mover_kill(&receiver, SIGCONT);
     mover_ends(&sender, 1);
     mover_await(&receiver, "broken", 0);
-    mover_kill(&receiver, SIGINT);
-    mover_await_words(&receiver, "never ran here");
-    mover_kill(&receiver, SIGINT);
-    mover_ends(&receiver, 1);
+    interrupt_receiver();
     stayed();
 }
 
