@@ -7,8 +7,10 @@
 #include <errno.h>
 #include <openssl/rand.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- the socket */
@@ -107,6 +109,41 @@ static int look(struct source *s, struct ibx_error *err)
     return 0;
 }
 
+/* ------------------------------------------------------------------------ asking */
+
+struct vigil {
+    int signals, over;
+};
+
+/* Nothing has been touched, and the guardian says that the VM goes on. */
+static void *leave_on_signal(void *argument)
+{
+    const struct vigil *vigil = argument;
+    struct pollfd fds[2] = {{.fd = vigil->signals, .events = POLLIN},
+                            {.fd = vigil->over, .events = POLLIN}};
+    while (poll(fds, 2, -1) < 0 && errno == EINTR)
+        ;
+    if (fds[0].revents && !fds[1].revents)
+        _exit(EXIT_FAILURE);
+    return NULL;
+}
+
+/* A silent host is waited for as long as timeout_ms says, but not by who interrupts. */
+static int ask(struct source *s, struct ibx_error *err)
+{
+    struct vigil vigil = {.signals = s->signals.fd, .over = eventfd(0, EFD_CLOEXEC)};
+    pthread_t thread;
+    bool kept = vigil.over >= 0 && !pthread_create(&thread, NULL, leave_on_signal, &vigil);
+    int rc = source_link_ask(s, err);
+    if (kept) {
+        eventfd_write(vigil.over, 1);
+        pthread_join(thread, NULL);
+    }
+    if (vigil.over >= 0)
+        close(vigil.over);
+    return rc;
+}
+
 static int prepare(struct source *s, struct ibx_error *err)
 {
     ibx_record_prune_old(s->options->folder);
@@ -118,7 +155,7 @@ static int prepare(struct source *s, struct ibx_error *err)
                              err);
     if (!rc) {
         move_stop_at("source", "asking");
-        rc = source_link_ask(s, err);
+        rc = ask(s, err);
     }
     if (!rc)
         rc = ibx_capabilities_set(s->qmp, IBX_MOVE_SOURCE, &s->vm.before,

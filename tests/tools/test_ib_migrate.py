@@ -376,6 +376,22 @@ def nobody_at_the_destination_leaves_the_vm_running(scene):
 
 
 @with_vms
+def a_destination_that_is_silent_is_not_waited_for_by_who_interrupts(scene):
+    vm = Vm(scene)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            uri = f"tcp://127.0.0.1:{silent.getsockname()[1]}?timeout_ms=30000"
+            sender = scene.start("send", "--qmp", vm.socket, *folder(scene), uri)
+            with silent.accept()[0]:
+                sender.send_signal(number)
+                out, err = sender.communicate(timeout=LIMIT)
+        equal((sender.returncode, out), (1, ""))
+        assert "goes on here" in err and "did not answer" not in err, err
+    vm.runs_on()
+    equal(vm.ask("query-status")["status"], "running")
+
+
+@with_vms
 def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     good, bad = key_file(scene, "good", "alpha alpha alpha alpha"), key_file(scene, "bad", "beta beta beta beta beta")
