@@ -428,29 +428,14 @@ static int clear_half_done(const char *file, struct state *state, struct ibx_err
     return put_all_back(file, state, NULL, err);
 }
 
-int gvirtus_journal_clear(const char *file, struct ibx_error *err)
-{
-    int lock;
-    int rc = journal_open(file, &lock, err);
-    if (rc)
-        return rc;
-    struct state *state = calloc(1, sizeof(*state));
-    if (state)
-        rc = clear_half_done(file, state, err);
-    else
-        rc = ibx_error_set(err, -ENOMEM, "no memory for the state of an installation");
-    free(state);
-    close(lock);
-    return rc;
-}
-
+/* Without a slot nothing follows the clearing. */
 static int apply_locked(const char *file, struct state *state, const char *slot,
                         const struct gvirtus_change *changes, size_t count, struct ibx_error *err)
 {
     int rc = clear_half_done(file, state, err);
-    if (!rc)
+    if (!rc && slot)
         rc = plan(state, slot, changes, count, err);
-    if (rc)
+    if (rc || !slot)
         return rc;
     rc = state_write(file, state, err);
     for (size_t i = 0; i < count && !rc; i++)
@@ -482,6 +467,11 @@ int gvirtus_journal_apply(const char *file, const char *slot, const struct gvirt
     free(state);
     close(lock);
     return rc;
+}
+
+int gvirtus_journal_clear(const char *file, struct ibx_error *err)
+{
+    return gvirtus_journal_apply(file, NULL, NULL, 0, err);
 }
 
 /* Looks for what would stop an undo half way, while nothing has been touched. */
