@@ -255,12 +255,17 @@ static int set_up_none_in_place(void **state)
     return set_up_tuned(state, IBX_CHOICE_NEVER);
 }
 
-/* From the device, where each part is waited for and so is in place only if it is long enough. */
-static unsigned parts_of(uint8_t *host, size_t n)
+static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
 {
     unsigned long before = counts().all;
-    assert_int_equal(copy(false, false, host, 0, n), 0);
+    assert_int_equal(copy(to_device, false, host, 0, n), 0);
     return (unsigned)(counts().all - before);
+}
+
+/* Here each part is waited for, and so is in place only if it is long enough. */
+static unsigned parts_from_device(uint8_t *host, size_t n)
+{
+    return parts_of(false, host, n);
 }
 
 /* What pays for long copies only is not given up for them. */
@@ -271,15 +276,15 @@ static void test_short_ones_are_given_up_alone(void **state)
     assert_non_null(host);
     for (unsigned i = 0; i < 2; i++) {
         for (unsigned j = 0; j < 2; j++)
-            assert_int_equal(parts_of(host, SHORT), 4);
-        assert_int_equal(parts_of(host, LONG), 6); /* one that was of use */
+            assert_int_equal(parts_from_device(host, SHORT), 4);
+        assert_int_equal(parts_from_device(host, LONG), 6); /* one that was of use */
     }
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(parts_of(host, SHORT), 4);
-    assert_int_equal(parts_of(host, SHORT), 1);
+        assert_int_equal(parts_from_device(host, SHORT), 4);
+    assert_int_equal(parts_from_device(host, SHORT), 1);
     for (unsigned i = 0; i < 4; i++)
-        assert_int_equal(parts_of(host, LONG), 6);
-    assert_int_equal(parts_of(host, SHORT), 1);
+        assert_int_equal(parts_from_device(host, LONG), 6);
+    assert_int_equal(parts_from_device(host, SHORT), 1);
     free(host);
 }
 
@@ -289,11 +294,11 @@ static void test_long_ones_are_judged_for_themselves(void **state)
     uint8_t *host = malloc(LONG);
     assert_non_null(host);
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(parts_of(host, SHORT), 4);
+        assert_int_equal(parts_from_device(host, SHORT), 4);
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(parts_of(host, LONG), 6);
-    assert_int_equal(parts_of(host, LONG), 1);
-    assert_int_equal(parts_of(host, SHORT), 1);
+        assert_int_equal(parts_from_device(host, LONG), 6);
+    assert_int_equal(parts_from_device(host, LONG), 1);
+    assert_int_equal(parts_from_device(host, SHORT), 1);
     free(host);
 }
 
@@ -301,9 +306,7 @@ static void test_long_ones_are_judged_for_themselves(void **state)
 
 static unsigned parts_to_device(uint8_t *host, size_t n)
 {
-    unsigned long before = counts().all;
-    assert_int_equal(copy(true, false, host, 0, n), 0);
-    return (unsigned)(counts().all - before);
+    return parts_of(true, host, n);
 }
 
 /* Each is a third of the one before, unless the last one were too short for a frame. */
