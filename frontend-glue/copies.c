@@ -16,11 +16,15 @@
 /* Contexts that were reset in this process: pinned memory and events went with them. */
 static _Atomic unsigned process_resets;
 
-bool copies_resets_seen(struct copies *x)
+void copies_heed_resets(struct copies *x)
 {
     unsigned resets = atomic_load(&process_resets), before = x->resets;
     x->resets = resets;
-    return resets != before;
+    if (resets == before && !x->requests.resets)
+        return;
+    if (x->staging)
+        ibx_staging_forget(x->staging);
+    ibx_client_pins_forget(&x->pins);
 }
 
 void copies_init(struct copies *x, const struct ibx_gpu_options *options)
@@ -39,6 +43,7 @@ void copies_release(struct ibx_session *s)
         ibx_mr_deregister(x->regions[i]);
     ibx_mr_deregister(x->windows);
     ibx_gpu_spans_drop(&x->spans, 0);
+    copies_heed_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);
     x->regions = NULL;
@@ -55,11 +60,9 @@ void copies_fini(struct ibx_session *s)
                 "both map, %lu by several threads, %lu straight from or into messages, the others "
                 "by chunks",
                 x->ran, s->path.peer, x->by_fabric, x->in_place, x->by_crew, x->inlined);
-    if (x->staging) {
+    if (x->staging)
         ibx_staging_end(x->staging);
-        if (copies_resets_seen(x) || x->requests.resets)
-            ibx_staging_forget(x->staging);
-    }
+    copies_heed_resets(x);
     ibx_staging_destroy(x->staging);
     ibx_crew_destroy(x->crew);
     x->crew = NULL;
@@ -177,6 +180,26 @@ static int run(struct ibx_session *s, const struct request *q)
     return rc ? rc : DONE;
 }
 
+/* Beside other clients: a capture of theirs neither stands in the way nor comes to harm. GVirtuS's
+ * handlers, the client's own cudaThreadExchangeStreamCaptureMode among them, find the thread as it
+ * was. */
+static int run_aside(struct ibx_session *s, const struct request *q)
+{
+    struct copies *x = &s->copies;
+    int mode = ibx_cuda_aside_begin(x->cuda, IBX_CUDA_CAPTURE_THREAD_LOCAL);
+    x->answering = true;
+    int rc = run(s, q);
+    x->answering = false;
+    /* Copies before it may be under way still, in memory that the client uses anew after this one's
+     * answer, for which GVirtuS's handler does not wait. */
+    if (rc == PASS && s->settle) {
+        copies_heed_resets(x);
+        ibx_client_pins_settle(&x->pins, x->cuda);
+    }
+    ibx_cuda_aside_end(x->cuda, mode);
+    return rc;
+}
+
 int copies_run(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
@@ -189,13 +212,7 @@ int copies_run(struct ibx_session *s)
         rc = copies_find_request(s, &q);
         if (rc <= 0 || !copies_able(s))
             return rc < 0 ? rc : 0;
-        x->answering = true;
-        rc = run(s, &q);
-        x->answering = false;
-        /* Copies before it may be under way still, in memory that the client uses anew after this
-         * one's answer, for which GVirtuS's handler does not wait. */
-        if (rc == PASS && s->settle)
-            x->cuda->ctx_synchronize();
+        rc = run_aside(s, &q);
         x->ran += rc == DONE;
     }
     return rc < 0 ? rc : 0;

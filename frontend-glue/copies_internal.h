@@ -43,9 +43,9 @@ struct request {
 
 /* copies.c */
 
-/* Whether a context was reset in this process since this was asked last: pinned memory and events
- * went with it. */
-bool copies_resets_seen(struct copies *x);
+/* If a context was reset in this process since the last call: pinned memory and events went with
+ * it. */
+void copies_heed_resets(struct copies *x);
 /* The reply up to its payload of `out` bytes; a whole reply. As session_fail(). */
 int copies_write_head(struct ibx_session *s, uint64_t began, uint64_t out);
 int copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t n);

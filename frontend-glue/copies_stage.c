@@ -158,8 +158,7 @@ struct ibx_staging *copies_lane(struct copies *x)
     if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
         return NULL;
     ibx_staging_set_chunk(x->staging, x->choice.chunk);
-    if (copies_resets_seen(x))
-        ibx_staging_forget(x->staging);
+    copies_heed_resets(x);
     return x->staging;
 }
 

@@ -107,6 +107,8 @@ static int run_in_place(struct ibx_session *s, const void *from, const struct ib
     int rc = x->early ? x->cuda->memcpy_to_device_async(x->frame.dst, from, (size_t)copy->width,
                                                         copy->stream)
                       : ibx_staging_straight_to_device(x->staging, from, copy);
+    if (x->early && !rc)
+        ibx_client_pin_left(&x->pins, x->cuda);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
     x->placed = !rc;

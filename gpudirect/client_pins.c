@@ -1,8 +1,146 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/client_pins.h"
 
+/* ------------------------------------------------------------------------ trails */
+
+/* Bits of the trails whose copies may be under way. */
+static uint64_t trails_busy(const struct ibx_client_pins *pins)
+{
+    uint64_t busy = 0;
+    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++)
+        busy |= pins->pins[i].left;
+    return busy;
+}
+
+static void trail_is_over(struct ibx_client_pins *pins, unsigned trail)
+{
+    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++)
+        pins->pins[i].left &= ~(1ull << trail);
+}
+
+/* After an error, which only a context in which nothing runs any more has, there is nothing to wait
+ * for. */
+static void trails_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, uint64_t trails)
+{
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        if (!(trails & 1ull << i))
+            continue;
+        cuda->event_synchronize(pins->trails[i].event);
+        trail_is_over(pins, i);
+    }
+}
+
+static struct ibx_client_trail *trail_of(struct ibx_client_pins *pins, const void *context,
+                                         const void *stream)
+{
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        struct ibx_client_trail *trail = &pins->trails[i];
+        if (trail->event && trail->context == context && trail->stream == stream)
+            return trail;
+    }
+    return NULL;
+}
+
+/* Whether the copies before it are, also to a thread that captures a stream of its own. */
+static bool is_over(const struct ibx_cuda *cuda, void *event)
+{
+    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    int rc = cuda->event_query(event);
+    ibx_cuda_aside_end(cuda, mode);
+    return !rc;
+}
+
+/* A place for the copies of another stream, with or without an event of that context; NULL: all
+ * have copies under way. */
+static struct ibx_client_trail *trail_place(struct ibx_client_pins *pins,
+                                            const struct ibx_cuda *cuda, const void *context)
+{
+    uint64_t busy = trails_busy(pins);
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        struct ibx_client_trail *trail = &pins->trails[i];
+        if (!trail->event || (trail->context == context && !(busy & 1ull << i)))
+            return trail;
+    }
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        struct ibx_client_trail *trail = &pins->trails[i];
+        if (trail->context != context || !is_over(cuda, trail->event))
+            continue;
+        trail_is_over(pins, i);
+        return trail;
+    }
+    return NULL;
+}
+
+static void trails_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
+{
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        struct ibx_client_trail *trail = &pins->trails[i];
+        void *popped = NULL;
+        if (trail->event && !cuda->ctx_push_current(trail->context)) {
+            cuda->event_destroy(trail->event);
+            cuda->ctx_pop_current(&popped);
+        }
+        *trail = (struct ibx_client_trail){0};
+    }
+}
+
+bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+                          const void *base, void *stream)
+{
+    void *context = NULL, *streams = NULL;
+    unsigned i = 0;
+    while (i < IBX_CLIENT_PINS && (pins->pins[i].base != base || pins->pins[i].refused))
+        i++;
+    if (i == IBX_CLIENT_PINS || cuda->ctx_get_current(&context) ||
+        cuda->stream_get_context(stream, &streams) || streams != context)
+        return false;
+    struct ibx_client_trail *trail = trail_of(pins, context, stream);
+    if (!trail)
+        trail = trail_place(pins, cuda, context);
+    if (!trail ||
+        (!trail->event && cuda->event_create(&trail->event, IBX_CUDA_EVENT_DISABLE_TIMING)))
+        return false;
+    trail->context = context;
+    trail->stream = stream;
+    pins->pin = i;
+    pins->trail = (unsigned)(trail - pins->trails);
+    return true;
+}
+
+void ibx_client_pin_left(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
+{
+    const struct ibx_client_trail *trail = &pins->trails[pins->trail];
+    if (!cuda->event_record(trail->event, trail->stream)) {
+        pins->pins[pins->pin].left |= 1ull << pins->trail;
+        return;
+    }
+    /* Nothing will say when the copy is over. */
+    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    cuda->stream_synchronize(trail->stream);
+    ibx_cuda_aside_end(cuda, mode);
+}
+
+void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
+{
+    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    trails_wait(pins, cuda, trails_busy(pins));
+    ibx_cuda_aside_end(cuda, mode);
+}
+
+void ibx_client_pins_forget(struct ibx_client_pins *pins)
+{
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        pins->trails[i] = (struct ibx_client_trail){0};
+        trail_is_over(pins, i);
+    }
+}
+
+/* -------------------------------------------------------------------------- pins */
+
 /* A context that is gone, or a reset, took the registration along: all that is left is to forget.
- */
+ * cuMemHostUnregister() waits for all work of the context by itself, other clients' too, and
+ * whoever calls the driver there waits with it, as with cudaFree(): so our own copies are over
+ * before. The mapping must not end first, for the driver knows memory by its address. */
 static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                   struct ibx_client_pin *pin)
 {
@@ -12,12 +150,13 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
         return;
     }
     bool foreign = cuda->ctx_get_current(&context) || !context;
-    foreign = foreign || (pin->left && context != pin->context);
     bool inside = !foreign || !cuda->ctx_push_current(pin->context);
-    if (inside && pin->left)
-        cuda->ctx_synchronize();
+    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    if (inside)
+        trails_wait(pins, cuda, pin->left);
     if (inside)
         cuda->mem_host_unregister(pin->base);
+    ibx_cuda_aside_end(cuda, mode);
     if (foreign && inside)
         cuda->ctx_pop_current(&popped);
     pins->bytes -= pin->length;
@@ -92,26 +231,11 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
     return pin_now(pins, cuda, pin, writable, err);
 }
 
-bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
-                          const void *base, void *stream)
-{
-    void *context = NULL;
-    for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
-        struct ibx_client_pin *pin = &pins->pins[i];
-        if (pin->base != base || pin->refused)
-            continue;
-        if (cuda->stream_get_context(stream, &context) || context != pin->context)
-            return false;
-        pin->left = true;
-        return true;
-    }
-    return false;
-}
-
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
 {
     for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
         if (pins->pins[i].base)
             unpin(pins, cuda, &pins->pins[i]);
     }
+    trails_drop(pins, cuda);
 }

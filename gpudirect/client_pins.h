@@ -14,7 +14,8 @@
 
 #include <stdbool.h>
 
-#define IBX_CLIENT_PINS 64u
+#define IBX_CLIENT_PINS   64u
+#define IBX_CLIENT_TRAILS 64u /* no more than there are bits in a uint64_t */
 
 struct ibx_client_pin {
     uint8_t *base; /* NULL: a free place */
@@ -22,14 +23,25 @@ struct ibx_client_pin {
     uint64_t id;
     void *context; /* in which it was pinned */
     bool refused;  /* CUDA does not pin it: not tried again under this id */
-    bool left;     /* copies may be under way to or from it */
+    uint64_t left; /* a bit for each trail of copies that may be under way to or from it */
     uint64_t used; /* the higher the later */
+};
+
+/* The copies that were left in one stream, by an event behind the last one. That waits for nothing
+ * else: neither for other clients' work nor for what comes later in the stream, which may have been
+ * destroyed meanwhile. CUDA keeps a destroyed stream until its work is done: only then can another
+ * one have its handle. */
+struct ibx_client_trail {
+    void *event; /* NULL: a place that was never used */
+    void *context, *stream;
 };
 
 struct ibx_client_pins {
     struct ibx_client_pin pins[IBX_CLIENT_PINS];
     size_t bytes, bytes_max; /* pinned now; at most */
     uint64_t clock;
+    struct ibx_client_trail trails[IBX_CLIENT_TRAILS];
+    unsigned pin, trail; /* of the copy that is about to be left */
 };
 
 /* Whether [base, base + length), the allocation `id`, is pinned in the calling thread's context,
@@ -37,10 +49,16 @@ struct ibx_client_pins {
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
 /* A copy to or from the allocation that is pinned at `base` is about to be left under way in a
- * stream: it is waited for before the allocation is let go. False: it must not be, for it would be
- * another context's, which need not be the current one. */
+ * stream. False: it must not be, for no event of the current context can be put behind it, or too
+ * many streams have such copies. */
 bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                           const void *base, void *stream);
+/* That copy is in the stream: from now on it is waited for before the allocation is let go. */
+void ibx_client_pin_left(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* Waits for all copies that were left. */
+void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* The context was reset, and took streams and events along. */
+void ibx_client_pins_forget(struct ibx_client_pins *pins);
 /* Lets go of everything; before the mappings end. `cuda` may be NULL when there is nothing. */
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 

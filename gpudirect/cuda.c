@@ -21,7 +21,6 @@ static const struct {
     {"cuCtxGetDevice", offsetof(struct ibx_cuda, ctx_get_device)},
     {"cuCtxPushCurrent_v2", offsetof(struct ibx_cuda, ctx_push_current)},
     {"cuCtxPopCurrent_v2", offsetof(struct ibx_cuda, ctx_pop_current)},
-    {"cuCtxSynchronize", offsetof(struct ibx_cuda, ctx_synchronize)},
     {"cuMemcpyHtoD_v2", offsetof(struct ibx_cuda, memcpy_to_device)},
     {"cuMemcpyDtoH_v2", offsetof(struct ibx_cuda, memcpy_from_device)},
     {"cuMemcpyHtoDAsync_v2", offsetof(struct ibx_cuda, memcpy_to_device_async)},
@@ -48,8 +47,10 @@ static const struct {
     {"cuDriverGetVersion", offsetof(struct ibx_cuda, driver_get_version)},
     {"cuMemGetHandleForAddressRange", offsetof(struct ibx_cuda, mem_get_handle_for_address_range)},
     {"cuFlushGPUDirectRDMAWrites", offsetof(struct ibx_cuda, flush_gpu_direct_rdma_writes)},
+    {"cuThreadExchangeStreamCaptureMode",
+     offsetof(struct ibx_cuda, thread_exchange_stream_capture_mode)},
 };
-#define OPTIONAL 2u /* the last ones */
+#define OPTIONAL 3u /* the last ones */
 
 _Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) / sizeof(void *),
                "each function has its symbol");

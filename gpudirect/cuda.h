@@ -40,6 +40,12 @@
 
 #define IBX_CUDA_EVENT_DISABLE_TIMING 2u
 
+/* CUstreamCaptureMode, of a capture and of a thread, which has GLOBAL at first: the higher, the
+ * less is forbidden to it. */
+#define IBX_CUDA_CAPTURE_GLOBAL       0
+#define IBX_CUDA_CAPTURE_THREAD_LOCAL 1
+#define IBX_CUDA_CAPTURE_RELAXED      2
+
 /* CUdevice_attribute. FLUSH: bit 0 says that cuFlushGPUDirectRDMAWrites() works; ORDERING: the
  * scope within which it need not be called. */
 #define IBX_CUDA_DEVICE_RDMA_FLUSH    117
@@ -79,7 +85,6 @@ struct ibx_cuda {
     int (*ctx_get_device)(int *device);
     int (*ctx_push_current)(void *context);
     int (*ctx_pop_current)(void **context);
-    int (*ctx_synchronize)(void);
     int (*memcpy_to_device)(uint64_t to, const void *from, size_t n);
     int (*memcpy_from_device)(void *to, uint64_t from, size_t n);
     int (*memcpy_to_device_async)(uint64_t to, const void *from, size_t n, void *stream);
@@ -105,10 +110,12 @@ struct ibx_cuda {
     int (*device_get_attribute)(int *value, int attribute, int device);
     int (*device_get_name)(char *name, int size, int device);
     int (*driver_get_version)(int *version); /* 12080: CUDA 12.8 */
-    /* NULL where the driver is older: CUDA 11.7 and 11.3. */
+    /* NULL where the driver is older: CUDA 11.7, 11.3 and 10.1. */
     int (*mem_get_handle_for_address_range)(void *handle, uint64_t pointer, size_t n, int type,
                                             unsigned long long flags);
     int (*flush_gpu_direct_rdma_writes)(int target, int scope);
+    int (*thread_exchange_stream_capture_mode)(int *mode);
+    /* No cuCtxSynchronize(): it fails, and ends the captures of all threads, in every mode. */
 };
 
 /* The one table of this process, or NULL and a sentence: the library or one of its functions is
@@ -116,5 +123,17 @@ struct ibx_cuda {
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
 /* "CUDA_ERROR_ILLEGAL_ADDRESS", never NULL. */
 const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
+
+/* While another thread captures a stream in mode GLOBAL, as most programs do, waiting for an event
+ * or a stream, pinning memory and the like fail in every thread of the process, and what fails ends
+ * that capture as well. Between these two calls that is so no more for the calling thread:
+ *
+ *   THREAD_LOCAL  what the thread captures itself is heeded as ever
+ *   RELAXED       nor that: for what must not fail, as waiting for memory before it is given back
+ *
+ * A thread that is allowed more already stays so. `cuda` may be NULL; pairs may be nested. Begin
+ * returns what end is to be told. */
+int ibx_cuda_aside_begin(const struct ibx_cuda *cuda, int mode);
+void ibx_cuda_aside_end(const struct ibx_cuda *cuda, int before);
 
 #endif

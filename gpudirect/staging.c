@@ -199,14 +199,25 @@ unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned place)
     return st->places[place].chunk;
 }
 
-void ibx_staging_end(struct ibx_staging *st)
+/* Nothing may be in flight when the lane, or a chunk, is used again: also when the copy ended since
+ * its client captures a stream and waiting is forbidden to it. */
+static void places_free(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
-        if (st->places[i].state == PLACE_DMA)
+        if (st->places[i].state == PLACE_DMA) {
+            int mode = ibx_cuda_aside_begin(st->cuda, IBX_CUDA_CAPTURE_RELAXED);
             st->cuda->event_synchronize(st->places[i].event);
+            ibx_cuda_aside_end(st->cuda, mode);
+        }
         st->places[i].state = PLACE_FREE;
-        ibx_pinned_give(st->places[i].chunk);
     }
+}
+
+void ibx_staging_end(struct ibx_staging *st)
+{
+    places_free(st);
+    for (unsigned i = 0; i < st->count; i++)
+        ibx_pinned_give(st->places[i].chunk);
     st->count = 0;
     st->moving = 0;
 }
@@ -260,6 +271,15 @@ static int dma_part(const struct ibx_staging *st, const struct part *part, bool 
                                               copy->stream);
 }
 
+/* A stream of another device takes copies but no event of ours, and no client that captures may
+ * wait for one: the copy is under way. */
+static void stream_wait(const struct ibx_staging *st, void *stream)
+{
+    int mode = ibx_cuda_aside_begin(st->cuda, IBX_CUDA_CAPTURE_RELAXED);
+    st->cuda->stream_synchronize(stream);
+    ibx_cuda_aside_end(st->cuda, mode);
+}
+
 /* Gives a place to the GPU. 0 or a CUresult. */
 static int dma_start(struct ibx_staging *st, struct place *place, bool to_device)
 {
@@ -270,8 +290,7 @@ static int dma_start(struct ibx_staging *st, struct place *place, bool to_device
         return rc;
     rc = st->cuda->event_record(place->event, copy->stream);
     if (rc) {
-        /* A stream of another device takes copies but no event of ours. This one is under way. */
-        st->cuda->stream_synchronize(copy->stream);
+        stream_wait(st, copy->stream);
         return rc;
     }
     place->state = PLACE_DMA;
@@ -290,16 +309,6 @@ static struct place *dma_pick(struct ibx_staging *st, bool last)
             found = place;
     }
     return found;
-}
-
-/* Nothing may be in flight when the lane is used again. */
-static void places_free(struct ibx_staging *st)
-{
-    for (unsigned i = 0; i < st->count; i++) {
-        if (st->places[i].state == PLACE_DMA)
-            st->cuda->event_synchronize(st->places[i].event);
-        st->places[i].state = PLACE_FREE;
-    }
 }
 
 /* After an error, which may be one of the events' context. */
@@ -585,7 +594,7 @@ static int straight(struct ibx_staging *st, const struct part *part, bool to_dev
         return rc;
     rc = settle(st, st->copy.stream);
     if (rc) /* as in dma_start() */
-        st->cuda->stream_synchronize(st->copy.stream);
+        stream_wait(st, st->copy.stream);
     return rc;
 }
 

@@ -27,6 +27,9 @@ static const struct {
     {"cuStreamSynchronize", offsetof(struct cuda_calls, stream_synchronize), false},
     {"cuStreamQuery", offsetof(struct cuda_calls, stream_query), false},
     {"cuCtxSynchronize", offsetof(struct cuda_calls, ctx_synchronize), false},
+    {"cuStreamBeginCapture_v2", offsetof(struct cuda_calls, begin_capture), false},
+    {"cuStreamEndCapture", offsetof(struct cuda_calls, end_capture), false},
+    {"cuThreadExchangeStreamCaptureMode", offsetof(struct cuda_calls, exchange_mode), false},
     {"cuEventCreate", offsetof(struct cuda_calls, event_create), false},
     {"cuEventRecord", offsetof(struct cuda_calls, event_record), false},
     {"cuEventQuery", offsetof(struct cuda_calls, event_query), false},
@@ -40,6 +43,7 @@ static const struct {
     {"ibx_double_attribute", offsetof(struct cuda_calls, attribute), true},
     {"ibx_double_slow", offsetof(struct cuda_calls, slow), true},
     {"ibx_double_hold", offsetof(struct cuda_calls, hold), true},
+    {"ibx_double_hold_stream", offsetof(struct cuda_calls, hold_stream), true},
     {"ibx_double_capture", offsetof(struct cuda_calls, capture), true},
 };
 

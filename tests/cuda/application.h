@@ -27,6 +27,9 @@ struct cuda_calls {
     int (*stream_synchronize)(void *stream);
     int (*stream_query)(void *stream);
     int (*ctx_synchronize)(void);
+    int (*begin_capture)(void *stream, int mode);
+    int (*end_capture)(void *stream, void **graph);
+    int (*exchange_mode)(int *mode);
     int (*event_create)(void **event, unsigned flags);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
@@ -41,6 +44,7 @@ struct cuda_calls {
     void (*attribute)(int attribute, int value);
     void (*slow)(unsigned microseconds);
     void (*hold)(bool held);
+    void (*hold_stream)(void *stream);
     void (*capture)(void *stream);
 };
 

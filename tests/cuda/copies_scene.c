@@ -184,7 +184,7 @@ int tear_down(void **state)
     app->slow(0);
     app->mem_free(device);
     app->get_stats(&stats);
-    return ibx_pinned_taken() || stats.unpinned_async || stats.lost_events;
+    return ibx_pinned_taken() || stats.unpinned_async || stats.lost_events || stats.busy_unpins;
 }
 
 uint8_t *pattern(size_t n, uint64_t seed)

@@ -48,6 +48,7 @@ static struct {
 int sticky_error;
 static unsigned slow_sync_us, slow_async_us;
 static bool held;
+static void *held_stream;
 static void *captured;
 static unsigned long in_flight;
 
@@ -157,6 +158,14 @@ EXPORT void ibx_double_hold(bool hold)
     leave(0);
 }
 
+EXPORT void ibx_double_hold_stream(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    held_stream = stream;
+    pthread_cond_broadcast(&changed);
+    leave(0);
+}
+
 EXPORT void ibx_double_capture(void *stream)
 {
     pthread_mutex_lock(&mutex);
@@ -166,9 +175,9 @@ EXPORT void ibx_double_capture(void *stream)
 
 /* ---------------------------------------------------------------------- streams */
 
-static bool runnable(const struct job *job)
+static bool runnable(const struct stream *stream, const struct job *job)
 {
-    if (held)
+    if (held || stream == held_stream)
         return false;
     for (unsigned i = 0; i < STREAMS; i++) {
         if ((int)(streams[i].done - job->needs[i]) < 0)
@@ -194,7 +203,7 @@ static void *work(void *argument)
         struct job *job = stream->first;
         if (!job && !stream->used)
             break;
-        if (!job || !runnable(job)) {
+        if (!job || !runnable(stream, job)) {
             pthread_cond_wait(&changed, &mutex);
             continue;
         }
@@ -289,7 +298,7 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
 
 EXPORT int cuStreamSynchronize(void *handle)
 {
-    int code = enter("cuStreamSynchronize");
+    int code = enter_unsafe("cuStreamSynchronize");
     struct stream *stream = code ? NULL : stream_of(handle);
     if (code)
         return code;
@@ -300,7 +309,7 @@ EXPORT int cuStreamSynchronize(void *handle)
 
 EXPORT int cuStreamQuery(void *handle)
 {
-    int code = enter("cuStreamQuery");
+    int code = enter_unsafe("cuStreamQuery");
     struct stream *stream = code ? NULL : stream_of(handle);
     if (code)
         return code;
@@ -312,7 +321,7 @@ EXPORT int cuStreamQuery(void *handle)
 
 EXPORT int cuCtxSynchronize(void)
 {
-    int code = enter("cuCtxSynchronize");
+    int code = enter_context("cuCtxSynchronize");
     if (code)
         return code;
     int device = current->device;
@@ -328,7 +337,7 @@ EXPORT int cuStreamIsCapturing(void *handle, int *status)
     int code = enter("cuStreamIsCapturing");
     if (code)
         return code;
-    *status = captured && handle == captured;
+    *status = captured && handle == captured ? 1 : capture_status(handle);
     return leave(stream_of(handle) ? SUCCESS : INVALID_HANDLE);
 }
 
@@ -393,7 +402,7 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
 
 EXPORT int cuEventQuery(void *handle)
 {
-    int code = enter("cuEventQuery");
+    int code = enter_unsafe("cuEventQuery");
     if (code)
         return code;
     const struct event *event = handle;
@@ -403,7 +412,7 @@ EXPORT int cuEventQuery(void *handle)
 
 EXPORT int cuEventSynchronize(void *handle)
 {
-    int code = enter("cuEventSynchronize");
+    int code = enter_unsafe("cuEventSynchronize");
     if (code)
         return code;
     const struct event *event = handle;
@@ -458,6 +467,9 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
                          span_of(c->dst_pitch, c->width, c->height), &to_pinned);
     if (!stream || !from || !to)
         return stream ? INVALID_VALUE : INVALID_HANDLE;
+    int code;
+    if (capture_takes(handle, stream == &streams[0], &code))
+        return code;
     struct job *job = job_new();
     if (!job)
         return OUT_OF_MEMORY;
@@ -544,12 +556,32 @@ EXPORT int cuMemcpy2DAsync_v2(const struct ibx_cuda_memcpy2d *c, void *stream)
     return leave(copy_submit(c, stream, false));
 }
 
-/* ------------------------------------------------------------- for double_memory.c */
+/* ------------------------------------------------------------- for the other files */
+
+bool stream_known(void *handle, bool *blocking)
+{
+    const struct stream *stream = stream_of(handle);
+    if (stream)
+        *blocking = stream->blocking;
+    return stream;
+}
 
 void wait_for_all(void)
 {
     for (unsigned i = 0; i < STREAMS; i++)
         wait_for(&streams[i], streams[i].submitted);
+}
+
+bool in_use(const uint8_t *address, size_t n)
+{
+    for (unsigned i = 0; i < STREAMS; i++) {
+        for (const struct job *job = streams[i].first; job; job = job->next) {
+            if (job->height && ((job->to >= address && job->to < address + n) ||
+                                (job->from >= address && job->from < address + n)))
+                return true;
+        }
+    }
+    return false;
 }
 
 void events_forget(void)

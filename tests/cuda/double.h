@@ -11,6 +11,8 @@
  *     and their host memory has to be pinned
  *   - host memory is registered once and in no part twice
  *   - contexts are current per thread; a sticky error stays until a reset
+ *   - a capture forbids to wait, to pin and to allocate: in mode GLOBAL to all threads but those
+ * that have exchanged their mode; and what is forbidden ends it. cuCtxSynchronize always does
  *
  * Below is what only tests call. The two devices are 0 and 1.
  */
@@ -38,6 +40,7 @@ struct ibx_double_stats {
     unsigned long host_pins;     /* host memory registered now ... */
     unsigned long host_pinned;   /* ... and ever */
     unsigned long lost_events;   /* destroyed when they were gone already: an error of ours */
+    unsigned long busy_unpins;   /* memory let go before its copies were over: an error of ours */
 };
 
 /* The bytes of device memory; false when the range is not one allocation's. */
@@ -55,6 +58,8 @@ void ibx_double_attribute(int attribute, int value);
 void ibx_double_slow(unsigned microseconds);
 /* Nothing submitted runs until it is let go again. */
 void ibx_double_hold(bool held);
+/* Nothing of this stream does: its work is endless. NULL: none is. */
+void ibx_double_hold_stream(void *stream);
 /* The stream is being captured, as far as cuStreamIsCapturing() says; NULL: none is. */
 void ibx_double_capture(void *stream);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by double.c (streams, events, copies) and double_memory.c. */
+/* Shared by double.c (streams, events, copies), double_memory.c and double_capture.c. */
 #ifndef TESTS_CUDA_DOUBLE_INTERNAL_H
 #define TESTS_CUDA_DOUBLE_INTERNAL_H
 
@@ -54,8 +54,23 @@ int leave(int code);
 /* The allocation, or pinned host memory, that holds the range. */
 struct allocation *find(const void *address, size_t n);
 void wait_for_all(void);
+/* Whether copies to or from it have not been run yet. */
+bool in_use(const uint8_t *address, size_t n);
 /* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
 void slow_each(unsigned sync_us, unsigned async_us);
 void events_forget(void);
+/* Whether it is a stream, and of which kind. */
+bool stream_known(void *handle, bool *blocking);
+
+/* double_capture.c */
+
+/* enter() of what captures forbid, which ends them; and of what is forbidden to all. */
+int enter_unsafe(const char *function);
+int enter_context(const char *function);
+/* What cuStreamIsCapturing() says. */
+int capture_status(const void *stream);
+/* Whether work for a stream is captured, or forbidden: then it is not run, and `code` is what the
+ * call has to return. */
+bool capture_takes(const void *stream, bool legacy, int *code);
 
 #endif

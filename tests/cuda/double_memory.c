@@ -50,7 +50,7 @@ static void *wish_for(size_t n)
 
 EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
 {
-    int code = enter("cuMemAlloc");
+    int code = enter_unsafe("cuMemAlloc");
     if (code)
         return code;
     struct allocation *a = place_for_one();
@@ -75,7 +75,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
 /* As the driver, waits for everything first. */
 EXPORT int cuMemFree_v2(uint64_t device)
 {
-    int code = enter("cuMemFree");
+    int code = enter_unsafe("cuMemFree");
     if (code)
         return code;
     wait_for_all();
@@ -144,7 +144,7 @@ EXPORT int cuFlushGPUDirectRDMAWrites(int target, int scope)
 
 EXPORT int cuPointerSetAttribute(const void *value, int attribute, uint64_t pointer)
 {
-    int code = enter("cuPointerSetAttribute");
+    int code = enter_unsafe("cuPointerSetAttribute");
     if (code)
         return code;
     struct allocation *a = find((void *)(uintptr_t)pointer, 1);
@@ -213,7 +213,7 @@ static bool touches(const uint8_t *address, size_t n)
 
 EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
 {
-    int code = enter("cuMemHostRegister");
+    int code = enter_unsafe("cuMemHostRegister");
     if (code)
         return code;
     struct allocation *a = place_for_one();
@@ -225,14 +225,18 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     return leave(SUCCESS);
 }
 
+/* As the driver, waits for everything first, and keeps others waiting meanwhile: better not for
+ * copies of ours. */
 EXPORT int cuMemHostUnregister(void *address)
 {
-    int code = enter("cuMemHostUnregister");
+    int code = enter_unsafe("cuMemHostUnregister");
     if (code)
         return code;
     struct allocation *a = find(address, 1);
     if (!a || a->device >= 0 || a->address != address)
         return leave(NOT_REGISTERED);
+    stats.busy_unpins += in_use(a->address, a->size);
+    wait_for_all();
     *a = (struct allocation){0};
     stats.host_pins--;
     return leave(SUCCESS);

@@ -312,9 +312,9 @@ static void test_captured(void **state)
     free(bytes);
 }
 
-/* The back end lets go of pinned memory when the context that it is pinned in has nothing to do.
- * That says nothing about streams of other devices, in which CUDA copies, too: what is copied there
- * has ended when it is answered. */
+/* The back end lets go of pinned memory when the events behind its copies have passed. None of its
+ * context can be put into a stream of another device, in which CUDA copies, too: what is copied
+ * there has ended when it is answered. */
 static void test_stream_of_another_device(void **state)
 {
     (void)state;

@@ -46,11 +46,51 @@ static void test_there(void **state)
     assert_string_equal(ibx_cuda_error_name(cuda, 1), "CUDA_ERROR_INVALID_VALUE");
 }
 
+static int mode_of(const struct ibx_cuda *cuda, int wanted)
+{
+    assert_int_equal(cuda->thread_exchange_stream_capture_mode(&wanted), 0);
+    return wanted;
+}
+
+/* There and back; a thread is never allowed less than it was. */
+static void test_aside(void **state)
+{
+    (void)state;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    for (int i = 0; i < 9; i++) {
+        int mode = i / 3, wanted = i % 3, inside = wanted > mode ? wanted : mode;
+        mode_of(cuda, mode);
+        int before = ibx_cuda_aside_begin(cuda, wanted);
+        assert_int_equal(mode_of(cuda, inside), inside);
+        int again = ibx_cuda_aside_begin(cuda, wanted);
+        ibx_cuda_aside_end(cuda, again);
+        assert_int_equal(mode_of(cuda, inside), inside);
+        ibx_cuda_aside_end(cuda, before);
+        assert_int_equal(mode_of(cuda, mode), mode);
+    }
+}
+
+/* No driver, or one that knows no modes. */
+static void test_aside_without(void **state)
+{
+    (void)state;
+    struct ibx_cuda old = *ibx_cuda_load(NULL);
+    old.thread_exchange_stream_capture_mode = NULL;
+    const struct ibx_cuda *const none[] = {NULL, &old};
+    for (unsigned i = 0; i < 2; i++) {
+        int before = ibx_cuda_aside_begin(none[i], IBX_CUDA_CAPTURE_RELAXED);
+        assert_int_equal(before, -1);
+        ibx_cuda_aside_end(none[i], before);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_there),
+        cmocka_unit_test(test_aside),
+        cmocka_unit_test(test_aside_without),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }

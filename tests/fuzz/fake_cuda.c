@@ -124,6 +124,15 @@ static int stream_synchronize(void *stream)
     return result();
 }
 
+static int exchange_mode(int *mode)
+{
+    static __thread int now;
+    int before = now;
+    now = *mode;
+    *mode = before;
+    return 0;
+}
+
 static int is_capturing(void *stream, int *status)
 {
     *status = (uintptr_t)stream & 1;
@@ -232,7 +241,7 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         .mem_host_unregister = host_unregister,
         .ctx_push_current = ctx_push_current,
         .ctx_pop_current = ctx_get_current,
-        .ctx_synchronize = result,
+        .thread_exchange_stream_capture_mode = exchange_mode,
         .mem_host_get_flags = host_get_flags,
         .get_error_name = error_name,
         .device_get_name = device_name,
