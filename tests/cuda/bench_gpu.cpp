@@ -5,7 +5,8 @@
 // handler's cuMemcpy or the plugin's own copies. Beside it the same copies by the driver, without
 // GVirtuS.
 //
-//   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] [--clients N]
+//   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] [--rounds N] [--clients
+//   N]
 //             [--application PROGRAM,PRELOAD.so,LIBCUDART.so] [--cells NAME=FILE]...
 //
 // Paths: native (pageable and pinned), stock (GVirtuS's TCP communicator as ib-bw imitates it, and
@@ -75,13 +76,14 @@ double now()
         .count();
 }
 
-// Seconds of the median call; the first ones warm up.
+// Seconds of the median call; the first ones, or a long first one, warm up.
 double measure(const std::function<void()> &call)
 {
-    for (int i = 0; i < 3; i++)
+    double warm = now() + slice;
+    for (int i = 0; i < 3 && (!i || now() < warm); i++)
         call();
     std::vector<double> times;
-    for (double end = now() + slice; now() < end || times.size() < 7;) {
+    for (double end = now() + slice; now() < end || times.size() < 3;) {
         double begin = now();
         call();
         times.push_back(now() - begin);
@@ -249,6 +251,11 @@ class FrontEndOf
         in = static_cast<char *>(std::malloc(largest + 64));
         out = static_cast<char *>(std::malloc(largest + 64));
     }
+    ~FrontEndOf()
+    {
+        std::free(in);
+        std::free(out);
+    }
     std::uint64_t ask(const char *name, std::uint64_t a, std::uint64_t b)
     {
         at = 0;
@@ -324,6 +331,8 @@ Times measure_calls(Stream *stream)
             die("other bytes came back than were sent");
     }
     times.handled = front.ask("benchHandled", 0, 0);
+    munmap(sent, largest);
+    munmap(got, largest);
     return times;
 }
 
@@ -579,17 +588,38 @@ void run_application(const std::string &provider, Results *results)
     must(!bench_add_cells(provider + "-preload", in, results), "the application");
 }
 
+void measure_path(const std::string &path, Results *results)
+{
+    if (path == "shm-preload" || path == "tcp-preload") {
+        run_application(path.substr(0, 3), results);
+        return;
+    }
+    if (path == "native") {
+        bench_add("native pageable", native(false), results);
+        bench_add("native pinned", native(true), results);
+        return;
+    }
+    bool off = path.size() > 4 && path.substr(path.size() - 4) == "-off";
+    Times times = path == "stock" ? stock() : ours(path.substr(0, 3), !off);
+    bool staged = path != "stock" && !off;
+    if (staged == (times.handled != 0))
+        die(path + ": GVirtuS's handler ran " + std::to_string(times.handled) + " copies");
+    bench_add(path, times, results);
+}
+
 } // namespace
 
 int main(int argc, char **argv)
 {
     const char *json = nullptr;
     unsigned clients = 8;
+    int rounds = 1;
     std::string paths = "native,stock,shm-off,tcp-off,shm,tcp";
     std::vector<std::string> cells;
     if (argc < 2)
         die("usage: bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] "
-            "[--clients N] [--application PROGRAM,PRELOAD.so,LIBCUDART.so] [--cells NAME=FILE]");
+            "[--rounds N] [--clients N] [--application PROGRAM,PRELOAD.so,LIBCUDART.so] [--cells "
+            "NAME=FILE]");
     plugin = argv[1];
     for (int i = 2; i + 1 < argc; i += 2) {
         std::string option = argv[i];
@@ -599,6 +629,8 @@ int main(int argc, char **argv)
             slice = std::atof(argv[i + 1]);
         else if (option == "--paths")
             paths = argv[i + 1];
+        else if (option == "--rounds")
+            rounds = std::atoi(argv[i + 1]);
         else if (option == "--clients")
             clients = static_cast<unsigned>(std::atoi(argv[i + 1]));
         else if (option == "--application")
@@ -611,35 +643,26 @@ int main(int argc, char **argv)
     char name[] = "/tmp/bench_gpuXXXXXX";
     folder = mkdtemp(name);
     Results results;
-    for (const std::string &path : split(paths, ',')) {
-        if (path == "shm-preload" || path == "tcp-preload") {
-            run_application(path.substr(0, 3), &results);
-            continue;
-        }
-        if (path == "native") {
-            results.emplace_back("native pageable", native(false));
-            results.emplace_back("native pinned", native(true));
-            continue;
-        }
-        bool off = path.size() > 4 && path.substr(path.size() - 4) == "-off";
-        Times times = path == "stock" ? stock() : ours(path.substr(0, 3), !off);
-        bool staged = path != "stock" && !off;
-        if (staged == (times.handled != 0))
-            die(path + ": GVirtuS's handler ran " + std::to_string(times.handled) + " copies");
-        results.emplace_back(path, times);
-    }
     for (const std::string &named : cells) {
         std::size_t equals = named.find('=');
         std::ifstream in(named.substr(equals + 1));
         must(!bench_add_cells(named.substr(0, equals), in, &results), named.c_str());
     }
+    for (int round = 0; round < rounds; round++) {
+        for (const std::string &path : split(paths, ',')) {
+            if (!path.empty())
+                measure_path(path, &results);
+        }
+    }
     bench_print_table(results, true);
     bench_print_table(results, false);
+    for (const char *base : {"native", "gvirtus", "stock"})
+        bench_print_beside(results, base);
     if (json)
         bench_write_json(results, json);
-    for (const auto &result : results) {
-        if (clients && (result.first == "shm" || result.first == "tcp"))
-            print_clients(result.first, clients);
+    for (const Path &path : results) {
+        if (clients && (path.name == "shm" || path.name == "tcp"))
+            print_clients(path.name, clients);
     }
     std::string remove = "rm -rf " + folder;
     return std::system(remove.c_str()) != 0;

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <istream>
 #include <string>
-#include <utility>
 #include <vector>
 
 constexpr std::size_t bench_sizes[] = {4,        65536,     262144,    1u << 20,
@@ -21,11 +20,25 @@ struct Times {
     std::uint64_t handled; // copies that GVirtuS's handler ran
 };
 
-using Results = std::vector<std::pair<std::string, Times>>;
+// Of one path: one or more rounds, in their order. A machine has slower minutes, so what is
+// compared is measured in turns, and the ratios are those of one round each.
+struct Path {
+    std::string name;
+    std::vector<Times> rounds;
+};
 
-// The cells that bench_application.cpp prints. False: it has not come to its end.
+using Results = std::vector<Path>;
+
+// One more round of the path of that name.
+void bench_add(const std::string &name, const Times &times, Results *results);
+// The cells that bench_application.cpp prints: a round of "NAME pageable" and one of "NAME pinned".
+// False: it has not come to its end.
 bool bench_add_cells(const std::string &name, std::istream &cells, Results *results);
+// Medians of the rounds.
 void bench_print_table(const Results &results, bool to);
+// Each path that has as many rounds as BASE's beside it, memory of the same kind: medians of the
+// rounds' ratios, and the least and the most. Nothing where there is no such path.
+void bench_print_beside(const Results &results, const std::string &base);
 void bench_write_json(const Results &results, const char *file);
 
 #endif

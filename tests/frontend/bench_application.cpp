@@ -56,13 +56,14 @@ double now()
         .count();
 }
 
-// Seconds of the median call; the first ones warm up.
+// Seconds of the median call; the first ones, or a long first one, warm up.
 double measure(const std::function<void()> &call, double slice)
 {
-    std::vector<double> times;
-    for (int i = 0; i < 3; i++)
+    double warm = now() + slice;
+    for (int i = 0; i < 3 && (!i || now() < warm); i++)
         call();
-    for (double end = now() + slice; now() < end || times.size() < 7;) {
+    std::vector<double> times;
+    for (double end = now() + slice; now() < end || times.size() < 3;) {
         double begin = now();
         call();
         times.push_back(now() - begin);

@@ -47,16 +47,23 @@ with open(to, "w", encoding="ascii") as file:
     file.write("#!" + sys.executable + "\\n" + open(os.environ["FAKE_PROGRAMS"], encoding="ascii").read())
 os.chmod(to, 0o755)
 """
-APPLICATION = """import os
-home = os.environ["GVIRTUS_HOME"]
+APPLICATION = """import os, sys
+home = os.environ.get("GVIRTUS_HOME", "/nowhere")
 print(open(home + "/uri", encoding="ascii").read().split(":")[0] if os.path.exists(home + "/uri") else "own",
       "preload" if os.environ.get("LD_PRELOAD") else "")
+if home == "/nowhere":
+    print(sys.argv[1])
 """
 BENCH = """import json, sys
 cells = [one.split("=", 1) for one, before in zip(sys.argv[1:], sys.argv) if before == "--cells"]
 with open(sys.argv[sys.argv.index("--json") + 1], "w", encoding="ascii") as file:
-    json.dump({name: open(path, encoding="ascii").read().split() for name, path in cells}, file)
+    json.dump({"cells": [(name, open(path, encoding="ascii").read().split()) for name, path in cells],
+               "paths": sys.argv[sys.argv.index("--paths") + 1], "rounds": sys.argv[sys.argv.index("--rounds") + 1]}, file)
 """
+LDD = """echo "	libcudart.so.12 => $FAKE_RUNTIME (0x00007f0000000000)"
+"""
+ROUND = [["gvirtus", ["own"]], ["gvirtus-shm", ["rdma"]], ["gvirtus-shm-preload", ["rdma", "preload"]],
+         ["gvirtus-tcp-preload", ["tcp", "preload"]]]
 
 
 def write(path, text, first=f"#!{sys.executable}\n"):
@@ -66,7 +73,7 @@ def write(path, text, first=f"#!{sys.executable}\n"):
     os.chmod(path, 0o755)
 
 
-def bench(scene, **more):
+def bench(scene, *options, **more):
     """Exit status, output, errors, and what the JSON has; nothing is left behind."""
     home, build, tools, scratch = (scene.path(name) for name in ("a home", "build", "bin", "scratch"))
     write(home + "/bin/gvirtus-backend", BACK_END)
@@ -78,13 +85,15 @@ def bench(scene, **more):
     write(build + "/frontend-glue/libibx-frontend.so", "", "")
     write(tools + "/nvcc", NVCC)
     write(tools + "/python3", "exit 0\n", "#!/bin/sh\n")  # there is a GPU
+    if "FAKE_RUNTIME" in more:
+        write(tools + "/ldd", LDD, "#!/bin/sh\n")
     write(scene.path("programs"), PROGRAMS, "")
     os.mkdir(scratch)
     env = dict(os.environ, PATH=tools + ":" + os.environ["PATH"], TMPDIR=scratch, FAKE_PIDS=scene.path("pids"),
                FAKE_PROGRAMS=scene.path("programs"), **more)
     env.pop("GVIRTUS_HOME", None)
     before = sorted(os.walk(home))
-    rc, out, err = scene.run("--build", build, "--gvirtus", home, "--json", scene.path("json"), env=env)
+    rc, out, err = scene.run("--build", build, "--gvirtus", home, "--json", scene.path("json"), *options, env=env)
     equal((os.listdir(scratch), sorted(os.walk(home))), ([], before))
     if os.path.exists(scene.path("pids")):
         with open(scene.path("pids"), encoding="ascii") as pids:
@@ -105,8 +114,16 @@ def programs_and_cells_over_each_path(scene):
         for path in ("rdma", "tcp", "rdma-preload", "tcp-preload"):
             assert f"   ok: 1000 random programs {options}, over {path}\n" in out, out
     assert "left out: 1000 random programs --symbols" in out, out
-    equal(cells, {"gvirtus": ["own"], "gvirtus-shm": ["rdma"], "gvirtus-shm-preload": ["rdma", "preload"],
-                  "gvirtus-tcp-preload": ["tcp", "preload"]})
+    equal((cells["cells"], cells["rounds"]), (ROUND * 3, "1"))
+    assert "native: the driver's copies" in out and cells["paths"].startswith("native,"), (out, cells)
+
+
+@test
+def native_in_turns_with_gvirtus(scene):
+    rc, _, err, cells = bench(scene, "--rounds", "2", FAKE_RUNTIME="/of/cuda/libcudart.so.12")
+    native = ["native", ["own", "/of/cuda/libcudart.so.12"]]
+    equal((rc, cells["cells"]), (0, ([native] + ROUND) * 2)), err
+    assert "native" not in cells["paths"] and cells["paths"].startswith("stock,"), cells
 
 
 @test
@@ -119,7 +136,7 @@ def other_bytes_over_one_path_end_it(scene):
 @test
 def a_compiler_that_cannot_costs_the_programs_alone(scene):
     rc, out, err, cells = bench(scene, FAKE_NVCC="old")
-    equal((rc, out.count("   ok: "), len(cells or [])), (0, 0, 4)), err
+    equal((rc, out.count("   ok: "), len(cells["cells"])), (0, 0, 12)), err
     assert "left out: random programs with kernels: " in out and "Unknown option" in err, (out, err)
 
 
