@@ -180,13 +180,13 @@ static int run(struct ibx_session *s, const struct request *q)
     return rc ? rc : DONE;
 }
 
-/* Beside other clients: a capture of theirs neither stands in the way nor comes to harm. GVirtuS's
- * handlers, the client's own cudaThreadExchangeStreamCaptureMode among them, find the thread as it
- * was. */
+/* Captures, other clients' and this one's, neither stand in the way nor come to harm, as by CUDA's
+ * own copies that are no part of them; what would be a part is not run here. GVirtuS's handlers,
+ * the client's own cudaThreadExchangeStreamCaptureMode among them, find the thread as it was. */
 static int run_aside(struct ibx_session *s, const struct request *q)
 {
     struct copies *x = &s->copies;
-    int mode = ibx_cuda_aside_begin(x->cuda, IBX_CUDA_CAPTURE_THREAD_LOCAL);
+    int mode = ibx_cuda_aside_begin(x->cuda);
     x->answering = true;
     int rc = run(s, q);
     x->answering = false;

@@ -44,7 +44,7 @@ static struct ibx_client_trail *trail_of(struct ibx_client_pins *pins, const voi
 /* Whether the copies before it are, also to a thread that captures a stream of its own. */
 static bool is_over(const struct ibx_cuda *cuda, void *event)
 {
-    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    int mode = ibx_cuda_aside_begin(cuda);
     int rc = cuda->event_query(event);
     ibx_cuda_aside_end(cuda, mode);
     return !rc;
@@ -115,14 +115,14 @@ void ibx_client_pin_left(struct ibx_client_pins *pins, const struct ibx_cuda *cu
         return;
     }
     /* Nothing will say when the copy is over. */
-    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    int mode = ibx_cuda_aside_begin(cuda);
     cuda->stream_synchronize(trail->stream);
     ibx_cuda_aside_end(cuda, mode);
 }
 
 void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
 {
-    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    int mode = ibx_cuda_aside_begin(cuda);
     trails_wait(pins, cuda, trails_busy(pins));
     ibx_cuda_aside_end(cuda, mode);
 }
@@ -151,7 +151,7 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
     }
     bool foreign = cuda->ctx_get_current(&context) || !context;
     bool inside = !foreign || !cuda->ctx_push_current(pin->context);
-    int mode = ibx_cuda_aside_begin(cuda, IBX_CUDA_CAPTURE_RELAXED);
+    int mode = ibx_cuda_aside_begin(cuda);
     if (inside)
         trails_wait(pins, cuda, pin->left);
     if (inside)

@@ -124,16 +124,12 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
 /* "CUDA_ERROR_ILLEGAL_ADDRESS", never NULL. */
 const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
 
-/* While another thread captures a stream in mode GLOBAL, as most programs do, waiting for an event
- * or a stream, pinning memory and the like fail in every thread of the process, and what fails ends
- * that capture as well. Between these two calls that is so no more for the calling thread:
- *
- *   THREAD_LOCAL  what the thread captures itself is heeded as ever
- *   RELAXED       nor that: for what must not fail, as waiting for memory before it is given back
- *
- * A thread that is allowed more already stays so. `cuda` may be NULL; pairs may be nested. Begin
- * returns what end is to be told. */
-int ibx_cuda_aside_begin(const struct ibx_cuda *cuda, int mode);
+/* While a thread captures a stream in mode GLOBAL, as most programs do, waiting for an event or a
+ * stream, pinning memory and the like fail in every thread of the process, and what fails ends that
+ * capture as well; the thread itself is so in mode THREAD_LOCAL, too. Between these two calls the
+ * calling thread may do all that (RELAXED), and harms no capture. `cuda` may be NULL; pairs may be
+ * nested. Begin returns what end is to be told. */
+int ibx_cuda_aside_begin(const struct ibx_cuda *cuda);
 void ibx_cuda_aside_end(const struct ibx_cuda *cuda, int before);
 
 #endif

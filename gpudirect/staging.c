@@ -205,7 +205,7 @@ static void places_free(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
         if (st->places[i].state == PLACE_DMA) {
-            int mode = ibx_cuda_aside_begin(st->cuda, IBX_CUDA_CAPTURE_RELAXED);
+            int mode = ibx_cuda_aside_begin(st->cuda);
             st->cuda->event_synchronize(st->places[i].event);
             ibx_cuda_aside_end(st->cuda, mode);
         }
@@ -275,7 +275,7 @@ static int dma_part(const struct ibx_staging *st, const struct part *part, bool 
  * wait for one: the copy is under way. */
 static void stream_wait(const struct ibx_staging *st, void *stream)
 {
-    int mode = ibx_cuda_aside_begin(st->cuda, IBX_CUDA_CAPTURE_RELAXED);
+    int mode = ibx_cuda_aside_begin(st->cuda);
     st->cuda->stream_synchronize(stream);
     ibx_cuda_aside_end(st->cuda, mode);
 }
