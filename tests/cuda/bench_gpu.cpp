@@ -456,7 +456,7 @@ Times ours(const std::string &provider, bool gpu)
 
 // Eight share what one had, so a slice has few copies of each, and threads that share a processor
 // stay together for tenths of a second.
-constexpr int slices_of_many = 20;
+constexpr int slices_of_many = 40;
 
 // Bytes a second of one client that copies 16 MiB to the device and back, again and again, between
 // the parent's two words.
