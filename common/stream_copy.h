@@ -10,7 +10,7 @@
 
 #include <stddef.h>
 
-/* All of it is in memory, for devices and other processors, when this returns. */
+/* Devices and other processors see all of it when this returns. */
 void ibx_stream_copy(void *to, const void *from, size_t n);
 
 #endif

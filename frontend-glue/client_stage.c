@@ -155,7 +155,8 @@ static size_t length_of(const struct run *run, uint64_t unit, uint64_t units)
     return (size_t)(end - offset_of(run, unit));
 }
 
-/* The crew's: slot and application. The GPU reads what is in the slot, and nobody else does. */
+/* The crew's: slot and application. It is the GPU that reads a slot, unless the back end cannot pin
+ * it, which is noticed. */
 static int move(void *context, void *slot, uint64_t offset, size_t n)
 {
     const struct ibx_frontend_copy *copy = context;

@@ -5,27 +5,12 @@
 #include "common/log.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Bytes of a client's memory that are pinned here at most. They are the client's own: its
  * allocations in the shared region. */
 #define PINS_MAX (4ull << 30)
-
-/* Contexts that were reset in this process: pinned memory and events went with them. */
-static _Atomic unsigned process_resets;
-
-void copies_heed_resets(struct copies *x)
-{
-    unsigned resets = atomic_load(&process_resets), before = x->resets;
-    x->resets = resets;
-    if (resets == before && !x->requests.resets)
-        return;
-    if (x->staging)
-        ibx_staging_forget(x->staging);
-    ibx_client_pins_forget(&x->pins);
-}
 
 void copies_init(struct copies *x, const struct ibx_gpu_options *options)
 {
@@ -34,6 +19,7 @@ void copies_init(struct copies *x, const struct ibx_gpu_options *options)
                          .chosen_for = -1,
                          .pins = {.bytes_max = PINS_MAX}};
     ibx_request_watch_init(&x->requests);
+    copies_resets_begin(x);
 }
 
 void copies_release(struct ibx_session *s)
@@ -79,8 +65,11 @@ void copies_fini(struct ibx_session *s)
 void copies_note_read(struct ibx_session *s, const void *bytes, size_t n)
 {
     struct copies *x = &s->copies;
+    unsigned resets = x->requests.resets;
     ibx_request_note_read(&x->requests, bytes, n);
     /* The handler has not begun yet: what it takes away is let go before. */
+    if (x->requests.resets != resets)
+        copies_lose_context(x);
     if (x->requests.resets)
         ibx_gpu_spans_drop(&x->spans, 0);
     else if (x->requests.freed)
@@ -100,7 +89,8 @@ void copies_note_sync(struct ibx_session *s)
     if (x->answering)
         return;
     ibx_reply_note_sync(&x->replies);
-    atomic_fetch_add(&process_resets, x->requests.resets);
+    if (x->requests.resets)
+        copies_lost_context(x);
     x->requests.resets = 0;
 }
 
@@ -181,7 +171,8 @@ static int run(struct ibx_session *s, const struct request *q)
 }
 
 /* Captures, other clients' and this one's, neither stand in the way nor come to harm, as by CUDA's
- * own copies that are no part of them; what would be a part is not run here. GVirtuS's handlers,
+ * own copies, if the captured stream does not wait for the legacy one; what would be a part of one
+ * is not run here. GVirtuS's handlers,
  * the client's own cudaThreadExchangeStreamCaptureMode among them, find the thread as it was. */
 static int run_aside(struct ibx_session *s, const struct request *q)
 {

@@ -34,7 +34,8 @@ struct copies {
     struct ibx_choice choice;    /* of the device ... */
     int chosen_for;              /* ... with this number, -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
-    unsigned resets;             /* of the process, that `staging` has seen */
+    unsigned resets;             /* of contexts of the process, that this session has heeded */
+    void *losing;                /* the context that the request in hand takes away */
     bool poor;                   /* it was said why copies are not staged */
     struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
     bool indirect;               /* it never will be */

@@ -41,11 +41,18 @@ struct request {
     size_t inline_length;            /* bytes of it in the segment, with name and length */
 };
 
+/* copies_resets.c */
+
+/* Contexts that went before are none of this session's. */
+void copies_resets_begin(struct copies *x);
+/* Forgets what the session had in contexts that have gone since the last call. */
+void copies_heed_resets(struct copies *x);
+/* A request takes a context away: before its handler runs, and when that has answered. */
+void copies_lose_context(struct copies *x);
+void copies_lost_context(struct copies *x);
+
 /* copies.c */
 
-/* If a context was reset in this process since the last call: pinned memory and events went with
- * it. */
-void copies_heed_resets(struct copies *x);
 /* The reply up to its payload of `out` bytes; a whole reply. As session_fail(). */
 int copies_write_head(struct ibx_session *s, uint64_t began, uint64_t out);
 int copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t n);

@@ -204,7 +204,12 @@ static void request_ends(struct ibx_request_watch *watch)
     struct ibx_reader r = ibx_reader_of(watch->first, 4);
     if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
         watch->device = (int)ibx_get_u32(&r);
-    watch->resets += takes_context(watch->name);
+    r = ibx_reader_of(watch->first, 8);
+    if (takes_context(watch->name)) {
+        bool named = !strncmp(watch->name, "cuCtx", 5) && watch->length == 8;
+        watch->context = named ? ibx_get_u64(&r) : 0;
+        watch->resets++;
+    }
     r = ibx_reader_of(watch->first, 8);
     if (!strcmp(watch->name, "cudaFree") && watch->length == 8)
         watch->freed = ibx_get_u64(&r);

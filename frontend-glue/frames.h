@@ -90,7 +90,8 @@ struct ibx_request_watch {
     uint8_t first[8]; /* of the length, or of the body */
     uint64_t length;  /* of the body */
     int device;       /* that cudaSetDevice asked for last, -1: none */
-    unsigned resets;  /* requests that took the context away */
+    unsigned resets;  /* requests that took a context away ... */
+    uint64_t context; /* ... and which the last of them did, 0: the current one */
     uint64_t freed;   /* what cudaFree was last asked for, for who takes note and sets it to 0 */
 };
 

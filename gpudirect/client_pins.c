@@ -50,6 +50,17 @@ static bool is_over(const struct ibx_cuda *cuda, void *event)
     return !rc;
 }
 
+/* A context that is gone took its event along. */
+static void trail_drop(struct ibx_client_trail *trail, const struct ibx_cuda *cuda)
+{
+    void *popped = NULL;
+    if (trail->event && !cuda->ctx_push_current(trail->context)) {
+        cuda->event_destroy(trail->event);
+        cuda->ctx_pop_current(&popped);
+    }
+    *trail = (struct ibx_client_trail){0};
+}
+
 /* A place for the copies of another stream, with or without an event of that context; NULL: all
  * have copies under way. */
 static struct ibx_client_trail *trail_place(struct ibx_client_pins *pins,
@@ -68,20 +79,13 @@ static struct ibx_client_trail *trail_place(struct ibx_client_pins *pins,
         trail_is_over(pins, i);
         return trail;
     }
-    return NULL;
-}
-
-static void trails_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
-{
     for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
-        struct ibx_client_trail *trail = &pins->trails[i];
-        void *popped = NULL;
-        if (trail->event && !cuda->ctx_push_current(trail->context)) {
-            cuda->event_destroy(trail->event);
-            cuda->ctx_pop_current(&popped);
-        }
-        *trail = (struct ibx_client_trail){0};
+        if (busy & 1ull << i)
+            continue;
+        trail_drop(&pins->trails[i], cuda); /* another context's */
+        return &pins->trails[i];
     }
+    return NULL;
 }
 
 bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
@@ -127,12 +131,21 @@ void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda 
     ibx_cuda_aside_end(cuda, mode);
 }
 
-void ibx_client_pins_forget(struct ibx_client_pins *pins)
+void ibx_client_pins_forget(struct ibx_client_pins *pins, const void *context)
 {
     for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        if (context && pins->trails[i].context != context)
+            continue;
         pins->trails[i] = (struct ibx_client_trail){0};
         trail_is_over(pins, i);
     }
+}
+
+void ibx_client_pins_drop_events(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
+{
+    ibx_client_pins_settle(pins, cuda);
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++)
+        trail_drop(&pins->trails[i], cuda);
 }
 
 /* -------------------------------------------------------------------------- pins */
@@ -237,5 +250,6 @@ void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *c
         if (pins->pins[i].base)
             unpin(pins, cuda, &pins->pins[i]);
     }
-    trails_drop(pins, cuda);
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++)
+        trail_drop(&pins->trails[i], cuda);
 }

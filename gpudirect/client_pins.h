@@ -29,8 +29,8 @@ struct ibx_client_pin {
 
 /* The copies that were left in one stream, by an event behind the last one. That waits for nothing
  * else: neither for other clients' work nor for what comes later in the stream, which may have been
- * destroyed meanwhile. CUDA keeps a destroyed stream until its work is done: only then can another
- * one have its handle. */
+ * destroyed meanwhile. Another one has its handle only when its work is done, for until then it is
+ * there (cuStreamDestroy() in the CUDA Driver API's reference). */
 struct ibx_client_trail {
     void *event; /* NULL: a place that was never used */
     void *context, *stream;
@@ -57,8 +57,11 @@ bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *c
 void ibx_client_pin_left(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 /* Waits for all copies that were left. */
 void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
-/* The context was reset, and took streams and events along. */
-void ibx_client_pins_forget(struct ibx_client_pins *pins);
+/* A context was reset or destroyed, and took streams and events along. NULL: it may have been any.
+ */
+void ibx_client_pins_forget(struct ibx_client_pins *pins, const void *context);
+/* Before that: waits as above, and lets go of all events. */
+void ibx_client_pins_drop_events(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 /* Lets go of everything; before the mappings end. `cuda` may be NULL when there is nothing. */
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 

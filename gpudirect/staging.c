@@ -123,7 +123,7 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
 }
 
 /* A context that is gone took its events along: all that is left is to forget them. */
-static void events_drop(struct ibx_staging *st)
+void ibx_staging_drop_events(struct ibx_staging *st)
 {
     const struct ibx_cuda *cuda = st->cuda;
     void *context = NULL, *popped = NULL;
@@ -144,7 +144,7 @@ static int events_ready(struct ibx_staging *st)
     void *context = NULL;
     int rc = st->cuda->ctx_get_current(&context);
     if (!rc && context != st->context) {
-        events_drop(st);
+        ibx_staging_drop_events(st);
         st->context = context;
     }
     while (!rc && st->events < wanted) {
@@ -154,8 +154,10 @@ static int events_ready(struct ibx_staging *st)
     return rc;
 }
 
-void ibx_staging_forget(struct ibx_staging *st)
+void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
+    if (context && st->context != context)
+        return;
     st->events = 0;
     st->context = NULL;
 }
@@ -165,7 +167,7 @@ void ibx_staging_destroy(struct ibx_staging *st)
     if (!st)
         return;
     ibx_staging_end(st);
-    events_drop(st);
+    ibx_staging_drop_events(st);
     free(st);
 }
 
@@ -315,7 +317,7 @@ static struct place *dma_pick(struct ibx_staging *st, bool last)
 static int stop_gpu(struct ibx_staging *st, int rc)
 {
     places_free(st);
-    events_drop(st);
+    ibx_staging_drop_events(st);
     return rc;
 }
 

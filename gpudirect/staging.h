@@ -66,8 +66,11 @@ struct ibx_staging;
 
 int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging,
                        struct ibx_error *err);
-/* The context was reset, and what the lane had in it is gone. */
-void ibx_staging_forget(struct ibx_staging *staging);
+/* A context was reset or destroyed, and what the lane had in it is gone. NULL: it may have been
+ * any. */
+void ibx_staging_forget(struct ibx_staging *staging, const void *context);
+/* Before that: lets go of what the lane has in its context. Between copies. */
+void ibx_staging_drop_events(struct ibx_staging *staging);
 /* Accepts NULL. Waits for DMA in flight and gives the chunks back; no move may be in flight. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 

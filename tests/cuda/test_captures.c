@@ -413,6 +413,63 @@ static void test_reset(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_both, tear_down_both)
 
+static struct session_pair second;
+
+static void destroy_context(struct ibx_session *client, void *context)
+{
+    uint8_t body[16] = {8}, reply[20];
+    memcpy(body + 8, &context, sizeof(context));
+    assert_int_equal(ibx_session_write(client, "cuCtxDestroy", 13), 13);
+    assert_int_equal(ibx_session_write(client, body, sizeof(body)), sizeof(body));
+    assert_int_equal(ibx_session_sync(client), 0);
+    assert_int_equal(ibx_session_read(client, reply, sizeof(reply)), sizeof(reply));
+}
+
+/* A copy is left under way, a client names a context that goes, and the next copy heeds it: the
+ * first one is waited for all the same before its memory is let go. */
+static void leave_while_a_context_goes(struct session_pair *whose)
+{
+    const size_t n = 3000000;
+    struct ibx_double_stats before, after;
+    uint8_t few[100] = {0};
+    void *stream;
+    uint8_t *memory = ibx_shared_allocate(n, NULL);
+    assert_non_null(memory);
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    struct ibx_frontend_copy wish = lasting(memory, n, stream),
+                             other = {.to_device = true, .host = few, .n = sizeof(few)};
+    wish.to_device = true;
+    session_pair_open(&second);
+    session_pair_start(&second, serve, NULL);
+    app->get_stats(&before);
+    app->slow(100000);
+    assert_int_equal(copy(wish), 0);
+    destroy_context(whose->client, &second);
+    assert_int_equal(copy(other), 0);
+    ibx_session_close(pair.client);
+    join_server();
+    app->get_stats(&after);
+    assert_int_equal(after.busy_unpins, before.busy_unpins);
+    assert_int_equal(after.lost_events, before.lost_events);
+    assert_int_equal(after.events, before.events);
+    ibx_session_close(second.client);
+    session_pair_join(&second);
+    session_pair_close(&second);
+    assert_true(ibx_shared_free(memory));
+}
+
+static void test_anothers_context_goes(void **state)
+{
+    (void)state;
+    leave_while_a_context_goes(&second);
+}
+
+static void test_own_context_goes(void **state)
+{
+    (void)state;
+    leave_while_a_context_goes(&pair);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -426,6 +483,8 @@ int main(int argc, char **argv)
         TEST(test_mode_is_the_clients),
         TEST(test_own_capture),
         TEST(test_reset),
+        TEST(test_anothers_context_goes),
+        TEST(test_own_context_goes),
         TEST(test_leaves_capturing),
     };
     over_shm = argc > 1 && !strcmp(argv[1], "shm");

@@ -267,13 +267,55 @@ static void test_forgotten(void **state)
     assert_true(pin(&pins, 0, 64 * KIB, 1));
     assert_true(leave(&pins, 0, 0));
     app->primary_reset(0);
-    ibx_client_pins_forget(&pins);
+    ibx_client_pins_forget(&pins, pins.trails[0].context);
     ibx_client_pins_settle(&pins, cuda);
     assert_true(pin(&pins, 0, 64 * KIB, 1));
     assert_true(leave(&pins, 0, 0));
     ibx_client_pins_drop(&pins, cuda);
     assert_int_equal(stats().lost_events, 0);
     assert_int_equal(stats().events, 0);
+}
+
+/* What is under way in another context than the one that went is waited for as before. */
+static void test_others_are_not_forgotten(void **state)
+{
+    (void)state;
+    struct ibx_client_pins pins = {.bytes_max = sizeof(memory)};
+    assert_true(pin(&pins, 0, 64 * KIB, 1));
+    app->slow(20000);
+    assert_true(leave(&pins, 0, 0));
+    ibx_client_pins_forget(&pins, &pins); /* no context of ours */
+    ibx_client_pins_settle(&pins, cuda);
+    assert_true(is_over(0));
+    assert_true(leave(&pins, 0, 0));
+    ibx_client_pins_drop_events(&pins, cuda); /* before a reset */
+    assert_true(is_over(0));
+    assert_int_equal(stats().events, 0);
+    app->slow(0);
+    ibx_client_pins_drop(&pins, cuda);
+    assert_int_equal(stats().busy_unpins, 0);
+}
+
+/* Streams of one device that have nothing to do leave room for those of another. */
+static void test_room_for_another_context(void **state)
+{
+    (void)state;
+    struct ibx_client_pins pins = {.bytes_max = sizeof(memory)};
+    void *context = NULL, *stream;
+    assert_int_equal(cuda->ctx_get_current(&context), 0);
+    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
+        pins.trails[i] = (struct ibx_client_trail){.context = context, .stream = &pins.trails[i]};
+        assert_int_equal(cuda->event_create(&pins.trails[i].event, 0), 0);
+    }
+    cuda_application_use(1);
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(pin(&pins, 0, 64 * KIB, 1));
+    assert_true(ibx_client_pin_leave(&pins, cuda, memory, stream));
+    ibx_client_pin_left(&pins, cuda);
+    ibx_client_pins_drop(&pins, cuda);
+    cuda_application_use(0);
+    assert_int_equal(stats().events, 0);
+    assert_int_equal(stats().lost_events, 0);
 }
 
 /* No event of the current context can be put behind a copy there. */
@@ -317,6 +359,8 @@ int main(void)
         cmocka_unit_test(test_no_event),
         cmocka_unit_test(test_many_streams),
         cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_others_are_not_forgotten),
+        cmocka_unit_test(test_room_for_another_context),
         cmocka_unit_test(test_not_left_elsewhere),
     };
     return cmocka_run_group_tests_name("pins", tests, find_cuda, NULL);

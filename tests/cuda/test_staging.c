@@ -551,7 +551,7 @@ static void test_context_reset(void **state)
     scene_open(&scene, LARGE);
     assert_int_equal(send_plain(&scene, LARGE), 0);
     app->primary_reset(0);
-    ibx_staging_forget(scene.staging);
+    ibx_staging_forget(scene.staging, NULL);
     assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
     fill(scene.wire.bytes, LARGE, 77);
     assert_int_equal(send_plain(&scene, LARGE), 0);
