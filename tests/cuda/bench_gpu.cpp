@@ -496,10 +496,13 @@ std::vector<double> rates_of(const std::string &provider, unsigned clients)
     std::vector<pid_t> pids;
     for (unsigned i = 0; i < clients; i++)
         pids.push_back(spawn([&] {
+            close(ready[0]);
             double rate = one_of_many(back, ready[1], go[0]);
             if (write(result[1], &rate, sizeof(rate)) != sizeof(rate))
                 std::_Exit(1);
         }));
+    close(ready[1]); // so that the end of one is seen
+    close(result[1]);
     char word = 'g';
     std::vector<double> rates(clients);
     for (unsigned i = 0; i < clients; i++)
@@ -510,7 +513,7 @@ std::vector<double> rates_of(const std::string &provider, unsigned clients)
         must(read(result[0], &rate, sizeof(rate)) != sizeof(rate), "a client");
     for (pid_t pid : pids)
         waitpid(pid, nullptr, 0);
-    for (int fd : {ready[0], ready[1], go[0], go[1], result[0], result[1]})
+    for (int fd : {ready[0], go[0], go[1], result[0]})
         close(fd);
     return rates;
 }
@@ -640,6 +643,8 @@ int main(int argc, char **argv)
         else
             die("no such option: " + option);
     }
+    if (rounds < 1 || clients > 99 || slice <= 0)
+        die("--rounds: 1 and more; --clients: 0 to 99; --time: more than 0");
     char name[] = "/tmp/bench_gpuXXXXXX";
     folder = mkdtemp(name);
     Results results;

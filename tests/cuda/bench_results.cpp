@@ -117,9 +117,10 @@ void bench_print_beside(const Results &results, const std::string &base)
 {
     bool begun = false;
     for (const Path &path : results) {
-        const char *kind = path.name.find(" pinned") == std::string::npos ? " pageable" : " pinned";
+        bool pinned = path.name.find(" pinned") != std::string::npos;
         auto same = [&](const Path &other) {
-            return other.name == base || other.name == base + kind;
+            return other.name == base + (pinned ? " pinned" : " pageable") ||
+                   (other.name == base && !pinned);
         };
         auto its = std::find_if(results.begin(), results.end(), same);
         if (its == results.end() || its->name == path.name ||

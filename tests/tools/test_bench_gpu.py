@@ -78,6 +78,7 @@ def bench(scene, *options, **more):
     home, build, tools, scratch = (scene.path(name) for name in ("a home", "build", "bin", "scratch"))
     write(home + "/bin/gvirtus-backend", BACK_END)
     write(home + "/lib/frontend/libcudart.so.12", "", "")
+    write(home + "/lib/libgvirtus-plugin-cudart.so", "", "")
     write(build + "/tools/ibx-gvirtus", INSTALLER)
     write(build + "/tests/cuda/test_gpu", "")
     write(build + "/tests/cuda/bench_gpu", BENCH)
@@ -153,6 +154,38 @@ def what_is_not_there_is_named(scene):
     for option in ("--gvirtus", "--from"):
         equal((option, *scene.run(option, "/nowhere/at/all")),
               (option, 2, "", f"bench-gpu: {option}: there is no /nowhere/at/all\n"))
+
+
+@test
+def bad_values_are_refused_before_anything_is_run(scene):
+    write(scene.path("no.json"), "no JSON", "")
+    for arguments, says in ((["--rounds", "0"], '--rounds: "0" is not accepted: give 1 to 99'),
+                            (["--rounds", "x"], '--rounds: "x" is not accepted'),
+                            (["--clients", "-1"], '--clients: "-1" is not accepted: give 0 to 99'),
+                            (["--time", "0.0"], '--time: "0.0" is not accepted'),
+                            (["--time", "-1"], '--time: "-1" is not accepted'),
+                            (["--paths", "native,foo"], '--paths: "native,foo" is not accepted: give names of native, stock'),
+                            (["--paths", ","], '--paths: "," is not accepted'),
+                            (["--paths"], "--paths needs a value"),
+                            (["--bogus", "1"], "there is no option --bogus"),
+                            (["--gvirtus", scene.path(".")], "is no GVirtuS home: it has no bin/gvirtus-backend"),
+                            (["--from", scene.path("no.json"), "--plot", "x.svg"], "no.json is not what --json writes"),
+                            (["--from", scene.path("no.json")], "--from is what --plot draws"),
+                            (["--plot", "x.pdf"], "x.pdf is no .svg nor .png")):
+        rc, out, err = scene.run(*arguments)
+        equal((arguments, rc, out, len(err.splitlines())), (arguments, 2, "", 1))
+        assert err.startswith("bench-gpu: ") and says in err, (arguments, err)
+
+
+@test
+def a_build_that_fails_is_shown(scene):
+    tools = scene.path("bin")
+    write(tools + "/python3", "exit 0\n", "#!/bin/sh\n")  # there is a GPU
+    write(tools + "/meson", "exit 0\n", "#!/bin/sh\n")
+    write(tools + "/ninja", "echo FAILED: this and that; exit 1\n", "#!/bin/sh\n")
+    rc, _, err = scene.run(env=dict(os.environ, PATH=tools + ":" + os.environ["PATH"]))
+    equal(rc, 1)
+    assert "FAILED: this and that" in err and "build-gpu cannot be built" in err, err
 
 
 @test
