@@ -321,6 +321,31 @@ static void test_requests_pass_by(void **state)
     }
 }
 
+/* A context is named by a number of 8 bytes, or it is the current one. */
+static void test_contexts_that_go(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        uint64_t length, context;
+    } cases[] = {{"cuCtxDestroy", 8, 0x7f0011223344},
+                 {"cuCtxDetach", 8, 0x7f0011223344},
+                 {"cuCtxDestroy", 0, 0},
+                 {"cuCtxDestroy", 9, 0},
+                 {"cudaDeviceReset", 8, 0}};
+    const uint8_t body[9] = {0x44, 0x33, 0x22, 0x11, 0x00, 0x7f};
+    uint8_t bytes[200];
+    struct ibx_request_watch watch;
+    ibx_request_watch_init(&watch);
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t n = put_request(bytes, cases[i].name, body, cases[i].length);
+        for (size_t at = 0; at < n; at++)
+            ibx_request_note_read(&watch, bytes + at, 1);
+        assert_int_equal(watch.resets, i + 1);
+        assert_int_equal(watch.context, cases[i].context);
+    }
+}
+
 /* ----------------------------------------------------------------------- replies */
 
 /* The shape after one reply of these writes; `second` is the value of the second one. */
@@ -395,8 +420,9 @@ int main(void)
         cmocka_unit_test(test_golden),           cmocka_unit_test(test_other_calls_and_lengths),
         cmocka_unit_test(test_each_byte_counts), cmocka_unit_test(test_hostile_sizes),
         cmocka_unit_test(test_long_body),        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_requests_pass_by), cmocka_unit_test(test_reply_shapes),
-        cmocka_unit_test(test_reply_heads),      cmocka_unit_test(test_hostile_symbols),
+        cmocka_unit_test(test_requests_pass_by), cmocka_unit_test(test_contexts_that_go),
+        cmocka_unit_test(test_reply_shapes),     cmocka_unit_test(test_reply_heads),
+        cmocka_unit_test(test_hostile_symbols),
     };
     return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
 }
