@@ -46,8 +46,6 @@ void copies_fini(struct ibx_session *s)
                 "both map, %lu by several threads, %lu straight from or into messages, the others "
                 "by chunks",
                 x->ran, s->path.peer, x->by_fabric, x->in_place, x->by_crew, x->inlined);
-    if (x->staging)
-        ibx_staging_end(x->staging);
     copies_heed_resets(x);
     ibx_staging_destroy(x->staging);
     ibx_crew_destroy(x->crew);
@@ -90,7 +88,7 @@ void copies_note_sync(struct ibx_session *s)
         return;
     ibx_reply_note_sync(&x->replies);
     if (x->requests.resets)
-        copies_lost_context(x);
+        copies_lost_context(x, x->replies.exit_code);
     x->requests.resets = 0;
 }
 

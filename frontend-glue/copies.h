@@ -35,7 +35,8 @@ struct copies {
     int chosen_for;              /* ... with this number, -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of contexts of the process, that this session has heeded */
-    void *losing;                /* the context that the request in hand takes away */
+    void *losing;                /* the context that the request in hand takes away ... */
+    bool loses;                  /* ... if it takes one; NULL: nobody knows which */
     bool poor;                   /* it was said why copies are not staged */
     struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
     bool indirect;               /* it never will be */

@@ -49,7 +49,7 @@ void copies_resets_begin(struct copies *x);
 void copies_heed_resets(struct copies *x);
 /* A request takes a context away: before its handler runs, and when that has answered. */
 void copies_lose_context(struct copies *x);
-void copies_lost_context(struct copies *x);
+void copies_lost_context(struct copies *x, int exit_code);
 
 /* copies.c */
 

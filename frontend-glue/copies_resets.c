@@ -9,7 +9,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define GONE 64u /* contexts that are remembered */
+#define GONE 4096u /* contexts that are remembered; a power of two */
+
+/* GVirtuS's, for a request that it does not know, and CUDA's, by which nothing was done. */
+#define UNKNOWN         (-1)
+#define INVALID_VALUE   1
+#define NOT_INITIALIZED 3
+#define INVALID_CONTEXT 201
 
 static struct {
     pthread_mutex_t mutex;
@@ -43,22 +49,45 @@ void copies_heed_resets(struct copies *x)
     pthread_mutex_unlock(&gone.mutex);
 }
 
+/* The context of the device that is the calling thread's, which is what its runtime resets. */
+static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
+{
+    int device = x->requests.device, active = 0;
+    unsigned flags;
+    if (device < 0 && cuda->ctx_get_device(&device))
+        device = 0;
+    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
+        !cuda->device_primary_ctx_release ||
+        cuda->device_primary_ctx_get_state(device, &flags, &active))
+        return;
+    x->loses = active;
+    if (active && !cuda->device_primary_ctx_retain(&x->losing, device))
+        cuda->device_primary_ctx_release(device);
+}
+
 void copies_lose_context(struct copies *x)
 {
-    x->losing = (void *)(uintptr_t)x->requests.context;
-    const struct ibx_cuda *cuda = x->options.mode == IBX_GPU_OFF ? NULL : ibx_cuda_load(NULL);
+    bool named = x->requests.names_context;
+    x->losing = named ? (void *)(uintptr_t)x->requests.context : NULL;
+    x->loses = !named || x->losing;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     if (!cuda)
         return;
-    if (!x->losing)
-        cuda->ctx_get_current(&x->losing);
+    if (!named)
+        find_primary(x, cuda);
     copies_heed_resets(x);
     if (x->staging)
         ibx_staging_drop_events(x->staging);
     ibx_client_pins_drop_events(&x->pins, cuda);
 }
 
-void copies_lost_context(struct copies *x)
+/* A context may be gone although the answer is an error: one of work before that. */
+void copies_lost_context(struct copies *x, int exit_code)
 {
+    bool refused =
+        exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;
+    if (!x->loses || exit_code == UNKNOWN || (refused && x->requests.names_context))
+        return;
     pthread_mutex_lock(&gone.mutex);
     gone.contexts[gone.count % GONE] = x->losing;
     gone.count++;

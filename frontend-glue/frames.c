@@ -206,8 +206,8 @@ static void request_ends(struct ibx_request_watch *watch)
         watch->device = (int)ibx_get_u32(&r);
     r = ibx_reader_of(watch->first, 8);
     if (takes_context(watch->name)) {
-        bool named = !strncmp(watch->name, "cuCtx", 5) && watch->length == 8;
-        watch->context = named ? ibx_get_u64(&r) : 0;
+        watch->names_context = !strncmp(watch->name, "cuCtx", 5);
+        watch->context = watch->length >= 8 ? ibx_get_u64(&r) : 0;
         watch->resets++;
     }
     r = ibx_reader_of(watch->first, 8);
@@ -271,6 +271,10 @@ void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size
         return;
     if (watch->count < 4)
         watch->sizes[watch->count] = n;
+    if (n == 4 && !watch->count) {
+        struct ibx_reader r = ibx_reader_of(bytes, 4);
+        watch->exit_code = (int32_t)ibx_get_u32(&r);
+    }
     if (n == 8 && (watch->count == 1 || watch->count == 2)) {
         struct ibx_reader r = ibx_reader_of(bytes, 8);
         *(watch->count == 1 ? &watch->second : &watch->third) = ibx_get_u64(&r);

@@ -85,14 +85,15 @@ enum ibx_request_stage { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY 
  * runs them. */
 struct ibx_request_watch {
     enum ibx_request_stage stage;
-    size_t got;       /* bytes of this stage */
-    char name[24];    /* as much as fits, with a NUL */
-    uint8_t first[8]; /* of the length, or of the body */
-    uint64_t length;  /* of the body */
-    int device;       /* that cudaSetDevice asked for last, -1: none */
-    unsigned resets;  /* requests that took a context away ... */
-    uint64_t context; /* ... and which the last of them did, 0: the current one */
-    uint64_t freed;   /* what cudaFree was last asked for, for who takes note and sets it to 0 */
+    size_t got;         /* bytes of this stage */
+    char name[24];      /* as much as fits, with a NUL */
+    uint8_t first[8];   /* of the length, or of the body */
+    uint64_t length;    /* of the body */
+    int device;         /* that cudaSetDevice asked for last, -1: none */
+    unsigned resets;    /* requests that took a context away ... */
+    bool names_context; /* the last of them did: this one, otherwise its device's */
+    uint64_t context;
+    uint64_t freed; /* what cudaFree was last asked for, for who takes note and sets it to 0 */
 };
 
 void ibx_request_watch_init(struct ibx_request_watch *watch);
@@ -115,6 +116,7 @@ struct ibx_reply_watch {
     unsigned count;
     size_t sizes[4];
     uint64_t second, third; /* as numbers */
+    int32_t exit_code;      /* of the last one */
 };
 
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);

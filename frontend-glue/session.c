@@ -586,11 +586,12 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 int ibx_session_sync(struct ibx_session *s)
 {
     s->in_frame = false;
+    if (s->server)
+        copies_note_sync(s); /* before the client knows what its request has done */
     if (s->state != SESSION_LIVE)
         return -ENOTCONN;
     int rc = send_gathered(s);
     if (s->server) {
-        copies_note_sync(s);
         s->aim.remote.length = 0;
         s->settle = false;
     }

@@ -18,14 +18,17 @@ static void trail_is_over(struct ibx_client_pins *pins, unsigned trail)
         pins->pins[i].left &= ~(1ull << trail);
 }
 
-/* After an error, which only a context in which nothing runs any more has, there is nothing to wait
- * for. */
+/* In a context that is gone, or has failed, nothing runs any more. */
 static void trails_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, uint64_t trails)
 {
     for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
         if (!(trails & 1ull << i))
             continue;
-        cuda->event_synchronize(pins->trails[i].event);
+        void *popped = NULL;
+        if (!cuda->ctx_push_current(pins->trails[i].context)) {
+            cuda->event_synchronize(pins->trails[i].event);
+            cuda->ctx_pop_current(&popped);
+        }
         trail_is_over(pins, i);
     }
 }

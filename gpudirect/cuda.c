@@ -49,8 +49,11 @@ static const struct {
     {"cuFlushGPUDirectRDMAWrites", offsetof(struct ibx_cuda, flush_gpu_direct_rdma_writes)},
     {"cuThreadExchangeStreamCaptureMode",
      offsetof(struct ibx_cuda, thread_exchange_stream_capture_mode)},
+    {"cuDevicePrimaryCtxGetState", offsetof(struct ibx_cuda, device_primary_ctx_get_state)},
+    {"cuDevicePrimaryCtxRetain", offsetof(struct ibx_cuda, device_primary_ctx_retain)},
+    {"cuDevicePrimaryCtxRelease_v2", offsetof(struct ibx_cuda, device_primary_ctx_release)},
 };
-#define OPTIONAL 3u /* the last ones */
+#define OPTIONAL 6u /* the last ones */
 
 _Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) / sizeof(void *),
                "each function has its symbol");

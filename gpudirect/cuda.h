@@ -115,6 +115,10 @@ struct ibx_cuda {
                                             unsigned long long flags);
     int (*flush_gpu_direct_rdma_writes)(int target, int scope);
     int (*thread_exchange_stream_capture_mode)(int *mode);
+    /* CUDA 7.0 and 11.0. */
+    int (*device_primary_ctx_get_state)(int device, unsigned *flags, int *active);
+    int (*device_primary_ctx_retain)(void **context, int device);
+    int (*device_primary_ctx_release)(int device);
     /* No cuCtxSynchronize(): it fails, and ends the captures of all threads, in every mode. */
 };
 

@@ -158,6 +158,10 @@ void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
     if (context && st->context != context)
         return;
+    for (unsigned i = 0; i < st->count; i++) {
+        if (st->places[i].state == PLACE_DMA)
+            st->places[i].state = PLACE_FREE; /* it ended with the context */
+    }
     st->events = 0;
     st->context = NULL;
 }

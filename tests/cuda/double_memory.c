@@ -310,6 +310,20 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
     return SUCCESS;
 }
 
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    return SUCCESS;
+}
+
+EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    (void)device;
+    *flags = 0;
+    *active = 1;
+    return SUCCESS;
+}
+
 /* Pinning and events belong to the context and are gone with it; so is a sticky error. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {

@@ -427,7 +427,7 @@ static void destroy_context(struct ibx_session *client, void *context)
 
 /* A copy is left under way, a client names a context that goes, and the next copy heeds it: the
  * first one is waited for all the same before its memory is let go. */
-static void leave_while_a_context_goes(struct session_pair *whose)
+static void leave_while_a_context_goes(struct session_pair *whose, void *context, int answer)
 {
     const size_t n = 3000000;
     struct ibx_double_stats before, after;
@@ -440,11 +440,14 @@ static void leave_while_a_context_goes(struct session_pair *whose)
                              other = {.to_device = true, .host = few, .n = sizeof(few)};
     wish.to_device = true;
     session_pair_open(&second);
+    ibx_session_set_gpu(second.server, &gpu);
     session_pair_start(&second, serve, NULL);
     app->get_stats(&before);
     app->slow(100000);
     assert_int_equal(copy(wish), 0);
-    destroy_context(whose->client, &second);
+    handler_says = answer;
+    destroy_context(whose->client, context);
+    handler_says = HANDLED;
     assert_int_equal(copy(other), 0);
     ibx_session_close(pair.client);
     join_server();
@@ -461,13 +464,28 @@ static void leave_while_a_context_goes(struct session_pair *whose)
 static void test_anothers_context_goes(void **state)
 {
     (void)state;
-    leave_while_a_context_goes(&second);
+    leave_while_a_context_goes(&second, &second, HANDLED);
+}
+
+/* One that is refused, also because there is none, takes nothing away. */
+static void test_no_context_goes(void **state)
+{
+    (void)state;
+    void *context;
+    assert_int_equal(app->primary_retain(&context, 0), 0);
+    leave_while_a_context_goes(&second, context, 201);
+}
+
+static void test_none_is_named(void **state)
+{
+    (void)state;
+    leave_while_a_context_goes(&second, NULL, HANDLED);
 }
 
 static void test_own_context_goes(void **state)
 {
     (void)state;
-    leave_while_a_context_goes(&pair);
+    leave_while_a_context_goes(&pair, &second, HANDLED);
 }
 
 int main(int argc, char **argv)
@@ -485,6 +503,8 @@ int main(int argc, char **argv)
         TEST(test_reset),
         TEST(test_anothers_context_goes),
         TEST(test_own_context_goes),
+        TEST(test_no_context_goes),
+        TEST(test_none_is_named),
         TEST(test_leaves_capturing),
     };
     over_shm = argc > 1 && !strcmp(argv[1], "shm");

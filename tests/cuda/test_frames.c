@@ -321,18 +321,19 @@ static void test_requests_pass_by(void **state)
     }
 }
 
-/* A context is named by a number of 8 bytes, or it is the current one. */
+/* A context is named by the first 8 bytes, as GVirtuS's handlers take them, or it is a device's. */
 static void test_contexts_that_go(void **state)
 {
     (void)state;
     static const struct {
         const char *name;
         uint64_t length, context;
-    } cases[] = {{"cuCtxDestroy", 8, 0x7f0011223344},
-                 {"cuCtxDetach", 8, 0x7f0011223344},
-                 {"cuCtxDestroy", 0, 0},
-                 {"cuCtxDestroy", 9, 0},
-                 {"cudaDeviceReset", 8, 0}};
+        bool names;
+    } cases[] = {{"cuCtxDestroy", 8, 0x7f0011223344, true},
+                 {"cuCtxDetach", 9, 0x7f0011223344, true},
+                 {"cuCtxDestroy", 0, 0, true},
+                 {"cuCtxDestroy", 7, 0, true},
+                 {"cudaDeviceReset", 0, 0, false}};
     const uint8_t body[9] = {0x44, 0x33, 0x22, 0x11, 0x00, 0x7f};
     uint8_t bytes[200];
     struct ibx_request_watch watch;
@@ -343,6 +344,7 @@ static void test_contexts_that_go(void **state)
             ibx_request_note_read(&watch, bytes + at, 1);
         assert_int_equal(watch.resets, i + 1);
         assert_int_equal(watch.context, cases[i].context);
+        assert_int_equal(watch.names_context, cases[i].names);
     }
 }
 
