@@ -436,8 +436,11 @@ static void leave_while_a_context_goes(struct session_pair *whose, void *context
     uint8_t *memory = ibx_shared_allocate(n, NULL);
     assert_non_null(memory);
     assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
-    struct ibx_frontend_copy wish = lasting(memory, n, stream),
-                             other = {.to_device = true, .host = few, .n = sizeof(few)};
+    struct ibx_frontend_copy wish = lasting(memory, n, stream), other = {.to_device = true};
+    other.device = device + n; /* what the first one does not write */
+    other.host = few;
+    other.n = sizeof(few);
+    int code = -1;
     wish.to_device = true;
     session_pair_open(&second);
     ibx_session_set_gpu(second.server, &gpu);
@@ -448,7 +451,8 @@ static void leave_while_a_context_goes(struct session_pair *whose, void *context
     handler_says = answer;
     destroy_context(whose->client, context);
     handler_says = HANDLED;
-    assert_int_equal(copy(other), 0);
+    assert_int_equal(ibx_session_copy(pair.client, &other, &code), 0);
+    assert_int_equal(code, 0);
     ibx_session_close(pair.client);
     join_server();
     app->get_stats(&after);
