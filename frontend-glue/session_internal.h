@@ -5,7 +5,7 @@
 
 #include "frontend-glue/copies.h"
 #include "frontend-glue/session.h"
-#include "transport/regcache.h"
+#include "transport/core/regcache.h"
 
 /*
  * What the messages of a session hold; docs/protocol.md has the bytes.

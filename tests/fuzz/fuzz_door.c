@@ -12,7 +12,7 @@
 #include "tests/unit/memory_provider.h"
 
 #include "common/log.h"
-#include "transport/conn.h"
+#include "transport/core/conn.h"
 
 #include <errno.h>
 #include <stdlib.h>

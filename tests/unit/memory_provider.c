@@ -504,7 +504,7 @@ static void memory_close(void *endpoint)
 static const struct ibx_provider first = {.name = "shm", .open = open_first, CALLS};
 static const struct ibx_provider second = {.name = "tcp", .open = open_second, CALLS};
 
-/* ------------------------------------------------- in place of transport/providers.c */
+/* ------------------------------------------------- in place of transport/core/providers.c */
 
 static const char *const names[] = {"shm", "verbs", "ofi", "tcp"};
 

@@ -10,7 +10,7 @@
 #ifndef IBX_TESTS_UNIT_MEMORY_PROVIDER_H
 #define IBX_TESTS_UNIT_MEMORY_PROVIDER_H
 
-#include "transport/provider.h"
+#include "transport/core/provider.h"
 
 #define MEMORY_LOG_MAX 4096
 

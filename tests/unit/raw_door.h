@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The door's dialogue once more, written from docs/protocol.md and not from transport/door.c, so
- * that tests can speak it byte by byte, rightly and wrongly.
+ * The door's dialogue once more, written from docs/protocol.md and not from
+ * transport/handshake/handshake.c, so that tests can speak it byte by byte, rightly and wrongly.
  */
 #ifndef IBX_TESTS_UNIT_RAW_DOOR_H
 #define IBX_TESTS_UNIT_RAW_DOOR_H

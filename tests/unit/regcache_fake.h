@@ -7,8 +7,8 @@
 #ifndef IBX_TESTS_UNIT_REGCACHE_FAKE_H
 #define IBX_TESTS_UNIT_REGCACHE_FAKE_H
 
-#include "transport/provider.h"
-#include "transport/regcache.h"
+#include "transport/core/provider.h"
+#include "transport/core/regcache.h"
 
 #include <errno.h>
 #include <setjmp.h>

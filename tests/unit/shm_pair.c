@@ -2,7 +2,7 @@
 #include "tests/unit/shm_pair.h"
 
 #include "common/clock.h"
-#include "transport/auth.h"
+#include "transport/handshake/auth.h"
 
 #include <errno.h>
 #include <poll.h>

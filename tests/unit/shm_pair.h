@@ -6,7 +6,7 @@
 #ifndef IBX_TESTS_UNIT_SHM_PAIR_H
 #define IBX_TESTS_UNIT_SHM_PAIR_H
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -7,7 +7,7 @@
 #ifndef IBX_TESTS_UNIT_TCP_END_H
 #define IBX_TESTS_UNIT_TCP_END_H
 
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define NOTES_MAX 512u
 

@@ -4,7 +4,7 @@
 
 #include "common/clock.h"
 #include "tests/unit/forward_clock.h"
-#include "transport/auth.h"
+#include "transport/handshake/auth.h"
 
 #include <errno.h>
 #include <setjmp.h>

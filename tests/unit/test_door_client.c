@@ -4,7 +4,7 @@
 
 #include "common/clock.h"
 #include "tests/unit/forward_clock.h"
-#include "transport/door.h"
+#include "transport/handshake/handshake.h"
 
 #include <errno.h>
 #include <setjmp.h>

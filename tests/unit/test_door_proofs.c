@@ -3,7 +3,7 @@
 #include "tests/unit/door_scene.h"
 
 #include "common/clock.h"
-#include "transport/auth.h"
+#include "transport/handshake/auth.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -3,7 +3,7 @@
  * The faulty decorator between a scripted core and a scripted endpoint: each
  * fault does what struct ibx_faults says, and nothing else.
  */
-#include "transport/provider.h"
+#include "transport/core/provider.h"
 
 #include <errno.h>
 #include <setjmp.h>

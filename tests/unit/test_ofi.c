@@ -3,7 +3,7 @@
  * The libfabric provider without the core: two ends in one process over
  * libfabric's tcp, strangers on the same fabric, and a peer that lies.
  */
-#include "transport/ofi.h"
+#include "transport/ofi/ofi.h"
 
 #include "common/clock.h"
 

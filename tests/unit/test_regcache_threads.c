@@ -2,7 +2,7 @@
 /* The registration cache among threads and in forked children. */
 #include "tests/unit/regcache_fake.h"
 
-#include "transport/regcache_watch.h"
+#include "transport/core/regcache_watch.h"
 
 #include <dirent.h>
 #include <pthread.h>

@@ -7,7 +7,7 @@
 
 #include "common/log.h"
 #include "gpudirect/crew.h"
-#include "transport/conn.h"
+#include "transport/core/conn.h"
 
 #include <errno.h>
 #include <sched.h>

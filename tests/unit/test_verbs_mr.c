@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the verbs provider asks libibverbs to register (the linker's --wrap: no device is needed).
  */
-#include "transport/verbs.h"
+#include "transport/verbs/verbs.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -14,7 +14,7 @@
  * connects to it.
  */
 #include "common/clock.h"
-#include "transport/regcache.h"
+#include "transport/core/regcache.h"
 #include "transport/transport.h"
 
 #include <errno.h>

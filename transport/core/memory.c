@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A connection's regions, and the peer's memory as posts and copies name it. */
+#include "transport/core/conn.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Registers what `like` describes. */
+static int register_like(struct ibx_conn *conn, const struct ibx_mr *like, struct ibx_mr **out,
+                         struct ibx_error *err)
+{
+    if (conn->state != CONN_LIVE)
+        return ibx_error_set(err, -ENOTCONN, "the connection is closed");
+    struct ibx_mr *mr = calloc(1, sizeof(*mr));
+    if (!mr)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    *mr = *like;
+    mr->conn = conn;
+    int rc = conn->provider->mr_register(conn->endpoint, mr, err);
+    if (rc) {
+        free(mr);
+        return rc;
+    }
+    mr->twin = NULL;
+    mr->next = conn->regions;
+    if (mr->next)
+        mr->next->prev = mr;
+    conn->regions = mr;
+    *out = mr;
+    return 0;
+}
+
+int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
+                    struct ibx_mr **mr, struct ibx_error *err)
+{
+    if (!span->address || !span->length)
+        return ibx_error_set(err, -EINVAL, "a region of %zu bytes at %p cannot be registered",
+                             span->length, span->address);
+    bool gpu = span->kind != IBX_MEMORY_HOST;
+    if (gpu && access != IBX_ACCESS_LOCAL)
+        return ibx_error_set(err, -EACCES, "GPU memory is registered for this side only");
+    if (gpu && !(span->dmabuf_fd >= 0 ? conn->caps.dmabuf : conn->caps.gpu_pointers))
+        return ibx_error_set(err, -EOPNOTSUPP, "%s cannot register GPU memory %s a dma-buf here",
+                             conn->path.provider, span->dmabuf_fd >= 0 ? "by" : "without");
+    struct ibx_mr like = {.span = *span, .access = access};
+    return register_like(conn, &like, mr, err);
+}
+
+int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr **shared,
+                 struct ibx_error *err)
+{
+    if (mr->allocated || mr->span.kind != IBX_MEMORY_HOST)
+        return ibx_error_set(err, -EINVAL,
+                             "%zu bytes at %p belong to one connection: only host memory that was "
+                             "registered can be shared",
+                             mr->span.length, mr->span.address);
+    /* Of the other connection only what never changes: it is in the hands of another thread. */
+    const struct ibx_conn *other = mr->conn;
+    bool siblings = conn->options.domain && conn->options.domain == other->options.domain &&
+                    conn->inner == other->inner;
+    struct ibx_mr like = {.span = mr->span, .access = mr->access, .twin = siblings ? mr : NULL};
+    return register_like(conn, &like, shared, err);
+}
+
+int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
+                    struct ibx_error *err)
+{
+    if (!length)
+        return ibx_error_set(err, -EINVAL, "a region of 0 bytes cannot be allocated");
+    struct ibx_mr like = {.span = ibx_span_host(NULL, length), .access = access, .allocated = true};
+    return register_like(conn, &like, mr, err);
+}
+
+void *ibx_mr_address(const struct ibx_mr *mr)
+{
+    return mr->span.address;
+}
+
+size_t ibx_mr_length(const struct ibx_mr *mr)
+{
+    return mr->span.length;
+}
+
+void ibx_mr_deregister(struct ibx_mr *mr)
+{
+    if (!mr)
+        return;
+    struct ibx_conn *conn = mr->conn;
+    conn->provider->mr_deregister(conn->endpoint, mr);
+    if (mr->prev)
+        mr->prev->next = mr->next;
+    else
+        conn->regions = mr->next;
+    if (mr->next)
+        mr->next->prev = mr->prev;
+    free(mr);
+}
+
+int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote)
+{
+    if (offset > mr->span.length || length > mr->span.length - offset)
+        return -ERANGE;
+    if (!(mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)))
+        return -EACCES;
+    *remote =
+        (struct ibx_remote){.address = (uintptr_t)mr->span.address + offset, .length = length};
+    memcpy(remote->keys, mr->keys, sizeof(remote->keys));
+    return 0;
+}
+
+void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote)
+{
+    ibx_put_u64(writer, remote->address);
+    ibx_put_u64(writer, remote->length);
+    for (int i = 0; i < IBX_RAILS_MAX; i++)
+        ibx_put_u64(writer, remote->keys[i]);
+}
+
+void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
+{
+    remote->address = ibx_get_u64(reader);
+    remote->length = ibx_get_u64(reader);
+    for (int i = 0; i < IBX_RAILS_MAX; i++)
+        remote->keys[i] = ibx_get_u64(reader);
+}
+
+const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote)
+{
+    if (conn->state != CONN_LIVE || !conn->provider->remote_pointer)
+        return NULL;
+    return conn->provider->remote_pointer(conn->endpoint, remote);
+}
+
+int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
+                    struct ibx_reach *reach)
+{
+    if (conn->state != CONN_LIVE || conn->lost_status)
+        return -ENOTCONN;
+    if (!conn->provider->remote_hold)
+        return -EOPNOTSUPP;
+    *reach = (struct ibx_reach){0};
+    return conn->provider->remote_hold(conn->endpoint, remote, access, reach);
+}
+
+void ibx_remote_release(struct ibx_conn *conn)
+{
+    conn->provider->remote_release(conn->endpoint);
+}
+
+int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct ibx_remote *remote,
+                    uint64_t offset, size_t n)
+{
+    if (offset > remote->length || n > remote->length - offset)
+        return -ERANGE;
+    return conn->provider->remote_copy(conn->endpoint, read, local, remote->address + offset, n);
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The one table of options: defaults, limits, parsing and help come from it. */
+#include "transport/core/provider.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The texts come first. */
+enum option_type { TEXT, PROVIDERS, ENGINE, BOOL, UNSIGNED, INTEGER, SIZE };
+
+struct option_spec {
+    const char *key;
+    enum option_type type;
+    size_t offset, size; /* of the field */
+    long long min, max;
+    const char *fallback; /* the default, as text */
+    const char *accepted;
+    const char *meaning;
+};
+
+#define FIELD(f) offsetof(struct ibx_options, f), sizeof(((struct ibx_options *)0)->f)
+
+static const struct option_spec specs[] = {
+    {"provider", PROVIDERS, FIELD(provider), 0, 0, "auto",
+     "auto, or shm, verbs, ofi, tcp by commas", "fabrics to try, in this order"},
+    {"device", TEXT, FIELD(device), 0, 0, "", "device names by commas",
+     "verbs devices, one a rail; empty: by the route"},
+    {"ofi_provider", TEXT, FIELD(ofi_provider), 0, 0, "", "a libfabric provider name",
+     "libfabric provider; empty: the best native one"},
+    {"shm_dir", TEXT, FIELD(shm_dir), 0, 0, "", "a directory",
+     "where containers of one host share shm sockets"},
+    {"shm_direct", BOOL, FIELD(shm_direct), 0, 0, "yes", "yes or no",
+     "shm copies alone by process_vm_readv where the peer is busy"},
+    {"tcp_engine", ENGINE, FIELD(tcp_engine), 0, 0, "syscalls", "syscalls, uring or uring-zc",
+     "how tcp moves bulk data; uring-zc: with SEND_ZC"},
+    {"key_file", TEXT, FIELD(key_file), 0, 0, "", "a file of mode 0600",
+     "secret that both ends prove to know"},
+    {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no",
+     "serve other hosts although there is no key"},
+    {"port_num", UNSIGNED, FIELD(port_num), 0, 255, "0", "0 to 255",
+     "verbs port of the device; 0: by the route"},
+    {"gid_index", INTEGER, FIELD(gid_index), -1, 65535, "-1", "-1 to 65535",
+     "verbs GID index; -1: by the route"},
+    {"mtu", UNSIGNED, FIELD(mtu), 0, 4096, "0", "0, 256, 512, 1024, 2048 or 4096",
+     "verbs path MTU in bytes; 0: the port's"},
+    {"rails", UNSIGNED, FIELD(rails), 1, IBX_RAILS_MAX, "1", "1 to 4",
+     "devices that one connection uses"},
+    {"lanes", UNSIGNED, FIELD(lanes), 0, 16, "0", "0 to 16",
+     "bulk queue pairs or sockets a rail; 0: the fabric's default"},
+    {"chunk", SIZE, FIELD(chunk), 0, 64 << 20, "0", "0, or 4K to 64M",
+     "bytes of one bulk work request; 0: the fabric's default"},
+    {"depth", UNSIGNED, FIELD(depth), 0, 1024, "0", "0 to 1024",
+     "bulk chunks in flight; 0: the fabric's default"},
+    {"slots", UNSIGNED, FIELD(slots), 4, 1024, "16", "4 to 1024",
+     "messages in flight each way; with message bounds the memory of an idle connection"},
+    {"message", SIZE, FIELD(message), 1024, 1 << 20, "16K", "1K to 1M",
+     "bytes of the longest message"},
+    {"spin_us", UNSIGNED, FIELD(spin_us), 0, 10000000, "50", "0 to 10000000",
+     "microseconds of busy polling before sleeping"},
+    {"timeout_ms", UNSIGNED, FIELD(timeout_ms), 100, 3600000, "10000", "100 to 3600000",
+     "milliseconds to set up, and after which a peer is dead whose host does not answer"},
+};
+
+#define SPECS (sizeof(specs) / sizeof(specs[0]))
+
+int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    unsigned shift = 0;
+    if (*end == 'K' || *end == 'k')
+        shift = 10;
+    else if (*end == 'M' || *end == 'm')
+        shift = 20;
+    else if (*end == 'G' || *end == 'g')
+        shift = 30;
+    if (shift)
+        end++;
+    if (shift && (*end == 'i' || *end == 'I'))
+        end++;
+    if (*end == 'B' || *end == 'b')
+        end++;
+    if (*text < '0' || *text > '9' || *end || errno || value > (SIZE_MAX >> 1) >> shift)
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a size: write 4096, 64K, 1M or 2G",
+                             text);
+    *bytes = (size_t)value << shift;
+    return 0;
+}
+
+static int bad_value(const struct option_spec *spec, const char *value, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not accepted: give %s", spec->key, value,
+                         spec->accepted);
+}
+
+/* A comma-separated list of provider names, each once, or "auto". */
+static bool providers_valid(const char *value)
+{
+    if (!strcmp(value, "auto"))
+        return true;
+    unsigned seen = 0;
+    while (*value) {
+        size_t n = strcspn(value, ",");
+        unsigned i = 0;
+        const char *name;
+        while ((name = ibx_provider_name(i)) && (strlen(name) != n || memcmp(name, value, n)))
+            i++;
+        if (!name || (seen & 1u << i))
+            return false;
+        seen |= 1u << i;
+        value += n;
+        if (*value == ',' && !*++value)
+            return false;
+    }
+    return seen != 0;
+}
+
+static bool engine_valid(const char *value)
+{
+    return !strcmp(value, "syscalls") || !strcmp(value, "uring") || !strcmp(value, "uring-zc");
+}
+
+static int set_text(const struct option_spec *spec, char *field, const char *value,
+                    struct ibx_error *err)
+{
+    size_t n = strlen(value);
+    if (n >= spec->size)
+        return ibx_error_set(err, -EINVAL, "%s: \"%.32s...\" is longer than %zu characters",
+                             spec->key, value, spec->size - 1);
+    if ((spec->type == PROVIDERS && !providers_valid(value)) ||
+        (spec->type == ENGINE && !engine_valid(value)))
+        return bad_value(spec, value, err);
+    memcpy(field, value, n + 1);
+    return 0;
+}
+
+static int set_bool(const struct option_spec *spec, bool *field, const char *value,
+                    struct ibx_error *err)
+{
+    static const char *const yes[] = {"yes", "true", "on", "1"};
+    static const char *const no[] = {"no", "false", "off", "0"};
+    for (int i = 0; i < 4; i++) {
+        if (!strcmp(value, yes[i]) || !strcmp(value, no[i])) {
+            *field = !strcmp(value, yes[i]);
+            return 0;
+        }
+    }
+    return bad_value(spec, value, err);
+}
+
+static int set_number(const struct option_spec *spec, void *field, const char *value,
+                      struct ibx_error *err)
+{
+    long long number;
+    if (spec->type == SIZE) {
+        size_t bytes;
+        if (ibx_size_parse(value, &bytes, NULL) || bytes > (size_t)spec->max)
+            return bad_value(spec, value, err);
+        number = (long long)bytes;
+    } else {
+        char *end;
+        errno = 0;
+        number = strtoll(value, &end, 10);
+        if (errno || end == value || *end)
+            return bad_value(spec, value, err);
+    }
+    if (number < spec->min || number > spec->max)
+        return bad_value(spec, value, err);
+    if (!strcmp(spec->key, "chunk") && number && number < 4096)
+        return bad_value(spec, value, err);
+    if (!strcmp(spec->key, "mtu") && number && (number < 256 || (number & (number - 1))))
+        return bad_value(spec, value, err);
+    if (spec->type == SIZE)
+        *(size_t *)field = (size_t)number;
+    else if (spec->type == UNSIGNED)
+        *(unsigned *)field = (unsigned)number;
+    else
+        *(int *)field = (int)number;
+    return 0;
+}
+
+int ibx_options_set(struct ibx_options *options, const char *key, const char *value,
+                    struct ibx_error *err)
+{
+    for (size_t i = 0; i < SPECS; i++) {
+        const struct option_spec *spec = &specs[i];
+        if (strcmp(spec->key, key))
+            continue;
+        char *field = (char *)options + spec->offset;
+        if (spec->type <= ENGINE)
+            return set_text(spec, field, value, err);
+        if (spec->type == BOOL)
+            return set_bool(spec, (bool *)field, value, err);
+        return set_number(spec, field, value, err);
+    }
+    char known[256] = "";
+    for (size_t i = 0; i < SPECS; i++) {
+        size_t n = strlen(known);
+        snprintf(known + n, sizeof(known) - n, "%s%s", i ? ", " : "", specs[i].key);
+    }
+    return ibx_error_set(err, -ENOENT, "there is no option \"%.64s\"; there are %s", key, known);
+}
+
+void ibx_options_init(struct ibx_options *options)
+{
+    memset(options, 0, sizeof(*options));
+    for (size_t i = 0; i < SPECS; i++)
+        ibx_options_set(options, specs[i].key, specs[i].fallback, NULL);
+}
+
+const char *ibx_options_key(unsigned index)
+{
+    return index < SPECS ? specs[index].key : NULL;
+}
+
+/* 16384 as "16K": what ibx_size_parse() reads back. */
+static void print_size(size_t bytes, char *out, size_t size)
+{
+    static const char *const units[] = {"", "K", "M", "G"};
+    unsigned unit = 0;
+    while (bytes && bytes % 1024 == 0 && unit < 3) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(out, size, "%zu%s", bytes, units[unit]);
+}
+
+int ibx_options_get(const struct ibx_options *options, const char *key, char *value, size_t size)
+{
+    for (size_t i = 0; i < SPECS; i++) {
+        const struct option_spec *spec = &specs[i];
+        const void *field = (const char *)options + spec->offset;
+        if (strcmp(spec->key, key))
+            continue;
+        if (spec->type <= ENGINE)
+            snprintf(value, size, "%s", (const char *)field);
+        else if (spec->type == BOOL)
+            snprintf(value, size, "%s", *(const bool *)field ? "yes" : "no");
+        else if (spec->type == SIZE)
+            print_size(*(const size_t *)field, value, size);
+        else if (spec->type == UNSIGNED)
+            snprintf(value, size, "%u", *(const unsigned *)field);
+        else
+            snprintf(value, size, "%d", *(const int *)field);
+        return 0;
+    }
+    return -ENOENT;
+}
+
+void ibx_options_describe(FILE *out, const char *prefix)
+{
+    for (size_t i = 0; i < SPECS; i++)
+        fprintf(out, "%s%s: %s (%s) [%s]\n", prefix, specs[i].key, specs[i].meaning,
+                specs[i].accepted, specs[i].fallback);
+}

@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The registration cache. An entry's life:
+ *
+ *   FREE --get, a miss--> alive --the memory went, or evicted--> dead
+ *     ^------------ not in use any more: deregistered ------------/
+ *
+ * Whoever notices a death merely marks; the cache's owner deregisters, without
+ * holding the lock of the watch, since registrars allocate and free.
+ */
+#include "transport/core/regcache.h"
+
+#include "transport/core/regcache_watch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ENTRIES_MAX 4096u
+
+struct entry {
+    bool taken; /* not FREE */
+    struct ibx_watch_range range;
+    bool retired;   /* died by our own hand */
+    bool inherited; /* by fork: the registration is the parent's */
+    unsigned access;
+    unsigned users;
+    struct ibx_mr *mr; /* NULL until it is registered */
+    struct entry *newer, *older;
+};
+
+/* Its owner alone writes to it, but for `range.alive` of the entries. */
+struct ibx_regcache {
+    struct ibx_registrar registrar;
+    size_t bytes_max;
+    unsigned entries_max;
+    struct entry *entries;         /* entries_max of them */
+    struct entry *newest, *oldest; /* taken ones, by their last use */
+    bool unclean;                  /* there are dead entries to look for */
+    unsigned deaths, generation;   /* of the watch, as last seen */
+    struct ibx_regcache_stats stats;
+};
+
+static size_t entry_bytes(const struct entry *entry)
+{
+    return entry->range.end - entry->range.start;
+}
+
+static void list_remove(struct ibx_regcache *cache, struct entry *entry)
+{
+    *(entry->newer ? &entry->newer->older : &cache->newest) = entry->older;
+    *(entry->older ? &entry->older->newer : &cache->oldest) = entry->newer;
+}
+
+static void list_add(struct ibx_regcache *cache, struct entry *entry)
+{
+    entry->newer = NULL;
+    entry->older = cache->newest;
+    *(entry->older ? &entry->older->newer : &cache->oldest) = entry;
+    cache->newest = entry;
+}
+
+/* A taken entry joins the books. */
+static void entry_add(struct ibx_regcache *cache, struct entry *entry)
+{
+    list_add(cache, entry);
+    cache->stats.bytes += entry_bytes(entry);
+    cache->stats.entries++;
+}
+
+static void entry_free(struct ibx_regcache *cache, struct entry *entry)
+{
+    cache->stats.bytes -= entry_bytes(entry);
+    cache->stats.entries--;
+    cache->stats.stale += !entry->retired;
+    list_remove(cache, entry);
+    if (!entry->retired)
+        ibx_watch_remove(&entry->range);
+    *entry = (struct entry){.taken = false};
+}
+
+/* Locked. */
+static void entry_retire(struct ibx_regcache *cache, struct entry *entry)
+{
+    ibx_watch_remove(&entry->range);
+    entry->retired = true;
+    cache->unclean = true;
+}
+
+/* Takes one dead entry that is not in use off the books; false when there is none. */
+static bool reap_one(struct ibx_regcache *cache, struct ibx_mr **mr)
+{
+    bool found = false;
+    *mr = NULL;
+    ibx_watch_lock();
+    cache->unclean |= cache->deaths != ibx_watch_deaths();
+    cache->deaths = ibx_watch_deaths();
+    struct entry *entry = cache->unclean ? cache->oldest : NULL;
+    while (entry && (entry->range.alive || entry->users))
+        entry = entry->newer;
+    if (entry) {
+        found = true;
+        *mr = entry->inherited ? NULL : entry->mr;
+        entry_free(cache, entry);
+    } else {
+        cache->unclean = false;
+    }
+    ibx_watch_unlock();
+    return found;
+}
+
+static void reap(struct ibx_regcache *cache)
+{
+    struct ibx_mr *mr;
+    while (reap_one(cache, &mr)) {
+        if (mr)
+            cache->registrar.leave(cache->registrar.context, mr);
+    }
+}
+
+/* Evicts what has not been used for longest until `bytes` more fit. False when they do not even
+ * then. */
+static bool make_room(struct ibx_regcache *cache, size_t bytes)
+{
+    if (bytes > cache->bytes_max)
+        return false;
+    size_t held = cache->stats.bytes;
+    unsigned count = cache->stats.entries;
+    ibx_watch_lock();
+    for (struct entry *entry = cache->oldest; entry; entry = entry->newer) {
+        if (held <= cache->bytes_max - bytes && count < cache->entries_max)
+            break;
+        if (entry->users)
+            continue;
+        if (entry->range.alive) {
+            entry_retire(cache, entry);
+            cache->stats.evicted++;
+        }
+        held -= entry_bytes(entry);
+        count--;
+    }
+    ibx_watch_unlock();
+    reap(cache);
+    return count < cache->entries_max && held <= cache->bytes_max - bytes;
+}
+
+/* Evicts everything idle; false when there was nothing. */
+static bool evict_idle(struct ibx_regcache *cache)
+{
+    unsigned before = cache->stats.entries;
+    ibx_watch_lock();
+    for (struct entry *entry = cache->oldest; entry; entry = entry->newer) {
+        if (entry->range.alive && !entry->users) {
+            entry_retire(cache, entry);
+            cache->stats.evicted++;
+        }
+    }
+    ibx_watch_unlock();
+    reap(cache);
+    return cache->stats.entries < before;
+}
+
+/* A forked child forgets what is the parent's; only what its own thread still holds stays on the
+ * books until it is put back. Locked. */
+static void adopt(struct ibx_regcache *cache)
+{
+    cache->newest = cache->oldest = NULL;
+    cache->stats.bytes = 0;
+    cache->stats.entries = 0;
+    for (unsigned i = 0; i < cache->entries_max; i++) {
+        struct entry *entry = &cache->entries[i];
+        entry->taken = entry->taken && entry->users;
+        entry->range.alive = false;
+        entry->retired = entry->inherited = true;
+        if (entry->taken)
+            entry_add(cache, entry);
+    }
+    cache->generation = ibx_watch_generation();
+    ibx_watch_retain();
+}
+
+/* A hit, taken into use, or NULL. */
+static struct entry *look_up(struct ibx_regcache *cache, uintptr_t start, uintptr_t end,
+                             unsigned access)
+{
+    struct entry *entry = NULL;
+    ibx_watch_lock();
+    if (cache->generation != ibx_watch_generation())
+        adopt(cache);
+    if (ibx_watch_settle())
+        entry = cache->newest;
+    while (entry && !(entry->range.alive && entry->range.start <= start &&
+                      end <= entry->range.end && !(access & ~entry->access)))
+        entry = entry->older;
+    if (entry) {
+        entry->users++;
+        list_remove(cache, entry);
+        list_add(cache, entry);
+    }
+    ibx_watch_unlock();
+    if (entry)
+        cache->stats.hits++;
+    else
+        cache->stats.misses++;
+    return entry;
+}
+
+/* A place for a registration that is about to be made: it is watched from before it exists. What
+ * lies wholly inside and allows no more gives way. NULL when it cannot be cached. */
+static struct entry *reserve(struct ibx_regcache *cache, uintptr_t start, uintptr_t end,
+                             unsigned access)
+{
+    if (!make_room(cache, end - start))
+        return NULL;
+    struct entry *entry = cache->entries;
+    while (entry->taken)
+        entry++;
+    *entry = (struct entry){.range = {.start = start, .end = end}, .access = access, .users = 1};
+    ibx_watch_lock();
+    entry->taken = ibx_watch_add(&entry->range);
+    for (struct entry *old = cache->newest; entry->taken && old; old = old->older) {
+        if (old->range.alive && start <= old->range.start && old->range.end <= end &&
+            !(old->access & ~access))
+            entry_retire(cache, old);
+    }
+    if (entry->taken)
+        entry_add(cache, entry);
+    ibx_watch_unlock();
+    return entry->taken ? entry : NULL;
+}
+
+/* Registers; where the system's own limit is hit, what is idle makes room. */
+static int enter(struct ibx_regcache *cache, uintptr_t start, uintptr_t end, unsigned access,
+                 struct ibx_mr **mr, struct ibx_error *err)
+{
+    struct ibx_span span = ibx_span_host((void *)start, end - start);
+    int rc;
+    do {
+        rc = cache->registrar.enter(cache->registrar.context, &span, access, mr, err);
+    } while (rc == -ENOMEM && evict_idle(cache));
+    return rc;
+}
+
+static int miss(struct ibx_regcache *cache, uintptr_t start, uintptr_t end, unsigned access,
+                struct ibx_mr **mr, struct ibx_error *err)
+{
+    struct entry *entry = reserve(cache, start, end, access);
+    struct ibx_mr *made = NULL;
+    int rc = enter(cache, start, end, access, &made, err);
+    /* Registration has brought the pages in, so that they can be told apart now. */
+    bool keep = entry && !rc && ibx_watch_anonymous(start, end);
+    ibx_watch_lock();
+    if (entry) {
+        entry->mr = made;
+        entry->users = !rc;
+        if (!keep)
+            entry_retire(cache, entry);
+        keep = entry->range.alive;
+    }
+    ibx_watch_unlock();
+    cache->stats.uncached += !keep;
+    reap(cache);
+    if (!rc)
+        *mr = made;
+    return rc;
+}
+
+int ibx_regcache_get(struct ibx_regcache *cache, void *address, size_t length, unsigned access,
+                     struct ibx_mr **mr, struct ibx_error *err)
+{
+    const uintptr_t mask = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;
+    uintptr_t start = (uintptr_t)address & ~mask;
+    if (!length || start > UINTPTR_MAX - 2 * mask || length > UINTPTR_MAX - 2 * mask - start)
+        return ibx_error_set(err, -EINVAL, "%zu bytes at %p cannot be registered", length, address);
+    uintptr_t end = ((uintptr_t)address + length + mask) & ~mask;
+    struct entry *entry = look_up(cache, start, end, access);
+    if (!entry)
+        return miss(cache, start, end, access, mr, err);
+    *mr = entry->mr;
+    reap(cache);
+    return 0;
+}
+
+void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
+{
+    ibx_watch_lock();
+    if (cache->generation != ibx_watch_generation())
+        adopt(cache);
+    struct entry *entry = cache->newest;
+    while (entry && entry->mr != mr)
+        entry = entry->older;
+    if (entry && !--entry->users && !entry->range.alive)
+        cache->unclean = true;
+    ibx_watch_unlock();
+    if (!entry)
+        cache->registrar.leave(cache->registrar.context, mr);
+    reap(cache);
+}
+
+void ibx_regcache_stats(const struct ibx_regcache *cache, struct ibx_regcache_stats *stats)
+{
+    *stats = cache->stats;
+}
+
+/* --------------------------------------------------------- creation and the end */
+
+int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes, unsigned entries,
+                            struct ibx_regcache **out, struct ibx_error *err)
+{
+    if (!entries || entries > ENTRIES_MAX)
+        return ibx_error_set(err, -EINVAL, "a cache of %u registrations: give 1 to %u", entries,
+                             ENTRIES_MAX);
+    struct ibx_regcache *cache = calloc(1, sizeof(*cache));
+    if (cache)
+        cache->entries = calloc(entries, sizeof(*cache->entries));
+    if (!cache || !cache->entries) {
+        free(cache);
+        return ibx_error_set(err, -ENOMEM, "no memory for a cache of %u registrations", entries);
+    }
+    cache->registrar = *registrar;
+    cache->bytes_max = bytes;
+    cache->entries_max = entries;
+    ibx_watch_lock();
+    adopt(cache);
+    ibx_watch_unlock();
+    *out = cache;
+    return 0;
+}
+
+static int enter_connection(void *context, const struct ibx_span *span, unsigned access,
+                            struct ibx_mr **mr, struct ibx_error *err)
+{
+    return ibx_mr_register(context, span, access, mr, err);
+}
+
+static void leave_connection(void *context, struct ibx_mr *mr)
+{
+    (void)context;
+    ibx_mr_deregister(mr);
+}
+
+int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
+                        struct ibx_regcache **cache, struct ibx_error *err)
+{
+    struct ibx_registrar registrar = {enter_connection, leave_connection, conn};
+    return ibx_regcache_create_for(&registrar, bytes, entries, cache, err);
+}
+
+void ibx_regcache_destroy(struct ibx_regcache *cache)
+{
+    if (!cache)
+        return;
+    ibx_watch_lock();
+    if (cache->generation != ibx_watch_generation())
+        adopt(cache);
+    ibx_watch_unlock();
+    evict_idle(cache);
+    ibx_watch_lock();
+    ibx_watch_release_unlock();
+    free(cache->entries);
+    free(cache);
+}

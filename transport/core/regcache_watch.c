@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "transport/core/regcache_watch.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* How often a lookup lets a change in progress finish before it gives up. */
+#define SETTLE_TRIES 64
+
+struct reader {
+    pthread_t thread;
+    int fd;      /* the userfaultfd */
+    int stop_fd; /* readable when it is to end */
+};
+
+/* One for the process. */
+static struct {
+    pthread_mutex_t lock;
+    sigset_t signals;      /* those that the holder of the lock has blocked otherwise */
+    struct reader *reader; /* NULL: nothing is watched */
+    bool refused;          /* userfaultfd is not to be had */
+    int pagemap_fd;
+    unsigned users, generation, deaths;
+    struct ibx_watch_range *ranges; /* added and not removed; some have died */
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .pagemap_fd = -1};
+
+/* A signal handler that unmaps watched memory waits for the reader, which may wait for the lock: it
+ * must not run in the thread that holds it. */
+void ibx_watch_lock(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    pthread_mutex_lock(&watch.lock);
+    watch.signals = before;
+}
+
+void ibx_watch_unlock(void)
+{
+    sigset_t before = watch.signals;
+    pthread_mutex_unlock(&watch.lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+unsigned ibx_watch_generation(void)
+{
+    return watch.generation;
+}
+
+unsigned ibx_watch_deaths(void)
+{
+    return watch.deaths;
+}
+
+/* --------------------------------------------------------------------- events */
+
+static void kill_ranges(uintptr_t start, uintptr_t end)
+{
+    for (struct ibx_watch_range *range = watch.ranges; range; range = range->next) {
+        if (range->alive && range->start < end && start < range->end) {
+            range->alive = false;
+            watch.deaths++;
+        }
+    }
+}
+
+static void read_events(int fd)
+{
+    struct uffd_msg event;
+    while (read(fd, &event, sizeof(event)) == (ssize_t)sizeof(event)) {
+        if (event.event == UFFD_EVENT_REMAP)
+            kill_ranges(event.arg.remap.from, event.arg.remap.from + event.arg.remap.len);
+        else if (event.event == UFFD_EVENT_UNMAP || event.event == UFFD_EVENT_REMOVE)
+            kill_ranges(event.arg.remove.start, event.arg.remove.end);
+    }
+}
+
+static void *reader_run(void *argument)
+{
+    const struct reader *reader = argument;
+    struct pollfd wait[2] = {{.fd = reader->fd, .events = POLLIN},
+                             {.fd = reader->stop_fd, .events = POLLIN}};
+    while (!wait[1].revents) {
+        poll(wait, 2, -1);
+        ibx_watch_lock();
+        read_events(reader->fd);
+        ibx_watch_unlock();
+    }
+    /* Here, not by the one who joins: nothing that ends this thread may wait for it. */
+    close(reader->fd);
+    return NULL;
+}
+
+/*
+ * Whether some thread is between changing the address space and the end of its
+ * event. The event may not even be readable yet while another thread already maps
+ * new memory at the same address. But the kernel counts a change before it makes
+ * it, and until it is over refuses write protection with EAGAIN. The empty range
+ * asks for nothing else (it is EINVAL).
+ */
+static bool changing(void)
+{
+    struct uffdio_writeprotect nothing = {.mode = 0};
+    return ioctl(watch.reader->fd, UFFDIO_WRITEPROTECT, &nothing) && errno == EAGAIN;
+}
+
+bool ibx_watch_settle(void)
+{
+    for (int i = 0; watch.reader && i < SETTLE_TRIES; i++) {
+        read_events(watch.reader->fd);
+        if (!changing())
+            return true;
+        sched_yield();
+    }
+    return false;
+}
+
+/* ---------------------------------------------------------- starting, stopping */
+
+static int userfaultfd_open(void)
+{
+    /* Faults in the kernel are none of ours, so the unprivileged kind will do (Linux 5.11). */
+    int flags = O_CLOEXEC | O_NONBLOCK;
+    int fd = (int)syscall(SYS_userfaultfd, flags | UFFD_USER_MODE_ONLY);
+    if (fd < 0 && errno == EINVAL)
+        fd = (int)syscall(SYS_userfaultfd, flags);
+    if (fd < 0)
+        return -errno;
+    struct uffdio_api api = {.api = UFFD_API,
+                             .features = UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
+                                         UFFD_FEATURE_EVENT_REMOVE |
+                                         UFFD_FEATURE_PAGEFAULT_FLAG_WP};
+    if (!ioctl(fd, UFFDIO_API, &api))
+        return fd;
+    int rc = -errno;
+    close(fd);
+    return rc;
+}
+
+/* A child has neither the reader nor, for its own memory, the userfaultfd: it begins anew. Not even
+ * the lock is left as it was, since any thread may have held it. */
+static void forked(void)
+{
+    if (watch.reader) {
+        close(watch.reader->fd);
+        close(watch.reader->stop_fd);
+        close(watch.pagemap_fd);
+    }
+    watch.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    watch.reader = NULL;
+    watch.refused = false;
+    watch.users = 0;
+    watch.generation++;
+    watch.ranges = NULL;
+}
+
+static void fork_handler(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+static int reader_start(struct reader *reader)
+{
+    int rc = reader->fd = userfaultfd_open();
+    if (rc < 0)
+        return rc;
+    reader->stop_fd = eventfd(0, EFD_CLOEXEC);
+    watch.pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    /* The application's signal handlers must not run in the thread: they might free memory. It
+     * takes the mask over, and whoever holds the lock has blocked them all. */
+    rc = reader->stop_fd < 0 || watch.pagemap_fd < 0
+             ? -errno
+             : -pthread_create(&reader->thread, NULL, reader_run, reader);
+    if (rc) {
+        close(reader->fd);
+        if (reader->stop_fd >= 0)
+            close(reader->stop_fd);
+        if (watch.pagemap_fd >= 0)
+            close(watch.pagemap_fd);
+    }
+    return rc;
+}
+
+/* Allocates under the lock: nothing is watched yet, so nobody waits for the reader. */
+static bool start(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (watch.reader || watch.refused)
+        return watch.reader;
+    pthread_once(&once, fork_handler);
+    struct reader *reader = calloc(1, sizeof(*reader));
+    int rc = reader ? reader_start(reader) : -ENOMEM;
+    if (rc) {
+        free(reader);
+        watch.refused = true;
+        ibx_log(IBX_LOG_INFO,
+                "memory is registered anew for each call: userfaultfd is not available here (%s)",
+                strerror(-rc));
+        return false;
+    }
+    watch.reader = reader;
+    return true;
+}
+
+void ibx_watch_retain(void)
+{
+    watch.users++;
+}
+
+void ibx_watch_release_unlock(void)
+{
+    struct reader *reader = --watch.users ? NULL : watch.reader;
+    if (reader)
+        watch.reader = NULL;
+    int pagemap_fd = watch.pagemap_fd;
+    ibx_watch_unlock();
+    if (!reader)
+        return;
+    uint64_t one = 1;
+    /* An eventfd takes one more always. */
+    if (write(reader->stop_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
+        pthread_join(reader->thread, NULL);
+    close(reader->stop_fd);
+    close(pagemap_fd);
+    free(reader);
+}
+
+/* --------------------------------------------------------------------- ranges */
+
+bool ibx_watch_add(struct ibx_watch_range *range)
+{
+    struct uffdio_register wish = {
+        .range = {.start = range->start, .len = range->end - range->start},
+        .mode = UFFDIO_REGISTER_MODE_WP};
+    if (!start() || !ibx_watch_settle() || ioctl(watch.reader->fd, UFFDIO_REGISTER, &wish))
+        return false;
+    range->alive = true;
+    range->prev = NULL;
+    range->next = watch.ranges;
+    if (range->next)
+        range->next->prev = range;
+    watch.ranges = range;
+    return true;
+}
+
+/* Where another range needs the watch, all of this one keeps it: that costs events, no more. What
+ * has died is left alone, for others may have mapped there since. */
+static void unregister(const struct ibx_watch_range *range)
+{
+    for (struct ibx_watch_range *other = watch.ranges; other; other = other->next) {
+        if (other->alive && other->start < range->end && range->start < other->end)
+            return;
+    }
+    struct uffdio_range wish = {.start = range->start, .len = range->end - range->start};
+    ioctl(watch.reader->fd, UFFDIO_UNREGISTER, &wish);
+}
+
+void ibx_watch_remove(struct ibx_watch_range *range)
+{
+    if (watch.reader)
+        read_events(watch.reader->fd);
+    *(range->prev ? &range->prev->next : &watch.ranges) = range->next;
+    if (range->next)
+        range->next->prev = range->prev;
+    if (range->alive && watch.reader)
+        unregister(range);
+    range->alive = false;
+}
+
+bool ibx_watch_anonymous(uintptr_t start_at, uintptr_t end)
+{
+    const uint64_t present = 3ull << 62, shared_or_file = 1ull << 61; /* admin-guide/mm/pagemap */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uint64_t map[256];
+    for (uintptr_t at = start_at; at < end; at += sizeof(map) / sizeof(map[0]) * page) {
+        size_t count = (end - at) / page;
+        if (count > sizeof(map) / sizeof(map[0]))
+            count = sizeof(map) / sizeof(map[0]);
+        if (pread(watch.pagemap_fd, map, count * 8, (off_t)(at / page * 8)) != (ssize_t)count * 8)
+            return false;
+        for (size_t i = 0; i < count; i++) {
+            if (!(map[i] & present) || (map[i] & shared_or_file))
+                return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * libfabric, loaded when ofi is tried and not before.
+ *
+ * Distributions build libfabric with everything. Loading it then loads the PSM
+ * libraries, whose constructors look for devices for 200 ms and put handlers of
+ * their own on SIGSEGV, SIGINT, SIGTERM and others. That must not happen to each
+ * application that a GVirtuS plugin is loaded into; and where it does happen,
+ * because the fabric is wanted, the application keeps its signal handlers.
+ *
+ * The functions below have the names and types of libfabric's few exported ones;
+ * all others are inline in its headers.
+ */
+#include "transport/ofi/ofi.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+
+static struct {
+    char reason[256]; /* why it is not there */
+    uint32_t (*version)(void);
+    int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *,
+                   struct fi_info **);
+    void (*freeinfo)(struct fi_info *);
+    struct fi_info *(*dupinfo)(const struct fi_info *);
+    int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
+    const char *(*strerror)(int);
+} library;
+
+static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+
+static void *open_quietly(const char *name)
+{
+    struct sigaction before[NSIG];
+    bool known[NSIG];
+    for (int i = 1; i < NSIG; i++)
+        known[i] = sigaction(i, NULL, &before[i]) == 0;
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    for (int i = 1; i < NSIG; i++) {
+        if (known[i])
+            sigaction(i, &before[i], NULL);
+    }
+    return handle;
+}
+
+static void load(void)
+{
+    void *handle = open_quietly("libfabric.so.1");
+    if (!handle) {
+        const char *why = dlerror();
+        snprintf(library.reason, sizeof(library.reason),
+                 "libfabric cannot be loaded (Debian: libfabric1): %.180s", why ? why : "unknown");
+        return;
+    }
+    /* POSIX allows the conversion of what dlsym() returns, ISO C does not. */
+    *(void **)&library.version = dlsym(handle, "fi_version");
+    *(void **)&library.freeinfo = dlsym(handle, "fi_freeinfo");
+    *(void **)&library.dupinfo = dlsym(handle, "fi_dupinfo");
+    *(void **)&library.fabric = dlsym(handle, "fi_fabric");
+    *(void **)&library.strerror = dlsym(handle, "fi_strerror");
+    void *getinfo = dlsym(handle, "fi_getinfo");
+    if (!library.version || !library.freeinfo || !library.dupinfo || !library.fabric ||
+        !library.strerror || !getinfo) {
+        snprintf(library.reason, sizeof(library.reason),
+                 "libfabric.so.1 lacks functions it should "
+                 "have: install Debian's libfabric1");
+        return;
+    }
+    *(void **)&library.getinfo = getinfo;
+}
+
+int ibx_ofi_library(struct ibx_error *err)
+{
+    pthread_once(&loaded, load);
+    return library.getinfo ? 0 : ibx_error_set(err, -ENOSYS, "%s", library.reason);
+}
+
+uint32_t fi_version(void)
+{
+    return ibx_ofi_library(NULL) ? 0 : library.version();
+}
+
+int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
+               const struct fi_info *hints, struct fi_info **info)
+{
+    if (ibx_ofi_library(NULL))
+        return -FI_ENOSYS;
+    return library.getinfo(version, node, service, flags, hints, info);
+}
+
+/* The rest is called only with what fi_getinfo() gave, or with an error of a loaded library. */
+void fi_freeinfo(struct fi_info *info)
+{
+    if (info)
+        library.freeinfo(info);
+}
+
+struct fi_info *fi_dupinfo(const struct fi_info *info)
+{
+    return ibx_ofi_library(NULL) ? NULL : library.dupinfo(info);
+}
+
+int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context)
+{
+    return library.fabric(attr, fabric, context);
+}
+
+const char *fi_strerror(int code)
+{
+    return ibx_ofi_library(NULL) ? "libfabric is not there" : library.strerror(code);
+}

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Messages over libfabric: a header with a cookie, receives posted ahead, a
+ * credit for each, and the order that was sent.
+ *
+ * Receives complete in no particular order (a layered provider may fetch long
+ * ones by rendezvous while short ones overtake), so DATA waits in a window until
+ * its turn has come.
+ */
+#include "transport/ofi/ofi.h"
+#include "transport/handshake/auth.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct header {
+    uint64_t cookie;
+    uint32_t sequence, length;
+    uint16_t credits;
+    uint8_t kind, lane;
+};
+
+static void put_header(uint8_t *out, const struct header *h)
+{
+    struct ibx_writer w = ibx_writer_of(out, OFI_HEADER_BYTES);
+    ibx_put_u64(&w, h->cookie);
+    ibx_put_u32(&w, h->sequence);
+    ibx_put_u32(&w, h->length);
+    ibx_put_u16(&w, h->credits);
+    ibx_put_u8(&w, h->kind);
+    ibx_put_u8(&w, h->lane);
+    ibx_put_u32(&w, 0);
+}
+
+static struct header get_header(const uint8_t *bytes)
+{
+    struct ibx_reader r = ibx_reader_of(bytes, OFI_HEADER_BYTES);
+    struct header h;
+    h.cookie = ibx_get_u64(&r);
+    h.sequence = ibx_get_u32(&r);
+    h.length = ibx_get_u32(&r);
+    h.credits = ibx_get_u16(&r);
+    h.kind = ibx_get_u8(&r);
+    h.lane = ibx_get_u8(&r);
+    return h;
+}
+
+/* ------------------------------------------------------------------- buffers */
+
+/* CREDIT messages need no credit, but a posted receive. Each gives back at least as many credits as
+ * the peer was known to have, so those not yet seen by the peer are about log2(slots). */
+static unsigned spare_recvs(unsigned slots)
+{
+    unsigned spare = 6; /* HELLO, FENCE and FENCED too */
+    while (slots >>= 1)
+        spare++;
+    return spare;
+}
+
+static void free_list_push(struct ofi_request **list, struct ofi_request *r)
+{
+    r->next = *list;
+    *list = r;
+}
+
+static struct ofi_request *free_list_pop(struct ofi_request **list)
+{
+    struct ofi_request *r = *list;
+    if (r)
+        *list = r->next;
+    return r;
+}
+
+static void lay_out_buffers(struct ofi_endpoint *e, unsigned lane0_recvs)
+{
+    uint8_t *next = e->memory;
+    for (unsigned i = 0; i < e->recv_count; i++, next += e->buffer_bytes) {
+        struct ofi_request *r = &e->recvs[i];
+        r->use = OFI_USE_RECV;
+        r->state = OFI_RECV_IDLE;
+        r->lane = i < lane0_recvs ? 0 : 1 + (i - lane0_recvs) / 2;
+        r->buffer = next;
+        free_list_push(&e->idle_recvs, r);
+    }
+    for (unsigned i = 0; i < e->send_count; i++, next += e->buffer_bytes) {
+        struct ofi_request *r = &e->sends[i];
+        r->use = OFI_USE_SEND;
+        r->buffer = next;
+        free_list_push(&e->free_sends, r);
+    }
+}
+
+/* Two for the HELLO of every further lane: one may be spent on a stranger's message. */
+static unsigned recvs_of(unsigned slots, unsigned lanes)
+{
+    return slots + spare_recvs(slots) + 2 * (lanes - 1);
+}
+
+static unsigned sends_of(unsigned slots, unsigned lanes)
+{
+    return slots + spare_recvs(slots) + lanes;
+}
+
+static size_t buffer_of(size_t message)
+{
+    return (OFI_HEADER_BYTES + message + 63) & ~(size_t)63;
+}
+
+size_t ibx_ofi_msg_memory(unsigned slots, size_t message, unsigned lanes)
+{
+    return (recvs_of(slots, lanes) + sends_of(slots, lanes)) * buffer_of(message);
+}
+
+int ibx_ofi_msg_init(struct ofi_endpoint *e, struct ibx_error *err)
+{
+    unsigned slots = e->own.slots, lane0_recvs = recvs_of(slots, 1);
+    e->recv_count = recvs_of(slots, e->lane_count);
+    e->send_count = sends_of(slots, e->lane_count);
+    e->window_mask = 1;
+    while (e->window_mask < slots)
+        e->window_mask <<= 1;
+    e->buffer_bytes = buffer_of(e->own.message);
+    e->memory_bytes = e->buffer_bytes * (e->recv_count + e->send_count);
+    e->recvs = calloc(e->recv_count, sizeof(*e->recvs));
+    e->sends = calloc(e->send_count, sizeof(*e->sends));
+    e->window = calloc(e->window_mask, sizeof(struct ofi_request *));
+    void *memory =
+        mmap(NULL, e->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory != MAP_FAILED)
+        e->memory = memory;
+    if (!e->recvs || !e->sends || !e->window || !e->memory)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u messages of %u bytes",
+                             e->recv_count + e->send_count, e->own.message);
+    e->window_mask--;
+    lay_out_buffers(e, lane0_recvs);
+    return 0;
+}
+
+void ibx_ofi_msg_fini(struct ofi_endpoint *e)
+{
+    if (e->memory)
+        munmap(e->memory, e->memory_bytes);
+    free(e->recvs);
+    free(e->sends);
+    free(e->window);
+}
+
+static void post_recv(struct ofi_endpoint *e, struct ofi_request *r)
+{
+    r->state = OFI_RECV_POSTED;
+    memset(r->buffer, 0, OFI_HEADER_BYTES); /* no old cookie shall speak for a truncated message */
+    ssize_t rc = fi_recv(e->lanes[r->lane].ep, r->buffer, e->buffer_bytes, e->memory_desc,
+                         FI_ADDR_UNSPEC, &r->context);
+    if (!rc) {
+        if (r->owes_credit)
+            e->returned++;
+        r->owes_credit = false;
+        return;
+    }
+    r->state = OFI_RECV_IDLE;
+    free_list_push(&e->idle_recvs, r);
+    if (rc != -FI_EAGAIN)
+        ibx_ofi_fail(e, ibx_ofi_errno((int)-rc), "libfabric's %s takes no receive: %s",
+                     e->own.provider, fi_strerror((int)-rc));
+}
+
+void ibx_ofi_msg_repost(struct ofi_endpoint *e, struct ofi_request *r)
+{
+    post_recv(e, r);
+}
+
+void ibx_ofi_msg_post(struct ofi_endpoint *e)
+{
+    struct ofi_request *list = e->idle_recvs;
+    e->idle_recvs = NULL;
+    while (list) {
+        struct ofi_request *r = free_list_pop(&list);
+        if (e->lanes[r->lane].ep) /* hardware may have had fewer endpoints than wished for */
+            post_recv(e, r);
+    }
+}
+
+/* ------------------------------------------------------------------- sending */
+
+/* Gives a message that stands in r->buffer to libfabric. */
+static int give(struct ofi_endpoint *e, struct ofi_request *r, unsigned lane, size_t length)
+{
+    struct ofi_lane *l = &e->lanes[lane];
+    ssize_t rc;
+    if (!r->signaled && length <= e->choice.info->tx_attr->inject_size) {
+        rc = fi_inject(l->ep, r->buffer, length, l->peer);
+        if (!rc)
+            free_list_push(&e->free_sends, r);
+    } else {
+        rc = fi_send(l->ep, r->buffer, length, e->memory_desc, l->peer, &r->context);
+        if (!rc) {
+            r->busy = true;
+            e->in_flight++;
+        }
+    }
+    if (!rc)
+        return 0;
+    free_list_push(&e->free_sends, r);
+    if (rc == -FI_EAGAIN) {
+        e->refused = true;
+        return -EAGAIN;
+    }
+    ibx_ofi_fail(e, ibx_ofi_errno((int)-rc), "libfabric's %s cannot send: %s", e->own.provider,
+                 fi_strerror((int)-rc));
+    return ibx_ofi_errno((int)-rc);
+}
+
+/* Credits ride on whatever is sent. */
+static uint16_t take_returned(struct ofi_endpoint *e)
+{
+    uint16_t credits = (uint16_t)e->returned;
+    e->missing -= e->returned;
+    e->returned = 0;
+    return credits;
+}
+
+static void give_back_returned(struct ofi_endpoint *e, uint16_t credits)
+{
+    e->returned += credits;
+    e->missing += credits;
+}
+
+int ibx_ofi_msg_hello(struct ofi_endpoint *e, unsigned lane)
+{
+    struct ofi_request *r = free_list_pop(&e->free_sends);
+    if (!r)
+        return -EAGAIN;
+    struct header h = {.cookie = e->cookie_out,
+                       .length = IBX_PROOF_BYTES,
+                       .kind = OFI_HELLO,
+                       .lane = (uint8_t)lane};
+    put_header(r->buffer, &h);
+    memcpy(r->buffer + OFI_HEADER_BYTES, e->proof_out, IBX_PROOF_BYTES);
+    r->signaled = false;
+    return give(e, r, lane, OFI_HEADER_BYTES + IBX_PROOF_BYTES);
+}
+
+int ibx_ofi_msg_control(struct ofi_endpoint *e, enum ofi_kind kind, uint32_t number)
+{
+    struct ofi_request *r = free_list_pop(&e->free_sends);
+    if (!r)
+        return -EAGAIN;
+    struct header h = {.cookie = e->cookie_out, .sequence = number, .kind = (uint8_t)kind};
+    put_header(r->buffer, &h);
+    r->signaled = false;
+    return give(e, r, 0, OFI_HEADER_BYTES);
+}
+
+int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                     uint64_t cookie, unsigned flags)
+{
+    struct ofi_endpoint *e = endpoint;
+    if (e->aborted)
+        return -ENOTCONN;
+    const bool room = e->credits >= (flags & IBX_SPARING ? 2 : 1);
+    struct ofi_request *r = room ? free_list_pop(&e->free_sends) : NULL;
+    e->send_refused = true;
+    e->send_again = false;
+    if (!r)
+        return -EAGAIN;
+    uint16_t credits = take_returned(e);
+    struct header h = {.cookie = e->cookie_out,
+                       .sequence = e->next_send,
+                       .length = (uint32_t)length,
+                       .credits = credits,
+                       .kind = OFI_DATA};
+    put_header(r->buffer, &h);
+    uint8_t *out = r->buffer + OFI_HEADER_BYTES;
+    for (int i = 0; i < iovcnt; i++) {
+        if (iov[i].iov_len)
+            memcpy(out, iov[i].iov_base, iov[i].iov_len);
+        out += iov[i].iov_len;
+    }
+    r->signaled = flags & IBX_SIGNALED;
+    r->cookie = cookie;
+    int rc = give(e, r, 0, OFI_HEADER_BYTES + length);
+    if (rc) {
+        give_back_returned(e, credits);
+        return rc;
+    }
+    e->send_refused = false;
+    e->next_send++;
+    e->credits--;
+    return 0;
+}
+
+/* Sends a CREDIT when as much is held back as the peer is known to have left. */
+static void give_credits(struct ofi_endpoint *e)
+{
+    if (!e->returned || e->returned < e->own.slots - e->missing)
+        return;
+    struct ofi_request *r = free_list_pop(&e->free_sends);
+    if (!r)
+        return;
+    uint16_t credits = take_returned(e);
+    struct header h = {.cookie = e->cookie_out, .credits = credits, .kind = OFI_CREDIT};
+    put_header(r->buffer, &h);
+    r->signaled = false;
+    if (give(e, r, 0, OFI_HEADER_BYTES))
+        give_back_returned(e, credits);
+}
+
+void ibx_ofi_msg_release(void *endpoint, uint64_t slot)
+{
+    struct ofi_endpoint *e = endpoint;
+    if (slot >= e->recv_count || e->recvs[slot].state != OFI_RECV_HELD)
+        return;
+    struct ofi_request *r = &e->recvs[slot];
+    if (e->aborted) {
+        r->state = OFI_RECV_IDLE;
+        return;
+    }
+    r->owes_credit = true;
+    post_recv(e, r);
+    give_credits(e);
+}
+
+/* ------------------------------------------------------------------- receiving */
+
+static void hello_arrived(struct ofi_endpoint *e, const struct header *h,
+                          const struct ofi_request *r)
+{
+    const uint8_t *proof = r->buffer + OFI_HEADER_BYTES;
+    if (h->length != IBX_PROOF_BYTES || h->lane != r->lane || !ibx_hash_equal(proof, e->proof_in))
+        ibx_log(IBX_LOG_INFO, "ofi: a HELLO without a valid proof was dropped");
+    else
+        e->lanes[r->lane].hello_proven = true;
+}
+
+/* Keeps DATA until its turn; false when the peer broke the protocol. */
+static bool data_arrived(struct ofi_endpoint *e, const struct header *h, struct ofi_request *r)
+{
+    struct ofi_request **place = &e->window[h->sequence & e->window_mask];
+    if (h->sequence - e->next_deliver >= e->own.slots || *place || r->lane ||
+        h->length > e->own.message) {
+        ibx_ofi_fail(e, -EPROTO, "the peer sent message %u of %u bytes when %u was expected",
+                     h->sequence, h->length, e->next_deliver);
+        return false;
+    }
+    *place = r;
+    r->state = OFI_RECV_WAITING;
+    e->missing++;
+    return true;
+}
+
+void ibx_ofi_msg_arrived(struct ofi_endpoint *e, struct ofi_request *r, size_t length)
+{
+    struct header h = {0};
+    if (length >= OFI_HEADER_BYTES)
+        h = get_header(r->buffer);
+    r->length = length;
+    bool genuine = length >= OFI_HEADER_BYTES && h.cookie == e->cookie_in;
+    if (!genuine) {
+        ibx_log(IBX_LOG_INFO, "ofi: a message of %zu bytes from a stranger was dropped", length);
+    } else if (h.length != length - OFI_HEADER_BYTES || h.kind < OFI_HELLO || h.kind > OFI_FENCED) {
+        ibx_ofi_fail(e, -EPROTO, "the peer sent a malformed message of %zu bytes", length);
+    } else if (h.credits > e->peer.slots - e->credits) {
+        ibx_ofi_fail(e, -EPROTO, "the peer gave back %u credits, more than it had got", h.credits);
+    } else {
+        e->credits += h.credits;
+        if (h.kind == OFI_HELLO)
+            hello_arrived(e, &h, r);
+        if (h.kind == OFI_FENCE)
+            ibx_ofi_fence_asked(e, h.sequence);
+        if (h.kind == OFI_FENCED)
+            ibx_ofi_fence_done(e, h.sequence);
+        if (h.kind == OFI_DATA && data_arrived(e, &h, r))
+            return;
+    }
+    if (!e->aborted)
+        post_recv(e, r);
+}
+
+/* Longer than any receive: our peer knows the limit, so unless it bears the cookie it is a
+ * stranger's. */
+void ibx_ofi_msg_truncated(struct ofi_endpoint *e, struct ofi_request *r)
+{
+    if (get_header(r->buffer).cookie == e->cookie_in)
+        ibx_ofi_fail(e, -EPROTO, "the peer sent a message longer than %u bytes", e->own.message);
+    else
+        ibx_log(IBX_LOG_INFO, "ofi: an overlong message from a stranger was dropped");
+    post_recv(e, r);
+}
+
+bool ibx_ofi_msg_deliverable(const struct ofi_endpoint *e)
+{
+    return e->window[e->next_deliver & e->window_mask];
+}
+
+void ibx_ofi_msg_deliver(struct ofi_endpoint *e)
+{
+    while (!e->aborted && ibx_ofi_msg_deliverable(e)) {
+        struct ofi_request **place = &e->window[e->next_deliver & e->window_mask];
+        struct ofi_request *r = *place;
+        *place = NULL;
+        e->next_deliver++;
+        r->state = OFI_RECV_HELD;
+        e->made++;
+        e->link->up->message(e->link, r->buffer + OFI_HEADER_BYTES, r->length - OFI_HEADER_BYTES,
+                             (uint64_t)(r - e->recvs));
+    }
+    if (!e->aborted)
+        give_credits(e);
+}

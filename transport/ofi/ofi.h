@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The libfabric provider's own view of a connection: shared by ofi*.c only.
+ *
+ * A connection has an address vector, a completion queue and one or two
+ * reliable-datagram endpoints of its own, and a domain, its own or one that it
+ * shares: lane 0 carries messages and urgent chunks, the other one bulk. libfabric's endpoints are
+ * connectionless, so anybody on the fabric can send to them: every message begins with a cookie
+ * that only the two authenticated ends can compute, and what lacks it is dropped.
+ *
+ *     offset  bytes  field (little-endian)
+ *          0      8  cookie of this direction
+ *          8      4  sequence number of a DATA message, from 0; of a FENCE and its answer
+ *         12      4  bytes that follow the header
+ *         16      2  receive credits given back
+ *         18      1  kind: 1 HELLO (a proof follows), 2 DATA, 3 CREDIT, 4 FENCE, 5 FENCED
+ *         19      1  lane of a HELLO
+ *         20      4  zero
+ */
+#ifndef IBX_TRANSPORT_OFI_H
+#define IBX_TRANSPORT_OFI_H
+
+#include "transport/core/provider.h"
+
+#include <netinet/in.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+/* The version of the interface that this code is written against. Later ones add dma-bufs. */
+#if FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION >= 20
+#define IBX_OFI_DMABUF 1
+#define IBX_OFI_API    FI_VERSION(1, 20)
+#else
+#define IBX_OFI_DMABUF 0
+#define IBX_OFI_API    FI_VERSION(1, 17)
+#endif
+
+#define OFI_HEADER_BYTES  24u
+#define OFI_ADDRESS_MAX   256u
+#define OFI_LANES_MAX     17u /* options->lanes allows 16 bulk ones */
+#define OFI_URGENT_CHUNKS 64u /* beside the bulk ones */
+
+enum ofi_kind { OFI_HELLO = 1, OFI_DATA = 2, OFI_CREDIT = 3, OFI_FENCE = 4, OFI_FENCED = 5 };
+
+/* ofi_library.c: makes libfabric's functions callable, or says why they are not. From any thread.
+ */
+int ibx_ofi_library(struct ibx_error *err);
+
+/* ------------------------------------------------------- choosing (ofi_info.c) */
+
+/* What a provider has to match; NULL or 0: anything. */
+struct ofi_wish {
+    const char *provider; /* exactly this one: what the peer offers */
+    const char *fabric;   /* preferred, not required */
+    uint32_t addr_format;
+    struct sockaddr_storage local; /* preferred own address; AF_UNSPEC: none */
+};
+
+struct ofi_choice {
+    struct fi_info *info;   /* freed by its holder */
+    bool native;            /* a fabric with hardware behind it */
+    bool delivery_complete; /* a WRITE can complete when it is visible at its target */
+    bool shareable;         /* a domain can serve several threads, and a region all its endpoints */
+};
+
+/* Picks the best of what libfabric has here. */
+int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wish *wish,
+                        struct ofi_choice *choice, struct ibx_error *err);
+/* Whether `name` ("tcp;ofi_rxm") is what the option asks for ("tcp", or the whole). */
+bool ibx_ofi_name_matches(const char *name, const char *wanted);
+int ibx_ofi_probe(const struct ibx_options *options, char *description, size_t size,
+                  struct ibx_error *err);
+/* "1.17", of the library that runs. */
+const char *ibx_ofi_version_text(void);
+
+/* ------------------------------------------------------- domains (ofi_domain.c) */
+
+struct ofi_domain {
+    struct ibx_domain_part part;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fi_info *info; /* what it was opened for */
+};
+
+/* Opens one, or of an owner that has such a one already, and where they can be shared, holds that.
+ * From any thread. */
+int ibx_ofi_domain_hold(struct ibx_domain *owner, const struct ofi_choice *choice,
+                        struct ofi_domain **out, struct ibx_error *err);
+/* After everything in it that is the connection's. Accepts NULL. */
+void ibx_ofi_domain_release(struct ofi_domain *domain);
+/* An error of libfabric (negative) in opening something, in words. */
+int ibx_ofi_open_error(const struct fi_info *info, const char *what, int rc, struct ibx_error *err);
+
+/* ------------------------------------------------------------------- a connection */
+
+enum ofi_use { OFI_USE_RECV, OFI_USE_SEND, OFI_USE_CHUNK };
+
+enum ofi_recv_state {
+    OFI_RECV_POSTED,  /* libfabric's */
+    OFI_RECV_WAITING, /* arrived ahead of its turn */
+    OFI_RECV_HELD,    /* the user's, until it is released */
+    OFI_RECV_IDLE,    /* could not be posted: tried again by progress */
+};
+
+/* One operation that libfabric knows by `context`. */
+struct ofi_request {
+    struct fi_context2 context; /* first: some providers write into it */
+    enum ofi_use use;
+    enum ofi_recv_state state; /* of a receive */
+    unsigned lane;
+    bool busy;        /* a send or a chunk that libfabric has */
+    int status;       /* of one that is over */
+    uint32_t epoch;   /* of a chunk: the endpoint's when it was posted */
+    bool signaled;    /* a send that is reported with `cookie` */
+    bool owes_credit; /* a receive: the peer gets a credit back once it is posted again */
+    uint64_t cookie;
+    uint8_t *buffer;         /* of a receive or a send */
+    size_t length;           /* of the message received, header included */
+    struct ibx_chunk *chunk; /* until it is reported */
+    struct ofi_request *next;
+};
+
+struct ofi_lane {
+    struct fid_ep *ep;
+    fi_addr_t peer;
+    bool hello_sent;   /* given to libfabric */
+    bool hello_proven; /* the peer's has arrived and is genuine */
+};
+
+/* What one end tells the other at the door. */
+struct ofi_side {
+    char provider[64];
+    char fabric[128];
+    uint32_t version; /* fi_version() */
+    uint32_t addr_format;
+    uint64_t host; /* the same on the same boot of the same host */
+    uint32_t slots;
+    uint32_t message; /* bytes of the longest message, header not counted */
+    unsigned lanes;
+    struct {
+        size_t length;
+        uint8_t bytes[OFI_ADDRESS_MAX];
+    } address[OFI_LANES_MAX];
+};
+
+struct ofi_endpoint {
+    struct ibx_link *link;
+    enum ibx_role role;
+    struct ofi_choice choice;
+    struct ofi_side own, peer;
+
+    struct ofi_domain *home;
+    struct fid_fabric *fabric; /* home's */
+    struct fid_domain *domain; /* likewise */
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct ofi_lane lanes[OFI_LANES_MAX];
+    unsigned lane_count; /* those in use */
+    unsigned lanes_open;
+    int cq_fd;    /* borrowed from the completion queue; -1: it has none */
+    int timer_fd; /* bounds sleeping where cq_fd is not enough */
+    bool watched;
+    uint64_t idle_since; /* by ibx_now_ns(), 0: something has happened since the last sleep */
+
+    uint8_t *memory; /* all message buffers */
+    size_t memory_bytes, buffer_bytes;
+    struct fid_mr *memory_mr;
+    void *memory_desc;
+
+    struct ofi_request *recvs, *sends, *works;
+    unsigned recv_count, send_count, work_count;
+    struct ofi_request *idle_recvs, *free_sends, *free_works;
+    struct ofi_request *over, **over_tail; /* sends and chunks to report */
+    struct ofi_request **window;           /* DATA that has arrived, by sequence number */
+    uint32_t window_mask;
+    uint64_t cookie_out, cookie_in;
+    uint8_t proof_out[IBX_PROOF_BYTES], proof_in[IBX_PROOF_BYTES];
+    uint32_t next_send, next_deliver;
+    unsigned credits;  /* DATA messages that the peer has room for */
+    unsigned missing;  /* credits that the peer has spent and not got back */
+    unsigned returned; /* of these, how many the next message gives back */
+
+    bool is_shm; /* libfabric's, which has its peculiarities */
+    unsigned depth;
+    size_t chunk;
+    unsigned in_flight; /* sends and chunks that will complete */
+    unsigned chunks_in_flight;
+    uint64_t abort_deadline; /* until which transfers in flight may end by themselves */
+    uint64_t silent_since;   /* no chunk completed since then (ibx_now_ns(), 0: not yet looked) */
+    unsigned idle_polls;
+    unsigned receives_lost; /* one after the other */
+    bool refused;           /* libfabric said -FI_EAGAIN to a post since the last progress */
+    bool retry_turn;
+    bool send_refused; /* the user's last send was */
+    bool send_again;   /* and something has completed since */
+
+    uint32_t epoch;         /* grows with each FENCE of the peer */
+    unsigned old_chunks;    /* in flight since before the last one */
+    uint32_t asked;         /* its number */
+    bool answer_due;        /* as soon as they are over */
+    uint32_t fence, fenced; /* our last FENCE, and the last one answered */
+
+    bool live;                /* finish is over */
+    bool aborted;             /* nothing is posted any more */
+    bool closed;              /* the endpoints are, so no memory is touched any more */
+    struct ibx_error failure; /* before it is live */
+    struct ofi_region *regions;
+    int made; /* upcalls of this progress */
+};
+
+/* With a domain, for each region that shares it. */
+struct ofi_registration {
+    struct fid_mr *mr; /* NULL: it went with its endpoint */
+    const struct fid_domain *domain;
+    _Atomic unsigned holders;
+};
+
+struct ofi_region {
+    struct ofi_registration *made; /* NULL: none is needed */
+    void *desc;
+    struct ofi_region *next, *prev; /* in endpoint->regions */
+    bool listed;
+};
+
+/* ofi_side.c */
+void ibx_ofi_side_put(struct ibx_writer *writer, const struct ofi_side *side);
+int ibx_ofi_side_get(struct ibx_reader *reader, struct ofi_side *side, struct ibx_error *err);
+/* Whether the peer's addresses are of our kind and length. */
+bool ibx_ofi_side_fits(const struct ofi_side *own, const struct ofi_side *peer);
+/* The same on one boot of one host, 0 when unknown. */
+uint64_t ibx_ofi_side_host(void);
+/* The address of ours that the client knocked at; AF_UNSPEC when it is no IP address. */
+void ibx_ofi_side_local_of_door(int door, struct sockaddr_storage *local);
+/* The address of ours from which the kernel would route to the peer's; AF_UNSPEC likewise. */
+void ibx_ofi_side_local_towards(const struct ofi_side *peer, struct sockaddr_storage *local);
+
+/* ofi_mr.c */
+int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
+void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr);
+/* Closes what is bound to an endpoint, so that the endpoint can be closed. */
+void ibx_ofi_mr_detach_all(struct ofi_endpoint *e);
+/* Registers message buffers where local access needs it; *mr stays NULL where not. */
+int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err);
+
+/* ofi_msg.c: messages, credits, order */
+/* Of an endpoint of so many lanes, lane 0 included. */
+size_t ibx_ofi_msg_memory(unsigned slots, size_t message, unsigned lanes);
+int ibx_ofi_msg_init(struct ofi_endpoint *e, struct ibx_error *err);
+void ibx_ofi_msg_fini(struct ofi_endpoint *e);
+/* Posts every receive that is not; says through ibx_ofi_fail() when that is impossible. */
+void ibx_ofi_msg_post(struct ofi_endpoint *e);
+int ibx_ofi_msg_hello(struct ofi_endpoint *e, unsigned lane);
+void ibx_ofi_msg_arrived(struct ofi_endpoint *e, struct ofi_request *r, size_t length);
+void ibx_ofi_msg_repost(struct ofi_endpoint *e, struct ofi_request *r);
+void ibx_ofi_msg_truncated(struct ofi_endpoint *e, struct ofi_request *r);
+/* A FENCE, or the answer to one: 0 or -EAGAIN, or another negative errno after ibx_ofi_fail(). */
+int ibx_ofi_msg_control(struct ofi_endpoint *e, enum ofi_kind kind, uint32_t number);
+/* Hands over what is in turn, gives credits back. */
+void ibx_ofi_msg_deliver(struct ofi_endpoint *e);
+bool ibx_ofi_msg_deliverable(const struct ofi_endpoint *e);
+int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                     uint64_t cookie, unsigned flags);
+void ibx_ofi_msg_release(void *endpoint, uint64_t slot);
+
+/* ofi_fence.c: no access of the peer outlives a deregistration */
+void ibx_ofi_fence(struct ofi_endpoint *e);
+void ibx_ofi_fence_asked(struct ofi_endpoint *e, uint32_t number);
+void ibx_ofi_fence_done(struct ofi_endpoint *e, uint32_t number);
+void ibx_ofi_fence_chunk_over(struct ofi_endpoint *e, const struct ofi_request *r);
+void ibx_ofi_fence_answer(struct ofi_endpoint *e);
+
+/* ofi_io.c: chunks, completions, the end */
+int ibx_ofi_io_init(struct ofi_endpoint *e, struct ibx_error *err);
+int ibx_ofi_io_rdma(void *endpoint, struct ibx_chunk *chunk);
+int ibx_ofi_io_progress(void *endpoint);
+int ibx_ofi_io_arm(void *endpoint);
+/* Takes completions, without any upcall; returns how many. */
+int ibx_ofi_io_take(struct ofi_endpoint *e);
+void ibx_ofi_io_over(struct ofi_endpoint *e, struct ofi_request *r, int status);
+/* Closes the endpoints; what was in flight is over, reported by the next progress or abort. */
+void ibx_ofi_io_stop(struct ofi_endpoint *e);
+/* Sleeps until there may be completions, at most 1 ms: false when the peer's door is closed. */
+bool ibx_ofi_io_nap(struct ofi_endpoint *e);
+void ibx_ofi_io_abort(void *endpoint);
+/* 0, or the negative libfabric code of the endpoint that would not close. */
+int ibx_ofi_io_close_lanes(struct ofi_endpoint *e);
+/* The connection is over, or never will be: the first call counts. */
+void ibx_ofi_fail(struct ofi_endpoint *e, int status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* libfabric's positive codes as negative errno values. */
+int ibx_ofi_errno(int code);
+
+#endif

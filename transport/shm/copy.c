@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * READ and WRITE. The bytes of a chunk go one of three ways:
+ *
+ *   mapped    the peer's memory lies in an arena: one memcpy by this side
+ *   direct    process_vm_readv or process_vm_writev: one copy by this side, in the kernel
+ *   asked     the peer and this side copy one half each (shm_ask.c)
+ *
+ * The first is always best. Asking beats direct copies by far, with two
+ * processors and no page tables to walk, but only if the peer is polling; so
+ * where both are possible
+ *
+ *   PRESENT --- asleep, or no answer for PATIENCE_NS --> ABSENT
+ *   ABSENT  --- any command from the peer ------------> PRESENT
+ *
+ * a present peer is asked, an absent one's memory is copied directly, and every
+ * PROBE_BYTES it is asked for one piece, which also wakes it: long transfers are
+ * worth that. Thus nothing ever depends on the peer's polling.
+ *
+ * Direct copies are only tried between processes of one user. Such a peer could
+ * trace us anyway; one of another user could have us stuck in the kernel, on
+ * memory whose faults it does not answer. The option shm_direct of either end can
+ * forbid them.
+ */
+#include "transport/shm/shm.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define PATIENCE_NS   (50 * IBX_NS_PER_US) /* several times what a piece takes */
+#define PROBE_BYTES   (1u << 20)
+#define ALONE_AT_ONCE (256u << 10) /* bytes copied before other work is looked at */
+#define ASK_AT_ONCE   2u           /* pieces likewise */
+#define URGENT_RUN    4u           /* urgent steps, then one of bulk if there is any */
+
+/* A chunk's cookie[0] is the number of bytes copied or asked for; cookie[1] holds the pieces that
+ * the peer owes and, above them, the first error. */
+#define OUTSTANDING_MASK 0xffffffffull
+#define STATUS_SHIFT     32
+
+static int chunk_status(const struct ibx_chunk *chunk)
+{
+    return -(int)(chunk->cookie[1] >> STATUS_SHIFT);
+}
+
+/* -------------------------------------------------------------------- queues */
+
+static void queue_init(struct shm_queue *queue)
+{
+    queue->head = NULL;
+    queue->tail = &queue->head;
+}
+
+static void queue_push(struct shm_queue *queue, struct ibx_chunk *chunk)
+{
+    chunk->next = NULL;
+    *queue->tail = chunk;
+    queue->tail = &chunk->next;
+}
+
+static void queue_remove(struct shm_queue *queue, struct ibx_chunk *chunk)
+{
+    struct ibx_chunk **link = &queue->head;
+    while (*link && *link != chunk)
+        link = &(*link)->next;
+    if (!*link)
+        return;
+    *link = chunk->next;
+    if (!*link)
+        queue->tail = link;
+}
+
+void ibx_shm_copy_init(struct shm *shm)
+{
+    queue_init(&shm->urgent);
+    queue_init(&shm->bulk);
+}
+
+static struct shm_queue *queue_of(struct shm *shm, const struct ibx_chunk *chunk)
+{
+    return chunk->lane ? &shm->bulk : &shm->urgent;
+}
+
+int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk)
+{
+    struct shm *shm = endpoint;
+    chunk->cookie[0] = chunk->cookie[1] = 0;
+    queue_push(queue_of(shm, chunk), chunk);
+    return 0;
+}
+
+static struct ibx_chunk *queue_first(const struct shm *shm)
+{
+    return shm->urgent.head ? shm->urgent.head : shm->bulk.head;
+}
+
+/* -------------------------------------------------------------- direct copies */
+
+/* Reads the peer's nonce and, in the same call and so from the same address space, `length` bytes
+ * at `address`. Neither a process that took over the peer's id nor a program that the peer has
+ * executed since has the nonce. */
+static int direct_read(struct shm *shm, void *local, uint64_t address, size_t length)
+{
+    uint8_t nonce[IBX_SHM_NONCE];
+    struct iovec to[2] = {{nonce, sizeof(nonce)}, {local, length}};
+    struct iovec from[2] = {{(void *)(uintptr_t)shm->peer_nonce_address, sizeof(nonce)},
+                            {(void *)(uintptr_t)address, length}};
+    unsigned long parts = length ? 2 : 1;
+    ssize_t n = process_vm_readv(shm->peer_pid, to, parts, from, parts, 0);
+    if (n < 0 && errno != EFAULT)
+        return -errno;
+    if (n < (ssize_t)sizeof(nonce) || memcmp(nonce, shm->peer_nonce, sizeof(nonce)))
+        return -ESRCH;
+    return (size_t)n == sizeof(nonce) + length ? 0 : -EFAULT;
+}
+
+/* Likewise; the nonce is written over itself. This process may be stopped for any time before the
+ * second call, and what is first in it stands for the peer's memory being ours to write still. */
+static int direct_write(struct shm *shm, void *local, uint64_t address, size_t length)
+{
+    int rc = direct_read(shm, NULL, 0, 0); /* is it still the peer? */
+    if (rc)
+        return rc;
+    struct iovec from[2] = {{shm->peer_nonce, IBX_SHM_NONCE}, {local, length}};
+    struct iovec to[2] = {{(void *)(uintptr_t)shm->peer_nonce_address, IBX_SHM_NONCE},
+                          {(void *)(uintptr_t)address, length}};
+    ssize_t n = process_vm_writev(shm->peer_pid, from, 2, to, 2, 0);
+    if (n < 0)
+        return errno == EFAULT ? -ESRCH : -errno;
+    return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
+}
+
+int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length)
+{
+    return (read ? direct_read : direct_write)(shm, local, address, length);
+}
+
+static void no_direct(struct shm *shm, const char *reason)
+{
+    shm->direct = false;
+    snprintf(shm->direct_reason, sizeof(shm->direct_reason), "%s", reason);
+}
+
+void ibx_shm_direct_probe(struct shm *shm)
+{
+    struct ucred peer = {0};
+    socklen_t length = sizeof(peer);
+    if (getsockopt(shm->control, SOL_SOCKET, SO_PEERCRED, &peer, &length) || peer.pid <= 0) {
+        no_direct(shm, "the peer is in another PID namespace");
+        return;
+    }
+    if (peer.uid != geteuid()) {
+        no_direct(shm, "the peer is another user");
+        return;
+    }
+    if (!ibx_link_options(shm->link)->shm_direct) {
+        no_direct(shm, "shm_direct : no");
+        return;
+    }
+    if (!shm->peer_nonce_address) {
+        no_direct(shm, "the peer has shm_direct : no");
+        return;
+    }
+    shm->peer_pid = peer.pid;
+    int rc = direct_read(shm, NULL, 0, 0);
+    shm->direct = !rc;
+    if (rc == -EPERM)
+        no_direct(shm, "process_vm_readv is not permitted (kernel.yama.ptrace_scope, or seccomp)");
+    else if (rc)
+        no_direct(shm, "process_vm_readv does not reach the peer");
+}
+
+int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *local,
+                       uint64_t address, size_t length, bool direct)
+{
+    uint8_t *mapped = NULL;
+    bool read = chunk->kind == IBX_RDMA_READ;
+    int rc = ibx_shm_region_claim(shm, chunk->remote_keys[0], address, length,
+                                  read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE, &mapped);
+    if (rc)
+        return rc;
+    if (mapped)
+        memcpy(read ? local : mapped, read ? mapped : local, length);
+    else if (!direct)
+        rc = 1;
+    else
+        rc = ibx_shm_direct_copy(shm, read, local, address, length);
+    ibx_shm_region_unclaim(shm);
+    if (rc == -EPERM) {
+        /* Permitted when we met: the peer has changed its user or become undumpable. */
+        no_direct(shm, "process_vm_readv is no longer permitted");
+        return 1;
+    }
+    if (rc != -ESRCH)
+        return rc;
+    ibx_shm_break(shm, -ECONNRESET, "the peer's process is gone");
+    return -ECONNRESET;
+}
+
+/* ------------------------------------------------------------------ the chunks */
+
+/* Takes note of an error; the rest of the chunk is not asked for then. */
+static void chunk_fail(struct shm *shm, struct ibx_chunk *chunk, int status)
+{
+    if (!status || chunk_status(chunk))
+        return;
+    chunk->cookie[1] |= (uint64_t)(unsigned)-status << STATUS_SHIFT;
+    if (chunk->cookie[0] < chunk->length)
+        queue_remove(queue_of(shm, chunk), chunk);
+    chunk->cookie[0] = chunk->length;
+}
+
+/* Reports the chunk if all of it is over. */
+static int chunk_check(struct shm *shm, struct ibx_chunk *chunk)
+{
+    if (chunk->cookie[0] < chunk->length || chunk->cookie[1] & OUTSTANDING_MASK)
+        return 0;
+    shm->link->up->chunk_done(shm->link, chunk, chunk_status(chunk));
+    return 1;
+}
+
+int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status)
+{
+    chunk->cookie[1]--;
+    chunk_fail(shm, chunk, status);
+    return chunk_check(shm, chunk);
+}
+
+/* `length` more bytes of the chunk are copied or asked for. */
+static void chunk_advance(struct shm *shm, struct ibx_chunk *chunk, size_t length)
+{
+    chunk->cookie[0] += length;
+    if (chunk->cookie[0] == chunk->length)
+        queue_remove(queue_of(shm, chunk), chunk);
+}
+
+/* -------------------------------------------------------------- whom to trouble */
+
+/* Whether the peer was silent for too long; looked at only while there is nothing better to do. */
+static bool patience_over(struct shm *shm)
+{
+    uint64_t now = ibx_now_ns();
+    if (!shm->quiet_since)
+        shm->quiet_since = now;
+    if (now - shm->quiet_since <= PATIENCE_NS)
+        return false;
+    shm->present = false;
+    return true;
+}
+
+static bool worth_asking(struct shm *shm, const struct ibx_chunk *chunk)
+{
+    if (!shm->direct)
+        return true;
+    if (shm->present &&
+        atomic_load_explicit(&shm->theirs.control->sleeping, memory_order_relaxed) != SHM_AWAKE)
+        shm->present = false;
+    return shm->present ||
+           (chunk->lane && shm->copied_alone >= PROBE_BYTES && !ibx_shm_ask_open(shm));
+}
+
+/* Asks the peer for the next bytes of the chunk; false when it has enough to do. */
+static bool ask_next(struct shm *shm, struct ibx_chunk *chunk)
+{
+    size_t done = (size_t)chunk->cookie[0], length = chunk->length - done;
+    if (length > IBX_SHM_PIECE)
+        length = IBX_SHM_PIECE;
+    if (!ibx_shm_ask(shm, chunk, (uint8_t *)chunk->local + done, chunk->remote_address + done,
+                     length))
+        return false;
+    chunk->cookie[1]++;
+    chunk_advance(shm, chunk, length);
+    shm->copied_alone = 0;
+    shm->quiet_since = 0;
+    return true;
+}
+
+/* Moves the next bytes of the chunk, one way or another. Returns whether there is more to do at
+ * once; adds upcalls to *made. */
+static bool step(struct shm *shm, struct ibx_chunk *chunk, int *made)
+{
+    bool ask = worth_asking(shm, chunk);
+    size_t done = (size_t)chunk->cookie[0], length = chunk->length - done;
+    if (length > ALONE_AT_ONCE)
+        length = ALONE_AT_ONCE;
+    int rc = ibx_shm_copy_alone(shm, chunk, (uint8_t *)chunk->local + done,
+                                chunk->remote_address + done, length, !ask);
+    if (rc <= 0) {
+        shm->copied_alone += length;
+        chunk_advance(shm, chunk, length);
+        chunk_fail(shm, chunk, rc);
+        *made += chunk_check(shm, chunk);
+        return false;
+    }
+    if (ask_next(shm, chunk))
+        return true;
+    if (shm->direct)
+        patience_over(shm);
+    return false;
+}
+
+/* Urgent work first, but an unending stream of it must not starve the bulk. */
+static struct ibx_chunk *queue_next(struct shm *shm)
+{
+    if (shm->urgent.head && (shm->urgent_run < URGENT_RUN || !shm->bulk.head)) {
+        shm->urgent_run++;
+        return shm->urgent.head;
+    }
+    shm->urgent_run = 0;
+    return shm->bulk.head;
+}
+
+int ibx_shm_copy_progress(struct shm *shm)
+{
+    int made = ibx_shm_serve(shm);
+    struct ibx_chunk *chunk = queue_next(shm);
+    for (unsigned i = 0; chunk && i < ASK_AT_ONCE; i++) {
+        if (!step(shm, chunk, &made))
+            return made;
+        chunk = queue_next(shm);
+    }
+    if (!chunk && shm->direct && ibx_shm_ask_open(shm) && patience_over(shm))
+        made += ibx_shm_ask_take_back(shm);
+    return made;
+}
+
+bool ibx_shm_copy_due(struct shm *shm)
+{
+    const struct ibx_chunk *chunk = queue_first(shm);
+    if (shm->asked_urgent.count || shm->asked_bulk.count)
+        return true;
+    if (shm->direct) /* no answer may come, and then this side has to copy */
+        return chunk || ibx_shm_ask_open(shm);
+    /* A chunk that waits for a bounce buffer is woken by the peer's DONE. */
+    return chunk && ibx_shm_ask_room(shm, chunk);
+}
+
+/* ------------------------------------------------------------------------ end */
+
+void ibx_shm_copy_abort(struct shm *shm)
+{
+    /* The peer reaches bounce buffers at most, so nothing has to be waited for. A chunk is reported
+     * once: with its last piece, or from the queue if it is still there. */
+    for (unsigned i = 0; i < IBX_SHM_PIECES; i++) {
+        struct ibx_chunk *chunk = shm->pieces[i].chunk;
+        shm->pieces[i].chunk = NULL;
+        if (chunk && !(--chunk->cookie[1] & OUTSTANDING_MASK) && chunk->cookie[0] == chunk->length)
+            shm->link->up->chunk_done(shm->link, chunk, -ECONNRESET);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct shm_queue *queue = i ? &shm->bulk : &shm->urgent;
+        while (queue->head) {
+            struct ibx_chunk *chunk = queue->head;
+            queue_remove(queue, chunk);
+            shm->link->up->chunk_done(shm->link, chunk, -ECONNRESET);
+        }
+    }
+}

@@ -1,0 +1,540 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Regions: keys, the table that the peer sees, and memory to allocate.
+ *
+ * A registration pins nothing. It takes a place in a private table, by which this
+ * side checks what the peer asks it to copy, and in a published one, by which a
+ * peer that copies by itself does the same. The peer says in its control block
+ * which region it is copying from or to; deregistration withdraws the key and
+ * then waits for that to be over, so that afterwards nothing touches the memory.
+ * The table names only what the peer may touch anyway.
+ *
+ * Allocated memory comes from arenas, sparse memfds that the peer maps as well.
+ * What the peer may only read lies in an arena of its own, of which the peer
+ * gets a read-only descriptor. One more arena belongs to the process (shm_shared.c)
+ * and is lent to a peer with the first registration in it.
+ */
+#include "transport/shm/shm.h"
+
+#include "common/clock.h"
+#include "transport/handshake/auth.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REMOTE      (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+#define PAGE        4096ull
+#define HUGE        (2ull << 20)
+#define ARENA_LEAST (1ull << 20)
+#define GRACE_MS    1000u /* for a copy that the kernel has begun: far more than it takes */
+
+#define INDEX_BITS 16u /* of a key; then 16 bits of generation, then 32 random ones */
+
+static uint64_t round_up(uint64_t n, uint64_t unit)
+{
+    return (n + unit - 1) & ~(unit - 1);
+}
+
+void ibx_shm_memory_fini(struct shm *shm)
+{
+    for (int i = 0; i < SHM_ARENA_KINDS; i++) {
+        if (shm->arenas[i].fd >= 0)
+            close(shm->arenas[i].fd);
+        if (shm->peer_arenas[i].base)
+            munmap(shm->peer_arenas[i].base, shm->peer_arenas[i].bytes);
+    }
+    free(shm->regions);
+    free(shm->region_free);
+}
+
+/* ---------------------------------------------------------------------- keys */
+
+/* Doubles the table of regions. */
+static int regions_grow(struct shm *shm, struct ibx_error *err)
+{
+    uint32_t count = shm->region_count ? 2 * shm->region_count : 64;
+    if (count > IBX_SHM_REGIONS)
+        return ibx_error_set(err, -ENOMEM, "a connection over shm has at most %u regions",
+                             IBX_SHM_REGIONS);
+    struct shm_region **regions = realloc(shm->regions, count * sizeof(struct shm_region *));
+    if (regions)
+        shm->regions = regions;
+    uint32_t *stack = realloc(shm->region_free, count * sizeof(*stack));
+    if (stack)
+        shm->region_free = stack;
+    if (!regions || !stack)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u regions", count);
+    for (uint32_t i = shm->region_count; i < count; i++)
+        regions[i] = NULL;
+    for (uint32_t i = count; i-- > shm->region_count;)
+        stack[shm->region_free_count++] = i;
+    shm->region_count = count;
+    return 0;
+}
+
+static int key_make(struct shm *shm, uint32_t index, uint64_t *key, struct ibx_error *err)
+{
+    if (!shm->randoms_left) {
+        int rc = ibx_random(shm->randoms, sizeof(shm->randoms), err);
+        if (rc)
+            return rc;
+        shm->randoms_left = sizeof(shm->randoms) / sizeof(shm->randoms[0]);
+    }
+    uint64_t random = shm->randoms[--shm->randoms_left];
+    if (!++shm->generation) /* a key is never 0 */
+        shm->generation = 1;
+    *key = random << 32 | (uint64_t)shm->generation << INDEX_BITS | index;
+    return 0;
+}
+
+static uint32_t key_index(uint64_t key)
+{
+    return key & ((1u << INDEX_BITS) - 1);
+}
+
+static void publish(struct shm *shm, const struct shm_region *region)
+{
+    struct shm_published *out = &shm->mine.regions[region->index];
+    out->address = (uintptr_t)region->mr->span.address;
+    out->length = region->mr->span.length;
+    out->access = region->mr->access;
+    out->arena = region->arena;
+    out->arena_offset = region->offset;
+    out->allocation = region->id;
+    out->allocation_offset = region->whole_offset;
+    out->allocation_length = region->whole_length;
+    atomic_store_explicit(&out->key, region->mr->keys[0], memory_order_release);
+}
+
+/* Whether the other end of the control socket is closed: the peer is dead or has left. */
+static bool peer_gone(const struct shm *shm)
+{
+    struct pollfd end = {.fd = shm->control, .events = POLLRDHUP};
+    return shm->gone || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+/* Whether within so many milliseconds the peer is not copying under this key, or is gone. */
+static bool await_copy(struct shm *shm, uint32_t index, unsigned ms)
+{
+    uint64_t deadline = 0;
+    for (unsigned i = 1; atomic_load(&shm->theirs.control->copying) == index + 1; i++) {
+        if (i % 64)
+            continue;
+        if (!deadline)
+            deadline = ibx_deadline_in_ms(ms);
+        if (peer_gone(shm))
+            return true;
+        if (ibx_now_ns() >= deadline)
+            return false;
+        sched_yield();
+    }
+    return true;
+}
+
+/*
+ * Takes the key back and waits until the peer is not in the middle of a copy under
+ * it. That lasts for one chunk; a peer that stands still for longer was stopped, or
+ * lies, and the connection ends. But it may be continued, much later, and then makes
+ * the call that it stood before. So first the gate is shut, through which that call
+ * has to go, and a copy that was beyond it, inside the kernel where no signal stops
+ * anybody, gets the time to finish. A copy through the peer's mapping of an arena
+ * goes on, into memory that is no longer anybody's (ibx_shm_mr_register()).
+ */
+static void withdraw(struct shm *shm, uint32_t index)
+{
+    atomic_store(&shm->mine.regions[index].key, 0);
+    if (shm->gate_shut || await_copy(shm, index, ibx_link_options(shm->link)->timeout_ms))
+        return;
+    ibx_shm_gate_shut(shm);
+    ibx_shm_break(shm, -ETIMEDOUT, "the peer hangs in the middle of a copy");
+    await_copy(shm, index, GRACE_MS);
+}
+
+/* -------------------------------------------------------------------- arenas */
+
+/* A second descriptor of the arena for the peer. The read-only one stays so for another user: the
+ * file's mode lets nobody open it again. */
+static int arena_descriptor(int fd, enum shm_arena_kind kind)
+{
+    char path[32];
+    if (kind == SHM_ARENA_WRITE)
+        return dup(fd);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int copy = open(path, O_RDONLY | O_CLOEXEC);
+    if (copy >= 0)
+        fchmod(fd, 0);
+    return copy;
+}
+
+/* Makes the arena and tells the peer; -1 in arena->fd when there will not be one. */
+static void arena_make(struct shm *shm, enum shm_arena_kind kind)
+{
+    struct shm_arena *arena = &shm->arenas[kind];
+    struct rlimit limit;
+    arena->bytes = IBX_SHM_ARENA;
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur < arena->bytes)
+        arena->bytes = limit.rlim_cur & ~(HUGE - 1);
+    if (arena->bytes < ARENA_LEAST)
+        return;
+    int fd = ibx_shm_memfd("ibx-arena", arena->bytes);
+    int copy = fd < 0 ? -1 : arena_descriptor(fd, kind);
+    char packet[2] = {'a', (char)kind};
+    if (copy >= 0 && !ibx_shm_packet_send(shm->control, packet, sizeof(packet), copy)) {
+        arena->fd = fd;
+        fd = -1;
+    }
+    if (copy >= 0)
+        close(copy);
+    if (fd >= 0)
+        close(fd);
+}
+
+void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
+{
+    struct stat status;
+    bool valid = kind > SHM_ARENA_NONE && kind < SHM_ARENA_KINDS && !shm->peer_arenas[kind].seen &&
+                 ibx_shm_memfd_safe(fd) && !fstat(fd, &status) && status.st_size > 0 &&
+                 (uint64_t)status.st_size <= IBX_SHM_ARENA;
+    if (!valid) {
+        ibx_shm_break(shm, -EPROTO, "the peer's arena is not what it should be");
+        close(fd);
+        return;
+    }
+    size_t bytes = (size_t)status.st_size;
+    int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+    /* Without a mapping (RLIMIT_AS) copies take another way. */
+    void *base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    shm->peer_arenas[kind].seen = true;
+    if (base != MAP_FAILED) {
+        madvise(base, bytes, MADV_DONTDUMP);
+        madvise(base, bytes, MADV_HUGEPAGE);
+        shm->peer_arenas[kind].base = base;
+        shm->peer_arenas[kind].bytes = bytes;
+    }
+    close(fd);
+}
+
+/* Finds room in the arena, first fit, and links the region in. */
+static bool arena_place(struct shm_arena *arena, struct shm_region *region)
+{
+    uint64_t unit = region->mapped >= HUGE ? HUGE : PAGE, at = 0;
+    struct shm_region **link = &arena->regions;
+    for (; *link; link = &(*link)->next) {
+        if ((*link)->offset >= at && (*link)->offset - at >= region->mapped)
+            break;
+        at = round_up((*link)->offset + (*link)->mapped, unit);
+    }
+    if (at > arena->bytes || arena->bytes - at < region->mapped)
+        return false;
+    region->offset = at;
+    region->next = *link;
+    *link = region;
+    return true;
+}
+
+static void arena_leave(struct shm_arena *arena, struct shm_region *region)
+{
+    struct shm_region **link = &arena->regions;
+    while (*link != region)
+        link = &(*link)->next;
+    *link = region->next;
+    /* Gives the memory back to the system, and zeros to the next one here. */
+    fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->offset,
+              (off_t)region->mapped);
+}
+
+/* Memory in the arena that the access asks for, else memory of this process alone: then copies take
+ * the way of all other memory. */
+static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error *err)
+{
+    struct ibx_mr *mr = region->mr;
+    if (mr->span.length > SIZE_MAX / 2)
+        return ibx_error_set(err, -ENOMEM, "%zu bytes are too many", mr->span.length);
+    region->mapped = round_up(mr->span.length, PAGE);
+    enum shm_arena_kind kind = mr->access & IBX_ACCESS_REMOTE_WRITE  ? SHM_ARENA_WRITE
+                               : mr->access & IBX_ACCESS_REMOTE_READ ? SHM_ARENA_READ
+                                                                     : SHM_ARENA_NONE;
+    struct shm_arena *arena = &shm->arenas[kind];
+    if (kind != SHM_ARENA_NONE && arena->fd < 0)
+        arena_make(shm, kind);
+    void *address = MAP_FAILED;
+    if (arena->fd >= 0 && arena_place(arena, region)) {
+        address = mmap(NULL, region->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd,
+                       (off_t)region->offset);
+        region->arena = kind;
+        region->id = ++shm->allocations;
+        region->whole_offset = region->offset;
+        region->whole_length = region->mapped;
+    } else {
+        address =
+            mmap(NULL, region->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    if (address == MAP_FAILED) {
+        int rc = -errno;
+        if (region->arena)
+            arena_leave(arena, region);
+        return ibx_error_set(err, rc, "cannot allocate %zu bytes: %s", mr->span.length,
+                             strerror(-rc));
+    }
+    if (region->mapped >= HUGE)
+        madvise(address, region->mapped, MADV_HUGEPAGE);
+    mr->span.address = address;
+    return 0;
+}
+
+static void deallocate(struct shm *shm, struct shm_region *region)
+{
+    if (!region->mapped)
+        return;
+    munmap(region->mr->span.address, region->mapped);
+    if (region->arena)
+        arena_leave(&shm->arenas[region->arena], region);
+}
+
+/* A part of an allocation of ours is where the allocation is. That is lent for as long as it lives:
+ * a peer that hangs in a copy through its own mapping, and with it the connection, can still end
+ * that copy when only the part was taken back. */
+static bool find_allocated(struct shm *shm, struct shm_region *region)
+{
+    const struct ibx_mr *mr = region->mr;
+    for (int kind = SHM_ARENA_READ; kind < SHM_ARENA_KINDS; kind++) {
+        if (kind == SHM_ARENA_READ && mr->access & IBX_ACCESS_REMOTE_WRITE)
+            continue;
+        const struct shm_region *whole = shm->arenas[kind].regions;
+        for (; whole; whole = whole->next) {
+            uint64_t at =
+                (uint64_t)((uintptr_t)mr->span.address - (uintptr_t)whole->mr->span.address);
+            if (at > whole->mapped || mr->span.length > whole->mapped - at)
+                continue;
+            region->arena = (enum shm_arena_kind)kind;
+            region->offset = whole->offset + at;
+            region->id = whole->id;
+            region->whole_offset = whole->offset;
+            region->whole_length = whole->mapped;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ------------------------------------------------------------- registrations */
+
+/* Memory that ibx_shared_allocate() made is in an arena, too, once the peer has that. */
+static void find_shared(struct shm *shm, struct shm_region *region)
+{
+    const struct ibx_span *span = &region->mr->span;
+    char packet[2] = {'a', SHM_ARENA_SHARED};
+    uint64_t offset = 0;
+    int fd = ibx_shm_shared_fd(span->address, span->length, &offset);
+    if (fd < 0)
+        return;
+    shm->shared_lent =
+        shm->shared_lent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
+    if (!shm->shared_lent)
+        return;
+    region->arena = SHM_ARENA_SHARED;
+    region->offset = offset;
+    if (ibx_shm_shared_piece(offset, &region->whole_offset, &region->whole_length))
+        region->id = IBX_SHM_SHARED_ID;
+}
+
+static int region_enter(struct shm *shm, struct shm_region *region, struct ibx_error *err)
+{
+    if (!(region->mr->access & REMOTE))
+        return 0; /* the peer never names it */
+    int rc = shm->region_free_count ? 0 : regions_grow(shm, err);
+    if (rc)
+        return rc;
+    uint32_t index = shm->region_free[shm->region_free_count - 1];
+    rc = key_make(shm, index, &region->mr->keys[0], err);
+    if (rc)
+        return rc;
+    shm->region_free_count--;
+    shm->regions[index] = region;
+    region->index = index;
+    publish(shm, region);
+    return 0;
+}
+
+int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
+{
+    struct shm *shm = endpoint;
+    if (mr->span.kind != IBX_MEMORY_HOST)
+        return ibx_error_set(err, -EOPNOTSUPP, "shm moves host memory only: stage GPU memory");
+    /* A peer that hangs in the middle of a copy may still be at that place in an arena. */
+    if (shm->gate_shut)
+        return ibx_error_set(err, -ENOTCONN, "the connection is over: %s", shm->broken_reason);
+    struct shm_region *region = calloc(1, sizeof(*region));
+    if (!region)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    region->mr = mr;
+    int rc = 0;
+    if (mr->allocated)
+        rc = allocate(shm, region, err);
+    else if (mr->access & REMOTE && !find_allocated(shm, region))
+        find_shared(shm, region);
+    if (!rc) {
+        rc = region_enter(shm, region, err);
+        if (rc)
+            deallocate(shm, region);
+    }
+    if (rc) {
+        free(region);
+        return rc;
+    }
+    mr->provider_data = region;
+    return 0;
+}
+
+void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr)
+{
+    struct shm *shm = endpoint;
+    struct shm_region *region = mr->provider_data;
+    if (mr->keys[0]) {
+        withdraw(shm, region->index);
+        shm->regions[region->index] = NULL;
+        shm->region_free[shm->region_free_count++] = region->index;
+    }
+    deallocate(shm, region);
+    free(region);
+}
+
+/* -------------------------------------------------------------------- look-ups */
+
+static int check(uint64_t address, uint64_t length, unsigned access, uint64_t region_address,
+                 uint64_t region_length, unsigned region_access)
+{
+    if (!(region_access & access))
+        return -EACCES;
+    /* Below the region the difference wraps and is too large as well. */
+    if (address - region_address > region_length ||
+        length > region_length - (address - region_address))
+        return -ERANGE;
+    return 0;
+}
+
+uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status)
+{
+    uint32_t index = key_index(request->key);
+    const struct shm_region *region = index < shm->region_count ? shm->regions[index] : NULL;
+    const struct ibx_mr *mr = region ? region->mr : NULL;
+    unsigned access =
+        request->kind == IBX_RDMA_READ ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
+    *status = -EACCES;
+    if (mr && mr->keys[0] == request->key)
+        *status = check(request->address, request->length, access, (uintptr_t)mr->span.address,
+                        mr->span.length, mr->access);
+    return *status ? NULL : (uint8_t *)(uintptr_t)request->address;
+}
+
+/* Where this process sees bytes of the peer's arena, or NULL. */
+static uint8_t *arena_address(struct shm *shm, uint32_t kind, uint64_t offset, uint64_t length)
+{
+    if (kind <= SHM_ARENA_NONE || kind >= SHM_ARENA_KINDS)
+        return NULL;
+    /* The peer sent the arena before it published anything in it. */
+    if (!shm->peer_arenas[kind].seen)
+        ibx_shm_control_drain(shm);
+    uint64_t bytes = shm->peer_arenas[kind].bytes;
+    if (!shm->peer_arenas[kind].base || offset > bytes || length > bytes - offset)
+        return NULL;
+    return shm->peer_arenas[kind].base + offset;
+}
+
+/* What the peer published about a region, copied out; it may lie. */
+static struct shm_published look(const struct shm_published *shared)
+{
+    struct shm_published seen = {
+        .address = shared->address,
+        .length = shared->length,
+        .arena_offset = shared->arena_offset,
+        .access = shared->access,
+        .arena = shared->arena,
+        .allocation = shared->allocation,
+        .allocation_offset = shared->allocation_offset,
+        .allocation_length = shared->allocation_length,
+    };
+    atomic_signal_fence(memory_order_seq_cst); /* from here on only the copies count */
+    return seen;
+}
+
+/* The claim and the checks of it; without, nothing is claimed. */
+static int claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length, unsigned access,
+                 struct shm_published *seen)
+{
+    uint32_t index = key_index(key);
+    if (!key || index >= IBX_SHM_REGIONS)
+        return -EACCES;
+    const struct shm_published *shared = &shm->theirs.regions[index];
+    /* First the claim, then the look: see withdraw(). */
+    atomic_store(&shm->mine.control->copying, index + 1);
+    int rc = atomic_load(&shared->key) == key ? 0 : -EACCES;
+    if (!rc) {
+        *seen = look(shared);
+        rc = check(address, length, access, seen->address, seen->length, seen->access);
+    }
+    if (!rc && seen->arena == SHM_ARENA_READ && access == IBX_ACCESS_REMOTE_WRITE)
+        rc = -EACCES;
+    if (rc)
+        ibx_shm_region_unclaim(shm);
+    return rc;
+}
+
+int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
+                         unsigned access, uint8_t **mapped)
+{
+    struct shm_published seen;
+    int rc = claim(shm, key, address, length, access, &seen);
+    if (!rc)
+        *mapped =
+            arena_address(shm, seen.arena, seen.arena_offset + (address - seen.address), length);
+    return rc;
+}
+
+int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
+                               struct ibx_reach *reach)
+{
+    struct shm_published seen;
+    int rc = claim(shm, remote->keys[0], remote->address, remote->length, access, &seen);
+    if (rc)
+        return rc;
+    uint64_t at = seen.arena_offset + (remote->address - seen.address);
+    reach->address = arena_address(shm, seen.arena, at, remote->length);
+    /* Below the allocation the difference wraps and is too large as well. */
+    uint64_t into = at - seen.allocation_offset;
+    uint8_t *base = arena_address(shm, seen.arena, seen.allocation_offset, seen.allocation_length);
+    if (!reach->address || !base || !seen.allocation || seen.allocation_offset % PAGE ||
+        into > seen.allocation_length || remote->length > seen.allocation_length - into)
+        return 0;
+    reach->base = base;
+    reach->length = (size_t)seen.allocation_length;
+    reach->id = seen.allocation;
+    reach->writable = seen.arena != SHM_ARENA_READ;
+    reach->lasting = seen.arena == SHM_ARENA_SHARED;
+    return 0;
+}
+
+void ibx_shm_region_unclaim(struct shm *shm)
+{
+    atomic_store_explicit(&shm->mine.control->copying, 0, memory_order_release);
+}
+
+const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote)
+{
+    struct shm *shm = endpoint;
+    uint8_t *mapped = NULL;
+    if (ibx_shm_region_claim(shm, remote->keys[0], remote->address, remote->length,
+                             IBX_ACCESS_REMOTE_READ, &mapped))
+        return NULL;
+    ibx_shm_region_unclaim(shm);
+    return mapped;
+}

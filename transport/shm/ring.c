@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Commands, messages, sleeping and waking.
+ *
+ * Each side has one ring of commands that only it writes. The reader looks at
+ * the sequence number of the next place, so that a poll touches one cache line.
+ * Messages of up to IBX_SHM_INLINE bytes lie in their command, longer ones in
+ * the message buffers, which are used in turn.
+ *
+ * The receiver copies a message into private memory before it looks at it: a
+ * peer that rewrites a message under its parser gains nothing. The shared buffer
+ * is free from then on, so credit is a mere count of messages given back.
+ *
+ * Before it sleeps a side says so in its control block and looks once more; who
+ * then has something for it says so over the control socket. All four accesses
+ * are sequentially consistent, so one of the two always sees the other.
+ */
+#include "transport/shm/shm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define DRAIN_PACKETS 64 /* of the control socket at a go: a peer may flood it */
+
+enum control_packet { CONTROL_WAKE = 'w', CONTROL_ARENA = 'a' };
+
+int ibx_shm_ring_init(struct shm *shm)
+{
+    uint32_t slots = shm->geometry.slots;
+    shm->inbox = malloc((size_t)slots * shm->geometry.stride);
+    shm->inbox_free = malloc(slots * sizeof(*shm->inbox_free));
+    shm->inbox_held = calloc(slots, sizeof(*shm->inbox_held));
+    shm->send_done = malloc(slots * sizeof(*shm->send_done));
+    if (!shm->inbox || !shm->inbox_free || !shm->inbox_held || !shm->send_done)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < slots; i++)
+        shm->inbox_free[i] = slots - 1 - i;
+    shm->inbox_free_count = slots;
+    return 0;
+}
+
+void ibx_shm_ring_fini(struct shm *shm)
+{
+    free(shm->inbox);
+    free(shm->inbox_free);
+    free(shm->inbox_held);
+    free(shm->send_done);
+}
+
+void ibx_shm_break(struct shm *shm, int status, const char *reason)
+{
+    if (shm->broken)
+        return;
+    shm->broken = status;
+    snprintf(shm->broken_reason, sizeof(shm->broken_reason), "%s", reason);
+}
+
+/* -------------------------------------------------------------- out and awake */
+
+static void wake(struct shm *shm)
+{
+    /* Only the side that takes the flag back sends a wake. A full socket wakes as well. */
+    if (atomic_exchange(&shm->theirs.control->sleeping, SHM_AWAKE) == SHM_AWAKE)
+        return;
+    char packet = CONTROL_WAKE;
+    ibx_shm_packet_send(shm->control, &packet, 1, -1);
+}
+
+static struct shm_command *next_place(struct shm *shm)
+{
+    return &shm->mine.commands[shm->put & (shm->geometry.commands - 1)];
+}
+
+static void publish(struct shm *shm, struct shm_command *place)
+{
+    atomic_store(&place->sequence, ++shm->put);
+    if (atomic_load(&shm->theirs.control->sleeping) != SHM_AWAKE)
+        wake(shm);
+}
+
+void ibx_shm_command_put(struct shm *shm, const struct shm_command *command)
+{
+    struct shm_command *place = next_place(shm);
+    place->kind = command->kind;
+    place->urgent = command->urgent;
+    place->piece = command->piece;
+    place->length = command->length;
+    place->status = command->status;
+    place->target = command->target;
+    publish(shm, place);
+}
+
+/* Whether there are so many, 1 or 2, after a look at what the peer has given back. */
+static bool has_credits(struct shm *shm, unsigned wanted)
+{
+    const uint64_t most = shm->geometry.slots - wanted;
+    if (shm->sent - shm->released_seen <= most)
+        return true;
+    uint64_t released = atomic_load(&shm->theirs.control->released);
+    if (released < shm->released_seen || released > shm->sent) {
+        ibx_shm_break(shm, -EPROTO, "the peer gives back messages that it never had");
+        return false;
+    }
+    shm->released_seen = released;
+    return shm->sent - released <= most;
+}
+
+static void gather(uint8_t *out, const struct iovec *iov, int iovcnt)
+{
+    for (int i = 0; i < iovcnt; i++) {
+        if (iov[i].iov_len)
+            memcpy(out, iov[i].iov_base, iov[i].iov_len);
+        out += iov[i].iov_len;
+    }
+}
+
+int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                 uint64_t cookie, unsigned flags)
+{
+    struct shm *shm = endpoint;
+    bool report = flags & IBX_SIGNALED;
+    const unsigned wanted = flags & IBX_SPARING ? 2 : 1;
+    shm->hungry = has_credits(shm, wanted) ? 0 : wanted;
+    if (shm->hungry || (report && shm->send_done_count == shm->geometry.slots))
+        return -EAGAIN;
+    struct shm_command *place = next_place(shm);
+    uint8_t *out = place->data;
+    if (length > IBX_SHM_INLINE)
+        out = shm->mine.messages + (shm->sent % shm->geometry.slots) * shm->geometry.stride;
+    gather(out, iov, iovcnt);
+    place->kind = SHM_COMMAND_MESSAGE;
+    place->length = (uint32_t)length;
+    shm->sent++;
+    publish(shm, place);
+    if (report)
+        shm->send_done[shm->send_done_count++] = cookie;
+    return 0;
+}
+
+void ibx_shm_release(void *endpoint, uint64_t slot)
+{
+    struct shm *shm = endpoint;
+    if (slot >= shm->geometry.slots || !shm->inbox_held[slot])
+        return;
+    shm->inbox_held[slot] = false;
+    shm->inbox_free[shm->inbox_free_count++] = (uint32_t)slot;
+    atomic_store(&shm->mine.control->released, ++shm->released);
+    if (atomic_load(&shm->theirs.control->sleeping) == SHM_SLEEPS_HUNGRY)
+        wake(shm);
+}
+
+/* ------------------------------------------------------------------------- in */
+
+static bool command_ready(const struct shm *shm)
+{
+    const struct shm_command *place =
+        &shm->theirs.commands[shm->taken & (shm->geometry.commands - 1)];
+    return atomic_load(&place->sequence) == shm->taken + 1;
+}
+
+/* Copies all of a command but a message's bytes out of the peer's reach. */
+static void snapshot(const struct shm_command *place, struct shm_command *command)
+{
+    command->kind = place->kind;
+    command->urgent = place->urgent;
+    command->piece = place->piece;
+    command->length = place->length;
+    command->status = place->status;
+    command->target = place->target;
+    /* Lest the compiler reads shared memory a second time after the checks. */
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+static int receive_message(struct shm *shm, const struct shm_command *place, uint32_t length)
+{
+    if (length > shm->geometry.message) {
+        ibx_shm_break(shm, -EPROTO, "the peer announces a message longer than agreed");
+        return 0;
+    }
+    if (!shm->inbox_free_count) {
+        ibx_shm_break(shm, -EPROTO, "the peer sends messages without credit");
+        return 0;
+    }
+    const uint8_t *from = place->data;
+    if (length > IBX_SHM_INLINE)
+        from = shm->theirs.messages + (shm->received % shm->geometry.slots) * shm->geometry.stride;
+    shm->received++;
+    uint32_t slot = shm->inbox_free[--shm->inbox_free_count];
+    uint8_t *to = shm->inbox + (size_t)slot * shm->geometry.stride;
+    shm->inbox_held[slot] = true;
+    if (length)
+        memcpy(to, from, length);
+    shm->link->up->message(shm->link, to, length, slot);
+    return 1;
+}
+
+static int receive_command(struct shm *shm)
+{
+    struct shm_command *place = &shm->theirs.commands[shm->taken & (shm->geometry.commands - 1)];
+    struct shm_command command;
+    snapshot(place, &command);
+    shm->taken++;
+    shm->present = true;
+    shm->quiet_since = 0;
+    if (command.kind == SHM_COMMAND_MESSAGE)
+        return receive_message(shm, place, command.length);
+    if (command.kind == SHM_COMMAND_DONE)
+        return ibx_shm_ask_done(shm, command.piece, command.status);
+    if (command.kind != SHM_COMMAND_READ && command.kind != SHM_COMMAND_WRITE) {
+        ibx_shm_break(shm, -EPROTO, "the peer's ring holds a command that does not exist");
+        return 0;
+    }
+    struct shm_request request = {
+        .kind = command.kind == SHM_COMMAND_READ ? IBX_RDMA_READ : IBX_RDMA_WRITE,
+        .key = command.target.key,
+        .address = command.target.address,
+        .length = command.length,
+        .pending = true,
+    };
+    ibx_shm_request_take(shm, command.piece, command.urgent, &request);
+    return 0;
+}
+
+static int report_sends(struct shm *shm)
+{
+    uint32_t count = shm->send_done_count;
+    for (uint32_t i = 0; i < count; i++)
+        shm->link->up->send_done(shm->link, shm->send_done[i], shm->aborted ? -ECONNRESET : 0);
+    shm->send_done_count = 0;
+    return (int)count;
+}
+
+int ibx_shm_ring_progress(struct shm *shm)
+{
+    if (shm->armed) {
+        shm->armed = false;
+        atomic_store_explicit(&shm->mine.control->sleeping, SHM_AWAKE, memory_order_relaxed);
+        ibx_shm_control_drain(shm);
+    }
+    int made = shm->send_done_count ? report_sends(shm) : 0;
+    if (shm->hungry && has_credits(shm, shm->hungry)) {
+        shm->hungry = 0; /* no upcall, but the sender waits for it */
+        made++;
+    }
+    /* At most one lap, so that a peer that never stops cannot keep us here. */
+    for (uint32_t i = 0; i < shm->geometry.commands && !shm->broken && !shm->aborted; i++) {
+        if (!command_ready(shm))
+            break;
+        made += receive_command(shm);
+    }
+    return made;
+}
+
+/* ------------------------------------------------------------------- sleeping */
+
+/* Whether the credit that a send was refused for has come. */
+static bool fed(struct shm *shm)
+{
+    return shm->hungry && atomic_load(&shm->theirs.control->released) != shm->released_seen;
+}
+
+int ibx_shm_arm(void *endpoint)
+{
+    struct shm *shm = endpoint;
+    if (shm->aborted)
+        return shm->send_done_count != 0;
+    if (shm->send_done_count || shm->broken || ibx_shm_copy_due(shm))
+        return 1;
+    shm->armed = true;
+    atomic_store(&shm->mine.control->sleeping, shm->hungry ? SHM_SLEEPS_HUNGRY : SHM_SLEEPS);
+    return command_ready(shm) || fed(shm);
+}
+
+static void control_packet(struct shm *shm, const char *packet, size_t length, int fd)
+{
+    if (length == 1 && packet[0] == CONTROL_WAKE && fd < 0)
+        return;
+    if (length == 2 && packet[0] == CONTROL_ARENA && fd >= 0) {
+        ibx_shm_arena_accept(shm, (unsigned char)packet[1], fd);
+        return;
+    }
+    if (fd >= 0)
+        close(fd);
+    ibx_shm_break(shm, -EPROTO, "the peer sent nonsense over the shm socket");
+}
+
+void ibx_shm_control_drain(struct shm *shm)
+{
+    for (int i = 0; i < DRAIN_PACKETS && !shm->gone; i++) {
+        char packet[4];
+        int fd;
+        ssize_t n = ibx_shm_packet_receive(shm->control, packet, sizeof(packet), &fd);
+        if (n == -EAGAIN)
+            return;
+        if (n > 0) {
+            control_packet(shm, packet, (size_t)n, fd);
+            continue;
+        }
+        /* The door shows the end too, and why. Here it would only keep poll(2) from sleeping. */
+        shm->gone = true;
+        ibx_link_unwatch(shm->link, shm->control);
+    }
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What two tcp providers say to each other (docs/protocol.md): one fixed header
+ * of 32 bytes, little-endian, then `length` bytes of payload for MESSAGE, DATA
+ * and WRITE.
+ *
+ *   0 type(1)  1 lane(1)  2 credits(2)  4 status(4)  8 id(4)  12 length(4)  16 key(8)  24
+ * address(8)
+ *
+ *            lane  credits  status  id  length  key+address   travels on
+ *   MESSAGE   -      x        -      -    x        -           lane 0
+ *   READ      x      -        -      x    x        x           lane 0
+ *   DATA      -      -        -      x    x        -           the lane that READ asked for
+ *   WRITE     -      -        -      x    x        x           the lane the writer chose
+ *   ACK       -      -        -      x    -        -           lane 0
+ *   NAK       -      -        x      x    -        -           lane 0
+ *   CREDIT    -      x        -      -    -        -           lane 0
+ *
+ * Fields without an x are zero, and a receiver insists on it.
+ */
+#ifndef IBX_TRANSPORT_TCP_FRAME_H
+#define IBX_TRANSPORT_TCP_FRAME_H
+
+#include "transport/core/provider.h"
+
+#define IBX_TCP_FRAME_BYTES 32u
+#define IBX_TCP_HELLO_BYTES (8u + IBX_PROOF_BYTES)
+#define IBX_TCP_TERMS_BYTES 11u
+#define IBX_TCP_BODY_MAX    (64u << 20) /* bytes of one READ or WRITE: the largest chunk option */
+#define IBX_TCP_LANES_MAX   16u         /* bulk lanes */
+#define IBX_TCP_SLOTS_MAX   1024u
+#define IBX_TCP_DEPTH_MAX   2048u
+#define IBX_TCP_MESSAGE_MAX (1u << 20)
+
+enum ibx_tcp_type {
+    IBX_TCP_MESSAGE = 1,
+    IBX_TCP_READ,
+    IBX_TCP_DATA,
+    IBX_TCP_WRITE,
+    IBX_TCP_ACK,
+    IBX_TCP_NAK,
+    IBX_TCP_CREDIT,
+};
+
+/* Why a READ or WRITE was refused; numbers of our own, since errno differs between systems. */
+enum ibx_tcp_status {
+    IBX_TCP_STATUS_ACCESS = 1, /* no such key, or not for this kind of access: -EACCES */
+    IBX_TCP_STATUS_RANGE = 2,  /* outside the region: -ERANGE */
+};
+
+struct ibx_tcp_frame {
+    enum ibx_tcp_type type;
+    uint8_t lane;
+    uint16_t credits; /* messages for which there is room again */
+    uint32_t status;  /* enum ibx_tcp_status */
+    uint32_t id;
+    uint32_t length; /* bytes that follow, or that READ asks for */
+    uint64_t key;
+    uint64_t address;
+};
+
+void ibx_tcp_frame_put(const struct ibx_tcp_frame *frame, uint8_t out[IBX_TCP_FRAME_BYTES]);
+/* -EPROTO for an unknown type, a length out of bounds or a field that the type does not have. */
+int ibx_tcp_frame_get(const uint8_t in[IBX_TCP_FRAME_BYTES], struct ibx_tcp_frame *frame);
+/* 0 for a number that is not in enum ibx_tcp_status. */
+int ibx_tcp_status_errno(uint32_t status);
+
+/* The first bytes on a bulk socket: "ibxL", version, lane (1..), two zero bytes, proof. */
+void ibx_tcp_hello_put(unsigned lane, const uint8_t proof[IBX_PROOF_BYTES],
+                       uint8_t out[IBX_TCP_HELLO_BYTES]);
+/* -EPROTO when it is none; `proof` points into `in`. */
+int ibx_tcp_hello_get(const uint8_t in[IBX_TCP_HELLO_BYTES], unsigned *lane, const uint8_t **proof);
+
+/* What one side can take, in the offer and in the answer. */
+struct ibx_tcp_terms {
+    unsigned lanes;   /* bulk sockets: offered by the server, made by the client */
+    unsigned slots;   /* messages this side can hold */
+    unsigned depth;   /* READs and WRITEs of this side in flight at most */
+    uint32_t message; /* bytes of a message without memory of its own; longer ones: tcp_message.c */
+};
+
+void ibx_tcp_terms_put(const struct ibx_tcp_terms *terms, struct ibx_writer *writer);
+/* -EPROTO for another version or numbers out of bounds. */
+int ibx_tcp_terms_get(struct ibx_reader *reader, struct ibx_tcp_terms *terms);
+
+#endif

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Messages: places for them, what the peer knows about those, and letters that could not leave. */
+#include "transport/tcp/tcp.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEND_PIECES 15 /* longer gather lists are copied */
+
+/* The round trips of one-sided work cost more than the copies of a message up to 128 KiB
+ * (docs/measurements.md). So messages may be longer than the option says, by this factor and by
+ * room for what their user puts round a body; their memory exists only while they do. */
+#define BIG_FACTOR 8u
+#define BIG_EXTRA  4096u
+
+static size_t longest(size_t unit)
+{
+    size_t max = unit * BIG_FACTOR + BIG_EXTRA;
+    return max < IBX_TCP_MESSAGE_MAX ? max : IBX_TCP_MESSAGE_MAX;
+}
+
+/* The inbox, as many letters, the stage of lane 0, and what is kept of long messages. */
+size_t ibx_tcp_message_memory(const struct ibx_options *options)
+{
+    return (2 * (size_t)options->slots + 1) * options->message +
+           IBX_TCP_SPARES * longest(options->message);
+}
+
+/* Both ends come to the same numbers. */
+static void sizes_agree(struct tcp *tcp)
+{
+    const struct ibx_tcp_terms *a = &tcp->mine, *b = &tcp->peer;
+    tcp->message_unit = a->message < b->message ? a->message : b->message;
+    tcp->message_max = longest(tcp->message_unit);
+    tcp->credits = b->slots;
+    tcp->peer_credits = a->slots;
+}
+
+int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
+{
+    sizes_agree(tcp);
+    tcp->inbox = malloc(tcp->mine.slots * tcp->message_unit);
+    tcp->inbox_free = calloc(tcp->mine.slots, sizeof(*tcp->inbox_free));
+    tcp->inbox_taken = calloc(tcp->mine.slots, sizeof(*tcp->inbox_taken));
+    tcp->big = calloc(tcp->mine.slots, sizeof(*tcp->big));
+    tcp->letters = calloc(tcp->peer.slots, sizeof(*tcp->letters));
+    if (!tcp->inbox || !tcp->inbox_free || !tcp->inbox_taken || !tcp->big || !tcp->letters)
+        return ibx_error_set(err, -ENOMEM,
+                             "no memory for %u messages of %zu bytes; lower slots or message",
+                             tcp->mine.slots, tcp->message_unit);
+    /* Stack and list give the same members again and again, so that an idle connection's memory
+     * stays untouched. */
+    for (unsigned i = tcp->mine.slots; i-- > 0;)
+        tcp->inbox_free[tcp->inbox_count++] = i;
+    for (unsigned i = tcp->peer.slots; i-- > 0; tcp->letters_free = &tcp->letters[i])
+        tcp->letters[i].next = tcp->letters_free;
+    tcp->letters_sent_tail = &tcp->letters_sent;
+    return 0;
+}
+
+void ibx_tcp_messages_fini(struct tcp *tcp)
+{
+    for (unsigned i = 0; tcp->letters && i < tcp->peer.slots; i++)
+        free(tcp->letters[i].buffer);
+    for (unsigned i = 0; tcp->big && i < tcp->mine.slots; i++)
+        free(tcp->big[i]);
+    while (tcp->spare_count)
+        free(tcp->spare[--tcp->spare_count]);
+    free(tcp->big);
+    free(tcp->inbox);
+    free(tcp->inbox_free);
+    free(tcp->inbox_taken);
+    free(tcp->letters);
+}
+
+/* --------------------------------------------------------------------- credits */
+
+static uint16_t owed_take(struct tcp *tcp)
+{
+    unsigned owed = tcp->owed;
+    tcp->peer_credits += owed;
+    tcp->owed = 0;
+    return (uint16_t)owed;
+}
+
+void ibx_tcp_credits_came(struct tcp *tcp, unsigned n)
+{
+    unsigned sent = tcp->peer.slots - tcp->credits;
+    if (n > sent)
+        ibx_tcp_fail(tcp, -EPROTO, "the peer gave back room for %u messages, but only %u were sent",
+                     n, sent);
+    else
+        tcp->credits += n;
+}
+
+void ibx_tcp_credits_return(struct tcp *tcp)
+{
+    /* Otherwise they ride on a message. At half of the slots the peer is told in any case, since it
+     * cannot ask when it has none left. */
+    if (!tcp->owed || tcp->credit_queued || tcp->peer_credits > tcp->mine.slots / 2)
+        return;
+    struct ibx_tcp_frame frame = {.type = IBX_TCP_CREDIT, .credits = owed_take(tcp)};
+    ibx_tcp_item_init(&tcp->credit_item, TCP_ITEM_CREDIT, &frame);
+    tcp->credit_queued = true;
+    ibx_tcp_lane_queue(&tcp->lanes[0], &tcp->credit_item);
+}
+
+/* --------------------------------------------------------------------- sending */
+
+void ibx_tcp_letter_left(struct tcp *tcp, struct tcp_letter *letter)
+{
+    if (letter->item.length > tcp->message_unit) {
+        free(letter->buffer); /* so that a once busy connection does not keep many of them */
+        letter->buffer = NULL;
+    }
+    letter->item.length = 0;
+    if (letter->signaled) {
+        letter->next = NULL;
+        *tcp->letters_sent_tail = letter;
+        tcp->letters_sent_tail = &letter->next;
+    } else {
+        letter->next = tcp->letters_free;
+        tcp->letters_free = letter;
+    }
+}
+
+static void letter_told(struct tcp *tcp, struct tcp_letter *letter, int status)
+{
+    letter->signaled = false;
+    letter->next = tcp->letters_free;
+    tcp->letters_free = letter;
+    tcp->reports++;
+    tcp->link->up->send_done(tcp->link, letter->cookie, status);
+}
+
+void ibx_tcp_letters_report(struct tcp *tcp)
+{
+    struct tcp_letter *letter = tcp->letters_sent;
+    tcp->letters_sent = NULL;
+    tcp->letters_sent_tail = &tcp->letters_sent;
+    while (letter) {
+        struct tcp_letter *next = letter->next;
+        letter_told(tcp, letter, 0);
+        letter = next;
+    }
+}
+
+void ibx_tcp_letters_flush(struct tcp *tcp, int status)
+{
+    ibx_tcp_letters_report(tcp);
+    for (unsigned i = 0; i < tcp->peer.slots; i++) {
+        if (tcp->letters[i].signaled)
+            letter_told(tcp, &tcp->letters[i], status);
+    }
+}
+
+/* Tries to send without a copy. Returns the bytes that the socket took, 0 when none. */
+static size_t send_now(struct tcp *tcp, const uint8_t *header, const struct iovec *iov, int iovcnt)
+{
+    struct tcp_lane *lane = &tcp->lanes[0];
+    if (iovcnt > SEND_PIECES || ibx_tcp_lane_has_output(lane))
+        return 0;
+    struct iovec pieces[1 + SEND_PIECES] = {{(void *)(uintptr_t)header, IBX_TCP_FRAME_BYTES}};
+    if (iovcnt)
+        memcpy(pieces + 1, iov, (size_t)iovcnt * sizeof(*iov));
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 1 + (size_t)iovcnt};
+    tcp->wrote = true;
+    ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    /* What is wrong with the socket is found again, and told, by the next push. */
+    return n > 0 ? (size_t)n : 0;
+}
+
+static int letter_write(struct tcp *tcp, struct tcp_letter *letter, const struct iovec *iov,
+                        int iovcnt, size_t length)
+{
+    if (!letter->buffer)
+        letter->buffer = malloc(length > tcp->message_unit ? length : tcp->message_unit);
+    else if (length > tcp->message_unit) {
+        free(letter->buffer);
+        letter->buffer = malloc(length);
+    }
+    if (!letter->buffer)
+        return -ENOMEM;
+    size_t at = 0;
+    for (int i = 0; i < iovcnt; at += iov[i++].iov_len) {
+        if (iov[i].iov_len)
+            memcpy(letter->buffer + at, iov[i].iov_base, iov[i].iov_len);
+    }
+    letter->item.body = letter->buffer;
+    letter->item.length = length;
+    return 0;
+}
+
+int ibx_tcp_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                 uint64_t cookie, unsigned flags)
+{
+    struct tcp *tcp = endpoint;
+    struct tcp_letter *letter = tcp->letters_free;
+    if (tcp->credits < (flags & IBX_SPARING ? 2 : 1) || !letter || tcp->status ||
+        tcp->parting) /* progress has the sentence for the latter */
+        return -EAGAIN;
+    struct ibx_tcp_frame frame = {
+        .type = IBX_TCP_MESSAGE, .credits = owed_take(tcp), .length = (uint32_t)length};
+    letter->signaled = flags & IBX_SIGNALED;
+    letter->cookie = cookie;
+    ibx_tcp_item_init(&letter->item, TCP_ITEM_LETTER, &frame);
+
+    size_t sent = send_now(tcp, letter->item.header, iov, iovcnt);
+    bool whole = sent == IBX_TCP_FRAME_BYTES + length;
+    if (!whole) {
+        /* Part of it may be on the wire already: without memory for the rest the stream is over. */
+        if (letter_write(tcp, letter, iov, iovcnt, length)) {
+            ibx_tcp_fail(tcp, -ENOMEM, "no memory for a message of %zu bytes", length);
+            return -EAGAIN;
+        }
+        ibx_tcp_lane_queue(&tcp->lanes[0], &letter->item);
+        letter->item.sent = sent;
+    }
+    tcp->credits--;
+    if (!whole || letter->signaled) {
+        tcp->letters_free = letter->next;
+        if (whole)
+            ibx_tcp_letter_left(tcp, letter);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------- receiving */
+
+uint8_t *ibx_tcp_inbox_next(const struct tcp *tcp)
+{
+    if (!tcp->inbox_count)
+        return NULL;
+    return tcp->inbox + tcp->inbox_free[tcp->inbox_count - 1] * tcp->message_unit;
+}
+
+static uint8_t *big_take(struct tcp *tcp)
+{
+    return tcp->spare_count ? tcp->spare[--tcp->spare_count] : malloc(tcp->message_max);
+}
+
+static void big_give(struct tcp *tcp, uint8_t *bytes)
+{
+    if (tcp->spare_count < IBX_TCP_SPARES)
+        tcp->spare[tcp->spare_count++] = bytes;
+    else
+        free(bytes);
+}
+
+void ibx_tcp_message_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+{
+    struct tcp *tcp = lane->tcp;
+    ibx_tcp_credits_came(tcp, frame->credits);
+    if (frame->length > tcp->message_max || !tcp->peer_credits || !tcp->inbox_count) {
+        ibx_tcp_fail(tcp, -EPROTO, "the peer sent a message of %u bytes, with room for %u of %zu",
+                     frame->length, tcp->peer_credits, tcp->message_max);
+        return;
+    }
+    uint8_t *bytes = ibx_tcp_inbox_next(tcp);
+    uint32_t slot = tcp->inbox_free[tcp->inbox_count - 1];
+    if (frame->length > tcp->message_unit) {
+        bytes = tcp->big[slot] = big_take(tcp);
+        if (!bytes) {
+            ibx_tcp_fail(tcp, -ENOMEM, "no memory for a message of %u bytes", frame->length);
+            return;
+        }
+    }
+    tcp->inbox_count--;
+    tcp->inbox_taken[slot] = 1;
+    tcp->peer_credits--;
+    tcp->arriving = slot;
+    tcp->arriving_at = bytes;
+    lane->body = bytes;
+    lane->body_left = frame->length;
+    lane->body_kind = TCP_BODY_MESSAGE;
+    if (!lane->body_left)
+        ibx_tcp_body_came(lane);
+}
+
+void ibx_tcp_message_whole(struct tcp *tcp, const uint8_t *end)
+{
+    size_t length = (size_t)(end - tcp->arriving_at);
+    tcp->reports++;
+    tcp->link->up->message(tcp->link, tcp->arriving_at, length, tcp->arriving);
+}
+
+void ibx_tcp_release(void *endpoint, uint64_t slot)
+{
+    struct tcp *tcp = endpoint;
+    if (slot >= tcp->mine.slots || !tcp->inbox_taken[slot])
+        return;
+    if (tcp->big[slot])
+        big_give(tcp, tcp->big[slot]);
+    tcp->big[slot] = NULL;
+    tcp->inbox_taken[slot] = 0;
+    tcp->inbox_free[tcp->inbox_count++] = (uint32_t)slot;
+    tcp->owed++;
+}

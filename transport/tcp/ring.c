@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * io_uring as the engine of the bulk lanes. Lane 0 stays with system calls,
+ * which answer a small message in less time.
+ *
+ * A lane has at most one receive and one send in the kernel. The receive is
+ * either a whole body (MSG_WAITALL, into its final place) or the next header.
+ * With SEND_ZC a WRITE's memory belongs to the kernel until its notice; answers
+ * to the peer's READs are always copied, so that a deregistration need not wait
+ * for a peer.
+ */
+#include "transport/tcp/tcp.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum ring_kind { RING_IN, RING_OUT, RING_OUT_ZEROCOPY, RING_CANCEL };
+
+/* user_data: post, lane, kind */
+#define TAG(post, lane, kind) ((uint64_t)(post) << 16 | (uint64_t)(lane) << 8 | (uint64_t)(kind))
+
+struct outcome {
+    uint64_t tag;
+    int result;
+    unsigned flags;
+};
+
+struct tcp_ring {
+    struct io_uring ring;
+    unsigned in_flight; /* requests whose last completion is still to come */
+    bool stopping;
+    /* Completions taken from the kernel and not yet acted on. */
+    unsigned count, capacity;
+    uint8_t scrap[16 << 10]; /* for bodies that nobody wants, of all lanes at once */
+    struct outcome outcomes[];
+};
+
+int ibx_tcp_ring_open(struct tcp *tcp)
+{
+    /* A receive and a send a lane, a notice a post, the cancellations. */
+    unsigned capacity = 4 * (tcp->lane_count + 1) + 2 * tcp->mine.depth;
+    struct tcp_ring *r = calloc(1, sizeof(*r) + capacity * sizeof(r->outcomes[0]));
+    if (!r)
+        return -ENOMEM;
+    r->capacity = capacity;
+    struct io_uring_params params = {.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_CQSIZE,
+                                     .cq_entries = capacity};
+    unsigned entries = 4 * (tcp->lane_count + 1);
+    int rc = io_uring_queue_init_params(entries, &r->ring, &params);
+    if (rc == -EINVAL) { /* a kernel before 5.19 */
+        params = (struct io_uring_params){.flags = IORING_SETUP_CQSIZE, .cq_entries = capacity};
+        rc = io_uring_queue_init_params(entries, &r->ring, &params);
+    }
+    if (rc) {
+        free(r);
+        return rc;
+    }
+    rc = ibx_link_watch(tcp->link, r->ring.ring_fd);
+    if (rc) {
+        io_uring_queue_exit(&r->ring);
+        free(r);
+        return rc;
+    }
+    tcp->ring = r;
+    return 0;
+}
+
+/* --------------------------------------------------------------------- requests */
+
+static struct io_uring_sqe *sqe_take(struct tcp_ring *r)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&r->ring);
+    if (!sqe) {
+        io_uring_submit(&r->ring);
+        sqe = io_uring_get_sqe(&r->ring);
+    }
+    if (sqe)
+        r->in_flight++;
+    return sqe;
+}
+
+static void lane_receive(struct tcp_ring *r, struct tcp_lane *lane)
+{
+    struct io_uring_sqe *sqe = sqe_take(r);
+    if (!sqe)
+        return;
+    if (lane->body_left && !lane->body)
+        io_uring_prep_recv(sqe, lane->fd, r->scrap,
+                           lane->body_left < sizeof(r->scrap) ? lane->body_left : sizeof(r->scrap),
+                           0);
+    else if (lane->body_left)
+        io_uring_prep_recv(sqe, lane->fd, lane->body, lane->body_left, MSG_WAITALL);
+    else
+        io_uring_prep_recv(sqe, lane->fd, lane->stage + lane->stage_have,
+                           IBX_TCP_FRAME_BYTES - lane->stage_have, 0);
+    io_uring_sqe_set_data64(sqe, TAG(0, lane->index, RING_IN));
+    lane->ring_in = true;
+}
+
+static void lane_send(struct tcp_ring *r, struct tcp_lane *lane)
+{
+    struct tcp *tcp = lane->tcp;
+    struct io_uring_sqe *sqe = sqe_take(r);
+    if (!sqe)
+        return;
+    lane->ring_message = (struct msghdr){.msg_iov = lane->ring_pieces};
+    lane->ring_message.msg_iovlen = (size_t)ibx_tcp_lane_pieces(lane, lane->ring_pieces);
+    struct tcp_item *item = lane->flight[0];
+    if (tcp->engine == TCP_ENGINE_RING_ZEROCOPY && item->kind == TCP_ITEM_POST) {
+        /* One post alone, so that the notice can name it. */
+        bool header_left = item->sent < sizeof(item->header);
+        lane->ring_message.msg_iovlen = header_left && item->length ? 2 : 1;
+        io_uring_prep_sendmsg_zc(sqe, lane->fd, &lane->ring_message, MSG_NOSIGNAL | MSG_WAITALL);
+        io_uring_sqe_set_data64(
+            sqe, TAG((struct tcp_post *)item - tcp->posts, lane->index, RING_OUT_ZEROCOPY));
+    } else {
+        io_uring_prep_sendmsg(sqe, lane->fd, &lane->ring_message, MSG_NOSIGNAL | MSG_WAITALL);
+        io_uring_sqe_set_data64(sqe, TAG(0, lane->index, RING_OUT));
+    }
+    lane->ring_out = true;
+}
+
+/* ------------------------------------------------------------------- completions */
+
+static void take_outcomes(struct tcp_ring *r)
+{
+    struct io_uring_cqe *cqe;
+    while (r->count < r->capacity && !io_uring_peek_cqe(&r->ring, &cqe)) {
+        r->outcomes[r->count++] = (struct outcome){
+            .tag = io_uring_cqe_get_data64(cqe), .result = cqe->res, .flags = cqe->flags};
+        if (!(cqe->flags & IORING_CQE_F_MORE))
+            r->in_flight--;
+        io_uring_cqe_seen(&r->ring, cqe);
+    }
+}
+
+static void received(struct tcp_lane *lane, int result)
+{
+    if (result > 0)
+        ibx_tcp_lane_came(lane, (size_t)result);
+    else if (result != -EINTR && result != -EAGAIN && result != -ECANCELED)
+        ibx_tcp_lane_broken(lane, -result);
+}
+
+static void sent(struct tcp_lane *lane, const struct outcome *o)
+{
+    struct tcp *tcp = lane->tcp;
+    struct tcp_post *post = &tcp->posts[o->tag >> 16];
+    bool zerocopy = (o->tag & 0xff) == RING_OUT_ZEROCOPY;
+    if (o->flags & IORING_CQE_F_NOTIF) {
+        ibx_tcp_post_noticed(tcp, post);
+        return;
+    }
+    if (zerocopy && o->flags & IORING_CQE_F_MORE)
+        post->notices++;
+    if (o->result > 0) {
+        ibx_tcp_lane_left(lane, (size_t)o->result);
+    } else if (zerocopy && (o->result == -EINVAL || o->result == -EOPNOTSUPP)) {
+        tcp->engine = TCP_ENGINE_RING; /* a kernel or a socket without it */
+    } else if (o->result != -EINTR && o->result != -EAGAIN && o->result != -ECANCELED) {
+        ibx_tcp_lane_broken(lane, -o->result);
+    }
+}
+
+/* After the connection has failed only what the kernel holds still counts. */
+static void act(struct tcp *tcp, const struct outcome *o)
+{
+    struct tcp_lane *lane = &tcp->lanes[o->tag >> 8 & 0xff];
+    unsigned kind = o->tag & 0xff;
+    if (kind == RING_CANCEL)
+        return;
+    if (kind == RING_IN)
+        lane->ring_in = false;
+    else if (!(o->flags & IORING_CQE_F_NOTIF))
+        lane->ring_out = false;
+    if (tcp->status || tcp->ring->stopping)
+        return;
+    if (kind == RING_IN)
+        received(lane, o->result);
+    else
+        sent(lane, o);
+}
+
+void ibx_tcp_ring_turn(struct tcp *tcp)
+{
+    struct tcp_ring *r = tcp->ring;
+    take_outcomes(r);
+    for (unsigned i = 0; i < r->count; i++)
+        act(tcp, &r->outcomes[i]);
+    r->count = 0;
+    for (unsigned i = 1; i <= tcp->lane_count && !tcp->status && !tcp->parting; i++) {
+        struct tcp_lane *lane = &tcp->lanes[i];
+        if (!lane->ring_in)
+            lane_receive(r, lane);
+        if (!lane->ring_out && ibx_tcp_lane_has_output(lane))
+            lane_send(r, lane);
+    }
+    if (io_uring_sq_ready(&r->ring)) {
+        int rc = io_uring_submit(&r->ring);
+        if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY)
+            ibx_tcp_fail(tcp, rc, "io_uring takes no more work: %s", strerror(-rc));
+    }
+}
+
+/* --------------------------------------------------------------------- taking back */
+
+static void cancel(struct tcp_ring *r, struct tcp_lane *lane, enum ring_kind kind)
+{
+    struct io_uring_sqe *sqe = sqe_take(r);
+    if (!sqe)
+        return;
+    io_uring_prep_cancel64(sqe, TAG(0, lane->index, kind), 0);
+    io_uring_sqe_set_data64(sqe, TAG(0, lane->index, RING_CANCEL));
+}
+
+static void await_outcomes(struct tcp_ring *r)
+{
+    io_uring_submit_and_wait(&r->ring, 1);
+    take_outcomes(r);
+}
+
+void ibx_tcp_ring_recall_input(struct tcp_lane *lane)
+{
+    struct tcp_ring *r = lane->tcp->ring;
+    if (!r || !lane->ring_in)
+        return;
+    cancel(r, lane, RING_IN);
+    /* Other lanes' completions wait for the next turn: nothing is reported from here. */
+    for (unsigned at = 0; lane->ring_in; at++) {
+        while (at == r->count)
+            await_outcomes(r);
+        if (r->outcomes[at].tag == TAG(0, lane->index, RING_IN)) {
+            act(lane->tcp, &r->outcomes[at]);
+            r->outcomes[at].tag = TAG(0, lane->index, RING_CANCEL);
+        }
+    }
+}
+
+static void stop(struct tcp *tcp)
+{
+    struct tcp_ring *r = tcp->ring;
+    struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+    r->stopping = true;
+    for (unsigned i = 1; i <= tcp->lane_count; i++) {
+        struct tcp_lane *lane = &tcp->lanes[i];
+        if (lane->ring_in)
+            cancel(r, lane, RING_IN);
+        if (lane->ring_out)
+            cancel(r, lane, RING_OUT);
+        shutdown(lane->fd, SHUT_RDWR);
+        /* A reset, which makes the kernel drop what it still holds for zero-copy sends. */
+        if (tcp->engine == TCP_ENGINE_RING_ZEROCOPY)
+            connect(lane->fd, &nowhere, sizeof(nowhere));
+    }
+    io_uring_submit(&r->ring);
+}
+
+bool ibx_tcp_ring_stop(struct tcp *tcp)
+{
+    struct tcp_ring *r = tcp->ring;
+    if (!r)
+        return true;
+    if (!r->stopping)
+        stop(tcp);
+    do {
+        take_outcomes(r);
+        for (unsigned i = 0; i < r->count; i++)
+            act(tcp, &r->outcomes[i]);
+        r->count = 0;
+    } while (io_uring_cq_ready(&r->ring));
+    return r->in_flight == 0;
+}
+
+void ibx_tcp_ring_settle(struct tcp *tcp)
+{
+    while (!ibx_tcp_ring_stop(tcp))
+        await_outcomes(tcp->ring);
+}
+
+void ibx_tcp_ring_close(struct tcp *tcp)
+{
+    struct tcp_ring *r = tcp->ring;
+    if (!r)
+        return;
+    ibx_tcp_ring_settle(tcp);
+    ibx_link_unwatch(tcp->link, r->ring.ring_fd);
+    io_uring_queue_exit(&r->ring);
+    free(r);
+    tcp->ring = NULL;
+}

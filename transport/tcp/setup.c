@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How the lanes come to be: the server offers a port of its own for this one
+ * connection, the client opens as many further sockets to it as it can, each of
+ * which begins with a proof that it belongs here, and says how many those were.
+ * None is fine too: then everything shares the door's socket.
+ *
+ *   offer   terms, u8 place (0 none, 1 port, 2 name), u16 port | string name
+ *   answer  terms
+ */
+#include "transport/tcp/tcp.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/crypto.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define DEFAULT_LANES  1u
+#define LANES_MS       1000u /* for all of them: a firewall that swallows must not cost more */
+#define STRANGERS_MAX  32u   /* sockets that have not yet shown their proof */
+#define PLACE_NAME_MAX 64u   /* of an abstract unix socket */
+
+enum place { PLACE_NONE, PLACE_PORT, PLACE_NAME };
+
+/* ---------------------------------------------------------------------- sockets */
+
+static bool address_bytes(const struct sockaddr_storage *a, uint8_t out[16])
+{
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    if (a->ss_family == AF_INET6) {
+        memcpy(out, &((const struct sockaddr_in6 *)a)->sin6_addr, 16);
+        return true;
+    }
+    memcpy(out, mapped, sizeof(mapped));
+    memcpy(out + 12, &((const struct sockaddr_in *)a)->sin_addr, 4);
+    return a->ss_family == AF_INET;
+}
+
+static bool ends_on_one_host(int fd)
+{
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t here_length = sizeof(here), there_length = sizeof(there);
+    uint8_t a[16], b[16];
+    if (getsockname(fd, (struct sockaddr *)&here, &here_length) ||
+        getpeername(fd, (struct sockaddr *)&there, &there_length))
+        return false;
+    return here.ss_family == AF_UNIX ||
+           (address_bytes(&here, a) && address_bytes(&there, b) && !memcmp(a, b, sizeof(a)));
+}
+
+/* None of these is needed for correctness, so their failures are not errors. */
+static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
+{
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    ibx_tcp_alive_tune(tcp, fd);
+    if (lane == 0) {
+        int interactive = 6; /* TC_PRIO_INTERACTIVE: ahead of the bulk lanes in the host's queues */
+        setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
+    }
+    /* There is no network to be fair to inside a host, and the pacing of BBR halves the rate there
+     * (docs/measurements.md). Every kernel has reno, and every user may choose it. */
+    if (tcp->same_host)
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
+static int error_of(int fd)
+{
+    int code = 0;
+    socklen_t length = sizeof(code);
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &length) ? -errno : -code;
+}
+
+/* ------------------------------------------------------------------------- offer */
+
+/* A listener beside the door, and where it is. */
+static int listener_open(struct tcp *tcp, struct sockaddr_storage *address, socklen_t *length)
+{
+    *length = sizeof(*address);
+    if (getsockname(ibx_link_door(tcp->link), (struct sockaddr *)address, length))
+        return -errno;
+    if (address->ss_family == AF_INET)
+        ((struct sockaddr_in *)address)->sin_port = 0;
+    else if (address->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)address)->sin6_port = 0;
+    else
+        *length = sizeof(sa_family_t); /* the kernel picks an abstract name */
+    int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    tcp->listener = fd;
+    if (bind(fd, (struct sockaddr *)address, *length) ||
+        listen(fd, IBX_TCP_LANES_MAX + STRANGERS_MAX))
+        return -errno;
+    *length = sizeof(*address);
+    return getsockname(fd, (struct sockaddr *)address, length) ? -errno : 0;
+}
+
+static void place_put(struct ibx_writer *w, const struct sockaddr_storage *address,
+                      socklen_t length)
+{
+    if (address->ss_family == AF_UNIX) {
+        const struct sockaddr_un *un = (const struct sockaddr_un *)address;
+        size_t n = length - offsetof(struct sockaddr_un, sun_path) - 1;
+        ibx_put_u8(w, PLACE_NAME);
+        ibx_put_u16(w, (uint16_t)n);
+        ibx_put_bytes(w, un->sun_path + 1, n);
+        return;
+    }
+    ibx_put_u8(w, PLACE_PORT);
+    ibx_put_u16(w, ntohs(address->ss_family == AF_INET
+                             ? ((const struct sockaddr_in *)address)->sin_port
+                             : ((const struct sockaddr_in6 *)address)->sin6_port));
+}
+
+int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
+{
+    struct tcp *tcp = endpoint;
+    unsigned wish = ibx_link_options(tcp->link)->lanes;
+    struct sockaddr_storage address = {0};
+    socklen_t length;
+    (void)err;
+    int rc = listener_open(tcp, &address, &length);
+    tcp->mine.lanes = rc ? 0 : wish ? wish : DEFAULT_LANES;
+    ibx_tcp_terms_put(&tcp->mine, offer);
+    if (rc) {
+        ibx_log(IBX_LOG_INFO, "tcp offers no bulk sockets: %s", strerror(-rc));
+        ibx_put_u8(offer, PLACE_NONE);
+    } else {
+        place_put(offer, &address, length);
+    }
+    return 0;
+}
+
+/* -------------------------------------------------------------------------- join */
+
+/* The peer's address with the place it offered: 0, or -EPROTO. */
+static int place_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_storage *address,
+                     socklen_t *length)
+{
+    unsigned kind = ibx_get_u8(r);
+    *length = sizeof(*address);
+    if (r->failed || getpeername(ibx_link_door(tcp->link), (struct sockaddr *)address, length))
+        return -EPROTO;
+    if (kind == PLACE_NAME && address->ss_family == AF_UNIX) {
+        struct sockaddr_un *un = (struct sockaddr_un *)address;
+        size_t n = ibx_get_u16(r);
+        const uint8_t *name = ibx_get_bytes(r, n);
+        if (!name || !n || n > PLACE_NAME_MAX)
+            return -EPROTO;
+        un->sun_path[0] = '\0';
+        memcpy(un->sun_path + 1, name, n);
+        *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+        return 0;
+    }
+    in_port_t port = htons((uint16_t)ibx_get_u16(r));
+    if (r->failed || !port || kind != PLACE_PORT)
+        return -EPROTO;
+    if (address->ss_family == AF_INET)
+        ((struct sockaddr_in *)address)->sin_port = port;
+    else if (address->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)address)->sin6_port = port;
+    else
+        return -EPROTO;
+    return 0;
+}
+
+static void lane_proof(const struct tcp *tcp, unsigned lane, uint8_t proof[IBX_PROOF_BYTES])
+{
+    char label[32];
+    snprintf(label, sizeof(label), "tcp lane %u", lane);
+    ibx_link_proof(tcp->link, label, proof);
+}
+
+static int lane_connect(struct tcp *tcp, unsigned lane, const struct sockaddr_storage *address,
+                        socklen_t length, uint64_t deadline)
+{
+    int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    int rc = connect(fd, (const struct sockaddr *)address, length) ? -errno : 0;
+    if (rc == -EINPROGRESS) {
+        rc = ibx_link_wait(tcp->link, fd, POLLOUT, deadline);
+        if (!rc)
+            rc = error_of(fd);
+    }
+    uint8_t proof[IBX_PROOF_BYTES], hello[IBX_TCP_HELLO_BYTES];
+    lane_proof(tcp, lane, proof);
+    ibx_tcp_hello_put(lane, proof, hello);
+    /* The buffer of a fresh socket has room for it. */
+    if (!rc && send(fd, hello, sizeof(hello), MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof(hello))
+        rc = -EIO;
+    if (rc)
+        close(fd);
+    else
+        tcp->lanes[lane].fd = fd;
+    return rc;
+}
+
+int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
+                 struct ibx_error *err)
+{
+    struct tcp *tcp = endpoint;
+    const struct ibx_options *options = ibx_link_options(tcp->link);
+    struct sockaddr_storage address = {0};
+    socklen_t length = 0;
+    int rc = ibx_tcp_terms_get(offer, &tcp->peer);
+    if (!rc && tcp->peer.lanes)
+        rc = place_get(tcp, offer, &address, &length);
+    if (rc)
+        return ibx_error_set(err, rc, "the server's tcp offer makes no sense");
+
+    unsigned want = options->lanes ? options->lanes : DEFAULT_LANES;
+    unsigned ms = options->timeout_ms < LANES_MS ? options->timeout_ms : LANES_MS;
+    uint64_t deadline = ibx_deadline_in_ms(ms);
+    if (want > tcp->peer.lanes)
+        want = tcp->peer.lanes;
+    while (tcp->lane_count < want && !rc) {
+        rc = lane_connect(tcp, tcp->lane_count + 1, &address, length, deadline);
+        if (!rc)
+            tcp->lane_count++;
+    }
+    if (rc == -ECANCELED)
+        return ibx_error_set(err, rc, "the server gave up while the tcp lanes were made");
+    if (rc)
+        ibx_log(IBX_LOG_INFO,
+                "tcp goes on with %u of %u bulk sockets: a further one cannot be opened (%s); a "
+                "firewall between the hosts has to let ephemeral ports pass",
+                tcp->lane_count, want, strerror(-rc));
+    tcp->mine.lanes = tcp->lane_count;
+    ibx_tcp_terms_put(&tcp->mine, answer);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------ finish */
+
+/* Sockets that knocked at the listener and have not shown their proof yet. */
+struct strangers {
+    struct {
+        int fd; /* -1: free */
+        size_t have;
+        uint8_t hello[IBX_TCP_HELLO_BYTES];
+    } all[STRANGERS_MAX];
+    unsigned next; /* the one to give way when all are taken */
+    unsigned welcome;
+};
+
+static void stranger_drop(struct strangers *s, unsigned i)
+{
+    if (s->all[i].fd >= 0)
+        close(s->all[i].fd);
+    s->all[i].fd = -1;
+}
+
+static void strangers_accept(struct tcp *tcp, struct strangers *s, int epoll)
+{
+    int fd;
+    while ((fd = accept4(tcp->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        unsigned i = 0;
+        while (i < STRANGERS_MAX && s->all[i].fd >= 0)
+            i++;
+        if (i == STRANGERS_MAX) {
+            i = s->next++ % STRANGERS_MAX;
+            stranger_drop(s, i);
+        }
+        struct epoll_event event = {.events = EPOLLIN};
+        s->all[i].fd = fd;
+        s->all[i].have = 0;
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+            stranger_drop(s, i);
+    }
+}
+
+/* Reads what a stranger says; a right proof makes it a lane. */
+static void stranger_hear(struct tcp *tcp, struct strangers *s, unsigned i)
+{
+    uint8_t *hello = s->all[i].hello;
+    ssize_t n = recv(s->all[i].fd, hello + s->all[i].have, IBX_TCP_HELLO_BYTES - s->all[i].have,
+                     MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n > 0)
+        s->all[i].have += (size_t)n;
+    if (n > 0 && s->all[i].have < IBX_TCP_HELLO_BYTES)
+        return;
+    unsigned lane = 0;
+    const uint8_t *shown;
+    uint8_t proof[IBX_PROOF_BYTES];
+    bool good = n > 0 && !ibx_tcp_hello_get(hello, &lane, &shown) && lane <= tcp->peer.lanes &&
+                tcp->lanes[lane].fd < 0;
+    if (good) {
+        lane_proof(tcp, lane, proof);
+        good = !CRYPTO_memcmp(proof, shown, sizeof(proof));
+    }
+    if (!good) {
+        ibx_log(IBX_LOG_WARN, "tcp closed a socket that did not prove to be a lane");
+        stranger_drop(s, i);
+        return;
+    }
+    tcp->lanes[lane].fd = s->all[i].fd;
+    s->all[i].fd = -1;
+    s->welcome++;
+}
+
+static int lanes_await(struct tcp *tcp, struct strangers *s, int epoll, uint64_t deadline)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, tcp->listener, &event))
+        return -errno;
+    for (;;) {
+        strangers_accept(tcp, s, epoll);
+        for (unsigned i = 0; i < STRANGERS_MAX; i++) {
+            if (s->all[i].fd >= 0)
+                stranger_hear(tcp, s, i);
+        }
+        if (s->welcome == tcp->peer.lanes)
+            return 0;
+        int rc = ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
+        if (rc)
+            return rc;
+    }
+}
+
+/* The server's half: waits for the lanes that the client says it made. */
+static int lanes_accept(struct tcp *tcp, uint64_t deadline, struct ibx_error *err)
+{
+    struct strangers s = {0};
+    for (unsigned i = 0; i < STRANGERS_MAX; i++)
+        s.all[i].fd = -1;
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    int rc = lanes_await(tcp, &s, epoll, deadline);
+    for (unsigned i = 0; i < STRANGERS_MAX; i++)
+        stranger_drop(&s, i);
+    if (epoll >= 0)
+        close(epoll);
+    tcp->lane_count = s.welcome;
+    if (rc)
+        return ibx_error_set(err, rc, "only %u of the client's %u tcp lanes arrived: %s", s.welcome,
+                             tcp->peer.lanes, strerror(-rc));
+    return 0;
+}
+
+static void engine_start(struct tcp *tcp)
+{
+    if (tcp->engine == TCP_ENGINE_SYSCALLS || !tcp->lane_count)
+        return;
+    int rc = ibx_tcp_ring_open(tcp);
+    if (rc) {
+        ibx_log(IBX_LOG_INFO, "tcp goes on without io_uring: %s", strerror(-rc));
+        tcp->engine = TCP_ENGINE_SYSCALLS;
+    }
+}
+
+static int lanes_start(struct tcp *tcp, struct ibx_error *err)
+{
+    int rc = 0;
+    tcp->lanes[0].fd = ibx_link_door(tcp->link);
+    tcp->same_host = ends_on_one_host(tcp->lanes[0].fd);
+    for (unsigned i = 0; i <= tcp->lane_count && !rc; i++) {
+        socket_tune(tcp, tcp->lanes[i].fd, i);
+        rc = ibx_tcp_lane_init(&tcp->lanes[i], tcp, i, tcp->lanes[i].fd);
+    }
+    if (rc)
+        return ibx_error_set(err, rc, "no memory for %u lanes", tcp->lane_count + 1);
+    engine_start(tcp);
+    /* The ring watches its lanes itself. */
+    for (unsigned i = 0; i <= tcp->lane_count && !rc; i++) {
+        if (i && tcp->ring)
+            break;
+        rc = ibx_link_watch(tcp->link, tcp->lanes[i].fd);
+        tcp->lanes[i].watched = !rc;
+    }
+    tcp->writable = epoll_create1(EPOLL_CLOEXEC);
+    if (!rc)
+        rc = ibx_tcp_alive_open(tcp);
+    if (!rc)
+        rc = tcp->writable < 0 ? -errno : ibx_link_watch(tcp->link, tcp->writable);
+    return rc ? ibx_error_set(err, rc, "the lanes cannot be watched: %s", strerror(-rc)) : 0;
+}
+
+int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    struct tcp *tcp = endpoint;
+    int rc = 0;
+    if (answer) {
+        rc = ibx_tcp_terms_get(answer, &tcp->peer);
+        if (rc || tcp->peer.lanes > tcp->mine.lanes)
+            return ibx_error_set(err, -EPROTO, "the client's answer to tcp makes no sense");
+        if (tcp->peer.lanes)
+            rc = lanes_accept(tcp, deadline_ns, err);
+        if (tcp->listener >= 0)
+            close(tcp->listener);
+        tcp->listener = -1;
+    }
+    if (rc)
+        return rc;
+    rc = ibx_tcp_messages_init(tcp, err);
+    if (!rc)
+        rc = ibx_tcp_work_init(tcp, err);
+    return rc ? rc : lanes_start(tcp, err);
+}

@@ -1,0 +1,601 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Connecting the queue pairs by rdma_cm.
+ *
+ *   offer   u8 version, u8 rails, u8 lanes a rail, u16 MTU (0 any),
+ *           then a rail each: u8 4 or 6, 16 bytes of address, u16 port
+ *   answer  u8 rails, u8 lanes a rail, u16 MTU: the smaller of both wishes
+ *
+ * Then every lane is an rdma_cm connection of its own. RDMA authenticates
+ * nobody, so its request and its reply carry a proof that only the two ends
+ * which met at the door can make, over the lane, the addresses and the queue
+ * pair numbers; neither side brings a queue pair to life before it has checked
+ * the other's.
+ *
+ *   request private data   u8 version, u8 0, u16 lane, 32 bytes of proof
+ *   reply private data     32 bytes of proof
+ */
+#include "transport/verbs/verbs.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <openssl/crypto.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VERSION       1u
+#define LANES_DEFAULT 4u
+#define RESOLVE_MS    2000u
+#define REQUEST_BYTES (4u + IBX_PROOF_BYTES)
+
+/* What an event of rdma_cm says, kept beyond its acknowledgement. */
+struct note {
+    enum rdma_cm_event_type type;
+    int status;
+    struct rdma_cm_id *id;
+    struct rdma_cm_id *listener;
+    uint32_t qp_num; /* the peer's */
+    uint8_t data[REQUEST_BYTES];
+    size_t length;
+    uint8_t responder_resources, initiator_depth;
+};
+
+/* -EAGAIN when there is none. */
+static int note_take(struct verbs *v, struct note *note)
+{
+    struct rdma_cm_event *event;
+    if (rdma_get_cm_event(v->events, &event))
+        return -errno;
+    *note = (struct note){.type = event->event,
+                          .status = event->status,
+                          .id = event->id,
+                          .listener = event->listen_id};
+    if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST ||
+        event->event == RDMA_CM_EVENT_CONNECT_RESPONSE) {
+        const struct rdma_conn_param *param = &event->param.conn;
+        note->qp_num = param->qp_num;
+        note->responder_resources = param->responder_resources;
+        note->initiator_depth = param->initiator_depth;
+        note->length = param->private_data_len;
+        if (note->length > sizeof(note->data))
+            note->length = sizeof(note->data);
+        if (note->length)
+            memcpy(note->data, param->private_data, note->length);
+    }
+    rdma_ack_cm_event(event);
+    return 0;
+}
+
+static int note_wait(struct verbs *v, struct note *note, uint64_t deadline_ns)
+{
+    for (;;) {
+        int rc = note_take(v, note);
+        if (rc != -EAGAIN)
+            return rc;
+        rc = ibx_link_wait(v->link, v->events->fd, POLLIN, deadline_ns);
+        if (rc)
+            return rc;
+    }
+}
+
+static bool all_in(const struct verbs *v, enum lane_state state)
+{
+    for (unsigned i = 0; i < v->lane_count; i++) {
+        if (v->lanes[i].state != state)
+            return false;
+    }
+    return true;
+}
+
+static int wait_failed(int rc, const char *what, struct ibx_error *err)
+{
+    const char *why = rc == -ETIMEDOUT   ? "no answer in time"
+                      : rc == -ECANCELED ? "the peer gave up"
+                                         : strerror(-rc);
+    return ibx_error_set(err, rc, "%s: %s", what, why);
+}
+
+/* Rail 0 has lane 0 as well; bulk lanes take turns so that few chunks still use all rails. */
+static int lanes_make(struct verbs *v, struct ibx_error *err)
+{
+    v->lane_count = 1 + v->rail_count * v->lanes_per_rail;
+    v->lanes = calloc(v->lane_count, sizeof(*v->lanes));
+    if (!v->lanes)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u queue pairs", v->lane_count);
+    for (unsigned i = 0; i < v->lane_count; i++) {
+        v->lanes[i].index = i;
+        v->lanes[i].rail = &v->rails[i ? (i - 1) % v->rail_count : 0];
+    }
+    return 0;
+}
+
+/* --------------------------------------------------------------------- proofs */
+
+enum proof_side { PROOF_REQUEST, PROOF_REPLY };
+
+/* rdma_cm tells both ends the client's address and both queue pair numbers: a proof that was
+ * overheard is worthless on any other queue pair. */
+static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_side side,
+                  uint32_t client_qp, uint32_t server_qp, uint8_t proof[IBX_PROOF_BYTES])
+{
+    char client[INET6_ADDRSTRLEN], label[160];
+    bool is_client = ibx_link_role(v->link) == IBX_ROLE_CLIENT;
+    ibx_verbs_address_print(is_client ? rdma_get_local_addr(lane->id)
+                                      : rdma_get_peer_addr(lane->id),
+                            client, sizeof(client));
+    if (side == PROOF_REQUEST)
+        snprintf(label, sizeof(label), "verbs queue pair %u request from %s %u", lane->index,
+                 client, client_qp);
+    else
+        snprintf(label, sizeof(label), "verbs queue pair %u reply to %s %u by %u", lane->index,
+                 client, client_qp, server_qp);
+    ibx_link_proof(v->link, label, proof);
+}
+
+/* ---------------------------------------------------------------------- server */
+
+static bool door_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
+{
+    socklen_t length = sizeof(*address);
+    int fd = ibx_link_door(v->link);
+    memset(address, 0, sizeof(*address));
+    int rc = peer ? getpeername(fd, (struct sockaddr *)address, &length)
+                  : getsockname(fd, (struct sockaddr *)address, &length);
+    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)address;
+    if (!rc && sin6->sin6_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+        struct sockaddr_in sin = {.sin_family = AF_INET};
+        memcpy(&sin.sin_addr, sin6->sin6_addr.s6_addr + 12, 4);
+        memset(address, 0, sizeof(*address));
+        memcpy(address, &sin, sizeof(sin));
+    }
+    if (address->ss_family == AF_INET)
+        ((struct sockaddr_in *)address)->sin_port = 0;
+    else
+        sin6->sin6_port = 0;
+    return !rc && (address->ss_family == AF_INET || address->ss_family == AF_INET6);
+}
+
+static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
+{
+    const struct ibx_options *options = ibx_link_options(v->link);
+    struct verbs_rail *rail = &v->rails[n];
+    struct sockaddr_storage door;
+    const struct sockaddr *prefer =
+        door_address(v, false, &door) ? (const struct sockaddr *)&door : NULL;
+    char device[64];
+    ibx_verbs_device_name(options, n, device, sizeof(device));
+    int rc = ibx_verbs_device_address(options, device, prefer, v->places, n, &rail->address, err);
+    if (rc)
+        return rc;
+    if (rdma_create_id(v->events, &rail->listener, NULL, RDMA_PS_TCP)) {
+        rail->listener = NULL;
+        return ibx_error_set(err, -errno, "rdma_create_id failed: %s", strerror(errno));
+    }
+    char text[INET6_ADDRSTRLEN];
+    ibx_verbs_address_print((struct sockaddr *)&rail->address, text, sizeof(text));
+    /* Backlog 0 is the most there is: strangers shall not crowd out the client. */
+    if (rdma_bind_addr(rail->listener, (struct sockaddr *)&rail->address) ||
+        rdma_listen(rail->listener, 0))
+        return ibx_error_set(err, -errno, "cannot listen for RDMA connections on %s: %s", text,
+                             strerror(errno));
+    return ibx_verbs_device_check(options, n, rail->listener, err);
+}
+
+static void put_address(struct ibx_writer *w, const struct verbs_rail *rail)
+{
+    uint8_t bytes[16] = {0};
+    bool six = rail->address.ss_family == AF_INET6;
+    if (six)
+        memcpy(bytes, &((const struct sockaddr_in6 *)&rail->address)->sin6_addr, 16);
+    else
+        memcpy(bytes, &((const struct sockaddr_in *)&rail->address)->sin_addr, 4);
+    ibx_put_u8(w, six ? 6 : 4);
+    ibx_put_bytes(w, bytes, sizeof(bytes));
+    ibx_put_u16(w, ntohs(rdma_get_src_port(rail->listener)));
+}
+
+int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
+{
+    struct verbs *v = endpoint;
+    const struct ibx_options *options = ibx_link_options(v->link);
+    v->lanes_per_rail = options->lanes ? options->lanes : LANES_DEFAULT;
+    v->mtu = options->mtu;
+    char device[64];
+    while (v->rail_count < options->rails) {
+        int rc = rail_listen(v, v->rail_count, err);
+        /* Fewer devices than rails asked for are a smaller offer, unless they were named. */
+        if (rc && (!v->rail_count ||
+                   ibx_verbs_device_name(options, v->rail_count, device, sizeof(device))))
+            return rc;
+        if (rc)
+            break;
+        v->rail_count++;
+    }
+    ibx_put_u8(offer, VERSION);
+    ibx_put_u8(offer, (uint8_t)v->rail_count);
+    ibx_put_u8(offer, (uint8_t)v->lanes_per_rail);
+    ibx_put_u16(offer, (uint16_t)v->mtu);
+    for (unsigned i = 0; i < v->rail_count; i++)
+        put_address(offer, &v->rails[i]);
+    return 0;
+}
+
+static unsigned least(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
+/* What of the peer's wish for an MTU and ours holds: the smaller, where 0 is no wish. */
+static unsigned least_mtu(unsigned a, unsigned b)
+{
+    return !a || (b && b < a) ? b : a;
+}
+
+static int read_answer(struct verbs *v, struct ibx_reader *answer, struct ibx_error *err)
+{
+    unsigned rails = ibx_get_u8(answer), lanes = ibx_get_u8(answer), mtu = ibx_get_u16(answer);
+    if (answer->failed || ibx_reader_left(answer) || !rails || rails > v->rail_count || !lanes ||
+        lanes > v->lanes_per_rail || least_mtu(mtu, v->mtu) != mtu)
+        return ibx_error_set(err, -EPROTO, "the client's answer to the verbs offer makes no sense");
+    v->rail_count = rails;
+    v->lanes_per_rail = lanes;
+    v->mtu = mtu;
+    return lanes_make(v, err);
+}
+
+/* The lane a request is for, or NULL and why it is refused. */
+static struct verbs_lane *request_lane(struct verbs *v, const struct note *note, const char **why)
+{
+    struct ibx_reader r = ibx_reader_of(note->data, note->length);
+    unsigned version = ibx_get_u8(&r), zero = ibx_get_u8(&r), index = ibx_get_u16(&r);
+    const uint8_t *proof = ibx_get_bytes(&r, IBX_PROOF_BYTES);
+    *why = "it does not speak this protocol";
+    if (!proof || version != VERSION || zero || index >= v->lane_count)
+        return NULL;
+    struct verbs_lane *lane = &v->lanes[index];
+    *why = "that queue pair is connected already";
+    if (lane->state != LANE_NEW)
+        return NULL;
+    *why = "it came to the wrong device";
+    if (lane->rail->listener != note->listener)
+        return NULL;
+    uint8_t expected[IBX_PROOF_BYTES];
+    lane->id = note->id;
+    prove(v, lane, PROOF_REQUEST, note->qp_num, 0, expected);
+    lane->id = NULL;
+    *why = "its proof is wrong";
+    return CRYPTO_memcmp(proof, expected, sizeof(expected)) ? NULL : lane;
+}
+
+static int accept_lane(struct verbs *v, struct verbs_lane *lane, const struct note *note,
+                       struct ibx_error *err)
+{
+    lane->id = note->id;
+    lane->id->context = lane;
+    int rc = ibx_verbs_device_check(ibx_link_options(v->link), (unsigned)(lane->rail - v->rails),
+                                    lane->id, err);
+    if (!rc)
+        rc = ibx_verbs_rail_open(v, lane->rail, lane->id, err);
+    if (!rc && !lane->index)
+        rc = ibx_verbs_messages_open(v, err);
+    if (!rc)
+        rc = ibx_verbs_qp_create(v, lane, err);
+    if (!rc && !lane->index)
+        rc = ibx_verbs_messages_prepost(v, err);
+    if (!rc)
+        rc = ibx_verbs_qp_connect(v, lane, err);
+    if (rc)
+        return rc;
+    uint8_t proof[IBX_PROOF_BYTES];
+    prove(v, lane, PROOF_REPLY, note->qp_num, lane->qp->qp_num, proof);
+    const struct ibv_device_attr *limits = &lane->rail->limits;
+    struct rdma_conn_param param = {
+        .private_data = proof,
+        .private_data_len = sizeof(proof),
+        .responder_resources =
+            (uint8_t)least(note->responder_resources, (unsigned)limits->max_qp_rd_atom),
+        .initiator_depth =
+            (uint8_t)least(note->initiator_depth, (unsigned)limits->max_qp_init_rd_atom),
+        .rnr_retry_count = 6,
+        .qp_num = lane->qp->qp_num,
+    };
+    if (rdma_accept(lane->id, &param))
+        return ibx_error_set(err, -errno, "rdma_accept failed: %s", strerror(errno));
+    lane->state = LANE_CALLING;
+    return 0;
+}
+
+/* A stranger's request is refused and forgotten; it must not keep the right one from coming. */
+static int take_request(struct verbs *v, const struct note *note, struct ibx_error *err)
+{
+    const char *why;
+    struct verbs_lane *lane = request_lane(v, note, &why);
+    if (lane)
+        return accept_lane(v, lane, note, err);
+    char peer[INET6_ADDRSTRLEN];
+    ibx_verbs_address_print(rdma_get_peer_addr(note->id), peer, sizeof(peer));
+    ibx_log(IBX_LOG_WARN, "refused an RDMA connection from %s: %s", peer, why);
+    rdma_reject(note->id, NULL, 0);
+    rdma_destroy_id(note->id);
+    return 0;
+}
+
+/* ---------------------------------------------------------------------- client */
+
+static int get_address(struct verbs *v, struct ibx_reader *r, struct verbs_rail *rail)
+{
+    unsigned kind = ibx_get_u8(r);
+    const uint8_t *bytes = ibx_get_bytes(r, 16);
+    uint16_t port = htons(ibx_get_u16(r));
+    if (r->failed || (kind != 4 && kind != 6) || !port)
+        return -EPROTO;
+    memset(&rail->address, 0, sizeof(rail->address));
+    if (kind == 4) {
+        struct sockaddr_in *sin = (struct sockaddr_in *)&rail->address;
+        sin->sin_family = AF_INET;
+        sin->sin_port = port;
+        memcpy(&sin->sin_addr, bytes, 4);
+        return 0;
+    }
+    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)&rail->address;
+    sin6->sin6_family = AF_INET6;
+    sin6->sin6_port = port;
+    memcpy(&sin6->sin6_addr, bytes, 16);
+    /* A link-local address means something on one link only: the one that leads to the door. */
+    struct sockaddr_storage door;
+    if (IN6_IS_ADDR_LINKLOCAL(&sin6->sin6_addr) && door_address(v, true, &door) &&
+        door.ss_family == AF_INET6)
+        sin6->sin6_scope_id = ((struct sockaddr_in6 *)&door)->sin6_scope_id;
+    return 0;
+}
+
+static int read_offer(struct verbs *v, struct ibx_reader *offer, struct ibx_error *err)
+{
+    const struct ibx_options *options = ibx_link_options(v->link);
+    unsigned version = ibx_get_u8(offer), rails = ibx_get_u8(offer), lanes = ibx_get_u8(offer);
+    unsigned mtu = ibx_get_u16(offer);
+    int rc = offer->failed || !rails || rails > IBX_RAILS_MAX || !lanes || lanes > VERBS_LANES_MAX
+                 ? -EPROTO
+                 : 0;
+    for (unsigned i = 0; i < rails && !rc; i++)
+        rc = get_address(v, offer, &v->rails[i]);
+    if (rc || ibx_reader_left(offer) || version != VERSION || (mtu && mtu < 256) || mtu > 4096)
+        return ibx_error_set(err, -EPROTO, "the server's verbs offer makes no sense");
+    v->rail_count = least(rails, options->rails);
+    v->lanes_per_rail = least(lanes, options->lanes ? options->lanes : LANES_DEFAULT);
+    v->mtu = least_mtu(mtu, options->mtu);
+    return lanes_make(v, err);
+}
+
+static int no_route(const struct verbs_lane *lane, int code, struct ibx_error *err)
+{
+    char text[INET6_ADDRSTRLEN];
+    ibx_verbs_address_print((const struct sockaddr *)&lane->rail->address, text, sizeof(text));
+    return ibx_error_set(err, code, "no RDMA device routes to %s: %s", text, strerror(-code));
+}
+
+/* The source address that makes rdma_cm take the device the user asked for; NULL by the route. */
+static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *source, bool *bound,
+                       struct ibx_error *err)
+{
+    const struct ibx_options *options = ibx_link_options(v->link);
+    char device[64];
+    *bound = ibx_verbs_device_name(options, n, device, sizeof(device)) || options->port_num ||
+             options->gid_index >= 0;
+    if (!*bound)
+        return 0;
+    struct sockaddr_storage door;
+    const struct sockaddr *prefer =
+        door_address(v, false, &door) ? (const struct sockaddr *)&door : NULL;
+    return ibx_verbs_device_address(options, device, prefer, v->places, n, source, err);
+}
+
+static int resolve_start(struct verbs *v, struct ibx_error *err)
+{
+    for (unsigned n = 0; n < v->rail_count; n++) {
+        struct sockaddr_storage source;
+        bool bound;
+        int rc = rail_source(v, n, &source, &bound, err);
+        if (rc)
+            return rc;
+        for (unsigned i = 0; i < v->lane_count; i++) {
+            struct verbs_lane *lane = &v->lanes[i];
+            if (lane->rail != &v->rails[n])
+                continue;
+            if (rdma_create_id(v->events, &lane->id, lane, RDMA_PS_TCP)) {
+                lane->id = NULL;
+                return ibx_error_set(err, -errno, "rdma_create_id failed: %s", strerror(errno));
+            }
+            if (rdma_resolve_addr(lane->id, bound ? (struct sockaddr *)&source : NULL,
+                                  (struct sockaddr *)&lane->rail->address, RESOLVE_MS))
+                return no_route(lane, -errno, err);
+        }
+    }
+    return 0;
+}
+
+static int resolve_step(struct verbs *v, const struct note *note, struct ibx_error *err)
+{
+    struct verbs_lane *lane = note->id->context;
+    if (note->type == RDMA_CM_EVENT_ADDR_RESOLVED && lane->state == LANE_NEW) {
+        int rc = ibx_verbs_device_check(ibx_link_options(v->link),
+                                        (unsigned)(lane->rail - v->rails), lane->id, err);
+        if (rc)
+            return rc;
+        lane->state = LANE_ADDRESSED;
+        return rdma_resolve_route(lane->id, RESOLVE_MS) ? no_route(lane, -errno, err) : 0;
+    }
+    if (note->type == RDMA_CM_EVENT_ROUTE_RESOLVED && lane->state == LANE_ADDRESSED) {
+        lane->state = LANE_ROUTED;
+        return 0;
+    }
+    return no_route(lane, note->status < 0 ? note->status : -EHOSTUNREACH, err);
+}
+
+static int resolve(struct verbs *v, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(RESOLVE_MS);
+    int rc = resolve_start(v, err);
+    while (!rc && !all_in(v, LANE_ROUTED)) {
+        struct note note;
+        rc = note_wait(v, &note, deadline);
+        rc = rc ? wait_failed(rc, "cannot resolve the RDMA route", err)
+                : resolve_step(v, &note, err);
+    }
+    return rc;
+}
+
+/* Routes alone may lead all rails through one device, which then is none the faster for it. */
+static void look_at_rails(const struct verbs *v)
+{
+    for (unsigned n = 1; n < v->rail_count; n++) {
+        const struct rdma_cm_id *before = v->lanes[n].id, *id = v->lanes[1 + n].id;
+        const char *name = ibv_get_device_name(id->verbs->device);
+        if (id->port_num == before->port_num &&
+            !strcmp(name, ibv_get_device_name(before->verbs->device)))
+            ibx_log(IBX_LOG_WARN,
+                    "rails %u and %u both lead through port %u of %s: name a device for each by "
+                    "device, or give their networks routes of their own",
+                    n, n + 1, id->port_num, name);
+    }
+}
+
+int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
+                   struct ibx_error *err)
+{
+    struct verbs *v = endpoint;
+    int rc = read_offer(v, offer, err);
+    if (!rc)
+        rc = resolve(v, err);
+    if (!rc)
+        look_at_rails(v);
+    for (unsigned i = 0; i < v->lane_count && !rc; i++) {
+        rc = ibx_verbs_rail_open(v, v->lanes[i].rail, v->lanes[i].id, err);
+        if (!rc && !i)
+            rc = ibx_verbs_messages_open(v, err);
+        if (!rc)
+            rc = ibx_verbs_qp_create(v, &v->lanes[i], err);
+    }
+    if (!rc)
+        rc = ibx_verbs_messages_prepost(v, err);
+    if (rc)
+        return rc;
+    ibx_put_u8(answer, (uint8_t)v->rail_count);
+    ibx_put_u8(answer, (uint8_t)v->lanes_per_rail);
+    ibx_put_u16(answer, (uint16_t)v->mtu);
+    return 0;
+}
+
+static int call_lane(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err)
+{
+    uint8_t data[REQUEST_BYTES], proof[IBX_PROOF_BYTES];
+    struct ibx_writer w = ibx_writer_of(data, sizeof(data));
+    prove(v, lane, PROOF_REQUEST, lane->qp->qp_num, 0, proof);
+    ibx_put_u8(&w, VERSION);
+    ibx_put_u8(&w, 0);
+    ibx_put_u16(&w, (uint16_t)lane->index);
+    ibx_put_bytes(&w, proof, sizeof(proof));
+    const struct ibv_device_attr *limits = &lane->rail->limits;
+    struct rdma_conn_param param = {
+        .private_data = data,
+        .private_data_len = (uint8_t)w.length,
+        .responder_resources = (uint8_t)least((unsigned)limits->max_qp_rd_atom, 255),
+        .initiator_depth = (uint8_t)least((unsigned)limits->max_qp_init_rd_atom, 255),
+        .flow_control = 1,
+        .retry_count = 6,
+        .rnr_retry_count = 6,
+        .qp_num = lane->qp->qp_num,
+    };
+    if (rdma_connect(lane->id, &param))
+        return ibx_error_set(err, -errno, "rdma_connect failed: %s", strerror(errno));
+    lane->state = LANE_CALLING;
+    return 0;
+}
+
+static int take_reply(struct verbs *v, struct verbs_lane *lane, const struct note *note,
+                      struct ibx_error *err)
+{
+    uint8_t expected[IBX_PROOF_BYTES];
+    prove(v, lane, PROOF_REPLY, lane->qp->qp_num, note->qp_num, expected);
+    if (note->length < sizeof(expected) || CRYPTO_memcmp(note->data, expected, sizeof(expected)))
+        return ibx_error_set(err, -EACCES,
+                             "the server's proof on queue pair %u is wrong: somebody else answers",
+                             lane->index);
+    int rc = ibx_verbs_qp_connect(v, lane, err);
+    if (rc)
+        return rc;
+    if (rdma_establish(lane->id))
+        return ibx_error_set(err, -errno, "rdma_establish failed: %s", strerror(errno));
+    lane->state = LANE_UP;
+    return 0;
+}
+
+/* ------------------------------------------------------------------ both sides */
+
+static int finish_step(struct verbs *v, const struct note *note, struct ibx_error *err)
+{
+    struct verbs_lane *lane = note->id->context;
+    bool server = ibx_link_role(v->link) == IBX_ROLE_SERVER;
+    if (note->type == RDMA_CM_EVENT_CONNECT_REQUEST && server)
+        return take_request(v, note, err);
+    if (!lane)
+        return 0;
+    if (note->type == RDMA_CM_EVENT_CONNECT_RESPONSE && !server && lane->state == LANE_CALLING)
+        return take_reply(v, lane, note, err);
+    if (note->type == RDMA_CM_EVENT_ESTABLISHED && lane->state == LANE_CALLING) {
+        lane->state = LANE_UP;
+        return 0;
+    }
+    if (note->type == RDMA_CM_EVENT_REJECTED)
+        return ibx_error_set(err, -ECONNREFUSED, "the peer refused queue pair %u (reason %d)",
+                             lane->index, note->status);
+    return ibx_error_set(err, -ECONNABORTED, "connecting queue pair %u failed: %s, status %d",
+                         lane->index, rdma_event_str(note->type), note->status);
+}
+
+int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
+                     struct ibx_error *err)
+{
+    struct verbs *v = endpoint;
+    int rc = 0;
+    if (answer)
+        rc = read_answer(v, answer, err);
+    for (unsigned i = 0; i < v->lane_count && !answer && !rc; i++)
+        rc = call_lane(v, &v->lanes[i], err);
+    while (!rc && !all_in(v, LANE_UP)) {
+        struct note note;
+        rc = note_wait(v, &note, deadline_ns);
+        rc = rc ? wait_failed(rc, "cannot connect the queue pairs", err)
+                : finish_step(v, &note, err);
+    }
+    for (unsigned i = 0; i < IBX_RAILS_MAX; i++) {
+        if (v->rails[i].listener)
+            rdma_destroy_id(v->rails[i].listener);
+        v->rails[i].listener = NULL;
+    }
+    if (!rc)
+        rc = ibx_link_watch(v->link, v->events->fd);
+    v->events_watched = !rc;
+    return rc;
+}
+
+void ibx_verbs_cm_look(struct verbs *v)
+{
+    struct note note;
+    while (!note_take(v, &note)) {
+        struct verbs_lane *lane = note.id->context;
+        if (note.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+            rdma_reject(note.id, NULL, 0);
+            rdma_destroy_id(note.id);
+        } else if (note.type == RDMA_CM_EVENT_DISCONNECTED && lane) {
+            lane->state = LANE_DOWN;
+            ibx_verbs_lost(v, -ECONNRESET, "the peer disconnected its queue pairs");
+        } else if (note.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
+            ibx_verbs_lost(v, -ENODEV, "the RDMA device was removed");
+        }
+    }
+}

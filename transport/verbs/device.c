@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which RDMA devices this host has, and which of its addresses lie on them. */
+#include "transport/verbs/verbs.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+
+/* --------------------------------------------------------------------- names */
+
+unsigned ibx_verbs_mtu_bytes(enum ibv_mtu mtu)
+{
+    return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128u << mtu : 0;
+}
+
+enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes)
+{
+    enum ibv_mtu code = IBV_MTU_4096;
+    while (code > IBV_MTU_256 && ibx_verbs_mtu_bytes(code) > bytes)
+        code--;
+    return code;
+}
+
+void ibx_verbs_address_print(const struct sockaddr *address, char *out, size_t size)
+{
+    const void *bytes = address->sa_family == AF_INET6
+                            ? (const void *)&((const struct sockaddr_in6 *)address)->sin6_addr
+                            : (const void *)&((const struct sockaddr_in *)address)->sin_addr;
+    if (!inet_ntop(address->sa_family, bytes, out, (socklen_t)size))
+        snprintf(out, size, "?");
+}
+
+bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size)
+{
+    const char *p = options->device;
+    for (; n && *p; n--) {
+        p += strcspn(p, ",");
+        p += *p == ',';
+    }
+    snprintf(name, size, "%.*s", (int)strcspn(p, ","), p);
+    return name[0] != '\0';
+}
+
+/* ------------------------------------------------------------------- probing */
+
+/* Gb/s of a port: lanes times the signalling rate's data rate. */
+static double port_rate(const struct ibv_port_attr *port)
+{
+    static const struct {
+        unsigned code;
+        double rate;
+    } speeds[] = {{1, 2.5}, {2, 5}, {4, 10}, {8, 10}, {16, 14}, {32, 25}, {64, 50}, {128, 100}};
+    static const struct {
+        unsigned code, lanes;
+    } widths[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
+    double rate = 0;
+    unsigned lanes = 0;
+    for (size_t i = 0; i < sizeof(speeds) / sizeof(speeds[0]); i++)
+        rate = speeds[i].code == port->active_speed ? speeds[i].rate : rate;
+    for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
+        lanes = widths[i].code == port->active_width ? widths[i].lanes : lanes;
+    return rate * lanes;
+}
+
+/* "mlx5_0 port 1 active, Ethernet, 200 Gb/s, mtu 4096; " for each port; returns the active ones. */
+static unsigned describe_device(struct ibv_device *device, const struct ibx_options *options,
+                                char *out, size_t size)
+{
+    struct ibv_context *context = ibv_open_device(device);
+    const char *name = ibv_get_device_name(device);
+    struct ibv_device_attr attr;
+    size_t n = strlen(out);
+    unsigned active = 0;
+    if (!context || ibv_query_device(context, &attr)) {
+        snprintf(out + n, size - n, "%s%s cannot be opened: %s", n ? "; " : "", name,
+                 strerror(errno));
+        attr.phys_port_cnt = 0;
+    }
+    for (uint8_t i = 1; i <= attr.phys_port_cnt; i++) {
+        struct ibv_port_attr port;
+        if ((options->port_num && options->port_num != i) || ibv_query_port(context, i, &port))
+            continue;
+        bool up = port.state == IBV_PORT_ACTIVE;
+        active += up;
+        n = strlen(out);
+        snprintf(out + n, size - n, "%s%s port %u %s, %s, %g Gb/s, mtu %u", n ? "; " : "", name, i,
+                 up ? "active" : ibv_port_state_str(port.state),
+                 port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
+                 port_rate(&port), ibx_verbs_mtu_bytes(port.active_mtu));
+    }
+    if (context)
+        ibv_close_device(context);
+    return active;
+}
+
+static int no_device(struct ibx_error *err)
+{
+    return ibx_error_set(err, -ENODEV, "no RDMA device (%s)", VERBS_DEVICE_HINT);
+}
+
+int ibx_verbs_device_any(struct ibx_error *err)
+{
+    int count = 0;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    if (list)
+        ibv_free_device_list(list);
+    return list && count > 0 ? 0 : no_device(err);
+}
+
+static bool named(const struct ibx_options *options, const char *device)
+{
+    char name[64];
+    for (unsigned i = 0; ibx_verbs_device_name(options, i, name, sizeof(name)); i++) {
+        if (!strcmp(name, device))
+            return true;
+    }
+    return !options->device[0];
+}
+
+int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t size,
+                    struct ibx_error *err)
+{
+    int count = 0;
+    unsigned active = 0, seen = 0;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    if (!list || !count) {
+        if (list)
+            ibv_free_device_list(list);
+        return no_device(err);
+    }
+    char text[512] = "";
+    for (int i = 0; i < count; i++) {
+        if (!named(options, ibv_get_device_name(list[i])))
+            continue;
+        seen++;
+        active += describe_device(list[i], options, text, sizeof(text));
+    }
+    const char *first = ibv_get_device_name(list[0]);
+    int rc = 0;
+    if (!seen)
+        rc = ibx_error_set(err, -ENODEV, "there is no RDMA device %s here; there is %s",
+                           options->device, first);
+    else if (!active)
+        rc = ibx_error_set(err, -ENETDOWN, "no port is active: %s", text);
+    else
+        snprintf(description, size, "%s", text);
+    ibv_free_device_list(list);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- addresses */
+
+/* The address behind GID `index` of a RoCE port: RoCE's GIDs are the interface's addresses. */
+static int gid_address(struct ibv_context *context, uint8_t port, int index,
+                       struct sockaddr_storage *address)
+{
+    union ibv_gid gid;
+    struct ibv_port_attr attr;
+    if (ibv_query_port(context, port, &attr) || attr.link_layer != IBV_LINK_LAYER_ETHERNET ||
+        ibv_query_gid(context, port, index, &gid))
+        return -ENOENT;
+    const struct in6_addr *ip = (const struct in6_addr *)gid.raw;
+    memset(address, 0, sizeof(*address));
+    if (IN6_IS_ADDR_V4MAPPED(ip)) {
+        struct sockaddr_in *sin = (struct sockaddr_in *)address;
+        sin->sin_family = AF_INET;
+        memcpy(&sin->sin_addr, gid.raw + 12, 4);
+    } else {
+        struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)address;
+        sin6->sin6_family = AF_INET6;
+        memcpy(&sin6->sin6_addr, gid.raw, 16);
+    }
+    return 0;
+}
+
+static bool same_ip(const struct sockaddr *a, const struct sockaddr *b)
+{
+    if (a->sa_family != b->sa_family)
+        return false;
+    if (a->sa_family == AF_INET)
+        return !memcmp(&((const struct sockaddr_in *)a)->sin_addr,
+                       &((const struct sockaddr_in *)b)->sin_addr, 4);
+    return !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
+                   &((const struct sockaddr_in6 *)b)->sin6_addr, 16);
+}
+
+/* What one address of this host is to be for. */
+struct wish {
+    const struct ibx_options *options;
+    const char *device;         /* "" any */
+    struct verbs_place *places; /* taken by other rails, and one more that is to be filled */
+    unsigned count;
+};
+
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == 127;
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+static bool taken_already(const struct wish *wish, const struct verbs_place *place)
+{
+    for (unsigned i = 0; i < wish->count; i++) {
+        if (!strcmp(wish->places[i].device, place->device) &&
+            wish->places[i].port_num == place->port_num)
+            return true;
+    }
+    return false;
+}
+
+/* Whether binding to `address` lands on the device, port and GID that are wished for. Asking
+ * rdma_cm to bind works alike for RoCE and for IP over InfiniBand. */
+static bool address_fits(const struct wish *wish, struct rdma_event_channel *channel,
+                         const struct sockaddr *address)
+{
+    struct rdma_cm_id *id;
+    struct verbs_place place = {.device = ""};
+    if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+        return false;
+    bool fits = !rdma_bind_addr(id, (struct sockaddr *)(uintptr_t)address) && id->verbs;
+    if (fits) {
+        snprintf(place.device, sizeof(place.device), "%s", ibv_get_device_name(id->verbs->device));
+        place.port_num = id->port_num;
+        fits = !taken_already(wish, &place);
+    }
+    if (fits && wish->device[0])
+        fits = !strcmp(place.device, wish->device);
+    if (fits && wish->options->port_num)
+        fits = id->port_num == wish->options->port_num;
+    struct ibv_port_attr port;
+    if (fits)
+        fits = !ibv_query_port(id->verbs, id->port_num, &port) && port.state == IBV_PORT_ACTIVE;
+    struct sockaddr_storage wanted;
+    if (fits && wish->options->gid_index >= 0 &&
+        !gid_address(id->verbs, id->port_num, wish->options->gid_index, &wanted))
+        fits = same_ip((const struct sockaddr *)&wanted, address);
+    rdma_destroy_id(id);
+    if (fits)
+        wish->places[wish->count] = place;
+    return fits;
+}
+
+static socklen_t address_length(const struct sockaddr *address)
+{
+    return address->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+}
+
+static bool find_address(const struct wish *wish, sa_family_t family,
+                         struct rdma_event_channel *channel, const struct ifaddrs *all,
+                         struct sockaddr_storage *address)
+{
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
+        if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
+            continue;
+        sa_family_t found = i->ifa_addr->sa_family;
+        if ((found != AF_INET && found != AF_INET6) || (family && found != family) ||
+            is_loopback(i->ifa_addr) || !address_fits(wish, channel, i->ifa_addr))
+            continue;
+        memset(address, 0, sizeof(*address));
+        memcpy(address, i->ifa_addr, address_length(i->ifa_addr));
+        return true;
+    }
+    return false;
+}
+
+static int no_address(const struct wish *wish, struct ibx_error *err)
+{
+    char detail[64] = "";
+    if (wish->options->gid_index >= 0)
+        snprintf(detail, sizeof(detail), " with GID index %d", wish->options->gid_index);
+    return ibx_error_set(err, -ENODEV,
+                         "no address of this host lies on an active port of %s%s%s: give its "
+                         "network interface an address, or choose another device",
+                         wish->device[0] ? wish->device : "an RDMA device", detail,
+                         wish->count ? " that no other rail has" : "");
+}
+
+int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
+                             const struct sockaddr *prefer, struct verbs_place *places,
+                             unsigned count, struct sockaddr_storage *address,
+                             struct ibx_error *err)
+{
+    struct wish wish = {options, device, places, count};
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct ifaddrs *all = NULL;
+    if (!channel || getifaddrs(&all)) {
+        int code = errno;
+        if (channel)
+            rdma_destroy_event_channel(channel);
+        return ibx_error_set(err, -code, "cannot look for an RDMA device's address: %s",
+                             strerror(code));
+    }
+    bool found = prefer && !is_loopback(prefer) && address_fits(&wish, channel, prefer);
+    if (found) {
+        memset(address, 0, sizeof(*address));
+        memcpy(address, prefer, address_length(prefer));
+    } else {
+        found = (prefer && find_address(&wish, prefer->sa_family, channel, all, address)) ||
+                find_address(&wish, AF_UNSPEC, channel, all, address);
+    }
+    freeifaddrs(all);
+    rdma_destroy_event_channel(channel);
+    return found ? 0 : no_address(&wish, err);
+}
+
+int ibx_verbs_device_check(const struct ibx_options *options, unsigned rail,
+                           const struct rdma_cm_id *id, struct ibx_error *err)
+{
+    const char *name = ibv_get_device_name(id->verbs->device);
+    char wanted[64];
+    if (id->verbs->device->transport_type != IBV_TRANSPORT_IB)
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "%s is neither an InfiniBand nor a RoCE device: use ofi or tcp", name);
+    if (ibx_verbs_device_name(options, rail, wanted, sizeof(wanted)) && strcmp(wanted, name))
+        return ibx_error_set(err, -EINVAL,
+                             "device %s was asked for but the route leads through %s: change "
+                             "device, or the route",
+                             wanted, name);
+    if (options->port_num && options->port_num != id->port_num)
+        return ibx_error_set(err, -EINVAL,
+                             "port_num %u was asked for but the route leads through port %u of %s",
+                             options->port_num, id->port_num, name);
+    struct ibv_port_attr port;
+    unsigned mtu = 0;
+    if (!ibv_query_port(id->verbs, id->port_num, &port))
+        mtu = ibx_verbs_mtu_bytes(port.active_mtu);
+    if (options->mtu > mtu)
+        return ibx_error_set(err, -EINVAL,
+                             "mtu %u was asked for but port %u of %s carries %u bytes: raise the "
+                             "MTU of its network interface, or leave mtu out",
+                             options->mtu, id->port_num, name, mtu);
+    return 0;
+}

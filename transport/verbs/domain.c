@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A device opened, with a protection domain: of one connection, or of all that
+ * have a domain in common (transport.h). Queue pairs reach the registrations of
+ * their protection domain alone, and both belong to one open device, so that is
+ * what such connections share, and nothing else.
+ */
+#include "transport/verbs/verbs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool fits(const struct ibx_domain_part *part, const void *what)
+{
+    const struct verbs_device *device = (const struct verbs_device *)part;
+    return !strcmp(ibv_get_device_name(device->context->device),
+                   ibv_get_device_name((struct ibv_device *)(uintptr_t)what));
+}
+
+static void device_close(struct ibx_domain_part *part)
+{
+    struct verbs_device *device = (struct verbs_device *)part;
+    if (device->pd)
+        ibv_dealloc_pd(device->pd);
+    if (device->context)
+        ibv_close_device(device->context);
+    free(device);
+}
+
+static int device_open(void *what, const struct ibx_domain *domain, struct ibx_domain_part **out,
+                       struct ibx_error *err)
+{
+    (void)domain; /* verbs are for any thread */
+    const char *name = ibv_get_device_name(what);
+    struct verbs_device *device = calloc(1, sizeof(*device));
+    if (!device)
+        return ibx_error_set(err, -ENOMEM, "no memory for a device");
+    device->context = ibv_open_device(what);
+    int rc = device->context
+                 ? 0
+                 : ibx_error_set(err, -errno, "%s cannot be opened: %s", name, strerror(errno));
+    if (!rc && !(device->pd = ibv_alloc_pd(device->context)))
+        rc = ibx_error_set(err, -errno, "%s gives no protection domain: %s", name, strerror(errno));
+    if (rc) {
+        device_close(&device->part);
+        return rc;
+    }
+    *out = &device->part;
+    return 0;
+}
+
+int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
+                          struct verbs_device **out, struct ibx_error *err)
+{
+    static const struct ibx_domain_part_ops ops = {fits, device_open, device_close};
+    struct ibx_domain_part *part;
+    int rc = ibx_domain_part_hold(domain, &ops, what, &part, err);
+    if (!rc)
+        *out = (struct verbs_device *)part;
+    return rc;
+}
+
+void ibx_verbs_device_release(struct verbs_device *device)
+{
+    ibx_domain_part_release(&device->part);
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory regions, one registration a rail. */
+#include "transport/verbs/verbs.h"
+
+#include "common/locked.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* With one device, for each region that shares it. */
+struct registration {
+    struct ibv_mr *mr;
+    bool writable; /* a READ may land in it */
+    _Atomic unsigned holders;
+};
+
+struct region {
+    unsigned count;
+    struct registration *rails[IBX_RAILS_MAX];
+};
+
+int ibx_verbs_mr_error(int code, const void *address, size_t length, const char *device,
+                       struct ibx_error *err)
+{
+    uint64_t limit;
+    if (code == ENOMEM && ibx_locked_limit(&limit))
+        return ibx_locked_error(err, device, length, limit);
+    if (code == EFAULT)
+        return ibx_error_set(err, -EFAULT,
+                             "%s cannot register %zu bytes at %p: they are not all mapped, or not "
+                             "writable",
+                             device, length, address);
+    return ibx_error_set(err, -code, "%s cannot register %zu bytes at %p: %s", device, length,
+                         address, strerror(code));
+}
+
+static struct ibv_mr *register_dmabuf(struct ibv_pd *pd, const struct ibx_span *span,
+                                      unsigned access)
+{
+#ifdef IBX_WITH_DMABUF_MR
+    return ibv_reg_dmabuf_mr(pd, span->dmabuf_offset, span->length, (uintptr_t)span->address,
+                             span->dmabuf_fd, (int)access);
+#else
+    (void)pd;
+    (void)span;
+    (void)access;
+    errno = EOPNOTSUPP;
+    return NULL;
+#endif
+}
+
+static struct ibv_mr *register_one(struct ibv_pd *pd, const struct ibx_span *span, unsigned access)
+{
+    if (span->dmabuf_fd >= 0)
+        return register_dmabuf(pd, span, access);
+    return ibv_reg_mr(pd, span->address, span->length, access);
+}
+
+static unsigned rights(unsigned access, bool writable)
+{
+    return (writable ? IBV_ACCESS_LOCAL_WRITE : 0u) |
+           (access & IBX_ACCESS_REMOTE_READ ? IBV_ACCESS_REMOTE_READ : 0u) |
+           (access & IBX_ACCESS_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u);
+}
+
+/* Host memory that nobody may write can still be the source of a WRITE, or be READ by the peer. */
+static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr, bool *writable)
+{
+    struct ibv_mr *made = register_one(pd, &mr->span, rights(mr->access, true));
+    bool host = mr->span.kind == IBX_MEMORY_HOST;
+    *writable = made;
+    if (!made && host && (errno == EFAULT || errno == EACCES) &&
+        !(mr->access & IBX_ACCESS_REMOTE_WRITE))
+        made = register_one(pd, &mr->span, rights(mr->access, false));
+    return made;
+}
+
+/* What the twin of a region has with this protection domain: one holder more, or NULL. */
+static struct registration *registration_share(const struct ibx_mr *twin, const struct ibv_pd *pd)
+{
+    const struct region *region = twin ? twin->provider_data : NULL;
+    for (unsigned i = 0; region && i < region->count; i++) {
+        if (region->rails[i]->mr->pd != pd)
+            continue;
+        region->rails[i]->holders++;
+        return region->rails[i];
+    }
+    return NULL;
+}
+
+static int registration_make(const struct verbs_rail *rail, const struct ibx_mr *mr,
+                             struct registration **out, struct ibx_error *err)
+{
+    struct registration *made = calloc(1, sizeof(*made));
+    if (!made)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    made->mr = register_rail(rail->pd, mr, &made->writable);
+    if (!made->mr) {
+        int code = errno;
+        free(made);
+        return ibx_verbs_mr_error(code, mr->span.address, mr->span.length,
+                                  ibv_get_device_name(rail->context->device), err);
+    }
+    made->holders = 1;
+    *out = made;
+    return 0;
+}
+
+static void region_free(struct region *region)
+{
+    for (unsigned i = 0; i < region->count; i++) {
+        if (--region->rails[i]->holders)
+            continue;
+        ibv_dereg_mr(region->rails[i]->mr);
+        free(region->rails[i]);
+    }
+    free(region);
+}
+
+static int allocate(struct ibx_mr *mr, struct ibx_error *err)
+{
+    void *address =
+        mmap(NULL, mr->span.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region of %zu bytes", mr->span.length);
+    /* Fewer translation entries for the device; a refusal costs only that. */
+    madvise(address, mr->span.length, MADV_HUGEPAGE);
+    mr->span.address = address;
+    return 0;
+}
+
+static int register_all(struct verbs *v, struct ibx_mr *mr, struct region *region,
+                        struct ibx_error *err)
+{
+    while (region->count < v->rail_count) {
+        const struct verbs_rail *rail = &v->rails[region->count];
+        struct registration *one = registration_share(mr->twin, rail->pd);
+        int rc = one ? 0 : registration_make(rail, mr, &one, err);
+        if (rc)
+            return rc;
+        region->rails[region->count++] = one;
+    }
+    return 0;
+}
+
+int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
+{
+    struct verbs *v = endpoint;
+    struct region *region = calloc(1, sizeof(*region));
+    if (!region)
+        return ibx_error_set(err, -ENOMEM, "no memory for a region");
+    int rc = mr->allocated ? allocate(mr, err) : 0;
+    if (rc) {
+        free(region);
+        return rc;
+    }
+    rc = register_all(v, mr, region, err);
+    if (rc) {
+        region_free(region);
+        if (mr->allocated)
+            munmap(mr->span.address, mr->span.length);
+        return rc;
+    }
+    bool remote = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
+    for (unsigned i = 0; i < region->count && remote; i++)
+        mr->keys[i] = region->rails[i]->mr->rkey;
+    mr->provider_data = region;
+    return 0;
+}
+
+void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr)
+{
+    (void)endpoint;
+    region_free(mr->provider_data);
+    mr->provider_data = NULL;
+    if (mr->allocated)
+        munmap(mr->span.address, mr->span.length);
+}
+
+int ibx_verbs_mr_lkey(const struct ibx_mr *mr, unsigned rail, bool writes, uint32_t *lkey)
+{
+    const struct region *region = mr->provider_data;
+    if (writes && !region->rails[rail]->writable)
+        return -EACCES;
+    *lkey = region->rails[rail]->mr->lkey;
+    return 0;
+}
+
+/* Asking for a dma-buf that is none: only a driver that knows of dma-bufs looks at the descriptor.
+ */
+bool ibx_verbs_mr_dmabuf(const struct verbs *v)
+{
+    struct ibx_span nothing = {.address = NULL, .length = 4096, .dmabuf_fd = -1};
+    for (unsigned i = 0; i < v->rail_count; i++) {
+        struct ibv_mr *mr = register_dmabuf(v->rails[i].pd, &nothing, IBV_ACCESS_LOCAL_WRITE);
+        if (mr)
+            ibv_dereg_mr(mr);
+        else if (errno != EBADF)
+            return false;
+    }
+    return true;
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The verbs provider's own header, for verbs*.c only.
+ *
+ * One connection is a set of reliable queue pairs ("lanes"), set up by rdma_cm:
+ * lane 0 carries messages and urgent chunks, the others carry bulk. A rail is
+ * one device with the protection domain, completion queue and registrations that
+ * the lanes on it share. Other connections have others, so that a key of one
+ * connection is worthless on another; but those of one domain (transport.h)
+ * share protection domains, and registrations where they are told to.
+ */
+#ifndef IBX_TRANSPORT_VERBS_H
+#define IBX_TRANSPORT_VERBS_H
+
+#include "transport/core/provider.h"
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <sys/socket.h>
+
+#define VERBS_LANES_MAX 16u /* bulk lanes a rail */
+#define VERBS_DEVICE_HINT                                                                          \
+    "rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev ETHERNET"
+
+/* What a rail is for itself: two addresses may lie on one port. */
+struct verbs_place {
+    char device[64];
+    uint8_t port_num;
+};
+
+/* One device in use (verbs_domain.c). */
+struct verbs_device {
+    struct ibx_domain_part part;
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+};
+
+struct verbs_rail {
+    struct sockaddr_storage address; /* the server's, with its port */
+    struct rdma_cm_id *listener;     /* server only */
+    struct verbs_device *device;     /* NULL until the first lane stands on it ... */
+    struct ibv_context *context;     /* ... and what it has */
+    struct ibv_pd *pd;
+    struct ibv_device_attr limits;
+    size_t max_message; /* bytes of one work request */
+    uint8_t port_num;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    unsigned unacked; /* completion events taken but not yet acknowledged */
+    bool armed;       /* the next completion raises an event */
+    bool fresh;       /* armed a moment ago: no look for that event yet */
+    bool watched;
+};
+
+/*
+ *   NEW --address--> ADDRESSED --route--> ROUTED --connect--> CALLING --reply--> UP     (client)
+ *   NEW ----------------------a valid request, accepted-----> CALLING --RTU----> UP     (server)
+ *   UP --disconnect--> DOWN
+ */
+enum lane_state { LANE_NEW, LANE_ADDRESSED, LANE_ROUTED, LANE_CALLING, LANE_UP, LANE_DOWN };
+
+struct verbs_lane {
+    enum lane_state state;
+    unsigned index;
+    struct verbs_rail *rail;
+    struct rdma_cm_id *id;
+    struct ibv_qp *qp;
+    unsigned inline_max; /* bytes */
+    unsigned depth;      /* chunks in flight here */
+    unsigned reads_max;  /* of which READs: what both devices agreed on */
+    unsigned chunks, reads;
+    uint64_t posted;          /* work requests, ever */
+    struct ibx_chunk *flight; /* chunks in flight, newest first */
+};
+
+/* A message send in the send queue. */
+struct verbs_send {
+    uint64_t number; /* of its work request on lane 0 */
+    uint64_t cookie;
+    bool signaled; /* by the user: wants an upcall */
+};
+
+/* The work request of a receive buffer, filled in once. */
+struct verbs_receive {
+    struct ibv_recv_wr wr;
+    struct ibv_sge sge;
+};
+
+/* Messages on lane 0: buffers, credits, sends in flight. See verbs_message.c. */
+struct verbs_messages {
+    char *block; /* receive buffers, then send buffers */
+    size_t block_length;
+    size_t stride; /* bytes of one buffer */
+    struct ibv_mr *mr;
+    unsigned slots;    /* messages that a peer may have outstanding, each way */
+    unsigned receives; /* buffers: slots and some for credit messages */
+    unsigned buffers;  /* for sends, a ring that goes with `sends` */
+    size_t message_max;
+
+    unsigned batch; /* receives to one post, sends to one completion */
+
+    struct verbs_receive *posts;  /* one a receive buffer */
+    struct ibv_recv_wr *unposted; /* buffers that are free, to be posted together ... */
+    unsigned released; /* ... of which so many had messages: their credit is owed after that */
+
+    unsigned credits; /* messages we may send now */
+    unsigned held;    /* the peer's messages whose credit we have not yet returned */
+    unsigned owed;    /* of these, released by the user and posted anew: to be returned */
+
+    struct verbs_send *sends; /* in flight: `count` from `first` on */
+    unsigned first, count;
+    unsigned unsignaled;         /* since the last that asked for a completion */
+    struct ibv_send_wr send;     /* what all sends have in common is filled in once */
+    struct ibv_sge send_segment; /* likewise */
+};
+
+struct verbs {
+    struct ibx_link *link;
+    struct rdma_event_channel *events;
+    bool events_watched;
+    unsigned rail_count, lanes_per_rail;
+    struct verbs_rail rails[IBX_RAILS_MAX];
+    struct verbs_place places[IBX_RAILS_MAX]; /* of those whose address was looked for here */
+    unsigned lane_count;                      /* 1 + rails * lanes_per_rail */
+    struct verbs_lane *lanes;
+    unsigned mtu; /* bytes, agreed by both sides; 0: the path's */
+    struct verbs_messages messages;
+    struct ibx_caps caps;
+
+    unsigned bulk, bulk_max; /* bulk chunks in flight, and how many may be now */
+    uint64_t shrunk_ns;      /* when bulk_max was last lowered */
+    uint64_t polled_ns;      /* when progress was last called with bulk in flight */
+    bool attentive;          /* that was soon after the call before */
+
+    unsigned idle;         /* polls since the connection manager was last asked */
+    bool moved;            /* something completed since sleeping was last allowed */
+    int lost_status;       /* found outside progress, reported by it */
+    char lost_reason[160]; /* likewise */
+    bool aborted;
+    uint64_t abort_deadline; /* when flushed completions are no longer waited for */
+};
+
+/* What a work request's id says: a chunk's address, or one of these with a number above. */
+enum { VERBS_ID_CHUNK = 0, VERBS_ID_SEND = 1, VERBS_ID_RECEIVE = 2, VERBS_ID_MASK = 3 };
+
+/* verbs_device.c */
+int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t size,
+                    struct ibx_error *err);
+/* 0 when this host has any device, or -ENODEV and a sentence. */
+int ibx_verbs_device_any(struct ibx_error *err);
+/* The n-th name in options->device; false when there is none. */
+bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size);
+/* An address of this host that lies on `device` ("": on any) and on none of the `count` places,
+ * with port 0: `prefer` itself if it does, else one of its family, else any. `prefer` may be NULL.
+ * Its own place becomes the next one. */
+int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
+                             const struct sockaddr *prefer, struct verbs_place *places,
+                             unsigned count, struct sockaddr_storage *address,
+                             struct ibx_error *err);
+/* Refuses a device that is not the user's wish, or not InfiniBand or RoCE. */
+int ibx_verbs_device_check(const struct ibx_options *options, unsigned rail,
+                           const struct rdma_cm_id *id, struct ibx_error *err);
+/* "10.0.0.7", without the port. */
+void ibx_verbs_address_print(const struct sockaddr *address, char *out, size_t size);
+unsigned ibx_verbs_mtu_bytes(enum ibv_mtu mtu);
+enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes);
+
+/* verbs_domain.c: the device opened, anew or as another connection of `domain` has it; that may be
+ * NULL. */
+int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
+                          struct verbs_device **device, struct ibx_error *err);
+void ibx_verbs_device_release(struct verbs_device *device);
+
+/* verbs_cm.c */
+int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
+int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
+                   struct ibx_error *err);
+int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
+                     struct ibx_error *err);
+/* Notes in lost_* what the connection manager has to say; never blocks. */
+void ibx_verbs_cm_look(struct verbs *v);
+
+/* verbs_qp.c: rails and queue pairs */
+int ibx_verbs_rail_open(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_id *id,
+                        struct ibx_error *err);
+void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail);
+/* Makes the lane's queue pair and brings it to INIT. */
+int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err);
+/* To RTS, with what rdma_cm and both sides agreed on. */
+int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err);
+void ibx_verbs_qp_destroy(struct verbs_lane *lane);
+
+/* verbs_message.c */
+size_t ibx_verbs_message_memory(const struct ibx_options *options);
+int ibx_verbs_messages_open(struct verbs *v, struct ibx_error *err);
+void ibx_verbs_messages_close(struct verbs *v);
+/* Queue entries that messages need on lane 0. */
+unsigned ibx_verbs_messages_sends(const struct verbs *v);
+unsigned ibx_verbs_messages_receives(const struct verbs *v);
+/* Posts all receives of a lane 0 that is at least in INIT. */
+int ibx_verbs_messages_prepost(struct verbs *v, struct ibx_error *err);
+int ibx_verbs_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+                   uint64_t cookie, unsigned flags);
+void ibx_verbs_release(void *endpoint, uint64_t slot);
+/* A receive completed. Like the next, it returns what moved: upcalls, and credit or places that a
+ * waiting sender may be after. */
+int ibx_verbs_message_received(struct verbs *v, uint64_t slot, size_t bytes);
+/* All sends up to work request `number` are over. */
+int ibx_verbs_sends_retire(struct verbs *v, uint64_t number, int status);
+/* Posts what was released and returns credits, each when it is time to. */
+void ibx_verbs_credits_tell(struct verbs *v);
+
+/* verbs_mr.c */
+int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
+void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr);
+/* The local key on `rail`; -EACCES for a READ into memory that could only be registered for
+ * reading. */
+int ibx_verbs_mr_lkey(const struct ibx_mr *mr, unsigned rail, bool writes, uint32_t *lkey);
+/* Whether all rails can register dma-bufs. */
+bool ibx_verbs_mr_dmabuf(const struct verbs *v);
+/* Fills `err` for a registration that failed with errno `code`. */
+int ibx_verbs_mr_error(int code, const void *address, size_t length, const char *device,
+                       struct ibx_error *err);
+
+/* verbs.c */
+void ibx_verbs_lost(struct verbs *v, int status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif
