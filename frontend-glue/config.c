@@ -3,7 +3,7 @@
 
 #include "common/log.h"
 #include "common/properties.h"
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 
 #include <errno.h>
 #include <stdlib.h>

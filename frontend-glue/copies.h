@@ -19,7 +19,7 @@
 #include "frontend-glue/frames.h"
 #include "frontend-glue/session.h"
 #include "gpudirect/client_pins.h"
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 #include "gpudirect/gpu_spans.h"
 #include "gpudirect/staging.h"
 

@@ -2,7 +2,7 @@
 #include "frontend-glue/tuning.h"
 
 #include "common/properties.h"
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 #include "gpudirect/cuda.h"
 #include "gpudirect/pinned.h"
 #include "transport/transport.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/choice.h"
 
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 #include "gpudirect/pinned.h"
 
 /* Measured on an H200. To the device the driver has short pageable memory in its commands, from it

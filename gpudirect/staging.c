@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/staging.h"
 
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What `tune` has measured and chosen, for people. */
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 #include "tools/ib-bw-tune.h"
 
 #include <string.h>

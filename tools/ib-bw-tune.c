@@ -7,7 +7,7 @@
 #include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/config.h"
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 /* Which way copies into a GPU and out of it take, by their sizes, and whether that was measured. */
 #include "frontend-glue/config.h"
 #include "frontend-glue/tuning.h"
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 #include "gpudirect/cuda.h"
 #include "tools/ib-doctor.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Threads that copy: every piece once, reported once, and none after the end. */
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 
 #include <errno.h>
 #include <pthread.h>

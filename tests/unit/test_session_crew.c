@@ -6,7 +6,7 @@
 #include "tests/unit/session_pair.h"
 
 #include "common/log.h"
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 #include "transport/core/conn.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "gpudirect/crew.h"
+#include "gpudirect/copy_threads.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
