@@ -2,7 +2,7 @@
 /* What a run holds: its paths and its results. */
 #include "tools/ib-bw.h"
 
-#include "frontend-glue/session.h"
+#include "frontend-glue/session/session.h"
 
 #include <errno.h>
 #include <string.h>

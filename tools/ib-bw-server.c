@@ -3,7 +3,7 @@
 #include "tools/ib-bw.h"
 
 #include "common/log.h"
-#include "frontend-glue/session.h"
+#include "frontend-glue/session/session.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -2,7 +2,7 @@
 /* A stream that is a session of ours: what the plugin makes of GVirtuS's calls. */
 #include "tools/ib-bw.h"
 
-#include "frontend-glue/session.h"
+#include "frontend-glue/session/session.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #include "common/log.h"
 #include "common/thread.h"
 #include "common/wire.h"
-#include "frontend-glue/config.h"
+#include "frontend-glue/plugin/config.h"
 #include "gpudirect/copy_threads.h"
 
 #include <errno.h>

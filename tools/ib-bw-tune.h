@@ -15,7 +15,7 @@
 #ifndef IBX_TOOLS_IB_BW_TUNE_H
 #define IBX_TOOLS_IB_BW_TUNE_H
 
-#include "frontend-glue/session.h"
+#include "frontend-glue/session/session.h"
 #include "tools/ib-bw.h"
 
 enum tune_kind {

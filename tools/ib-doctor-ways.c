@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which way copies into a GPU and out of it take, by their sizes, and whether that was measured. */
-#include "frontend-glue/config.h"
-#include "frontend-glue/tuning.h"
+#include "frontend-glue/plugin/config.h"
+#include "frontend-glue/plugin/tuning.h"
 #include "gpudirect/copy_threads.h"
 #include "gpudirect/cuda.h"
 #include "tools/ib-doctor.h"

@@ -4,7 +4,7 @@
 
 #include "common/log.h"
 #include "common/properties.h"
-#include "frontend-glue/config.h"
+#include "frontend-glue/plugin/config.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The file of choices: what is read, what is refused and how, and where it counts. */
-#include "frontend-glue/tuning.h"
+#include "frontend-glue/plugin/tuning.h"
 
 #include "gpudirect/cuda.h"
 

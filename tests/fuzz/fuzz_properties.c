@@ -2,7 +2,7 @@
 /* Whatever parses is found again, and, written out plainly, parses to the same; likewise what is a
  * file of choices. */
 #include "common/properties.h"
-#include "frontend-glue/tuning.h"
+#include "frontend-glue/plugin/tuning.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
  * bytes (the last three 20000), 200 and up syncs; a client from 240 on copies as run_copy() says
  * messages     of the peer, each after its length in two bytes
  */
-#include "frontend-glue/session_internal.h"
+#include "frontend-glue/session/session_internal.h"
 
 #include "common/log.h"
 #include "tests/fuzz/fake_cuda.h"

@@ -4,7 +4,7 @@
  *
  * usage: test_install IBX_GVIRTUS PLUGIN NO_PLUGIN CRASH MANUAL
  */
-#include "frontend-glue/config.h"
+#include "frontend-glue/plugin/config.h"
 #include "tests/gvirtus/process.h"
 
 #include <dirent.h>

@@ -3,7 +3,7 @@
 #ifndef IBX_TESTS_UNIT_SESSION_PAIR_H
 #define IBX_TESTS_UNIT_SESSION_PAIR_H
 
-#include "frontend-glue/session_internal.h"
+#include "frontend-glue/session/session_internal.h"
 
 #include <pthread.h>
 

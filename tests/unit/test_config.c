@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/config.h"
+#include "frontend-glue/plugin/config.h"
 
 #include "common/log.h"
 

@@ -2,9 +2,9 @@
 /*
  * Copies in the background, over sessions of the test's own: a copy ends when the test says so.
  */
-#include "frontend-glue/later.h"
+#include "frontend-glue/client_copies/async_copy.h"
 
-#include "frontend-glue/session_internal.h"
+#include "frontend-glue/session/session_internal.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -7,7 +7,7 @@
 #include "tests/unit/session_pair.h"
 
 #include "common/log.h"
-#include "frontend-glue/session_internal.h"
+#include "frontend-glue/session/session_internal.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/client_copies/async_copy.h"
+
+#include "common/log.h"
+#include "common/wire.h"
+#include "frontend-glue/session/session_internal.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define HELPERS  4u   /* streams that copy at once */
+#define JOBS     256u /* of one helper; then the caller waits, as for a full stream */
+#define FAILURES 16u
+
+struct job {
+    struct job *next;
+    struct ibx_frontend_copy copy;
+    int device;
+    uint64_t number; /* in the order of the calls */
+};
+
+/*
+ *   NONE --connects--> STARTING --> READY --the connection is gone--> LOST
+ *                         '--> NONE
+ */
+enum helper_state { HELPER_NONE, HELPER_STARTING, HELPER_READY, HELPER_LOST };
+
+struct helper {
+    enum helper_state state;
+    struct ibx_session *session; /* its thread's */
+    int device;                  /* that it has selected, -1: none */
+    struct job *first, **last;   /* in order, the one that is run among them */
+    unsigned count;
+};
+
+struct failure {
+    uint64_t stream; /* 0: any */
+    int code;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a job came or went, a helper changed its state */
+    struct helper helpers[HELPERS];
+    struct failure failures[FAILURES];
+    unsigned failure_count;
+    bool forbidden;
+    uint64_t jobs; /* ever */
+} later = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static _Atomic unsigned pending; /* jobs of all helpers */
+static pthread_once_t begun = PTHREAD_ONCE_INIT;
+
+/* -------------------------------------------------------------------- exit and fork */
+
+/* Before what the application has made before its first such copy is destroyed, their memory too.
+ * Without the preload, too, they would have been waited for. */
+static void at_exit(void)
+{
+    ibx_later_forbid();
+    ibx_later_wait(0);
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&later.lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&later.lock);
+}
+
+/* The threads are the parent's, and so are the connections, which nobody touches here. */
+static void forget(void)
+{
+    pthread_mutex_init(&later.lock, NULL);
+    pthread_cond_init(&later.changed, NULL);
+    memset(later.helpers, 0, sizeof(later.helpers));
+    later.failure_count = 0;
+    atomic_store(&pending, 0);
+}
+
+static void begin(void)
+{
+    later.forbidden = pthread_atfork(before_fork, after_fork, forget) || atexit(at_exit);
+}
+
+/* ------------------------------------------------------------------ a helper's thread */
+
+static int select_device(struct helper *helper, int device)
+{
+    uint8_t body[4];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    int code = 0;
+    if (helper->device == device)
+        return 0;
+    ibx_put_u32(&w, (uint32_t)device);
+    int rc = ibx_session_call(helper->session, "cudaSetDevice", body, sizeof(body), &code);
+    if (!rc && !code)
+        helper->device = device;
+    return rc ? IBX_CUDA_ERROR_UNKNOWN : code;
+}
+
+static int run(struct helper *helper, const struct job *job)
+{
+    int code = select_device(helper, job->device);
+    if (!code && ibx_session_copy(helper->session, &job->copy, &code))
+        code = IBX_CUDA_ERROR_UNKNOWN;
+    return code;
+}
+
+/* Locked. Where there is no room, the last one stands for all that follow. */
+static void note_failure(uint64_t stream, int code)
+{
+    if (later.failure_count < FAILURES)
+        later.failures[later.failure_count++] = (struct failure){stream, code};
+    else
+        later.failures[FAILURES - 1].stream = 0;
+}
+
+/* Locked. */
+static void finish(struct helper *helper, int code)
+{
+    struct job *job = helper->first;
+    if (code)
+        note_failure(job->copy.stream, code);
+    helper->first = job->next;
+    if (!helper->first)
+        helper->last = &helper->first;
+    helper->count--;
+    if (helper->session->state != SESSION_LIVE)
+        helper->state = HELPER_LOST;
+    atomic_fetch_sub(&pending, 1);
+    pthread_cond_broadcast(&later.changed);
+    free(job);
+}
+
+/* Connects and makes a context on the device, as GVirtuS's first call in a thread does. */
+static bool connected(struct helper *helper, int device)
+{
+    struct ibx_error err = {0};
+    int code = 0;
+    if (ibx_session_connect(helper->session, &err))
+        ibx_log(IBX_LOG_WARN, "asynchronous copies are waited for: %s", err.message);
+    else
+        code = select_device(helper, device);
+    if (code)
+        ibx_log(IBX_LOG_WARN,
+                "asynchronous copies are waited for: cudaSetDevice(%d) for them failed with %d",
+                device, code);
+    return !err.code && !code;
+}
+
+struct start {
+    struct helper *helper;
+    int device;
+};
+
+static void *help(void *argument)
+{
+    struct start start = *(struct start *)argument;
+    struct helper *helper = start.helper;
+    free(argument);
+    bool good = connected(helper, start.device);
+    pthread_mutex_lock(&later.lock);
+    helper->state = good ? HELPER_READY : HELPER_NONE;
+    later.forbidden = later.forbidden || !good;
+    pthread_cond_broadcast(&later.changed);
+    while (good) {
+        if (!helper->first) {
+            pthread_cond_wait(&later.changed, &later.lock);
+            continue;
+        }
+        const struct job *job = helper->first;
+        pthread_mutex_unlock(&later.lock);
+        int code = run(helper, job);
+        pthread_mutex_lock(&later.lock);
+        finish(helper, code);
+    }
+    pthread_mutex_unlock(&later.lock);
+    ibx_session_destroy(helper->session);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------ the callers' */
+
+/* Signals are the application's business. */
+static bool thread_begin(struct helper *helper, int device)
+{
+    struct start *start = malloc(sizeof(*start));
+    sigset_t all, before;
+    pthread_t thread;
+    if (!start)
+        return false;
+    *start = (struct start){helper, device};
+    sigfillset(&all);
+    sigdelset(&all, SIGSEGV); /* of memory that the application watches */
+    sigdelset(&all, SIGBUS);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&thread, NULL, help, start);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc)
+        free(start);
+    else
+        pthread_detach(thread);
+    return !rc;
+}
+
+/* Locked; waits until it is connected. */
+static bool helper_begin(struct helper *helper, const struct ibx_session *session, int device)
+{
+    struct ibx_error err = {0};
+    *helper = (struct helper){.state = HELPER_STARTING, .device = -1};
+    helper->last = &helper->first;
+    bool good = !ibx_session_create_like(session, &helper->session, &err);
+    if (good && !thread_begin(helper, device)) {
+        ibx_session_destroy(helper->session);
+        good = false;
+    }
+    if (!good)
+        helper->state = HELPER_NONE;
+    while (helper->state == HELPER_STARTING)
+        pthread_cond_wait(&later.changed, &later.lock);
+    return helper->state == HELPER_READY;
+}
+
+static bool is_of(const struct job *job, uint64_t stream)
+{
+    return stream <= IBX_LATER_STREAM_SPECIAL || job->copy.stream == stream;
+}
+
+/* Locked. */
+static struct helper *helper_of_stream(uint64_t stream, uint64_t end)
+{
+    for (unsigned i = 0; i < HELPERS; i++) {
+        for (const struct job *job = later.helpers[i].first; job; job = job->next) {
+            if (job->number < end && is_of(job, stream))
+                return &later.helpers[i];
+        }
+    }
+    return NULL;
+}
+
+/* Locked. The one whose copies of that stream this one has to follow, or else one that has nothing
+ * to do, a new one, or the least busy. */
+static struct helper *pick(const struct ibx_session *session, uint64_t stream, int device)
+{
+    struct helper *least = NULL, *none = NULL, *same = helper_of_stream(stream, UINT64_MAX);
+    if (same || later.forbidden)
+        return same && same->state == HELPER_READY ? same : NULL;
+    for (unsigned i = 0; i < HELPERS; i++) {
+        struct helper *helper = &later.helpers[i];
+        if (helper->state == HELPER_NONE)
+            none = helper;
+        if (helper->state == HELPER_READY && (!least || helper->count < least->count))
+            least = helper;
+    }
+    if (!none || (least && !least->count))
+        return least;
+    /* Others went on meanwhile: to that stream, too. */
+    return helper_begin(none, session, device) ? pick(session, stream, device) : NULL;
+}
+
+bool ibx_later_copy(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                    int device)
+{
+    pthread_once(&begun, begin);
+    struct job *job = session->state == SESSION_LIVE ? malloc(sizeof(*job)) : NULL;
+    if (!job)
+        return false;
+    *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};
+    pthread_mutex_lock(&later.lock);
+    struct helper *helper = NULL;
+    do { /* while this waits the stream's copies may come to be another helper's, or nobody's */
+        if (helper)
+            pthread_cond_wait(&later.changed, &later.lock);
+        helper = pick(session, copy->stream, job->device);
+    } while (helper && helper->count >= JOBS);
+    if (helper) {
+        job->number = later.jobs++;
+        *helper->last = job;
+        helper->last = &job->next;
+        helper->count++;
+        atomic_fetch_add(&pending, 1);
+        pthread_cond_broadcast(&later.changed);
+    }
+    pthread_mutex_unlock(&later.lock);
+    if (!helper)
+        free(job);
+    return helper;
+}
+
+void ibx_later_forbid(void)
+{
+    pthread_once(&begun, begin);
+    pthread_mutex_lock(&later.lock);
+    later.forbidden = true;
+    pthread_mutex_unlock(&later.lock);
+}
+
+bool ibx_later_any(void)
+{
+    return atomic_load(&pending);
+}
+
+bool ibx_later_pending(uint64_t stream)
+{
+    if (!ibx_later_any())
+        return false;
+    pthread_mutex_lock(&later.lock);
+    bool found = helper_of_stream(stream, UINT64_MAX);
+    pthread_mutex_unlock(&later.lock);
+    return found;
+}
+
+void ibx_later_wait(uint64_t stream)
+{
+    if (!ibx_later_any())
+        return;
+    pthread_mutex_lock(&later.lock);
+    const uint64_t end = later.jobs; /* not for what others begin meanwhile */
+    while (helper_of_stream(stream, end))
+        pthread_cond_wait(&later.changed, &later.lock);
+    pthread_mutex_unlock(&later.lock);
+}
+
+/* Locked. */
+static bool is_touched(const uint8_t *address, size_t n)
+{
+    for (unsigned i = 0; i < HELPERS; i++) {
+        for (const struct job *job = later.helpers[i].first; job; job = job->next) {
+            const uint8_t *host = job->copy.host;
+            if (host < address + n && address < host + job->copy.n)
+                return true;
+        }
+    }
+    return false;
+}
+
+void ibx_later_wait_memory(const void *address, size_t n)
+{
+    if (!ibx_later_any())
+        return;
+    pthread_mutex_lock(&later.lock);
+    while (is_touched(address, n))
+        pthread_cond_wait(&later.changed, &later.lock);
+    pthread_mutex_unlock(&later.lock);
+}
+
+int ibx_later_failure(uint64_t stream)
+{
+    int code = 0;
+    pthread_mutex_lock(&later.lock);
+    for (unsigned i = 0; i < later.failure_count && !code; i++) {
+        const struct failure *failure = &later.failures[i];
+        if (stream > IBX_LATER_STREAM_SPECIAL && failure->stream && failure->stream != stream)
+            continue;
+        code = failure->code;
+        later.failures[i] = later.failures[--later.failure_count];
+    }
+    pthread_mutex_unlock(&later.lock);
+    return code;
+}
+
+void ibx_later_forget_failures(void)
+{
+    pthread_mutex_lock(&later.lock);
+    later.failure_count = 0;
+    pthread_mutex_unlock(&later.lock);
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A copy that the client asks for by itself: GVirtuS's own frame, byte for byte, but its payload
+ * stays in the application's memory and comes back there.
+ */
+#include "frontend-glue/client_copies/client_copy.h"
+#include "frontend-glue/client_copies/client_stage.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
+
+int client_take(struct ibx_session *s, void *to, size_t n)
+{
+    ssize_t rc = n ? ibx_session_read(s, to, n) : 0;
+    return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
+}
+
+static int take_u64(struct ibx_session *s, uint64_t *value)
+{
+    uint8_t bytes[8];
+    int rc = client_take(s, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        *value = ibx_get_u64(&r);
+    return rc;
+}
+
+/* What nobody wants: handlers answer with memory even when they have failed. */
+static int drain(struct ibx_session *s, uint64_t n)
+{
+    uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;
+    if (n && !scratch)
+        return session_fail(s, -ENOMEM, "no memory for a reply of %llu bytes",
+                            (unsigned long long)n);
+    int rc = 0;
+    while (n && !rc) {
+        size_t some = n < CLIENT_SCRATCH ? (size_t)n : CLIENT_SCRATCH;
+        rc = client_take(s, scratch, some);
+        n -= some;
+    }
+    free(scratch);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------- the request */
+
+static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
+{
+    if (copy->rows) {
+        ibx_put_u64(w, copy->to_device ? copy->device_pitch : copy->host_pitch);
+        ibx_put_u64(w, copy->to_device ? copy->host_pitch : copy->device_pitch);
+    }
+    ibx_put_u64(w, copy->n);
+    if (copy->rows)
+        ibx_put_u64(w, copy->rows);
+    ibx_put_u32(w, copy->to_device ? IBX_FRAME_H2D : IBX_FRAME_D2H);
+    if (copy->async)
+        ibx_put_u64(w, copy->stream);
+}
+
+/* Name, length, and what comes before a payload; the whole frame where there is none. */
+static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
+{
+    const char *name = copy->rows ? "cudaMemcpy2D" : copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
+    uint64_t tail = copy->rows ? 36 : copy->async ? 20 : 12;
+    size_t payload = client_payload(copy);
+    ibx_put_bytes(w, name, strlen(name) + 1);
+    if (copy->to_device) {
+        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + payload + tail);
+        ibx_put_u64(w, copy->device);
+        ibx_put_u64(w, payload);
+    } else {
+        ibx_put_u64(w, 17 + tail);
+        ibx_put_u64(w, 1);
+        ibx_put_u8(w, 0);
+        ibx_put_u64(w, copy->device);
+        put_tail(w, copy);
+    }
+}
+
+/* Whether the payload stays where it is. A short one is faster in the message, unless its memory is
+ * such that the GPU may come for it after the call has returned. */
+static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    size_t payload = client_payload(copy);
+    return payload >= s->caps->rendezvous ||
+           (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
+}
+
+/* Says where the reply's payload goes; where that cannot be said the reply comes as any other. Of
+ * rows servers send all replies so. */
+static int send_aim(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    uint8_t bytes[1 + IBX_REMOTE_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    struct ibx_remote remote;
+    if (copy->to_device || copy->rows || !by_reference(s, copy) ||
+        body_aim(s, copy->host, copy->n, &remote))
+        return 0;
+    ibx_put_u8(&w, SEGMENT_AIM);
+    ibx_remote_put(&w, &remote);
+    return session_add_segment(s, bytes, w.length);
+}
+
+int client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct ibx_remote *remote)
+{
+    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX], segment[1 + IBX_REMOTE_BYTES];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
+                      end = ibx_writer_of(tail, sizeof(tail)),
+                      at = ibx_writer_of(segment, sizeof(segment));
+    put_head(&w, copy);
+    put_tail(&end, copy);
+    ibx_put_u8(&at, copy->to_device ? SEGMENT_EXPOSED : SEGMENT_AIM);
+    ibx_remote_put(&at, remote);
+    int rc = copy->to_device ? 0 : session_add_segment(s, segment, at.length);
+    if (!rc)
+        rc = session_gather(s, head, w.length);
+    if (!rc && copy->to_device) {
+        rc = session_add_segment(s, segment, at.length);
+        if (!rc && body_note(s, copy->host, copy->n))
+            rc = session_fail(s, -ENOMEM, "no memory to note a copy of %zu bytes", copy->n);
+        if (!rc)
+            rc = session_gather(s, tail, end.length);
+    }
+    return rc ? rc : ibx_session_sync(s);
+}
+
+static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *from)
+{
+    size_t payload = client_payload(copy);
+    int rc = 1;
+    for (size_t i = 0; from && i < from->count; i++) {
+        rc = session_gather(s, from->first + i * from->pitch, copy->n);
+        if (rc)
+            return rc;
+    }
+    if (!from && by_reference(s, copy))
+        rc = session_write_body(s, copy->host, payload);
+    return !from && rc > 0 ? session_gather(s, copy->host, payload) : rc;
+}
+
+static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *from)
+{
+    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
+                      end = ibx_writer_of(tail, sizeof(tail));
+    put_head(&w, copy);
+    put_tail(&end, copy);
+    ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
+    int rc = flushed < 0 ? (int)flushed : send_aim(s, copy);
+    if (!rc)
+        rc = session_gather(s, head, w.length);
+    if (!rc && copy->to_device) {
+        rc = send_payload(s, copy, from);
+        if (!rc)
+            rc = session_gather(s, tail, end.length);
+    }
+    return rc ? rc : ibx_session_sync(s);
+}
+
+/* ------------------------------------------------------------------------ the reply */
+
+/* What every reply begins with. */
+static int take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
+{
+    uint8_t code[4];
+    uint64_t seconds;
+    int rc = client_take(s, code, sizeof(code));
+    if (!rc)
+        rc = take_u64(s, &seconds);
+    if (!rc)
+        rc = take_u64(s, out);
+    struct ibx_reader r = ibx_reader_of(code, sizeof(code));
+    if (!rc)
+        *exit_code = (int)ibx_get_u32(&r);
+    return rc;
+}
+
+int client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct client_rows *to, int *exit_code)
+{
+    uint64_t out, count = 0;
+    int rc = take_head(s, exit_code, &out);
+    if (rc)
+        return rc;
+    if (*exit_code || copy->to_device)
+        return drain(s, out);
+    if (out >= 8) {
+        rc = take_u64(s, &count);
+        out -= 8;
+    }
+    size_t payload = client_payload(copy);
+    if (!rc && count == payload && out == payload)
+        return to ? client_take_rows(s, to, copy->n) : client_take(s, copy->host, payload);
+    *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    return rc ? rc : drain(s, out);
+}
+
+int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                    const struct client_rows *rows, int *exit_code)
+{
+    int rc = send_request(s, copy, copy->to_device ? rows : NULL);
+    if (!rc)
+        session_expect(s, copy->n);
+    if (!rc)
+        rc = client_take_reply(s, copy, rows, exit_code);
+    if (!rc)
+        body_unaim(s);
+    return rc;
+}
+
+int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    if (s->state != SESSION_LIVE || s->out_length)
+        return -ENOTCONN;
+    int rc = copy->rows                    ? client_copy_rows(s, copy, exit_code)
+             : client_stage_wants(s, copy) ? client_stage_copy(s, copy, exit_code)
+                                           : client_exchange(s, copy, NULL, exit_code);
+    if (rc) {
+        session_tell_end(s);
+        *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    }
+    return 0;
+}
+
+int ibx_session_call(struct ibx_session *s, const char *name, const void *body, size_t n,
+                     int *exit_code)
+{
+    uint8_t length[8];
+    struct ibx_writer w = ibx_writer_of(length, sizeof(length));
+    uint64_t out = 0;
+    if (s->state != SESSION_LIVE || s->out_length)
+        return -ENOTCONN;
+    ibx_put_u64(&w, n);
+    int rc = session_gather(s, (const uint8_t *)name, strlen(name) + 1);
+    if (!rc)
+        rc = session_gather(s, length, w.length);
+    if (!rc)
+        rc = session_gather(s, body, n);
+    if (!rc)
+        rc = ibx_session_sync(s);
+    if (!rc)
+        rc = take_head(s, exit_code, &out);
+    if (!rc)
+        rc = drain(s, out);
+    if (rc) {
+        session_tell_end(s);
+        *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    }
+    return 0;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by client_copy.c (one request and its reply), client_rows.c (cudaMemcpy2D) and
+ * client_stage.c (long copies in parts). */
+#ifndef IBX_FRONTEND_GLUE_CLIENT_COPY_H
+#define IBX_FRONTEND_GLUE_CLIENT_COPY_H
+
+#include "frontend-glue/session/session_internal.h"
+
+#define CLIENT_SCRATCH (64u << 10)
+
+/* Rows of the application's, which a frame has one behind the other. */
+struct client_rows {
+    uint8_t *first;
+    size_t pitch, count;
+};
+
+/* Bytes of the host's side in the frame. */
+static inline size_t client_payload(const struct ibx_frontend_copy *copy)
+{
+    return copy->rows ? copy->host_pitch * copy->rows : copy->n;
+}
+
+/* All of these: 0, or the session has ended, as session_fail(). */
+
+/* Reads as ibx_session_read(), but has no good outcome other than all. */
+int client_take(struct ibx_session *s, void *to, size_t n);
+/* One request and its reply; with `rows` the payload is theirs, `copy->n` bytes of each, and not
+ * what is at copy->host. */
+int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                    const struct client_rows *rows, int *exit_code);
+
+/* The two halves, of a frame whose payload is at `remote`, or is to go there. */
+int client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct ibx_remote *remote);
+int client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                      const struct client_rows *rows, int *exit_code);
+
+/* client_rows.c */
+
+int client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code);
+/* The next bytes of a reply into rows, `width` bytes each. */
+int client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width);
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaMemcpy2D. GVirtuS's frames hold all of the host's pitches: of the last row what lies behind
+ * it, too, which need not be the application's, and a reply overwrites what stands between the
+ * rows. Here no byte is read behind the last row, and none is written that is not of a row:
+ *
+ *   no gaps            the rows, as they are
+ *   to the device      few: up to the last row as it is, and that one by itself
+ *                      short: the rows alone, in the message
+ *                      otherwise the rows alone, packed in bands
+ *   from the device    the rows alone, and from there each to its place
+ */
+#include "frontend-glue/client_copies/client_copy.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BAND (1u << 20) /* bytes packed at a time, unless one row has more */
+
+int client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width)
+{
+    size_t each = width < CLIENT_SCRATCH ? CLIENT_SCRATCH / width : 0; /* a row is worth its own */
+    uint8_t *scratch = each ? malloc(CLIENT_SCRATCH) : NULL;
+    if (each && !scratch)
+        return session_fail(s, -ENOMEM, "no memory for a reply of %zu rows", rows->count);
+    int rc = 0;
+    for (size_t i = 0; i < rows->count && !rc; i += each ? each : 1) {
+        size_t some = rows->count - i < each ? rows->count - i : each;
+        uint8_t *to = rows->first + i * rows->pitch;
+        rc = client_take(s, each ? scratch : to, each ? some * width : width);
+        for (size_t j = 0; j < some && !rc; j++)
+            memcpy(to + j * rows->pitch, scratch + j * width, width);
+    }
+    free(scratch);
+    return rc;
+}
+
+static int copy_from_device(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                            int *exit_code)
+{
+    struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
+    struct ibx_frontend_copy packed = *copy;
+    packed.host_pitch = copy->n;
+    return client_exchange(s, &packed, &rows, exit_code);
+}
+
+/* The gaps travel too, for no byte of this side has to be copied then. */
+static int copy_but_last(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                         int *exit_code)
+{
+    struct ibx_frontend_copy first = *copy, last = *copy;
+    first.rows--;
+    last.rows = last.host_pitch = last.device_pitch = 0;
+    last.host = (uint8_t *)copy->host + first.rows * copy->host_pitch;
+    last.device += first.rows * copy->device_pitch;
+    int rc = client_exchange(s, &first, NULL, exit_code);
+    return rc || *exit_code ? rc : client_exchange(s, &last, NULL, exit_code);
+}
+
+static void pack(uint8_t *to, const struct ibx_frontend_copy *copy, size_t from, size_t rows)
+{
+    const uint8_t *at = (const uint8_t *)copy->host + from * copy->host_pitch;
+    for (size_t i = 0; i < rows; i++)
+        memcpy(to + i * copy->n, at + i * copy->host_pitch, copy->n);
+}
+
+static int copy_bands(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    size_t each = copy->n < BAND ? BAND / copy->n : 1;
+    struct ibx_frontend_copy band = *copy;
+    band.host_pitch = copy->n;
+    band.host = malloc(each * copy->n);
+    if (!band.host) {
+        *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+        return 0;
+    }
+    int rc = 0;
+    *exit_code = 0;
+    for (size_t i = 0; i < copy->rows && !rc && !*exit_code; i += each) {
+        band.rows = copy->rows - i < each ? copy->rows - i : each;
+        band.device = copy->device + i * copy->device_pitch;
+        pack(band.host, copy, i, band.rows);
+        rc = client_exchange(s, &band, NULL, exit_code);
+    }
+    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* nobody reads it any more */
+    free(band.host);
+    return flushed < 0 ? (int)flushed : 0;
+}
+
+int client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    if (copy->host_pitch == copy->n)
+        return client_exchange(s, copy, NULL, exit_code);
+    if (!copy->to_device)
+        return copy_from_device(s, copy, exit_code);
+    if (copy->n * copy->rows < s->caps->rendezvous) {
+        struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
+        struct ibx_frontend_copy packed = *copy;
+        packed.host_pitch = copy->n;
+        return client_exchange(s, &packed, &rows, exit_code);
+    }
+    return copy->rows > 1 && copy->host_pitch / 2 < copy->n ? copy_but_last(s, copy, exit_code)
+                                                            : copy_bands(s, copy, exit_code);
+}

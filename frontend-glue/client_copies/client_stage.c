@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/client_copies/client_stage.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/stream_copy.h"
+#include "frontend-glue/client_copies/client_copy.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STAGE_MIN   (32u << 10)  /* shorter copies are better off in a message */
+#define SLOTS       32u          /* of the memory, one bit each; a divisor of 2^64 */
+#define SLOT        (512u << 10) /* bytes of one */
+#define PAGE        4096u
+#define LINE        64u
+#define PARTS       4u /* of a short copy, so that the GPU has some while others are copied ... */
+#define UNIT_STEP   (64u << 10)  /* ... in multiples of this ... */
+#define UNIT_MIN    (128u << 10) /* ... and not shorter: each is a frame */
+#define PER_FRAME   4u           /* at most; a power of two */
+#define SHRINK      3u           /* or each so much shorter than the one before ... */
+#define LAST_MIN    (64u << 10)  /* ... down to this */
+#define SPEED_MIN   (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
+#define WAIT_PARTS  3u         /* eighths of the time of copying: to wait longer is too long ... */
+#define BEHIND_MAX  3u         /* ... that many copies in a row ... */
+#define EVEN_COPIES 64u        /* ... and so many do without, before it is tried again */
+#define CREW_TO     (1u << 20) /* to the device: shorter copies are over before others have begun */
+#define CREW_FROM   (2u << 20) /* from it */
+#define IN_FLIGHT   3u         /* frames without an answer: of 4 message slots one is for a GRANT */
+#define ANSWER_US   1000u      /* none takes longer, unless the GPU has others to serve */
+#define USELESS_MAX 3u         /* copies in a row */
+#define SHORT       (PARTS * SLOT)
+
+struct client_stage {
+    uint8_t *memory; /* both ends map it; NULL: there is none, or it was given up */
+    struct ibx_mr *mr;
+    struct ibx_crew *crew; /* NULL: not made yet, or not wanted */
+    bool alone;            /* there will be none */
+    unsigned useless;      /* copies in a row of which the GPU took nothing from here ... */
+    size_t least;          /* ... and what was given up for it, bytes */
+    unsigned behind;       /* of BEHIND_MAX */
+    unsigned even;         /* copies in parts of one length that are still to come */
+};
+
+/*
+ * A copy is units of bytes, each in a slot for a while, in the order of their numbers:
+ *
+ *   to the device    posted to the crew -> copied -> sent in a frame -> settled
+ *   from the device  sent for by a frame -> posted -> copied, and so settled
+ */
+struct run {
+    struct ibx_session *s;
+    struct client_stage *stage;
+    const struct ibx_frontend_copy *copy;
+    struct ibx_crew *crew; /* NULL: this thread alone */
+    size_t unit;           /* bytes, of the last one perhaps fewer; 0: see begins */
+    size_t begins[PARTS];  /* of units that shrink */
+    unsigned per_frame;    /* units */
+    uint64_t units, frames;
+    uint64_t posted, copied; /* units: begun, and whole up to here */
+    uint32_t done;           /* slots that are whole beyond that */
+    uint64_t settled;        /* units whose slots are free again */
+    uint64_t sent, answered; /* frames */
+    bool placed;             /* the GPU was at the memory itself */
+    uint64_t began_ns, all_sent_ns;
+    int exit_code; /* the first that was none of success */
+};
+
+/* ----------------------------------------------------------------------- the memory */
+
+static int make_memory(struct ibx_session *s, struct client_stage *stage)
+{
+    struct ibx_error err = {0};
+    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    uint8_t *memory = ibx_shared_allocate((size_t)SLOTS * SLOT + PAGE, &err);
+    struct ibx_span span = ibx_span_host(memory, (size_t)SLOTS * SLOT + PAGE);
+    if (memory && !ibx_mr_register(s->conn, &span, both, &stage->mr, &err)) {
+        stage->memory = memory;
+        return 0;
+    }
+    ibx_log(IBX_LOG_INFO, "pageable memory is copied by the back end: %s", err.message);
+    if (memory)
+        ibx_shared_free(memory);
+    return -ENOMEM;
+}
+
+static void give_up(struct client_stage *stage)
+{
+    ibx_crew_destroy(stage->crew); /* first: it may be copying */
+    stage->crew = NULL;
+    ibx_mr_deregister(stage->mr);
+    stage->mr = NULL;
+    if (stage->memory)
+        ibx_shared_free(stage->memory);
+    stage->memory = NULL;
+}
+
+static struct client_stage *stage_of(struct ibx_session *s)
+{
+    if (s->stage)
+        return s->stage;
+    s->stage = calloc(1, sizeof(*s->stage));
+    if (s->stage)
+        make_memory(s, s->stage);
+    return s->stage;
+}
+
+bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    if (copy->rows || copy->whole || copy->n < STAGE_MIN || strcmp(s->path.provider, "shm") != 0 ||
+        ibx_shared_holds(copy->host, copy->n))
+        return false;
+    const struct client_stage *stage = stage_of(s);
+    return stage && stage->memory && copy->n >= stage->least;
+}
+
+void client_stage_destroy(struct client_stage *stage)
+{
+    if (!stage)
+        return;
+    give_up(stage);
+    free(stage);
+}
+
+static struct ibx_crew *crew_of(const struct ibx_session *s, struct client_stage *stage)
+{
+    struct ibx_error err = {0};
+    unsigned asked = s->copies.options.threads;
+    unsigned threads = stage->crew || stage->alone ? 0 : asked ? asked : ibx_crew_threads();
+    if (threads > 1 && ibx_crew_create(threads, &stage->crew, &err))
+        ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
+    stage->alone = !stage->crew;
+    return stage->crew;
+}
+
+/* ------------------------------------------------------------------------ the units */
+
+static uint64_t offset_of(const struct run *run, uint64_t unit)
+{
+    return run->unit ? unit * run->unit : run->begins[unit];
+}
+
+/* Memory of the host begins anywhere in a page, and so does a slot: bytes that are copied to where
+ * the same place of a page was read just before wait for that, on some processors, and a memcpy is
+ * at less than half its speed. */
+static uint8_t *slot_of(const struct run *run, uint64_t unit)
+{
+    return run->stage->memory + offset_of(run, unit % SLOTS) + (uintptr_t)run->copy->host % PAGE;
+}
+
+static size_t length_of(const struct run *run, uint64_t unit, uint64_t units)
+{
+    uint64_t end = unit + units < run->units ? offset_of(run, unit + units) : run->copy->n;
+    return (size_t)(end - offset_of(run, unit));
+}
+
+/* The crew's: slot and application. It is the GPU that reads a slot, unless the back end cannot pin
+ * it, which is noticed. */
+static int move(void *context, void *slot, uint64_t offset, size_t n)
+{
+    const struct ibx_frontend_copy *copy = context;
+    uint8_t *host = (uint8_t *)copy->host + offset;
+    if (copy->to_device)
+        ibx_stream_copy(slot, host, n);
+    else
+        memcpy(host, slot, n);
+    return 0;
+}
+
+/* Begins the copy of a unit, or makes it. */
+static void post(struct run *run)
+{
+    uint64_t unit = run->posted++;
+    void *slot = slot_of(run, unit);
+    uint64_t offset = offset_of(run, unit);
+    size_t n = length_of(run, unit, 1);
+    if (run->crew) {
+        ibx_crew_post(run->crew, (unsigned)(unit % SLOTS), slot, offset, n);
+        return;
+    }
+    move((void *)(uintptr_t)run->copy, slot, offset, n);
+    run->done |= 1u << unit % SLOTS;
+}
+
+static void note_copied(struct run *run)
+{
+    while (run->copied < run->posted && run->done & 1u << run->copied % SLOTS) {
+        run->done &= ~(1u << run->copied % SLOTS);
+        run->copied++;
+    }
+    if (!run->copy->to_device)
+        run->settled = run->copied;
+}
+
+/* ----------------------------------------------------------------------- the frames */
+
+static uint64_t end_of(const struct run *run, uint64_t frame)
+{
+    uint64_t end = (frame + 1) * run->per_frame;
+    return end < run->units ? end : run->units;
+}
+
+/* Whether the frame's answer says that its copy is done, and with it all before. */
+static bool settles(const struct run *run, uint64_t frame)
+{
+    return !run->copy->to_device || frame + 1 == run->frames ||
+           frame % (SLOTS / 2) == SLOTS / 2 - 1;
+}
+
+/* The copy of one frame. */
+static struct ibx_frontend_copy frame_of(const struct run *run, uint64_t frame)
+{
+    struct ibx_frontend_copy copy = *run->copy;
+    uint64_t unit = frame * run->per_frame;
+    copy.async = copy.async || !settles(run, frame);
+    copy.device += offset_of(run, unit);
+    copy.host = slot_of(run, unit);
+    copy.n = length_of(run, unit, run->per_frame);
+    return copy;
+}
+
+/* As session_fail(). */
+static int send_frame(struct run *run)
+{
+    struct ibx_session *s = run->s;
+    struct client_stage *stage = run->stage;
+    struct ibx_frontend_copy copy = frame_of(run, run->sent);
+    struct ibx_remote remote;
+    uint8_t settle = SEGMENT_SETTLE;
+    int rc =
+        ibx_mr_remote(stage->mr, (size_t)((uint8_t *)copy.host - stage->memory), copy.n, &remote);
+    if (!rc && settles(run, run->sent))
+        rc = session_add_segment(s, &settle, 1);
+    if (!rc)
+        rc = client_send_frame(s, &copy, &remote);
+    run->sent += !rc;
+    if (run->sent == run->frames)
+        run->all_sent_ns = ibx_now_ns();
+    return rc;
+}
+
+static int take_answer(struct run *run)
+{
+    struct ibx_session *s = run->s;
+    struct ibx_frontend_copy copy = frame_of(run, run->answered);
+    int exit_code;
+    s->placed = false;
+    if (!copy.to_device)
+        s->aim =
+            (struct aim){.mr = run->stage->mr, .lent = true, .to = copy.host, .length = copy.n};
+    ibx_expect(s->conn, ANSWER_US);
+    int rc = client_take_reply(s, &copy, NULL, &exit_code);
+    s->aim.mr = NULL;
+    if (rc)
+        return rc;
+    run->exit_code = run->exit_code ? run->exit_code : exit_code;
+    run->placed = run->placed || s->placed;
+    uint64_t end = end_of(run, run->answered);
+    if (run->copy->to_device && settles(run, run->answered))
+        run->settled = end;
+    while (!run->copy->to_device && run->posted < end && !exit_code)
+        post(run);
+    run->answered++;
+    return 0;
+}
+
+/* ------------------------------------------------------------------------- the whole */
+
+/* Frames for which there is all that they need. */
+static int send_frames(struct run *run)
+{
+    int rc = 0;
+    while (!rc && !run->exit_code && run->sent < run->frames &&
+           run->sent - run->answered < IN_FLIGHT) {
+        uint64_t end = end_of(run, run->sent);
+        if (run->copy->to_device ? end > run->copied : end - run->settled > SLOTS)
+            break;
+        rc = send_frame(run);
+    }
+    return rc;
+}
+
+static bool finished(const struct run *run)
+{
+    if (run->exit_code)
+        return run->answered == run->sent;
+    return run->answered == run->frames && (run->copy->to_device || run->copied == run->units);
+}
+
+/* One unit to copy, without a crew; or all that fit, for it. */
+static void post_to_device(struct run *run)
+{
+    bool all = run->crew;
+    while (!run->exit_code && run->posted < run->units && run->posted - run->settled < SLOTS) {
+        post(run);
+        if (!all)
+            return;
+    }
+}
+
+static int step(struct run *run)
+{
+    struct ibx_session *s = run->s;
+    uint64_t before = run->copied + run->answered + run->sent;
+    if (run->copy->to_device)
+        post_to_device(run);
+    if (run->crew)
+        ibx_crew_take(run->crew, false, &run->done);
+    note_copied(run);
+    int rc = send_frames(run);
+    if (rc)
+        return rc;
+    if (run->answered < run->sent) {
+        /* What has come counts, also when the end has come behind it. */
+        rc = s->stream.count ? 0 : session_poll(s);
+        if (rc < 0)
+            return rc;
+        if (s->stream.count)
+            return take_answer(run);
+    }
+    if (run->copied + run->answered + run->sent != before)
+        return 0;
+    if (run->copied < run->posted) {
+        ibx_crew_take(run->crew, true, &run->done);
+        return 0;
+    }
+    return take_answer(run);
+}
+
+/* To a GPU that takes bytes several times as fast as one thread copies them: it is done with each
+ * part while the next, shorter one is copied, and the last alone is waited for. */
+static void divide_shrinking(struct run *run)
+{
+    size_t n = run->copy->n, sum = 1; /* of all parts, in lengths of the last */
+    for (run->units = 1; run->units < PARTS && n / (sum * SHRINK + 1) >= LAST_MIN; run->units++)
+        sum = sum * SHRINK + 1;
+    size_t length = n / sum / LINE * LINE, begin = n;
+    for (uint64_t unit = run->units; --unit > 0; length *= SHRINK)
+        run->begins[unit] = begin -= length;
+    run->per_frame = 1;
+    run->frames = run->units;
+}
+
+/* Units, so that the GPU has some while others are copied, all of about the same length, as one of
+ * a few bytes could not go by reference. Slots that one frame names lie side by side: their number
+ * divides SLOTS. A frame from the device is there at once and as a whole, for all who copy out of
+ * it; who takes the answers is one of them, and should be back soon. */
+static void divide_evenly(struct run *run)
+{
+    unsigned parts = run->crew && !run->copy->to_device ? PARTS * PER_FRAME : PARTS;
+    size_t n = run->copy->n, part = n / parts / UNIT_STEP * UNIT_STEP;
+    part = part < UNIT_MIN ? UNIT_MIN : part < SLOT ? part : SLOT;
+    run->units = (n + part - 1) / part;
+    run->unit = (size_t)((n + run->units - 1) / run->units + LINE - 1) / LINE * LINE;
+    run->per_frame = run->copy->to_device ? 1 : PER_FRAME;
+    while (run->per_frame > 1 && run->units < PARTS * run->per_frame)
+        run->per_frame /= 2;
+    run->frames = (run->units + run->per_frame - 1) / run->per_frame;
+}
+
+static void divide(struct run *run)
+{
+    struct client_stage *stage = run->stage;
+    bool may_shrink = run->copy->to_device && !run->crew && run->copy->n < SHORT;
+    if (may_shrink && !stage->even) {
+        divide_shrinking(run);
+        return;
+    }
+    divide_evenly(run);
+    if (may_shrink && !--stage->even)
+        stage->behind = BEHIND_MAX - 1;
+}
+
+/* Whether parts that shrink were right: little of the end is to be waited for. A GPU that takes
+ * bytes three times as fast as a thread copies them, and does so 12 us later, is a quarter of the
+ * time of copying 1 MiB behind; one that is 1.7 times as fast is nearly half of it behind. */
+static void judge_speed(const struct run *run)
+{
+    struct client_stage *stage = run->stage;
+    if (run->unit || run->copy->n < SPEED_MIN)
+        return;
+    uint64_t copying = run->all_sent_ns - run->began_ns, waiting = ibx_now_ns() - run->all_sent_ns;
+    stage->behind = waiting > copying / 8 * WAIT_PARTS ? stage->behind + 1 : 0;
+    if (stage->behind == BEHIND_MAX)
+        stage->even = EVEN_COPIES;
+}
+
+/* A back end that does not copy by itself, or cannot pin the memory, has only more to do so. Of
+ * short copies it may have its own opinion (rdma.tuning): so they alone are given up first. */
+static void judge_use(struct client_stage *stage, size_t n, bool placed)
+{
+    stage->useless = placed ? 0 : stage->useless + 1;
+    if (stage->useless < USELESS_MAX)
+        return;
+    stage->useless = 0;
+    if (n < SHORT)
+        stage->least = SHORT;
+    else
+        give_up(stage);
+}
+
+int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    struct run run = {.s = s, .stage = s->stage, .copy = copy};
+    run.crew = copy->n < (copy->to_device ? CREW_TO : CREW_FROM) ? NULL : crew_of(s, s->stage);
+    divide(&run);
+    run.began_ns = ibx_now_ns();
+    if (run.crew)
+        ibx_crew_begin(run.crew, move, (void *)(uintptr_t)copy);
+    ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
+    int rc = flushed < 0 ? (int)flushed : 0;
+    while (!rc && !finished(&run))
+        rc = step(&run);
+    if (rc)
+        return rc; /* the stage went with the session */
+    if (run.crew)
+        ibx_crew_stop(run.crew);
+    if (!run.exit_code) {
+        judge_speed(&run);
+        judge_use(run.stage, copy->n, run.placed);
+    }
+    *exit_code = run.exit_code;
+    return 0;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What CUDA says about a copy before it is run; none of these calls changes anything. */
+#include "frontend-glue/device_copies/copies_internal.h"
+
+#include "common/log.h"
+
+bool copies_able(struct ibx_session *s)
+{
+    struct copies *x = &s->copies;
+    struct ibx_error err = {0};
+    if (!x->cuda) {
+        x->cuda = ibx_cuda_load(&err);
+        if (!x->cuda) {
+            ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
+                    "GVirtuS runs all copies itself: %s", err.message);
+            x->options.mode = IBX_GPU_OFF;
+            return false;
+        }
+    }
+    void *context = NULL;
+    int device = -1;
+    if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
+        return false;
+    if (x->chosen_for != device)
+        copies_choose(s, device);
+    return x->requests.device < 0 || x->requests.device == device;
+}
+
+/* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
+ * within one allocation (n of 0: it need not be one). A few driver calls are a good part of a short
+ * copy, so it is one here, and copies_able() has found out which device is the current one. */
+static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool any)
+{
+    static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
+                                IBX_CUDA_POINTER_ORDINAL, IBX_CUDA_POINTER_RANGE_START,
+                                IBX_CUDA_POINTER_RANGE_SIZE};
+    unsigned type = 0, managed = 0;
+    int ordinal = -1;
+    uint64_t base = 0;
+    size_t size = 0;
+    void *values[] = {&type, &managed, &ordinal, &base, &size};
+    return !x->cuda->pointer_get_attributes(5, names, values, address) &&
+           type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
+           (!n || (address - base < size && n <= size - (address - base)));
+}
+
+static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
+{
+    return (f->height - 1) * pitch + f->width;
+}
+
+bool copies_sound(const struct copies *x, struct ibx_frame *f)
+{
+    int capturing = 0;
+    bool on_both = f->kind == IBX_FRAME_D2D;
+    if (f->call == IBX_FRAME_TO_SYMBOL) /* no allocation, but the runtime knows its size */
+        return copies_symbol(f) && allocated(x, f->dst, 0, false);
+    if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))
+        return false;
+    if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))
+        return false;
+    if (f->stream <= 1) /* the legacy stream, which cannot be captured */
+        return true;
+    void *stream = (void *)(uintptr_t)f->stream;
+    return !x->cuda->stream_is_capturing(stream, &capturing) && !capturing;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Contexts that clients reset or destroy. All clients have one and the same, unless
+ * they make their own, and with it goes what sessions have there: events, which
+ * nobody may touch any more. What copies wait for in other contexts stays.
+ */
+#include "frontend-glue/device_copies/copies_internal.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define GONE 4096u /* contexts that are remembered; a power of two */
+
+/* GVirtuS's, for a request that it does not know, and CUDA's, by which nothing was done. */
+#define UNKNOWN         (-1)
+#define INVALID_VALUE   1
+#define NOT_INITIALIZED 3
+#define INVALID_CONTEXT 201
+
+static struct {
+    pthread_mutex_t mutex;
+    _Atomic unsigned count; /* of all that went */
+    void *contexts[GONE];   /* the last of them; NULL: nobody knows which */
+} gone = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void forget(struct copies *x, void *context)
+{
+    if (x->staging)
+        ibx_staging_forget(x->staging, context);
+    ibx_client_pins_forget(&x->pins, context);
+}
+
+void copies_resets_begin(struct copies *x)
+{
+    x->resets = atomic_load(&gone.count);
+}
+
+void copies_heed_resets(struct copies *x)
+{
+    if (atomic_load(&gone.count) == x->resets)
+        return;
+    pthread_mutex_lock(&gone.mutex);
+    if (gone.count - x->resets > GONE)
+        forget(x, NULL);
+    else
+        for (unsigned i = x->resets; i != gone.count; i++)
+            forget(x, gone.contexts[i % GONE]);
+    x->resets = gone.count;
+    pthread_mutex_unlock(&gone.mutex);
+}
+
+/* The context of the device that is the calling thread's, which is what its runtime resets. */
+static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
+{
+    int device = x->requests.device, active = 0;
+    unsigned flags;
+    if (device < 0 && cuda->ctx_get_device(&device))
+        device = 0;
+    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
+        !cuda->device_primary_ctx_release ||
+        cuda->device_primary_ctx_get_state(device, &flags, &active))
+        return;
+    x->loses = active;
+    if (active && !cuda->device_primary_ctx_retain(&x->losing, device))
+        cuda->device_primary_ctx_release(device);
+}
+
+void copies_lose_context(struct copies *x)
+{
+    bool named = x->requests.names_context;
+    x->losing = named ? (void *)(uintptr_t)x->requests.context : NULL;
+    x->loses = !named || x->losing;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    if (!cuda)
+        return;
+    if (!named)
+        find_primary(x, cuda);
+    copies_heed_resets(x);
+    if (x->staging)
+        ibx_staging_drop_events(x->staging);
+    ibx_client_pins_drop_events(&x->pins, cuda);
+}
+
+/* A context may be gone although the answer is an error: one of work before that. */
+void copies_lost_context(struct copies *x, int exit_code)
+{
+    bool refused =
+        exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;
+    if (!x->loses || exit_code == UNKNOWN || (refused && x->requests.names_context))
+        return;
+    pthread_mutex_lock(&gone.mutex);
+    gone.contexts[gone.count % GONE] = x->losing;
+    gone.count++;
+    pthread_mutex_unlock(&gone.mutex);
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/plugin/attach.h"
+
+#include "common/log.h"
+#include "common/wire.h"
+#include "frontend-glue/session/frames.h"
+#include "frontend-glue/preload/frontend.h"
+#include "frontend-glue/client_copies/async_copy.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define LATER_LEAST (64u << 10) /* shorter copies are over before another thread has begun */
+
+/* Held by the thread and by who attached it; either may be gone first. */
+struct ibx_attachment {
+    _Atomic(struct ibx_session *) session; /* NULL: detached */
+    _Atomic unsigned users;
+    pid_t process;
+    pthread_mutex_t closing; /* the session, at the end of the thread */
+    atomic_bool ended;
+    bool preloaded;                 /* the session carries the thread's own calls, too */
+    struct ibx_request_watch watch; /* the thread's */
+    int stream_at;                  /* of the request in hand: see stream_at() */
+    bool selects;                   /* the request in hand is cudaSetDevice, not answered yet */
+    int device;                     /* that the thread has selected, -1: none */
+};
+
+static _Thread_local struct ibx_attachment *mine;
+static pthread_key_t thread_end;
+static pthread_once_t begun = PTHREAD_ONCE_INIT;
+static bool keyed;
+static atomic_bool over_shm; /* the last connection is */
+
+static void drop(struct ibx_attachment *attachment)
+{
+    if (atomic_fetch_sub(&attachment->users, 1) != 1)
+        return;
+    pthread_mutex_destroy(&attachment->closing);
+    free(attachment);
+}
+
+/* Another thread, which ends the process, may be about to destroy the session. */
+static void end_thread(void *argument)
+{
+    struct ibx_attachment *attachment = argument;
+    mine = NULL;
+    pthread_mutex_lock(&attachment->closing);
+    struct ibx_session *session = atomic_load(&attachment->session);
+    if (session) {
+        ibx_session_close(session);
+        atomic_store(&attachment->ended, true);
+    }
+    pthread_mutex_unlock(&attachment->closing);
+    drop(attachment);
+}
+
+/* The connection stays the parent's: GVirtuS makes another one for the child, whose thread has
+ * another id. */
+static void end_parent(void)
+{
+    mine = NULL;
+    pthread_setspecific(thread_end, NULL);
+}
+
+static void begin(void)
+{
+    keyed = !pthread_key_create(&thread_end, end_thread) && !pthread_atfork(NULL, NULL, end_parent);
+}
+
+static struct ibx_session *session_of_thread(void)
+{
+    return mine ? atomic_load(&mine->session) : NULL;
+}
+
+static bool is_over_shm(const struct ibx_session *session)
+{
+    const struct ibx_path *path = ibx_session_path(session);
+    return path && !strcmp(path->provider, "shm");
+}
+
+/* ------------------------------------------------------------------ GVirtuS's requests */
+
+/* Where a request names the stream that it is about: an offset in its body, or one of these. */
+#define NO_STREAM   (-1) /* it asks for nothing that copies could change */
+#define LAST_STREAM (-2) /* the body's last bytes */
+#define ANY_STREAM  (-3)
+
+/* An event is recorded when the copies before it are over: so to ask for it is to ask for no
+ * stream. */
+static int stream_at(const char *name)
+{
+    static const struct {
+        const char *name;
+        int at;
+    } requests[] = {
+        {"cudaLaunchKernel", 40},
+        {"cudaMemcpyAsync", LAST_STREAM},
+        {"cudaStreamSynchronize", 0},
+        {"cudaStreamQuery", 0},
+        {"cudaStreamWaitEvent", 0},
+        {"cudaEventRecord", 8},
+        {"cudaEventQuery", NO_STREAM},
+        {"cudaEventSynchronize", NO_STREAM},
+        {"cudaEventElapsedTime", NO_STREAM},
+        {"cudaEventCreate", NO_STREAM},
+        {"cudaEventCreateWithFlags", NO_STREAM},
+        {"cudaEventDestroy", NO_STREAM},
+        {"cudaStreamCreate", NO_STREAM},
+        {"cudaStreamCreateWithFlags", NO_STREAM},
+        {"cudaStreamCreateWithPriority", NO_STREAM},
+        {"cudaMalloc", NO_STREAM},
+        {"cudaPushCallConfiguration", NO_STREAM},
+        {"cudaPopCallConfiguration", NO_STREAM},
+        {"cudaSetDevice", NO_STREAM},
+        {"cudaGetDevice", NO_STREAM},
+        {"cudaGetDeviceCount", NO_STREAM},
+        {"cudaGetLastError", NO_STREAM},
+        {"cudaPeekAtLastError", NO_STREAM},
+    };
+    for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
+        if (!strcmp(requests[i].name, name))
+            return requests[i].at;
+    }
+    return ANY_STREAM;
+}
+
+/* A request's name has come, or all or some of its body. */
+static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *bytes, size_t n)
+{
+    const struct ibx_request_watch *watch = &attachment->watch;
+    if (ibx_request_begins(watch)) {
+        bool whole = memchr(bytes, 0, n) == bytes + n - 1;
+        attachment->stream_at = whole ? stream_at((const char *)bytes) : ANY_STREAM;
+        attachment->selects = whole && !strcmp((const char *)bytes, "cudaSetDevice");
+        if (attachment->stream_at == ANY_STREAM)
+            ibx_later_wait(0);
+        return;
+    }
+    if (watch->stage != IBX_REQUEST_BODY || watch->got || attachment->stream_at == NO_STREAM)
+        return;
+    size_t at = attachment->stream_at >= 0 ? (size_t)attachment->stream_at : n - 8;
+    bool there = n == watch->length && n >= 8 && at <= n - 8;
+    struct ibx_reader r = ibx_reader_of(bytes + (there ? at : 0), there ? 8 : 0);
+    ibx_later_wait(there ? ibx_get_u64(&r) : 0);
+}
+
+void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n)
+{
+    static const char capture[] = "cudaStreamBeginCapture";
+    if (!attachment || !attachment->preloaded || !n)
+        return;
+    if (ibx_request_begins(&attachment->watch) && n == sizeof(capture) &&
+        !memcmp(bytes, capture, n))
+        ibx_later_forbid();
+    wait_for_copies(attachment, bytes, n);
+    const unsigned resets = attachment->watch.resets;
+    ibx_request_note_read(&attachment->watch, bytes, n);
+    if (attachment->watch.resets != resets)
+        ibx_later_forget_failures();
+}
+
+/* A reply begins with the exit code: a device that there is not has not been selected. */
+void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
+{
+    if (!attachment || !attachment->selects)
+        return;
+    struct ibx_reader r = ibx_reader_of(bytes, n);
+    if (!ibx_get_u32(&r) && !r.failed)
+        attachment->device = attachment->watch.device;
+    attachment->selects = false;
+}
+
+/* ---------------------------------------------------------------------- the preload's calls */
+
+/* Whether the copy is run in the background. */
+static bool run_later(const struct ibx_session *session, const struct ibx_frontend_copy *copy)
+{
+    return copy->async && copy->pinned && !copy->lasting &&
+           copy->stream > IBX_LATER_STREAM_SPECIAL &&
+           (copy->n >= LATER_LEAST || ibx_later_pending(copy->stream)) &&
+           ibx_later_copy(session, copy, mine->device);
+}
+
+static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
+{
+    struct ibx_session *session = session_of_thread();
+    struct ibx_frontend_copy copy = *wish;
+    if (!session)
+        return -ENOTCONN;
+    /* Only there does it help the back end. */
+    copy.lasting = copy.lasting && is_over_shm(session);
+    if (run_later(session, &copy)) {
+        *exit_code = 0;
+        return 0;
+    }
+    ibx_later_wait(copy.async ? copy.stream : 0);
+    return ibx_session_copy(session, &copy, exit_code);
+}
+
+static void prepare(void *address, size_t n)
+{
+    struct ibx_session *session = session_of_thread();
+    if (session)
+        ibx_session_prepare(session, address, n);
+}
+
+static void *map(size_t n)
+{
+    void *address = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED)
+        return NULL;
+    madvise(address, n, MADV_HUGEPAGE);
+    if (!madvise(address, n, MADV_POPULATE_WRITE) || errno == EINVAL) /* from Linux 5.14 on */
+        return address;
+    int why = errno;
+    munmap(address, n);
+    errno = why;
+    return NULL;
+}
+
+/* Over shm where the back end sees it; elsewhere of the kind whose registrations can be cached. */
+static void *allocate(size_t n)
+{
+    void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
+    if (address)
+        return address;
+    address = map(n);
+    if (address)
+        prepare(address, n);
+    else
+        ibx_log(IBX_LOG_WARN, "the application gets no %zu bytes of page-locked memory: %s", n,
+                strerror(errno));
+    return address;
+}
+
+static void release(void *address, size_t n)
+{
+    if (!ibx_shared_free(address))
+        munmap(address, n);
+}
+
+struct ibx_attachment *ibx_attach(struct ibx_session *session)
+{
+    static const struct ibx_frontend_calls calls = {
+        .version = IBX_FRONTEND_VERSION,
+        .copy = run_copy,
+        .allocate = allocate,
+        .release = release,
+        .prepare = prepare,
+        .pending = ibx_later_pending,
+        .failure = ibx_later_failure,
+        .finish = ibx_later_wait_memory,
+    };
+    void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
+    *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);
+    pthread_once(&begun, begin);
+    struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;
+    if (!attachment)
+        return NULL;
+    atomic_init(&attachment->session, session);
+    atomic_init(&attachment->users, 2);
+    attachment->process = getpid();
+    pthread_mutex_init(&attachment->closing, NULL);
+    atomic_init(&attachment->ended, false);
+    attachment->preloaded = attach != NULL;
+    ibx_request_watch_init(&attachment->watch);
+    attachment->stream_at = ANY_STREAM;
+    attachment->selects = false;
+    attachment->device = -1;
+    if (mine)
+        drop(mine);
+    mine = attachment;
+    pthread_setspecific(thread_end, attachment);
+    atomic_store(&over_shm, is_over_shm(session));
+    if (attach)
+        attach(&calls);
+    return attachment;
+}
+
+bool ibx_attachment_ended(const struct ibx_attachment *attachment)
+{
+    return attachment && atomic_load(&attachment->ended);
+}
+
+void ibx_detach(struct ibx_attachment *attachment)
+{
+    if (!attachment)
+        return;
+    bool ours = attachment->process == getpid(); /* a child has none of its parent's threads */
+    if (ours)
+        pthread_mutex_lock(&attachment->closing);
+    atomic_store(&attachment->session, NULL);
+    if (ours)
+        pthread_mutex_unlock(&attachment->closing);
+    drop(attachment);
+}

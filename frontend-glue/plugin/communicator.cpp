@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// libgvirtus-communicators-rdma.so: translates between GVirtuS's C++ interface
+// (generations G2 to G5) and session.h, and does nothing else.
+//
+// The classes below repeat GVirtuS's binary interface: the order of virtual
+// functions and the places of an endpoint's fields (libstdc++'s cxx11 ABI). No
+// header and no symbol of GVirtuS is needed, so one binary serves every
+// generation. An endpoint is told apart by its suite(), never by dynamic_cast,
+// which would need GVirtuS's type information.
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <pthread.h>
+#include <string>
+#include <unistd.h>
+
+extern "C" {
+#include "common/log.h"
+#include "frontend-glue/plugin/attach.h"
+#include "frontend-glue/plugin/config.h"
+#include "frontend-glue/session/session.h"
+}
+
+namespace gvirtus::communicators
+{
+
+class Endpoint
+{
+  public:
+    virtual Endpoint &suite(const std::string &suite) = 0;
+    virtual const std::string &suite() const = 0;
+    virtual Endpoint &protocol(const std::string &protocol) = 0;
+    virtual const std::string &protocol() const = 0;
+    virtual const std::string to_string() const = 0;
+
+  protected:
+    ~Endpoint() = default;
+
+    std::string suite_field;
+    std::string protocol_field;
+};
+
+// Endpoint_Tcp and Endpoint_Rdma alike.
+class AddressEndpoint : public Endpoint
+{
+  public:
+    std::string address_field;
+    std::uint16_t port_field;
+};
+
+static_assert(sizeof(Endpoint) == 72, "an endpoint's layout is GVirtuS's");
+static_assert(sizeof(AddressEndpoint) == 112, "an endpoint's layout is GVirtuS's");
+
+class Communicator
+{
+  public:
+    virtual ~Communicator() = default;
+    virtual void Serve() = 0;
+    virtual const Communicator *Accept() const = 0;
+    virtual void Connect() = 0;
+    virtual std::size_t Read(char *buffer, std::size_t size) = 0;
+    virtual std::size_t Write(const char *buffer, std::size_t size) = 0;
+    virtual void Sync() = 0;
+    virtual void Close() = 0;
+    virtual std::string to_string() = 0;
+    virtual void run() = 0;
+};
+
+} // namespace gvirtus::communicators
+
+namespace
+{
+
+using gvirtus::communicators::AddressEndpoint;
+using gvirtus::communicators::Communicator;
+using gvirtus::communicators::Endpoint;
+
+// For Connect and create_communicator only. G3 catches std::string, G5 std::exception: this is
+// both.
+class Failure : public std::string, public std::exception
+{
+  public:
+    explicit Failure(const char *text) : std::string(std::string("ibx: ") + text) {}
+    const char *what() const noexcept override { return c_str(); }
+};
+
+// Said here as well: a front end of G3 ends in a crash of its own, with GVirtuS's words still in a
+// buffer wherever standard output is no terminal.
+[[noreturn]] void fail(const ibx_error &err)
+{
+    ibx_log(IBX_LOG_ERROR, "%s", err.message);
+    throw Failure(err.message);
+}
+
+class RdmaCommunicator final : public Communicator
+{
+  public:
+    RdmaCommunicator(ibx_session *of, bool serves) : session(of), server(serves) {}
+    RdmaCommunicator(const RdmaCommunicator &) = delete;
+    RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
+    ~RdmaCommunicator() override
+    {
+        ibx_detach(attachment);
+        ibx_session_destroy(session);
+    }
+
+    // In the back end's forked child, where an exception would end in abort(3): the sentence and
+    // an exit status serve its operator better.
+    void Serve() override
+    {
+        ibx_error err{};
+        if (ibx_session_serve(session, &err)) {
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            _exit(EXIT_FAILURE);
+        }
+    }
+
+    const Communicator *Accept() const override
+    {
+        ibx_error err{};
+        ibx_session *peer = nullptr;
+        if (ibx_session_accept(session, &peer, &err)) {
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            _exit(EXIT_FAILURE);
+        }
+        return new RdmaCommunicator(peer, true);
+    }
+
+    void Connect() override
+    {
+        ibx_error err{};
+        if (ibx_session_connect(session, &err))
+            fail(err);
+        attachment = ibx_attach(session);
+    }
+
+    std::size_t Read(char *buffer, std::size_t size) override
+    {
+        if (!size || !session)
+            return 0;
+        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
+            ibx_attachment_note_read(attachment, buffer, size);
+            return size;
+        }
+        if (server)
+            return server_ended();
+        ibx_session_answer(session, buffer, size);
+        return size;
+    }
+
+    // A failure shows in the next Read.
+    std::size_t Write(const char *buffer, std::size_t size) override
+    {
+        if (ibx_attachment_ended(attachment))
+            begin_anew();
+        ibx_attachment_note(attachment, buffer, size);
+        if (session)
+            ibx_session_write(session, buffer, size);
+        return size;
+    }
+
+    void Sync() override
+    {
+        if (session)
+            ibx_session_sync(session);
+    }
+
+    void Close() override
+    {
+        if (session)
+            ibx_session_close(session);
+    }
+
+    // The back end reads a routine's name byte by byte for this answer; others end its child.
+    std::string to_string() override { return "tcpcommunicator"; }
+
+    void run() override {}
+
+  private:
+    // GVirtuS knows a thread by its number, which the system gives out again. A failure shows in
+    // the next Read.
+    void begin_anew()
+    {
+        ibx_error err{};
+        ibx_session *fresh = nullptr;
+        ibx_detach(attachment);
+        attachment = nullptr;
+        int rc = ibx_session_create_like(session, &fresh, &err);
+        if (!rc) {
+            ibx_session_destroy(session);
+            session = fresh;
+            rc = ibx_session_connect(session, &err);
+        }
+        if (rc)
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+        else
+            attachment = ibx_attach(session);
+    }
+
+    // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
+    // GVirtuS ignores the 0, runs the routine on what its buffer happens to hold and can take every
+    // other client down with it; so the thread, which serves only this client, ends here. GVirtuS
+    // never deletes what Accept gave it, so all but this object goes now.
+    std::size_t server_ended()
+    {
+        bool in_frame = ibx_session_in_frame(session);
+        ibx_session_destroy(session);
+        session = nullptr;
+        if (in_frame)
+            pthread_exit(nullptr);
+        return 0;
+    }
+
+    ibx_session *session; // null once the client of an accepted one has gone
+    bool server;
+    ibx_attachment *attachment = nullptr; // to the thread that connected
+};
+
+} // namespace
+
+// GVirtuS declares a C++ type behind a C name; clang has an opinion on that.
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wreturn-type-c-linkage"
+#endif
+
+// Called by GVirtuS in the parent of what serves later, and on the client inside a static
+// initialiser: reads the configuration and touches nothing else.
+extern "C" __attribute__((visibility("default"))) std::shared_ptr<Communicator>
+create_communicator(std::shared_ptr<Endpoint> endpoint)
+{
+    std::string address;
+    std::uint16_t port = 0;
+    if (endpoint && (endpoint->suite() == "tcp/ip" || endpoint->suite() == "infiniband-rdma")) {
+        auto *with_address = static_cast<AddressEndpoint *>(endpoint.get());
+        address = with_address->address_field;
+        port = with_address->port_field;
+    }
+    ibx_error err{};
+    ibx_session *session = nullptr;
+    auto config = std::make_unique<ibx_glue_config>();
+    if (ibx_glue_config_load(address.c_str(), port, config.get(), &err) ||
+        ibx_session_create(config->uri, &config->options, &session, &err))
+        fail(err);
+    ibx_session_set_gpu(session, &config->gpu);
+    // "server" only decides how failures of this object are told; the listening one has none to
+    // tell.
+    return std::make_shared<RdmaCommunicator>(session, false);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/frontend_internal.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void frontend_ranges_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void frontend_ranges_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* Another thread may be at a list when this one forks. */
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(frontend_ranges_lock, frontend_ranges_unlock, frontend_ranges_unlock);
+}
+
+size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin)
+{
+    size_t low = 0, high = ranges->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const struct frontend_range *range = &ranges->items[middle];
+        if (begin - range->begin < range->n || range->begin > begin)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+struct frontend_range *frontend_ranges_holding(const struct frontend_ranges *ranges,
+                                               const void *address, size_t n)
+{
+    size_t at = frontend_ranges_find(ranges, (uintptr_t)address);
+    if (at == ranges->count)
+        return NULL;
+    struct frontend_range *range = &ranges->items[at];
+    uintptr_t into = (uintptr_t)address - range->begin;
+    return into < range->n && n <= range->n - into ? range : NULL;
+}
+
+void frontend_ranges_remove(struct frontend_ranges *ranges, size_t at)
+{
+    ranges->count--;
+    memmove(&ranges->items[at], &ranges->items[at + 1],
+            (ranges->count - at) * sizeof(ranges->items[0]));
+}
+
+int frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range)
+{
+    size_t at = frontend_ranges_find(ranges, range->begin);
+    if (at < ranges->count && ranges->items[at].begin < range->begin + range->n)
+        return -EEXIST;
+    if (ranges->count == ranges->room) {
+        size_t room = ranges->room ? 2 * ranges->room : 16;
+        struct frontend_range *items = realloc(ranges->items, room * sizeof(*items));
+        if (!items)
+            return -ENOMEM;
+        ranges->items = items;
+        ranges->room = room;
+    }
+    memmove(&ranges->items[at + 1], &ranges->items[at], (ranges->count - at) * sizeof(*range));
+    ranges->items[at] = *range;
+    ranges->count++;
+    return 0;
+}

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/session/frames.h"
+
+#include "common/wire.h"
+
+/* ---------------------------------------------------------------------- requests */
+
+enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length)
+{
+    static const struct {
+        enum ibx_frame_call call;
+        const char *name;
+    } names[] = {
+        {IBX_FRAME_MEMCPY, "cudaMemcpy"},
+        {IBX_FRAME_MEMCPY_ASYNC, "cudaMemcpyAsync"},
+        {IBX_FRAME_MEMCPY_2D, "cudaMemcpy2D"},
+        {IBX_FRAME_TO_SYMBOL, "cudaMemcpyToSymbol"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        size_t with_nul = strlen(names[i].name) + 1;
+        if (n < with_nul || memcmp(bytes, names[i].name, with_nul) != 0)
+            continue;
+        *length = with_nul;
+        return names[i].call;
+    }
+    return IBX_FRAME_OTHER;
+}
+
+size_t ibx_frame_tail(enum ibx_frame_call call)
+{
+    switch (call) {
+    case IBX_FRAME_MEMCPY:
+        return 12;
+    case IBX_FRAME_MEMCPY_ASYNC:
+    case IBX_FRAME_TO_SYMBOL:
+        return 20;
+    case IBX_FRAME_MEMCPY_2D:
+        return IBX_FRAME_TAIL_MAX;
+    default:
+        return 0;
+    }
+}
+
+size_t ibx_frame_plain_bytes(enum ibx_frame_call call)
+{
+    bool plain = call == IBX_FRAME_MEMCPY || call == IBX_FRAME_MEMCPY_ASYNC;
+    return plain ? IBX_FRAME_PAYLOAD_AT + ibx_frame_tail(call) : 0;
+}
+
+/* Reads the tail; false when its kind is none of ours. */
+static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
+{
+    struct ibx_reader r = ibx_reader_of(tail, ibx_frame_tail(frame->call));
+    if (frame->call == IBX_FRAME_MEMCPY_2D) {
+        frame->dpitch = ibx_get_u64(&r);
+        frame->spitch = ibx_get_u64(&r);
+        frame->width = ibx_get_u64(&r);
+        frame->height = ibx_get_u64(&r);
+    } else {
+        frame->dpitch = frame->spitch = frame->width = ibx_get_u64(&r);
+        frame->height = 1;
+    }
+    if (frame->call == IBX_FRAME_TO_SYMBOL)
+        frame->symbol_offset = ibx_get_u64(&r);
+    uint32_t kind = ibx_get_u32(&r);
+    if (frame->call == IBX_FRAME_MEMCPY_ASYNC)
+        frame->stream = ibx_get_u64(&r);
+    frame->kind = (enum ibx_frame_kind)kind;
+    return !r.failed && kind >= IBX_FRAME_H2D && kind <= IBX_FRAME_D2D;
+}
+
+/* A string as GVirtuS marshals it: its bytes, with the NUL at their end, and their number twice. */
+static const char *get_string(struct ibx_reader *r, size_t *length)
+{
+    uint64_t n = ibx_get_u64(r), again = ibx_get_u64(r);
+    if (!n || n != again || n > IBX_FRAME_WINDOW)
+        r->failed = true;
+    *length = r->failed ? 0 : (size_t)n;
+    const char *bytes = (const char *)ibx_get_bytes(r, *length);
+    bool good = !r->failed && memchr(bytes, 0, (size_t)n) == bytes + n - 1;
+    r->failed = !good;
+    return good ? bytes : NULL;
+}
+
+/* As printf's %p writes one that is not NULL; 0: otherwise. */
+static uint64_t parse_pointer(const char *text, size_t length)
+{
+    uint64_t value = 0;
+    if (length < 4 || length > 19 || text[0] != '0' || text[1] != 'x' || text[2] == '0')
+        return 0;
+    for (const char *c = text + 2; *c; c++) {
+        if ((*c < '0' || *c > '9') && (*c < 'a' || *c > 'f'))
+            return 0;
+        value = value << 4 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+    }
+    return value;
+}
+
+/* What precedes the payload of TO_SYMBOL; all of it has to be in the window. */
+static bool parse_symbol(struct ibx_reader *r, struct ibx_frame *frame)
+{
+    size_t length, any;
+    const char *address = get_string(r, &length);
+    if (!address || !get_string(r, &any) || frame->kind != IBX_FRAME_H2D)
+        return false;
+    frame->symbol = parse_pointer(address, length);
+    frame->payload = ibx_get_u64(r);
+    frame->payload_at = 40 + length + any;
+    return !r->failed && frame->symbol;
+}
+
+/* The addresses before the tail; false when the body's length is not what its kind asks for. */
+static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *frame)
+{
+    uint64_t before = body->length - ibx_frame_tail(frame->call);
+    struct ibx_reader r =
+        ibx_reader_of(body->first, before < IBX_FRAME_WINDOW ? before : IBX_FRAME_WINDOW);
+    if (frame->call == IBX_FRAME_TO_SYMBOL)
+        return parse_symbol(&r, frame) && before - frame->payload_at == frame->payload;
+    switch (frame->kind) {
+    case IBX_FRAME_H2D:
+        frame->dst = ibx_get_u64(&r);
+        frame->payload = ibx_get_u64(&r);
+        frame->payload_at = IBX_FRAME_PAYLOAD_AT;
+        return !r.failed && before - IBX_FRAME_PAYLOAD_AT == frame->payload;
+    case IBX_FRAME_D2H:
+        if (ibx_get_u64(&r) != 1 || ibx_get_u8(&r) != 0)
+            return false;
+        frame->src = ibx_get_u64(&r);
+        return !r.failed && before == 17;
+    case IBX_FRAME_D2D:
+        frame->dst = ibx_get_u64(&r);
+        frame->src = ibx_get_u64(&r);
+        return !r.failed && before == 16;
+    }
+    return false;
+}
+
+/* The sizes say what a copy can be, and agree with the payload. */
+static bool sizes_agree(struct ibx_frame *frame)
+{
+    uint64_t source, destination;
+    if (!frame->width || !frame->height || frame->width > frame->dpitch ||
+        frame->width > frame->spitch)
+        return false;
+    if (__builtin_mul_overflow(frame->spitch, frame->height, &source) ||
+        __builtin_mul_overflow(frame->dpitch, frame->height, &destination))
+        return false;
+    if (frame->kind == IBX_FRAME_H2D)
+        return frame->payload == source;
+    if (frame->kind == IBX_FRAME_D2H)
+        frame->out = destination;
+    return destination <= UINT64_MAX - 8; /* what precedes it in the reply */
+}
+
+bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
+                     struct ibx_frame *frame)
+{
+    size_t tail = ibx_frame_tail(call);
+    if (!tail || body->length < tail)
+        return false;
+    size_t window = body->length < IBX_FRAME_WINDOW ? (size_t)body->length : IBX_FRAME_WINDOW;
+    struct ibx_frame found = {.call = call};
+    if (!parse_tail(body->last + window - tail, &found) || !parse_head(body, &found) ||
+        !sizes_agree(&found))
+        return false;
+    *frame = found;
+    return true;
+}
+
+/* --------------------------------------------------------------- requests passing by */
+
+void ibx_request_watch_init(struct ibx_request_watch *watch)
+{
+    *watch = (struct ibx_request_watch){.device = -1};
+}
+
+bool ibx_request_begins(const struct ibx_request_watch *watch)
+{
+    return watch->stage == IBX_REQUEST_NAME && !watch->got;
+}
+
+static void stage_begin(struct ibx_request_watch *watch, enum ibx_request_stage stage)
+{
+    watch->stage = stage;
+    watch->got = 0;
+    if (stage == IBX_REQUEST_NAME)
+        memset(watch->name, 0, sizeof(watch->name));
+}
+
+static bool takes_context(const char *name)
+{
+    static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit", "cuCtxDestroy",
+                                        "cuCtxDetach"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (!strcmp(name, names[i]))
+            return true;
+    }
+    return false;
+}
+
+static void request_ends(struct ibx_request_watch *watch)
+{
+    struct ibx_reader r = ibx_reader_of(watch->first, 4);
+    if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
+        watch->device = (int)ibx_get_u32(&r);
+    r = ibx_reader_of(watch->first, 8);
+    if (takes_context(watch->name)) {
+        watch->names_context = !strncmp(watch->name, "cuCtx", 5);
+        watch->context = watch->length >= 8 ? ibx_get_u64(&r) : 0;
+        watch->resets++;
+    }
+    r = ibx_reader_of(watch->first, 8);
+    if (!strcmp(watch->name, "cudaFree") && watch->length == 8)
+        watch->freed = ibx_get_u64(&r);
+    stage_begin(watch, IBX_REQUEST_NAME);
+}
+
+/* Up to the NUL; returns how many bytes were of the name. */
+static size_t note_name(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n)
+{
+    const uint8_t *nul = memchr(bytes, 0, n);
+    size_t part = nul ? (size_t)(nul - bytes) : n;
+    for (size_t i = 0; i < part && watch->got + i < sizeof(watch->name) - 1; i++)
+        watch->name[watch->got + i] = (char)bytes[i];
+    watch->got += part;
+    if (nul)
+        stage_begin(watch, IBX_REQUEST_LENGTH);
+    return nul ? part + 1 : part;
+}
+
+/* Of the length or the body: what is left of it, and its first bytes. */
+static size_t note_counted(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n,
+                           uint64_t length)
+{
+    uint64_t left = length - watch->got;
+    size_t part = n < left ? n : (size_t)left;
+    for (size_t i = 0; i < part && watch->got + i < sizeof(watch->first); i++)
+        watch->first[watch->got + i] = bytes[i];
+    watch->got += part;
+    return part;
+}
+
+void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, size_t n)
+{
+    const uint8_t *at = bytes, *end = at + n;
+    while (at < end) {
+        size_t left = (size_t)(end - at);
+        if (watch->stage == IBX_REQUEST_NAME) {
+            at += note_name(watch, at, left);
+        } else if (watch->stage == IBX_REQUEST_LENGTH) {
+            at += note_counted(watch, at, left, 8);
+            if (watch->got < 8)
+                break;
+            struct ibx_reader r = ibx_reader_of(watch->first, 8);
+            watch->length = ibx_get_u64(&r);
+            stage_begin(watch, IBX_REQUEST_BODY);
+        } else {
+            at += note_counted(watch, at, left, watch->length);
+        }
+        if (watch->stage == IBX_REQUEST_BODY && watch->got == watch->length)
+            request_ends(watch);
+    }
+}
+
+/* ----------------------------------------------------------------------- replies */
+
+void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n)
+{
+    if (!n)
+        return;
+    if (watch->count < 4)
+        watch->sizes[watch->count] = n;
+    if (n == 4 && !watch->count) {
+        struct ibx_reader r = ibx_reader_of(bytes, 4);
+        watch->exit_code = (int32_t)ibx_get_u32(&r);
+    }
+    if (n == 8 && (watch->count == 1 || watch->count == 2)) {
+        struct ibx_reader r = ibx_reader_of(bytes, 8);
+        *(watch->count == 1 ? &watch->second : &watch->third) = ibx_get_u64(&r);
+    }
+    watch->count++;
+}
+
+/* The one ambiguity: 4, 8, 8 bytes are a length of 8 and as many bytes, or seconds and a length
+ * of 0. As seconds an 8 would be 4e-323. */
+static enum ibx_reply_shape shape_of(const struct ibx_reply_watch *watch)
+{
+    const size_t *sizes = watch->sizes;
+    if (watch->count < 2 || watch->count > 4 || sizes[0] != 4 || sizes[1] != 8)
+        return IBX_REPLY_ODD;
+    if (watch->count == 2)
+        return watch->second ? IBX_REPLY_ODD : IBX_REPLY_PLAIN;
+    if (watch->count == 3 && watch->second == sizes[2])
+        return IBX_REPLY_PLAIN;
+    if (sizes[2] != 8 || watch->third != (watch->count == 4 ? sizes[3] : 0))
+        return IBX_REPLY_ODD;
+    return IBX_REPLY_TIMED;
+}
+
+void ibx_reply_note_sync(struct ibx_reply_watch *watch)
+{
+    if (!watch->count)
+        return;
+    enum ibx_reply_shape shape = shape_of(watch);
+    bool agrees = watch->shape == IBX_REPLY_UNKNOWN || watch->shape == shape;
+    watch->shape = agrees ? shape : IBX_REPLY_ODD;
+    watch->count = 0;
+}
+
+size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
+                      uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX])
+{
+    struct ibx_writer w = ibx_writer_of(head, IBX_REPLY_HEAD_MAX);
+    ibx_put_u32(&w, (uint32_t)exit_code);
+    if (shape == IBX_REPLY_TIMED) {
+        uint64_t bits;
+        memcpy(&bits, &seconds, sizeof(bits));
+        ibx_put_u64(&w, bits);
+    }
+    ibx_put_u64(&w, out_length);
+    return w.length;
+}
