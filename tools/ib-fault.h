@@ -9,7 +9,7 @@
 #ifndef IBX_TOOLS_IB_FAULT_H
 #define IBX_TOOLS_IB_FAULT_H
 
-#include "migrate/pages.h"
+#include "migrate/pages/pages.h"
 
 #include <sched.h>
 #include <stdbool.h>

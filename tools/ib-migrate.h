@@ -3,7 +3,7 @@
 #ifndef IBX_TOOLS_IB_MIGRATE_H
 #define IBX_TOOLS_IB_MIGRATE_H
 
-#include "migrate/talk.h"
+#include "migrate/operator/control_socket.h"
 
 #include <stdio.h>
 

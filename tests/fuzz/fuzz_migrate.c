@@ -8,8 +8,8 @@
  *   else           pieces of a map, each after its length in two bytes. The byte chooses the map's
  *                  blocks: one or two of up to 3 segments, with a last word that is not full
  */
-#include "migrate/hardware.h"
-#include "migrate/page_map.h"
+#include "migrate/preflight/hardware.h"
+#include "migrate/pages/page_map.h"
 
 #include "common/wire.h"
 

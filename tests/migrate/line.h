@@ -6,7 +6,7 @@
 #ifndef IBX_TESTS_MIGRATE_LINE_H
 #define IBX_TESTS_MIGRATE_LINE_H
 
-#include "migrate/control.h"
+#include "migrate/channel/channel.h"
 
 struct line {
     struct ibx_control control;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* System calls in other processes: a child that notices every disturbance, and real QEMUs. */
-#include "migrate/guest_ram.h"
-#include "migrate/inject.h"
+#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/inject.h"
 #include "tests/migrate/vm.h"
 
 #include "common/clock.h"

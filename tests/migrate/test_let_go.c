@@ -4,7 +4,7 @@
  * ranges are unregistered, and the last descriptor is closed. A process stands for QEMU here, with
  * memory of which nobody answers the faults.
  */
-#include "migrate/destination.h"
+#include "migrate/destination/destination.h"
 
 #include "common/clock.h"
 

@@ -5,9 +5,9 @@
  * thread does it all, with poll. The guest's heartbeats, joined, must be those that were computed
  * natively.
  */
-#include "migrate/guest_ram.h"
-#include "migrate/inject.h"
-#include "migrate/refuse.h"
+#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/inject.h"
+#include "migrate/preflight/blockers.h"
 #include "tests/guest/churn.h"
 #include "tests/migrate/vm.h"
 

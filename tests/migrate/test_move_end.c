@@ -6,7 +6,7 @@
  */
 #include "tests/migrate/mover.h"
 
-#include "migrate/inject.h"
+#include "migrate/qemu/inject.h"
 
 #include "common/clock.h"
 

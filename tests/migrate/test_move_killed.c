@@ -8,7 +8,7 @@
  */
 #include "tests/migrate/mover.h"
 
-#include "migrate/record.h"
+#include "migrate/journal/journal.h"
 
 #include "common/clock.h"
 

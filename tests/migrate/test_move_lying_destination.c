@@ -4,10 +4,10 @@
  * the wrong thing at each state. Afterwards the guest is alive and right at the source, which has a
  * real QEMU.
  */
-#include "migrate/page_map.h"
-#include "migrate/porch.h"
-#include "migrate/refuse.h"
-#include "migrate/source_vm.h"
+#include "migrate/pages/page_map.h"
+#include "migrate/channel/acceptor.h"
+#include "migrate/preflight/blockers.h"
+#include "migrate/source/vm.h"
 #include "tests/migrate/line.h"
 #include "tests/migrate/mover.h"
 

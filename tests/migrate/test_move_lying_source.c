@@ -4,9 +4,9 @@
  * wrong thing at each state; both have real QEMUs. Afterwards the guest is alive and right at the
  * source, and the destination's QEMU never ran.
  */
-#include "migrate/pages.h"
-#include "migrate/refuse.h"
-#include "migrate/source_vm.h"
+#include "migrate/pages/pages.h"
+#include "migrate/preflight/blockers.h"
+#include "migrate/source/vm.h"
 #include "tests/migrate/line.h"
 #include "tests/migrate/mover.h"
 

@@ -4,8 +4,8 @@
  * crowd at the door, a VM continued or reset by hand, a READ cut off half-way, memory given back.
  * Afterwards the guest is alive and right on exactly one side.
  */
-#include "migrate/inject.h"
-#include "migrate/source_vm.h"
+#include "migrate/qemu/inject.h"
+#include "migrate/source/vm.h"
 #include "tests/migrate/mover.h"
 
 #include "common/clock.h"

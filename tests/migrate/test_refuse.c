@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Every reason against a move: with real QEMUs where one can be had, else with made-up answers. */
-#include "migrate/refuse.h"
+#include "migrate/preflight/blockers.h"
 #include "tests/migrate/vm.h"
 
 #include "common/clock.h"

@@ -4,7 +4,7 @@
 #ifndef IBX_TESTS_PAGES_SCENE_H
 #define IBX_TESTS_PAGES_SCENE_H
 
-#include "migrate/pages.h"
+#include "migrate/pages/pages.h"
 
 #include <pthread.h>
 

@@ -3,7 +3,7 @@
 #ifndef IBX_TESTS_UNIT_RECORD_SCENE_H
 #define IBX_TESTS_UNIT_RECORD_SCENE_H
 
-#include "migrate/record.h"
+#include "migrate/journal/journal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

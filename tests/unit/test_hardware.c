@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Hardware as QEMU tells it in text, and which differences keep a VM from moving. */
-#include "migrate/hardware.h"
+#include "migrate/preflight/hardware.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The limit of locked memory, and what of guest RAM counts for it. */
-#include "migrate/pages.h"
-#include "migrate/refuse.h"
+#include "migrate/pages/pages.h"
+#include "migrate/preflight/blockers.h"
 
 #include "common/locked.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Messages of a move: golden bytes, every way to be cut, changed or out of range, and the VM in a
  * HELLO. */
-#include "migrate/protocol.h"
+#include "migrate/channel/protocol.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The socket of a running move, both ends in this process, and the status that it carries. */
-#include "migrate/talk.h"
+#include "migrate/operator/control_socket.h"
 
 #include "common/clock.h"
 

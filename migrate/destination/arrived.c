@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Minor mode: which pages have come, in shared memory that outlives the tool. READs go into the
+ * page cache, so that what is there may be half a page that a dead tool was fetching, or one that
+ * the guest has changed since and the kernel has unmapped (to swap it out, to move it): the one has
+ * to be fetched again, the other never, and nothing else tells them apart.
+ */
+#include "migrate/destination/destination.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static size_t bytes_of(const struct destination *d)
+{
+    return (size_t)(d->map.pages + 63) / 64 * 8;
+}
+
+static int map(struct destination *d, int fd, const char *path, struct ibx_error *err)
+{
+    void *at = mmap(NULL, bytes_of(d), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return ibx_error_set(err, -errno, "%s cannot be mapped: %s", path, strerror(errno));
+    d->arrived = at;
+    d->arrived_bytes = bytes_of(d);
+    return 0;
+}
+
+int destination_arrived_make(struct destination *d, struct ibx_error *err)
+{
+    char path[128];
+    ibx_record_arrived_path(&d->status.record, path, sizeof(path));
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes_of(d));
+    int rc = code ? ibx_error_set(err, -code,
+                                  "%s, where --minor notes which pages have come, cannot be made: "
+                                  "%s; make room in /dev/shm, or receive without --minor",
+                                  path, strerror(code))
+                  : map(d, fd, path, err);
+    if (fd >= 0)
+        close(fd);
+    if (rc && fd >= 0)
+        unlink(path);
+    return rc;
+}
+
+int destination_arrived_find(struct destination *d, struct ibx_error *err)
+{
+    char path[128];
+    struct stat st;
+    ibx_record_arrived_path(&d->status.record, path, sizeof(path));
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    const bool good = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+                      (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
+                      st.st_size == (off_t)bytes_of(d);
+    int rc = good ? map(d, fd, path, err)
+                  : ibx_error_set(err, -ESTALE,
+                                  "%s, where the tool before this one noted which pages have come, "
+                                  "is gone or is not its: which of the VM's pages are whole cannot "
+                                  "be known; end this QEMU, and ib-migrate rollback at the source "
+                                  "restarts the VM from its stop",
+                                  path);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+void destination_arrived_remove(const struct destination *d)
+{
+    char path[128];
+    ibx_record_arrived_path(&d->status.record, path, sizeof(path));
+    unlink(path);
+}
+
+void destination_arrived_end(struct destination *d)
+{
+    if (d->arrived)
+        munmap((void *)d->arrived, d->arrived_bytes);
+    d->arrived = NULL;
+}

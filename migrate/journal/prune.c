@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Records that nobody needs any more. */
+#include "migrate/journal/journal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+bool ibx_record_qemu_gone(const struct ibx_record *record)
+{
+    return record->pid > 0 && record->pid_started &&
+           ibx_process_started(record->pid) != record->pid_started;
+}
+
+/* Why it stays; NULL: it may go. */
+static const char *needed(const struct ibx_record *record, bool unfinished)
+{
+    const bool gone = ibx_record_qemu_gone(record);
+    if (!ibx_record_over(record) && !unfinished)
+        return "it is not over";
+    if (!ibx_record_over(record) && record->state != IBX_RECORD_COMPLETE && !gone)
+        return "it is not over, and its QEMU lives";
+    if (record->source && record->state == IBX_RECORD_DONE && !gone)
+        return "its QEMU lives and must not be continued";
+    return NULL;
+}
+
+static bool too_young(const struct ibx_record_prune *which, const struct ibx_record *record,
+                      size_t over)
+{
+    return record->written_s >= which->before_s && over <= which->keep;
+}
+
+/* Under its lock, when no tool is at work on it, and as it is on record by then: a tool may have
+ * been since it was listed. */
+static const char *remove_one(const char *folder, const struct ibx_record_prune *which,
+                              struct ibx_record *record, size_t over, struct ibx_error *err)
+{
+    char lock[PATH_MAX];
+    int lock_fd;
+    if (ibx_record_lock(folder, record, &lock_fd, err))
+        return err->message;
+    int rc = ibx_record_reload(folder, record, err);
+    const char *why = rc ? NULL : needed(record, which->unfinished);
+    if (!rc && !why && too_young(which, record, over))
+        why = "it has just been written";
+    if (rc == -ENOENT) { /* somebody else was faster, and the lock's file is new */
+        ibx_record_path(folder, record, ".lock", lock, sizeof(lock));
+        unlink(lock);
+        rc = 0;
+    } else if (!rc && !why) {
+        rc = ibx_record_remove(folder, record, err);
+    }
+    close(lock_fd);
+    return rc ? err->message : why;
+}
+
+int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
+                     struct ibx_error *err)
+{
+    struct ibx_record *records;
+    size_t count, over = 0;
+    int rc = ibx_record_list(folder, &records, &count, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < count; i++) {
+        struct ibx_error silent = {0};
+        over += ibx_record_over(&records[i]);
+        if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
+            too_young(which, &records[i], over))
+            continue;
+        const char *why = needed(&records[i], which->unfinished);
+        if (!why)
+            why = remove_one(folder, which, &records[i], over, &silent);
+        if (which->each)
+            which->each(which->context, &records[i], why);
+    }
+    free(records);
+    return 0;
+}
+
+void ibx_record_prune_old(const char *folder)
+{
+    const struct ibx_record_prune old = {
+        .before_s = (uint64_t)time(NULL) - IBX_RECORD_DAYS * 86400ull, .keep = IBX_RECORD_KEEP};
+    ibx_record_prune(folder, &old, NULL);
+}

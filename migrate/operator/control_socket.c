@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The running move's end of its socket; who asks is in talk_ask.c. */
+#include "migrate/operator/control_socket.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define LINE_MAX_BYTES 4096u /* of a request */
+#define BACKLOG        16
+#define DEAF_MS        1000 /* after a failed accept (no descriptor left): else poll would spin */
+
+struct client {
+    int fd; /* -1: free */
+    size_t length;
+    uint64_t heard_ns;
+    char line[LINE_MAX_BYTES];
+};
+
+struct ibx_talk {
+    int fd;
+    dev_t dev; /* of the socket, so that nobody else's is removed */
+    ino_t ino;
+    struct sockaddr_un address;
+    const struct ibx_talk_ops *ops;
+    void *context;
+    uint64_t deaf_until_ns;
+    struct client clients[IBX_TALK_CLIENTS_MAX];
+};
+
+/* ------------------------------------------------------------ opening */
+
+/* Whether somebody answers at a socket's address: 1, 0 (left behind), or an error. */
+static int alive_at(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    int rc = connect(fd, (const struct sockaddr *)address, sizeof(*address)) ? -errno : 0;
+    close(fd);
+    if (!rc || rc == -EAGAIN) /* its queue is full */
+        return 1;
+    return rc == -ECONNREFUSED || rc == -ENOENT ? 0 : rc;
+}
+
+/* Clears the way for bind(2). */
+static int remove_stale(const struct sockaddr_un *address, struct ibx_error *err)
+{
+    const char *path = address->sun_path;
+    struct stat st;
+    if (lstat(path, &st))
+        return errno == ENOENT ? 0 : ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (!S_ISSOCK(st.st_mode))
+        return ibx_error_set(
+            err, -EEXIST, "%s is in the place of the move's socket and is none: remove it", path);
+    int alive = alive_at(address);
+    if (alive < 0)
+        return ibx_error_set(err, alive, "%s: %s", path, strerror(-alive));
+    if (alive)
+        return ibx_error_set(err, -EADDRINUSE,
+                             "%s: another ib-migrate is at work on this move; \"ib-migrate "
+                             "status\" shows how far it is",
+                             path);
+    if (unlink(path) && errno != ENOENT)
+        return ibx_error_set(err, -errno,
+                             "%s, which a dead tool left behind, cannot be removed: %s", path,
+                             strerror(errno));
+    return 0;
+}
+
+static int listen_at(struct ibx_talk *talk, struct ibx_error *err)
+{
+    struct stat st;
+    /* The file gets the mode that the socket has when it is bound: never open to others. */
+    if (fchmod(talk->fd, 0600) ||
+        bind(talk->fd, (const struct sockaddr *)&talk->address, sizeof(talk->address)) ||
+        lstat(talk->address.sun_path, &st) || listen(talk->fd, BACKLOG))
+        return ibx_error_set(err, -errno, "%s cannot be made: %s", talk->address.sun_path,
+                             strerror(errno));
+    talk->dev = st.st_dev;
+    talk->ino = st.st_ino;
+    return 0;
+}
+
+int ibx_talk_open(const char *path, const struct ibx_talk_ops *ops, void *context,
+                  struct ibx_talk **out, struct ibx_error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof(address.sun_path))
+        return ibx_error_set(err, -ENAMETOOLONG,
+                             "%s is longer than the %zu bytes of a socket's address: use a shorter "
+                             "--state-dir",
+                             path, sizeof(address.sun_path) - 1);
+    memcpy(address.sun_path, path, strlen(path));
+    int rc = remove_stale(&address, err);
+    if (rc)
+        return rc;
+    struct ibx_talk *talk = calloc(1, sizeof(*talk));
+    if (!talk)
+        return ibx_error_set(err, -ENOMEM, "no memory for the move's socket");
+    talk->address = address;
+    talk->ops = ops;
+    talk->context = context;
+    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++)
+        talk->clients[i].fd = -1;
+    talk->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    rc = talk->fd < 0 ? ibx_error_set(err, -errno, "no socket for %s: %s", path, strerror(errno))
+                      : listen_at(talk, err);
+    if (rc) {
+        ibx_talk_close(talk);
+        return rc;
+    }
+    *out = talk;
+    return 0;
+}
+
+static void drop(struct client *client)
+{
+    close(client->fd);
+    client->fd = -1;
+}
+
+void ibx_talk_close(struct ibx_talk *talk)
+{
+    struct stat st;
+    if (!talk)
+        return;
+    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+        if (talk->clients[i].fd >= 0)
+            drop(&talk->clients[i]);
+    }
+    if (talk->ino && !lstat(talk->address.sun_path, &st) && st.st_dev == talk->dev &&
+        st.st_ino == talk->ino)
+        unlink(talk->address.sun_path);
+    if (talk->fd >= 0)
+        close(talk->fd);
+    free(talk);
+}
+
+/* ------------------------------------------------------------ answers */
+
+static json_t *refusal(const char *sentence)
+{
+    return json_pack("{s:o}", "error", ibx_json_text(sentence));
+}
+
+static json_t *ok_or_refusal(int rc, const struct ibx_error *err)
+{
+    return rc ? refusal(err->message) : json_pack("{s:b}", "ok", 1);
+}
+
+static json_t *set_answer(const struct ibx_talk *talk, const json_t *request)
+{
+    const json_t *bytes = json_object_get(request, "max-bandwidth");
+    struct ibx_error err = {0};
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
+        return refusal("\"set\" needs \"max-bandwidth\", a number of bytes a second from 0 on "
+                       "(0: no limit)");
+    int rc = talk->ops->set_bandwidth(talk->context, (uint64_t)json_integer_value(bytes), &err);
+    return ok_or_refusal(rc, &err);
+}
+
+static json_t *status_answer(const struct ibx_talk *talk)
+{
+    struct ibx_move_status status = {0};
+    talk->ops->status(talk->context, &status);
+    return json_pack("{s:o}", "status", ibx_move_status_json(&status));
+}
+
+static json_t *answer_of(const struct ibx_talk *talk, const char *line, size_t length)
+{
+    json_t *request = json_loadb(line, length, JSON_REJECT_DUPLICATES, NULL);
+    const char *command = json_string_value(json_object_get(request, "command"));
+    struct ibx_error err = {0};
+    json_t *answer;
+    if (!json_is_object(request)) {
+        answer = refusal("the request is not a JSON object");
+    } else if (command && !strcmp(command, "status")) {
+        answer = status_answer(talk);
+    } else if (command && !strcmp(command, "cancel")) {
+        int rc = talk->ops->cancel(talk->context, &err);
+        answer = ok_or_refusal(rc, &err);
+    } else if (command && !strcmp(command, "set")) {
+        answer = set_answer(talk, request);
+    } else {
+        ibx_error_set(&err, -EINVAL,
+                      "there is no command \"%.64s\": it is \"status\", \"cancel\" or \"set\"",
+                      command ? command : "");
+        ibx_text_sanitize(err.message); /* may have been cut inside a character */
+        answer = refusal(err.message);
+    }
+    json_decref(request);
+    return answer;
+}
+
+/* False when the client is to be closed: its buffer, which holds many answers, is full, or it has
+ * gone. */
+static bool send_answer(int fd, json_t *answer)
+{
+    char *text = answer ? json_dumps(answer, JSON_COMPACT) : NULL;
+    json_decref(answer);
+    if (!text)
+        return false;
+    size_t length = strlen(text);
+    text[length] = '\n'; /* in the place of the NUL */
+    ssize_t n = send(fd, text, length + 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    free(text);
+    return n == (ssize_t)(length + 1);
+}
+
+/* ------------------------------------------------------------ clients */
+
+static bool answer_lines(const struct ibx_talk *talk, struct client *client)
+{
+    size_t done = 0;
+    char *end;
+    while ((end = memchr(client->line + done, '\n', client->length - done))) {
+        size_t length = (size_t)(end - (client->line + done));
+        if (!send_answer(client->fd, answer_of(talk, client->line + done, length)))
+            return false;
+        done += length + 1;
+    }
+    client->length -= done;
+    memmove(client->line, client->line + done, client->length);
+    if (client->length < sizeof(client->line))
+        return true;
+    send_answer(client->fd, refusal("the request is longer than 4096 bytes"));
+    return false;
+}
+
+static void serve_client(const struct ibx_talk *talk, struct client *client)
+{
+    ssize_t n = recv(client->fd, client->line + client->length,
+                     sizeof(client->line) - client->length, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        drop(client);
+        return;
+    }
+    client->length += (size_t)n;
+    client->heard_ns = ibx_now_ns();
+    if (!answer_lines(talk, client))
+        drop(client);
+}
+
+static bool welcome(int fd)
+{
+    struct ucred who;
+    socklen_t size = sizeof(who);
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) &&
+           (who.uid == geteuid() || who.uid == 0);
+}
+
+/* A free place, or that of the client which was silent for longest. */
+static struct client *place_for_one(struct ibx_talk *talk)
+{
+    struct client *oldest = &talk->clients[0];
+    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+        struct client *client = &talk->clients[i];
+        if (client->fd < 0)
+            return client;
+        if (client->heard_ns < oldest->heard_ns)
+            oldest = client;
+    }
+    drop(oldest);
+    return oldest;
+}
+
+static void accept_clients(struct ibx_talk *talk)
+{
+    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+        int fd = accept4(talk->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+                talk->deaf_until_ns = ibx_deadline_in_ms(DEAF_MS);
+            return;
+        }
+        if (!welcome(fd)) {
+            close(fd);
+            continue;
+        }
+        struct client *client = place_for_one(talk);
+        client->fd = fd;
+        client->length = 0;
+        client->heard_ns = ibx_now_ns();
+    }
+}
+
+unsigned ibx_talk_poll_fds(const struct ibx_talk *talk, struct pollfd *fds)
+{
+    unsigned count = 0;
+    if (ibx_now_ns() >= talk->deaf_until_ns)
+        fds[count++] = (struct pollfd){.fd = talk->fd, .events = POLLIN};
+    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+        if (talk->clients[i].fd >= 0)
+            fds[count++] = (struct pollfd){.fd = talk->clients[i].fd, .events = POLLIN};
+    }
+    return count;
+}
+
+void ibx_talk_serve(struct ibx_talk *talk)
+{
+    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+        if (talk->clients[i].fd >= 0)
+            serve_client(talk, &talk->clients[i]);
+    }
+    if (ibx_now_ns() >= talk->deaf_until_ns)
+        accept_clients(talk);
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The state of a move as JSON, and back; ib-migrate(1) documents every member. */
+#include "migrate/operator/control_socket.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+json_t *ibx_json_text(const char *text)
+{
+    json_t *value = json_string(text);
+    if (value)
+        return value;
+    char plain[PATH_MAX];
+    snprintf(plain, sizeof(plain), "%s", text);
+    ibx_text_sanitize(plain);
+    return json_string(plain);
+}
+
+/* ------------------------------------------------------------ figures */
+
+struct figure {
+    const char *name;
+    size_t offset;
+    bool later; /* null until it is known */
+};
+
+#define FIGURE(member, name)                                                                       \
+    {                                                                                              \
+        name, offsetof(struct ibx_move_status, member), false                                      \
+    }
+#define LATER(member)                                                                              \
+    {                                                                                              \
+#member, offsetof(struct ibx_move_status, member), true                                    \
+    }
+
+static const struct figure figures[] = {
+    FIGURE(ram_bytes, "ram_bytes"),
+    FIGURE(pages, "pages"),
+    FIGURE(present, "present_pages"),
+    FIGURE(zero_pages, "zero_pages"),
+    FIGURE(bytes, "wire_bytes"),
+    FIGURE(bytes_per_second, "bytes_per_second"),
+    FIGURE(faults, "faults"),
+    FIGURE(faults_per_second, "faults_per_second"),
+    FIGURE(fault_p50_ns, "fault_p50_ns"),
+    FIGURE(fault_p99_ns, "fault_p99_ns"),
+    FIGURE(fault_max_ns, "fault_max_ns"),
+    FIGURE(fault_sum_ns, "fault_sum_ns"),
+    LATER(max_bandwidth),
+    LATER(silent_ns),
+    LATER(downtime_ns),
+    LATER(map_ns),
+    LATER(state_ns),
+    LATER(commit_ns),
+    LATER(register_ns),
+    LATER(total_ns),
+    LATER(source_cpu_ns),
+    LATER(state_bytes),
+};
+#define FIGURES (sizeof(figures) / sizeof(figures[0]))
+
+static json_t *number(uint64_t value)
+{
+    return json_integer(value > INT64_MAX ? INT64_MAX : (json_int_t)value);
+}
+
+static json_t *figure_json(const struct ibx_move_status *status, const struct figure *figure)
+{
+    uint64_t value;
+    memcpy(&value, (const char *)status + figure->offset, sizeof(value));
+    return value || !figure->later ? number(value) : json_null();
+}
+
+/* ------------------------------------------------------------ out */
+
+json_t *ibx_move_record_json(const struct ibx_record *record)
+{
+    char id[2 * IBX_MOVE_ID_BYTES + 1];
+    for (unsigned i = 0; i < IBX_MOVE_ID_BYTES; i++)
+        snprintf(id + (size_t)2 * i, 3, "%02x", record->id[i]);
+    return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", id,
+                     "role", record->source ? "source" : "destination", "state",
+                     ibx_record_state_name(record->state), "over", ibx_record_over(record), "epoch",
+                     number(record->epoch), "name", ibx_json_text(record->name), "uuid",
+                     ibx_json_text(record->uuid), "qmp", ibx_json_text(record->qmp), "pid",
+                     json_integer(record->pid), "uri", ibx_json_text(record->uri), "peer",
+                     ibx_json_text(record->peer), "written", number(record->written_s));
+}
+
+/* Nothing is on record before the two tools have met. */
+static json_t *record_or_null(const struct ibx_record *record)
+{
+    return record->state ? ibx_move_record_json(record) : json_null();
+}
+
+json_t *ibx_move_status_json(const struct ibx_move_status *status)
+{
+    json_t *json = json_pack(
+        "{s:s, s:s, s:o, s:o, s:o, s:o, s:i}", "role", status->source ? "source" : "destination",
+        "phase", ibx_move_phase_name(status->phase), "record", record_or_null(&status->record),
+        "path", ibx_json_text(status->path), "sentence", ibx_json_text(status->sentence),
+        "elapsed_ns",
+        number(status->now_ns > status->began_ns ? status->now_ns - status->began_ns : 0),
+        "reconnects", (int)status->reconnects);
+    int failed = !json;
+    for (size_t i = 0; i < FIGURES && !failed; i++)
+        failed = json_object_set_new(json, figures[i].name, figure_json(status, &figures[i]));
+    if (failed) {
+        json_decref(json);
+        return NULL;
+    }
+    return json;
+}
+
+/* ------------------------------------------------------------ in */
+
+static int phase_of(const char *name, enum ibx_move_phase *phase)
+{
+    for (unsigned i = IBX_PHASE_WAITING; name && i <= IBX_PHASE_FAILED; i++) {
+        if (!strcmp(ibx_move_phase_name((enum ibx_move_phase)i), name)) {
+            *phase = (enum ibx_move_phase)i;
+            return 0;
+        }
+    }
+    return -EPROTO;
+}
+
+/* 0 for null. */
+static int number_of(const json_t *json, const char *name, uint64_t *value)
+{
+    const json_t *member = json_object_get(json, name);
+    json_int_t got = json_integer_value(member);
+    if ((!json_is_integer(member) && !json_is_null(member)) || got < 0)
+        return -EPROTO;
+    *value = (uint64_t)got;
+    return 0;
+}
+
+static int text_of(const json_t *json, const char *name, char *out, size_t size)
+{
+    const char *text = json_string_value(json_object_get(json, name));
+    if (!text)
+        return -EPROTO;
+    snprintf(out, size, "%s", text);
+    ibx_text_sanitize(out);
+    return 0;
+}
+
+static int bad_member(struct ibx_error *err, const char *name)
+{
+    return ibx_error_set(err, -EPROTO,
+                         "the answer of the tool at work on the move has no good \"%s\": is it of "
+                         "another version?",
+                         name);
+}
+
+int ibx_move_status_take(const json_t *json, struct ibx_move_status *status, struct ibx_error *err)
+{
+    struct ibx_move_status taken = {.record = status->record};
+    const char *role = json_string_value(json_object_get(json, "role"));
+    if (!role)
+        return bad_member(err, "role");
+    taken.source = !strcmp(role, "source");
+    if (phase_of(json_string_value(json_object_get(json, "phase")), &taken.phase))
+        return bad_member(err, "phase");
+    if (text_of(json, "path", taken.path, sizeof(taken.path)))
+        return bad_member(err, "path");
+    if (text_of(json, "sentence", taken.sentence, sizeof(taken.sentence)))
+        return bad_member(err, "sentence");
+    uint64_t reconnects = 0;
+    if (number_of(json, "elapsed_ns", &taken.now_ns))
+        return bad_member(err, "elapsed_ns");
+    if (number_of(json, "reconnects", &reconnects) || reconnects > UINT32_MAX)
+        return bad_member(err, "reconnects");
+    taken.reconnects = (unsigned)reconnects;
+    for (size_t i = 0; i < FIGURES; i++) {
+        uint64_t value;
+        if (number_of(json, figures[i].name, &value))
+            return bad_member(err, figures[i].name);
+        memcpy((char *)&taken + figures[i].offset, &value, sizeof(value));
+    }
+    *status = taken;
+    return 0;
+}

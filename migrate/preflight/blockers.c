@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/preflight/blockers.h"
+
+#include "migrate/qemu/inject.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define TEXT_MAX 256 /* bytes of QEMU's words in one of ours */
+
+void ibx_refuse(struct ibx_refusals *refusals, const char *format, ...)
+{
+    size_t at = refusals->count++;
+    if (at >= IBX_REFUSALS_MAX)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(refusals->sentences[at], sizeof(refusals->sentences[at]), format, arguments);
+    va_end(arguments);
+    ibx_text_sanitize(refusals->sentences[at]);
+}
+
+static bool begins(const char *text, const char *with)
+{
+    return !strncmp(text, with, strlen(with));
+}
+
+/* ------------------------------------------------------------ memory */
+
+static bool version_from(const struct ibx_guest_ram *ram, unsigned major, unsigned minor)
+{
+    return ram->version.major > major ||
+           (ram->version.major == major && ram->version.minor >= minor);
+}
+
+static void refuse_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                         struct ibx_refusals *refusals)
+{
+    const bool file = !strcmp(block->type, "memory-backend-file");
+    const uint64_t mib = block->size >> 20;
+    if (!block->shared) {
+        ibx_refuse(refusals,
+                   "guest RAM %s (%s, %" PRIu64 " MiB) is private to QEMU: start it with -object "
+                   "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/NAME,share=on "
+                   "-machine memory-backend=%s (libvirt: <memoryBacking> with <source "
+                   "type='file'/> and <access mode='shared'/>)",
+                   block->id, block->type, mib, block->id, mib, block->id);
+        return;
+    }
+    if (version_from(ram, 8, 1) && !file)
+        ibx_refuse(refusals,
+                   "guest RAM %s is a %s, and QEMU %u.%u leaves only named files out of its own "
+                   "stream: use -object memory-backend-file,id=%s,size=%" PRIu64
+                   "M,mem-path=/dev/shm/NAME,share=on",
+                   block->id, block->type, ram->version.major, ram->version.minor, block->id, mib);
+    if (block->page_size && (block->size % block->page_size || block->offset % block->page_size))
+        ibx_refuse(refusals,
+                   "guest RAM %s (%" PRIu64 " bytes at offset %" PRIu64 ") does not consist of "
+                   "whole pages of %" PRIu64 " KiB: round its size up",
+                   block->id, block->size, block->offset, block->page_size >> 10);
+}
+
+void ibx_refuse_ram(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        refuse_block(ram, block, refusals);
+        for (size_t k = 0; block->shared && k < i; k++) {
+            const struct ibx_guest_block *other = &ram->blocks[k];
+            if (other->shared && other->dev == block->dev && other->ino == block->ino)
+                ibx_refuse(refusals,
+                           "guest RAM %s and %s lie in one file %s: give each a file of "
+                           "its own",
+                           other->id, block->id, block->path);
+        }
+    }
+    if (ram->bytes < ram->machine_bytes)
+        ibx_refuse(refusals,
+                   "the machine has %" PRIu64
+                   " MiB of memory, but its memory backends only %" PRIu64
+                   " MiB: give all of it a memory-backend-file (-machine memory-backend= or -numa "
+                   "node,memdev=)",
+                   ram->machine_bytes >> 20, ram->bytes >> 20);
+}
+
+/* Its pages are the VM's until the move is complete, also when the source's QEMU ends before. */
+static void refuse_discarding(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const char *id = ram->blocks[i].id;
+        if (ram->blocks[i].discards)
+            ibx_refuse(refusals,
+                       "guest RAM %s is lost if this QEMU ends before all of it has gone over "
+                       "(discard-data=on): turn that off by the QMP command qom-set with path "
+                       "/objects/%s, property discard-data and value false, and for the next start "
+                       "on its command line (libvirt: no <discard/> in <memoryBacking>)",
+                       id, id);
+    }
+}
+
+/* Bytes that the blocks from `first` on with its file system may still need there. */
+static uint64_t need_of(const struct ibx_guest_ram *ram, size_t first)
+{
+    uint64_t need = 0;
+    for (size_t i = first; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        struct stat st;
+        if (block->fd < 0 || block->dev != ram->blocks[first].dev || fstat(block->fd, &st))
+            continue;
+        uint64_t has = (uint64_t)st.st_blocks * 512;
+        need += block->size > has ? block->size - has : 0;
+    }
+    return need;
+}
+
+void ibx_refuse_space(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        bool counted = false;
+        for (size_t k = 0; k < i; k++)
+            counted |= ram->blocks[k].fd >= 0 && ram->blocks[k].dev == block->dev;
+        struct statfs fs;
+        /* Huge pages are reserved when QEMU maps them; no blocks means no limit. */
+        if (counted || block->fd < 0 || fstatfs(block->fd, &fs) || fs.f_type == HUGETLBFS_MAGIC ||
+            !fs.f_blocks)
+            continue;
+        uint64_t need = need_of(ram, i), room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize;
+        if (room < need)
+            ibx_refuse(refusals,
+                       "the file system of %s has %" PRIu64
+                       " MiB left and this VM may need %" PRIu64
+                       " MiB more: enlarge it (a tmpfs: mount -o remount,size=...) or free space, "
+                       "else the VM would hang for want of a page",
+                       block->path[0] ? block->path : block->id, room >> 20, need >> 20);
+    }
+}
+
+/* ------------------------------------------------------------ both sides */
+
+static void refuse_pair_block(const struct ibx_guest_block *from, const struct ibx_guest_block *to,
+                              struct ibx_refusals *refusals)
+{
+    if (from->size != to->size)
+        ibx_refuse(refusals,
+                   "guest RAM %s has %" PRIu64 " MiB here and %" PRIu64 " MiB at the destination: "
+                   "start the destination's QEMU with size=%" PRIu64 "M",
+                   from->id, from->size >> 20, to->size >> 20, from->size >> 20);
+    if (from->page_size && to->page_size && from->page_size != to->page_size)
+        ibx_refuse(refusals,
+                   "guest RAM %s has pages of %" PRIu64 " KiB here and of %" PRIu64 " KiB at the "
+                   "destination: put both on /dev/shm or both on hugetlbfs with one page size",
+                   from->id, from->page_size >> 10, to->page_size >> 10);
+}
+
+/* Whichever of the destination's blocks has it. */
+static void refuse_same_file(const struct ibx_guest_block *from,
+                             const struct ibx_guest_ram *destination, struct ibx_refusals *refusals)
+{
+    bool same = false;
+    for (size_t i = 0; i < destination->count && from->file; i++)
+        same = same || destination->blocks[i].file == from->file;
+    if (same)
+        ibx_refuse(refusals,
+                   "guest RAM %s is in one and the same file here and at the destination, which "
+                   "would be emptied under the running VM: give the destination's QEMU another "
+                   "mem-path",
+                   from->id);
+}
+
+void ibx_refuse_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
+                     struct ibx_refusals *refusals)
+{
+    static const char no_uuid[] = "00000000-0000-0000-0000-000000000000";
+    if (strcmp(source->machine, destination->machine))
+        ibx_refuse(refusals,
+                   "the machine is a %s here and a %s at the destination: start the "
+                   "destination's QEMU with -M %s",
+                   source->machine, destination->machine, source->machine);
+    if (source->version.major > destination->version.major ||
+        (source->version.major == destination->version.major &&
+         source->version.minor > destination->version.minor))
+        ibx_refuse(refusals,
+                   "QEMU is %u.%u here and %u.%u at the destination: it moves VMs to its own or a "
+                   "newer version only; update it there",
+                   source->version.major, source->version.minor, destination->version.major,
+                   destination->version.minor);
+    if (strcmp(source->uuid, destination->uuid) && strcmp(destination->uuid, no_uuid))
+        ibx_refuse(refusals,
+                   "the VM's UUID is %s here and %s at the destination: that QEMU waits "
+                   "for another VM, or start it with -uuid %s",
+                   source->uuid, destination->uuid, source->uuid);
+    for (size_t i = 0; i < source->count; i++) {
+        const struct ibx_guest_block *to = ibx_guest_ram_block(destination, source->blocks[i].id);
+        if (to)
+            refuse_pair_block(&source->blocks[i], to, refusals);
+        else
+            ibx_refuse(refusals,
+                       "guest RAM %s is missing at the destination: start its QEMU with "
+                       "the same -object memory-backend-... and ids as here",
+                       source->blocks[i].id);
+        refuse_same_file(&source->blocks[i], destination, refusals);
+    }
+    for (size_t i = 0; i < destination->count; i++) {
+        const char *id = destination->blocks[i].id;
+        if (!ibx_guest_ram_block(source, id))
+            ibx_refuse(refusals,
+                       "the destination has guest RAM %s that is not here: start its "
+                       "QEMU with the same -object memory-backend-... as here",
+                       id);
+    }
+}
+
+/* ------------------------------------------------------------ devices */
+
+static const char *const strangers[] = {"vfio-",      "vfio-user",  "x-vfio-user",
+                                        "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
+
+/* Children of a QOM path whose type is one of the strangers. */
+static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_refusals *refusals,
+                           uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *list, *item;
+    int rc =
+        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    size_t index;
+    json_array_foreach(list, index, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        const char *type = json_string_value(json_object_get(item, "type"));
+        if (!name || !type || !begins(type, "child<"))
+            continue;
+        for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++) {
+            if (!begins(type + 6, strangers[i]))
+                continue;
+            ibx_refuse(refusals,
+                       "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
+                       "that are not there yet: unplug it (device_del %.64s) before the move",
+                       name, (int)strcspn(type + 6, ">"), type + 6, name);
+            break;
+        }
+    }
+    json_decref(list);
+    return 0;
+}
+
+/* Network back ends are no QOM objects; the human monitor lists them. */
+static int refuse_networks(struct ibx_qmp *qmp, struct ibx_refusals *refusals, uint64_t deadline_ns,
+                           struct ibx_error *err)
+{
+    json_t *text;
+    int rc = ibx_qmp_execute(qmp, "human-monitor-command",
+                             json_pack("{s:s}", "command-line", "info network"), &text, deadline_ns,
+                             err);
+    if (rc)
+        return rc;
+    const char *line = json_string_value(text);
+    for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        const size_t length = strcspn(line, "\r\n");
+        const char *user = strstr(line, "type=vhost-user"), *vdpa = strstr(line, "type=vhost-vdpa");
+        const bool is_user = user && user < line + length, is_vdpa = vdpa && vdpa < line + length;
+        if (!is_user && !is_vdpa)
+            continue;
+        const char *name = line + strspn(line, " \\");
+        ibx_refuse(refusals,
+                   "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
+                   "(vhost=on is fine) or unplug it before the move",
+                   (int)strcspn(name, ":\r\n"), name, is_user ? "vhost-user" : "vhost-vdpa");
+    }
+    json_decref(text);
+    return 0;
+}
+
+int ibx_refuse_devices(struct ibx_qmp *qmp, struct ibx_refusals *refusals, uint64_t deadline_ns,
+                       struct ibx_error *err)
+{
+    static const char *const paths[] = {"/machine/peripheral", "/machine/peripheral-anon",
+                                        "/objects"};
+    int rc = 0;
+    for (size_t i = 0; !rc && i < sizeof(paths) / sizeof(paths[0]); i++)
+        rc = refuse_children(qmp, paths[i], refusals, deadline_ns, err);
+    return rc ? rc : refuse_networks(qmp, refusals, deadline_ns, err);
+}
+
+/* ------------------------------------------------------------ state */
+
+/* A migration that ended leaves one of these behind; without any there is no status at all. */
+static bool is_over(const char *status)
+{
+    return !status || !strcmp(status, "none") || !strcmp(status, "completed") ||
+           !strcmp(status, "failed") || !strcmp(status, "cancelled");
+}
+
+static void refuse_run_state(const struct ibx_guest_ram *ram, enum ibx_move_role role,
+                             struct ibx_refusals *refusals)
+{
+    static const char *const gone[] = {
+        "postmigrate",    "finish-migrate", "shutdown",   "internal-error",
+        "guest-panicked", "save-vm",        "restore-vm", "colo"};
+    const bool waits = !strcmp(ram->status, "inmigrate");
+    if (role == IBX_MOVE_DESTINATION) {
+        if (!waits)
+            ibx_refuse(refusals,
+                       "this QEMU is %s and does not wait for a VM: start it with "
+                       "-incoming defer",
+                       ram->status);
+        return;
+    }
+    if (waits)
+        ibx_refuse(refusals, "this QEMU waits for a VM itself (-incoming): send from the one that "
+                             "runs it");
+    for (size_t i = 0; i < sizeof(gone) / sizeof(gone[0]); i++) {
+        if (!strcmp(ram->status, gone[i]))
+            ibx_refuse(refusals,
+                       "the VM is in state %s: only one that runs or is paused can be "
+                       "moved; if it was moved away before, ib-migrate status says whether this "
+                       "QEMU is still needed",
+                       ram->status);
+    }
+}
+
+int ibx_refuse_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, enum ibx_move_role role,
+                     struct ibx_refusals *refusals, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *info, *reason;
+    int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &info, deadline_ns, err);
+    if (rc)
+        return rc;
+    refuse_run_state(ram, role, refusals);
+    const char *status = json_string_value(json_object_get(info, "status"));
+    if (!is_over(status))
+        ibx_refuse(refusals,
+                   "a migration of this QEMU is under way already (%.32s): wait for its "
+                   "end or cancel it (migrate_cancel)",
+                   status);
+    size_t index;
+    json_array_foreach(json_object_get(info, "blocked-reasons"), index, reason)
+    {
+        const char *text = json_string_value(reason);
+        ibx_refuse(refusals,
+                   "QEMU itself cannot migrate this VM (%.*s): remove that device or "
+                   "option first",
+                   TEXT_MAX, text ? text : "no reason given");
+    }
+    json_decref(info);
+    return 0;
+}
+
+/* ------------------------------------------------------------ permissions */
+
+void ibx_refuse_permissions(const struct ibx_guest_ram *ram, struct ibx_refusals *refusals)
+{
+    /* The kernel asks for the same right as for tracing, before it looks at the number. */
+    int process = (int)syscall(SYS_pidfd_open, ram->pid, 0);
+    int copy = process >= 0 ? (int)syscall(SYS_pidfd_getfd, process, INT_MAX, 0) : -1;
+    int code = errno;
+    if (copy >= 0)
+        close(copy);
+    if (process >= 0)
+        close(process);
+    if (code == EPERM || code == EACCES)
+        ibx_refuse(refusals,
+                   "this tool may not trace QEMU (process %d): run it as root or with "
+                   "CAP_SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0 and run it "
+                   "as QEMU's user",
+                   (int)ram->pid);
+    else if (code == ENOSYS)
+        ibx_refuse(refusals, "this kernel has no pidfd_getfd: Linux 5.6 or later is needed");
+    else if (code == ESRCH)
+        ibx_refuse(refusals, "QEMU (process %d) has ended", (int)ram->pid);
+    struct ibx_error why;
+    if (ibx_uffd_possible(ram->pid, NULL, &why))
+        ibx_refuse(refusals, "%s", why.message);
+}
+
+int ibx_refuse_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, enum ibx_move_role role,
+                    struct ibx_refusals *refusals, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = ibx_refuse_state(qmp, ram, role, refusals, deadline_ns, err);
+    if (!rc)
+        rc = ibx_refuse_devices(qmp, refusals, deadline_ns, err);
+    if (rc)
+        return rc;
+    ibx_refuse_ram(ram, refusals);
+    if (role == IBX_MOVE_DESTINATION) {
+        ibx_refuse_permissions(ram, refusals);
+        ibx_refuse_space(ram, refusals);
+    } else {
+        refuse_discarding(ram, refusals);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------ capabilities */
+
+struct capability {
+    const char *name;
+    bool source, destination; /* wanted there */
+    bool needed;              /* a QEMU without it will not do */
+};
+
+static const struct capability capabilities[] = {
+    {"x-ignore-shared", true, true, true},
+    {"events", true, true, true},
+    /* Waits a millisecond for nothing, and then for a word: is_quiet() of source.c does without. */
+    {"pause-before-switchover", false, false, false},
+    /* Each of these sends RAM in a way of its own, or expects another stream. */
+    {"postcopy-ram", false, false, false},
+    {"postcopy-preempt", false, false, false},
+    {"multifd", false, false, false},
+    {"mapped-ram", false, false, false},
+    {"background-snapshot", false, false, false},
+    {"x-colo", false, false, false},
+    {"block", false, false, false},
+    {"release-ram", false, false, false},
+    {"return-path", false, false, false},
+    {"zero-copy-send", false, false, false},
+    {"compress", false, false, false},
+};
+
+/* The state of a capability in QEMU's list: NULL when it does not know it. */
+static json_t *state_of(json_t *list, const char *name)
+{
+    json_t *item;
+    size_t index;
+    json_array_foreach(list, index, item)
+    {
+        const char *is = json_string_value(json_object_get(item, "capability"));
+        if (is && !strcmp(is, name))
+            return json_object_get(item, "state");
+    }
+    return NULL;
+}
+
+static int append_state(json_t *list, const char *name, bool state)
+{
+    return json_array_append_new(list,
+                                 json_pack("{s:s,s:b}", "capability", name, "state", (int)state));
+}
+
+/* What has to change, and what undoes it. */
+static int compare(json_t *list, enum ibx_move_role role, json_t *change, json_t *undo,
+                   struct ibx_error *err)
+{
+    for (size_t i = 0; i < sizeof(capabilities) / sizeof(capabilities[0]); i++) {
+        const struct capability *c = &capabilities[i];
+        const bool wanted = role == IBX_MOVE_SOURCE ? c->source : c->destination;
+        json_t *state = state_of(list, c->name);
+        if (!state && wanted && c->needed)
+            return ibx_error_set(err, -EOPNOTSUPP,
+                                 "this QEMU does not know the migration "
+                                 "capability %s: use QEMU 4.0 or later",
+                                 c->name);
+        if (!state || json_is_true(state) == wanted)
+            continue;
+        if (append_state(change, c->name, wanted) || append_state(undo, c->name, !wanted))
+            return ibx_error_set(err, -ENOMEM, "out of memory");
+    }
+    return 0;
+}
+
+static int set_states(struct ibx_qmp *qmp, json_t *states, uint64_t deadline_ns,
+                      struct ibx_error *err)
+{
+    if (!json_array_size(states))
+        return 0;
+    return ibx_qmp_execute(qmp, "migrate-set-capabilities",
+                           json_pack("{s:O}", "capabilities", states), NULL, deadline_ns, err);
+}
+
+int ibx_capabilities_set(struct ibx_qmp *qmp, enum ibx_move_role role, json_t **before,
+                         uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *list;
+    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_t *change = json_array(), *undo = json_array();
+    rc = compare(list, role, change, undo, err);
+    if (!rc)
+        rc = set_states(qmp, change, deadline_ns, err);
+    json_decref(list);
+    json_decref(change);
+    if (rc)
+        json_decref(undo);
+    else
+        *before = undo;
+    return rc;
+}
+
+int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
+                             struct ibx_error *err)
+{
+    return set_states(qmp, before, deadline_ns, err);
+}

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/qemu/guest_ram_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One search: who is asked, and until when. */
+struct search {
+    struct ibx_qmp *qmp;
+    uint64_t deadline_ns;
+    struct ibx_error *err;
+};
+
+static int ask(const struct search *s, const char *command, json_t *arguments, json_t **result)
+{
+    return ibx_qmp_execute(s->qmp, command, arguments, result, s->deadline_ns, s->err);
+}
+
+/* ------------------------------------------------------------ properties */
+
+static int qom_get(const struct search *s, const char *path, const char *property, json_t **value)
+{
+    return ask(s, "qom-get", json_pack("{s:s,s:s}", "path", path, "property", property), value);
+}
+
+/* Copies a string that must be there and must fit. */
+static int take_text(const struct search *s, const char *what, const json_t *value, char *to,
+                     size_t size)
+{
+    const char *text = json_string_value(value);
+    if (!text || strlen(text) >= size)
+        return ibx_error_set(s->err, -EPROTO,
+                             "QEMU's answer about %s is not a text of up to %zu bytes", what,
+                             size - 1);
+    memcpy(to, text, strlen(text) + 1);
+    return 0;
+}
+
+static int qom_text(const struct search *s, const char *path, const char *property, char *to,
+                    size_t size)
+{
+    json_t *value;
+    int rc = qom_get(s, path, property, &value);
+    if (rc)
+        return rc;
+    rc = take_text(s, property, value, to, size);
+    json_decref(value);
+    return rc;
+}
+
+/* A field of what a command without arguments returns; `optional`: "" when it is not there. */
+static int field_text(const struct search *s, const char *command, const char *field, bool optional,
+                      char *to, size_t size)
+{
+    json_t *value;
+    int rc = ask(s, command, NULL, &value);
+    if (rc)
+        return rc;
+    json_t *text = json_object_get(value, field);
+    if (!text && optional)
+        to[0] = '\0';
+    else
+        rc = take_text(s, command, text, to, size);
+    json_decref(value);
+    return rc;
+}
+
+static int read_machine(const struct search *s, struct ibx_guest_ram *ram)
+{
+    static const char suffix[] = "-machine";
+    int rc = qom_text(s, "/machine", "type", ram->machine, sizeof(ram->machine));
+    if (rc)
+        return rc;
+    size_t n = strlen(ram->machine);
+    if (n > sizeof(suffix) && !strcmp(ram->machine + n - (sizeof(suffix) - 1), suffix))
+        ram->machine[n - (sizeof(suffix) - 1)] = '\0';
+    if ((rc = field_text(s, "query-uuid", "UUID", false, ram->uuid, sizeof(ram->uuid))) ||
+        (rc = field_text(s, "query-name", "name", true, ram->name, sizeof(ram->name))) ||
+        (rc = field_text(s, "query-status", "status", false, ram->status, sizeof(ram->status))))
+        return rc;
+    json_t *memory;
+    rc = ask(s, "query-memory-size-summary", NULL, &memory);
+    if (rc)
+        return rc;
+    json_int_t base = json_integer_value(json_object_get(memory, "base-memory"));
+    json_int_t plugged = json_integer_value(json_object_get(memory, "plugged-memory"));
+    json_decref(memory);
+    if (base < 0 || plugged < 0)
+        return ibx_error_set(s->err, -EPROTO, "QEMU says that its machine has less than no memory");
+    ram->machine_bytes = (uint64_t)base + (uint64_t)plugged;
+    return 0;
+}
+
+/* ------------------------------------------------------------ backends */
+
+static int by_id(const void *a, const void *b)
+{
+    return strcmp(((const struct ibx_guest_block *)a)->id, ((const struct ibx_guest_block *)b)->id);
+}
+
+/* The properties of one backend; its id and size are known. */
+static int read_backend(const struct search *s, struct ibx_guest_block *block)
+{
+    char path[IBX_GUEST_ID_MAX + 16];
+    snprintf(path, sizeof(path), "/objects/%s", block->id);
+    int rc = qom_text(s, path, "type", block->type, sizeof(block->type));
+    if (rc || strcmp(block->type, "memory-backend-file"))
+        return rc;
+    if ((rc = qom_text(s, path, "mem-path", block->path, sizeof(block->path))))
+        return rc;
+    json_t *discards;
+    if ((rc = qom_get(s, path, "discard-data", &discards)))
+        return rc;
+    block->discards = json_is_true(discards);
+    json_decref(discards);
+    if (!ibx_qmp_at_least(s->qmp, 8, 1))
+        return 0; /* until then a backend begins where its file does */
+    json_t *offset;
+    if ((rc = qom_get(s, path, "offset", &offset)))
+        return rc;
+    json_int_t value = json_integer_value(offset);
+    json_decref(offset);
+    if (value < 0)
+        return ibx_error_set(s->err, -EPROTO, "QEMU says that %s begins before its file",
+                             block->id);
+    block->offset = (uint64_t)value;
+    return 0;
+}
+
+static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
+{
+    json_t *list;
+    int rc = ask(s, "query-memdev", NULL, &list);
+    if (rc)
+        return rc;
+    size_t count = json_array_size(list);
+    if (!count || count > IBX_GUEST_BLOCKS_MAX) {
+        json_decref(list);
+        return ibx_error_set(s->err, -ENOTSUP,
+                             "this QEMU has %zu memory backends, 1 to %u can be moved: give it its "
+                             "RAM by -object memory-backend-file and -machine memory-backend=",
+                             count, IBX_GUEST_BLOCKS_MAX);
+    }
+    ram->blocks = calloc(count, sizeof(*ram->blocks));
+    if (!ram->blocks)
+        rc = ibx_error_set(s->err, -ENOMEM, "out of memory");
+    for (size_t i = 0; !rc && i < count; i++) {
+        json_t *item = json_array_get(list, i);
+        struct ibx_guest_block *block = &ram->blocks[ram->count++];
+        block->fd = -1;
+        block->shared = json_is_true(json_object_get(item, "share"));
+        json_int_t size = json_integer_value(json_object_get(item, "size"));
+        if (size <= 0)
+            rc = ibx_error_set(s->err, -EPROTO, "QEMU says that a memory backend has no size");
+        block->size = (uint64_t)size;
+        ram->bytes += block->size;
+        if (!rc)
+            rc = take_text(s, "a memory backend", json_object_get(item, "id"), block->id,
+                           sizeof(block->id));
+        if (!rc)
+            rc = read_backend(s, block);
+    }
+    json_decref(list);
+    if (!rc)
+        qsort(ram->blocks, ram->count, sizeof(*ram->blocks), by_id);
+    return rc;
+}
+
+/* ------------------------------------------------------------ QEMU's own word on an address */
+
+static int monitor(const struct search *s, const char *line, json_t **text)
+{
+    int rc = ask(s, "human-monitor-command", json_pack("{s:s}", "command-line", line), text);
+    if (!rc && !json_is_string(*text)) {
+        json_decref(*text);
+        rc = ibx_error_set(s->err, -EPROTO, "QEMU's monitor answered %s without text", line);
+    }
+    return rc;
+}
+
+/* Looks in "info mtree -f" for a stretch of this backend:
+ *   0000000000100000-0000000003ffffff (prio 0, ram): mem0 @0000000000100000 */
+static bool find_guest_physical(const char *tree, const char *id, uint64_t *physical,
+                                uint64_t *into)
+{
+    for (const char *line = tree; line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        uint64_t start, end, at = 0;
+        char name[IBX_GUEST_ID_MAX + 16];
+        int fields = sscanf(line, " %" SCNx64 "-%" SCNx64 " (prio %*d, ram): %143s @%" SCNx64,
+                            &start, &end, name, &at);
+        const char *plain = strncmp(name, "/objects/", 9) ? name : name + 9;
+        if (fields < 3 || strcmp(plain, id))
+            continue;
+        *physical = start;
+        *into = fields == 4 ? at : 0;
+        return true;
+    }
+    return false;
+}
+
+/* The host address of a block, asked from QEMU's human monitor: for memfds, which all look alike
+ * in /proc. 0 when the machine does not show it. */
+static int ask_address(const struct search *s, const struct ibx_guest_block *block,
+                       uint64_t *address)
+{
+    json_t *text;
+    int rc = monitor(s, "info mtree -f", &text);
+    if (rc)
+        return rc;
+    uint64_t physical, into, host;
+    bool found = find_guest_physical(json_string_value(text), block->id, &physical, &into);
+    json_decref(text);
+    *address = 0;
+    if (!found)
+        return 0;
+    char line[64];
+    snprintf(line, sizeof(line), "gpa2hva 0x%" PRIx64, physical);
+    if ((rc = monitor(s, line, &text)))
+        return rc;
+    const char *is = strstr(json_string_value(text), " is 0x");
+    if (is && sscanf(is, " is 0x%" SCNx64, &host) == 1 && host > into)
+        *address = host - into;
+    json_decref(text);
+    return 0;
+}
+
+/* ------------------------------------------------------------ all of it */
+
+static int find_block(const struct search *s, pid_t pid, const struct guest_mappings *mappings,
+                      bool writable, struct ibx_guest_block *block)
+{
+    const struct guest_mapping *where;
+    int rc = ibx_guest_block_locate(pid, mappings, 0, block, &where, s->err);
+    if (rc == -ENOTUNIQ) {
+        uint64_t address;
+        if ((rc = ask_address(s, block, &address)))
+            return rc;
+        rc = ibx_guest_block_locate(pid, mappings, address, block, &where, s->err);
+    }
+    return rc ? rc : ibx_guest_block_open(pid, where, writable, block, s->err);
+}
+
+/* A hash of what names it on this host, and of the host since it was started. */
+static uint64_t file_name(uint64_t dev, uint64_t ino)
+{
+    char name[128];
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    bool known = boot && fgets(name, 64, boot);
+    if (boot)
+        fclose(boot);
+    if (!known)
+        return 0;
+    size_t n = strlen(name);
+    snprintf(name + n, sizeof(name) - n, "%" PRIx64 " %" PRIx64, dev, ino);
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (const char *c = name; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    return hash;
+}
+
+static int find_blocks(const struct search *s, bool writable, struct ibx_guest_ram *ram)
+{
+    struct guest_mappings mappings = {0};
+    int rc = 0;
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        struct ibx_guest_block *block = &ram->blocks[i];
+        if (!block->shared)
+            continue;
+        if (!mappings.items)
+            rc = ibx_guest_mappings_read(ram->pid, &mappings, s->err);
+        if (!rc)
+            rc = find_block(s, ram->pid, &mappings, writable, block);
+        if (!rc)
+            block->file = file_name(block->dev, block->ino);
+    }
+    ibx_guest_mappings_fini(&mappings);
+    return rc;
+}
+
+int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
+                       uint64_t deadline_ns, struct ibx_error *err)
+{
+    const struct search s = {qmp, deadline_ns, err};
+    struct ibx_guest_ram found = {.pid = pid ? pid : ibx_qmp_pid(qmp),
+                                  .version = ibx_qmp_version(qmp)};
+    if (found.pid <= 0)
+        return ibx_error_set(err, -ESRCH,
+                             "the QEMU behind this QMP socket is in another PID "
+                             "namespace: run this tool in QEMU's, or name its process");
+    int rc;
+    if ((rc = read_machine(&s, &found)) || (rc = read_backends(&s, &found)) ||
+        (rc = find_blocks(&s, writable, &found))) {
+        ibx_guest_ram_fini(&found);
+        return rc;
+    }
+    *ram = found;
+    return 0;
+}
+
+int ibx_guest_ram_again(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
+{
+    struct guest_mappings mappings;
+    int rc = ibx_guest_mappings_read(ram->pid, &mappings, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        struct ibx_guest_block *block = &ram->blocks[i];
+        const struct guest_mapping *where;
+        const uint64_t page_size = block->page_size;
+        rc = ibx_guest_block_relocate(ram->pid, &mappings, block, &where, err);
+        if (!rc)
+            rc = ibx_guest_block_open(ram->pid, where, writable, block, err);
+        block->shared = !rc;
+        if (!rc && block->page_size != page_size)
+            rc = ibx_error_set(err, -ESTALE,
+                               "guest RAM %s of process %d has pages of %" PRIu64
+                               " bytes, not of %" PRIu64 " as when the move began",
+                               block->id, (int)ram->pid, block->page_size, page_size);
+    }
+    ibx_guest_mappings_fini(&mappings);
+    return rc;
+}
+
+void ibx_guest_ram_fini(struct ibx_guest_ram *ram)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        if (ram->blocks[i].fd >= 0)
+            close(ram->blocks[i].fd);
+    }
+    free(ram->blocks);
+    memset(ram, 0, sizeof(*ram));
+}
+
+const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ram, const char *id)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        if (!strcmp(ram->blocks[i].id, id))
+            return &ram->blocks[i];
+    }
+    return NULL;
+}

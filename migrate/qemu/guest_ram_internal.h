@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Between guest_ram.c (what QMP says) and guest_ram_proc.c (what /proc says). */
+#ifndef IBX_MIGRATE_GUEST_RAM_INTERNAL_H
+#define IBX_MIGRATE_GUEST_RAM_INTERNAL_H
+
+#include "migrate/qemu/guest_ram.h"
+
+/* A stretch of consecutive pages of one file in QEMU's address space; the kernel may keep it in
+ * several parts, of which the first is needed for map_files. */
+struct guest_mapping {
+    uint64_t start, end, part_end, offset;
+    uint64_t dev, ino;
+    char path[PATH_MAX];
+};
+
+struct guest_mappings {
+    struct guest_mapping *items;
+    size_t count;
+};
+
+/* All shared writable file mappings of the process. */
+int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err);
+void ibx_guest_mappings_fini(struct guest_mappings *mappings);
+
+/* Finds the mapping of a shared block and puts its address and file there. With several that could
+ * be it: -ENOTUNIQ, and `address` (not 0) decides. */
+int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
+                           struct ibx_guest_block *block, const struct guest_mapping **where,
+                           struct ibx_error *err);
+/* The mapping of a block whose address, offset and file are known; -ESTALE. */
+int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
+                             struct ibx_guest_block *block, const struct guest_mapping **where,
+                             struct ibx_error *err);
+int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writable,
+                         struct ibx_guest_block *block, struct ibx_error *err);
+
+#endif

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/qemu/guest_ram_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define PAGEMAP_PRESENT (1ull << 63)
+#define PAGEMAP_SWAPPED (1ull << 62) /* or on its way between two places */
+
+/* ------------------------------------------------------------ mappings */
+
+/* One line of /proc/PID/maps; false for what is no shared writable mapping of a file. */
+static bool parse_mapping(char *line, struct guest_mapping *m)
+{
+    char permissions[5];
+    unsigned major, minor;
+    int path = 0;
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &m->start,
+               &m->end, permissions, &m->offset, &major, &minor, &m->ino, &path) != 7 ||
+        !path || permissions[1] != 'w' || permissions[3] != 's' || !m->ino)
+        return false;
+    line[strcspn(line, "\n")] = '\0';
+    m->part_end = m->end;
+    m->dev = makedev(major, minor);
+    snprintf(m->path, sizeof(m->path), "%s", line + path);
+    return true;
+}
+
+static bool continues(const struct guest_mapping *last, const struct guest_mapping *m)
+{
+    return last->end == m->start && last->dev == m->dev && last->ino == m->ino &&
+           last->offset + (last->end - last->start) == m->offset;
+}
+
+static int add_mapping(struct guest_mappings *mappings, const struct guest_mapping *m)
+{
+    struct guest_mapping *last = mappings->count ? &mappings->items[mappings->count - 1] : NULL;
+    if (last && continues(last, m)) {
+        last->end = m->end;
+        return 0;
+    }
+    struct guest_mapping *items =
+        reallocarray(mappings->items, mappings->count + 1, sizeof(*mappings->items));
+    if (!items)
+        return -ENOMEM;
+    items[mappings->count++] = *m;
+    mappings->items = items;
+    return 0;
+}
+
+int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return ibx_error_set(err, -errno,
+                             "cannot read %s: %s; run this tool as root or as QEMU's "
+                             "user with CAP_SYS_PTRACE",
+                             path, strerror(errno));
+    struct guest_mappings found = {0};
+    struct guest_mapping m;
+    char *line = NULL;
+    size_t size = 0;
+    int rc = 0;
+    while (!rc && getline(&line, &size, file) > 0) {
+        if (parse_mapping(line, &m))
+            rc = add_mapping(&found, &m);
+    }
+    if (!rc && ferror(file))
+        rc = -EIO;
+    free(line);
+    fclose(file);
+    if (rc) {
+        ibx_guest_mappings_fini(&found);
+        return ibx_error_set(err, rc, "cannot read %s to its end: %s", path, strerror(-rc));
+    }
+    *mappings = found;
+    return 0;
+}
+
+void ibx_guest_mappings_fini(struct guest_mappings *mappings)
+{
+    free(mappings->items);
+    memset(mappings, 0, sizeof(*mappings));
+}
+
+/* ------------------------------------------------------------ which one is it */
+
+/* The backend's file as the path shows it now, in QEMU's own mount namespace. */
+static bool stat_path(pid_t pid, const struct ibx_guest_block *block, struct stat *st)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof(path), "/proc/%d/%s/%s", (int)pid, block->path[0] == '/' ? "root" : "cwd",
+             block->path);
+    return block->path[0] && !stat(path, st);
+}
+
+/* A mem-path that is a directory: QEMU makes DIR/qemu_back_mem.ID.RANDOM there and unlinks it. */
+static bool is_temporary(const struct guest_mapping *m, const struct ibx_guest_block *block)
+{
+    char name[IBX_GUEST_ID_MAX + 32];
+    snprintf(name, sizeof(name), "/qemu_back_mem.%s.", block->id);
+    for (char *p = name + 1; *p; p++)
+        *p = *p == '/' ? '_' : *p;
+    return strstr(m->path, name) != NULL;
+}
+
+static bool may_be(const struct guest_mapping *m, const struct ibx_guest_block *block,
+                   const struct stat *st)
+{
+    if (m->offset > block->offset || m->end - m->start < block->size ||
+        block->offset - m->offset > m->end - m->start - block->size)
+        return false;
+    if (st && S_ISREG(st->st_mode))
+        return m->dev == st->st_dev && m->ino == st->st_ino;
+    if (st)
+        return is_temporary(m, block);
+    /* A memfd maps all of itself and nothing else. */
+    return !strcmp(block->type, "memory-backend-memfd") && m->end - m->start == block->size &&
+           !strncmp(m->path, "/memfd:memory-backend-memfd", 27);
+}
+
+int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
+                           struct ibx_guest_block *block, const struct guest_mapping **where,
+                           struct ibx_error *err)
+{
+    struct stat st;
+    bool seen = stat_path(pid, block, &st);
+    const struct guest_mapping *found = NULL;
+    for (size_t i = 0; i < mappings->count; i++) {
+        const struct guest_mapping *m = &mappings->items[i];
+        if (!may_be(m, block, seen ? &st : NULL) || (address && address != m->start))
+            continue;
+        if (found)
+            return ibx_error_set(err, -ENOTUNIQ,
+                                 "process %d maps several files that could be %s: use "
+                                 "memory-backend-file with a mem-path of its own",
+                                 (int)pid, block->id);
+        found = m;
+    }
+    if (!found)
+        return ibx_error_set(err, -ENOENT,
+                             "process %d does not map %s (%s %.200s): it is not the QEMU behind "
+                             "this QMP socket, or the file was replaced under it",
+                             (int)pid, block->id, block->type, block->path);
+    block->address = found->start + (block->offset - found->offset);
+    block->dev = found->dev;
+    block->ino = found->ino;
+    block->named = seen && S_ISREG(st.st_mode);
+    *where = found;
+    return 0;
+}
+
+int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
+                             struct ibx_guest_block *block, const struct guest_mapping **where,
+                             struct ibx_error *err)
+{
+    for (size_t i = 0; i < mappings->count; i++) {
+        const struct guest_mapping *m = &mappings->items[i];
+        if (m->dev != block->dev || m->ino != block->ino || block->address < m->start ||
+            block->address >= m->end || m->end - block->address < block->size ||
+            m->offset + (block->address - m->start) != block->offset)
+            continue;
+        snprintf(block->path, sizeof(block->path), "%s", m->path);
+        block->named = m->path[0] == '/'; /* whoever opens it looks whether it is this file */
+        *where = m;
+        return 0;
+    }
+    return ibx_error_set(err, -ESTALE,
+                         "process %d does not have guest RAM %s where it was when the move began",
+                         (int)pid, block->id);
+}
+
+/* ------------------------------------------------------------ opening */
+
+static bool is_file(int fd, const struct ibx_guest_block *block)
+{
+    struct stat st;
+    return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_dev == block->dev &&
+           st.st_ino == block->ino;
+}
+
+/* Opens `path` if it is the block's file; otherwise -1. */
+static int open_if(const char *path, int flags, const struct ibx_guest_block *block)
+{
+    int fd = open(path, flags | O_CLOEXEC | O_NOCTTY);
+    if (fd >= 0 && !is_file(fd, block)) {
+        close(fd);
+        errno = ESTALE;
+        return -1;
+    }
+    return fd;
+}
+
+/* Through one of QEMU's own descriptors, for who may not use map_files. */
+static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *block)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return -1;
+    int fd = -1;
+    for (struct dirent *entry; fd < 0 && (entry = readdir(dir));) {
+        struct stat st;
+        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
+        if (entry->d_name[0] != '.' && !stat(path, &st) && S_ISREG(st.st_mode) &&
+            st.st_dev == block->dev && st.st_ino == block->ino)
+            fd = open_if(path, flags, block);
+    }
+    closedir(dir);
+    return fd;
+}
+
+int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writable,
+                         struct ibx_guest_block *block, struct ibx_error *err)
+{
+    char path[PATH_MAX + 64];
+    int flags = writable ? O_RDWR : O_RDONLY;
+    snprintf(path, sizeof(path), "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)pid, where->start,
+             where->part_end);
+    int fd = open_if(path, flags, block);
+    if (fd < 0)
+        fd = open_descriptor(pid, flags, block);
+    if (fd < 0 && block->named) {
+        snprintf(path, sizeof(path), "/proc/%d/%s/%s", (int)pid,
+                 block->path[0] == '/' ? "root" : "cwd", block->path);
+        fd = open_if(path, flags, block);
+    }
+    if (fd < 0)
+        return ibx_error_set(err, -errno,
+                             "cannot open the file of guest RAM %s (%.200s): %s; run "
+                             "this tool as root",
+                             block->id, where->path, strerror(errno));
+    struct statfs fs;
+    struct stat st;
+    if (fstatfs(fd, &fs) || fstat(fd, &st) || (uint64_t)st.st_size < block->offset + block->size) {
+        close(fd);
+        return ibx_error_set(err, -EINVAL, "the file of guest RAM %s is shorter than the RAM",
+                             block->id);
+    }
+    block->page_size =
+        fs.f_type == HUGETLBFS_MAGIC ? (uint64_t)fs.f_bsize : (uint64_t)sysconf(_SC_PAGESIZE);
+    block->fd = fd;
+    return 0;
+}
+
+/* ------------------------------------------------------------ written pages */
+
+static void set_bits(uint64_t *bits, uint64_t from, uint64_t to, uint64_t *count)
+{
+    for (uint64_t i = from; i < to; i++)
+        bits[i / 64] |= 1ull << (i % 64);
+    *count += to - from;
+}
+
+/* The extents of a tmpfs file are its pages in memory or swap; here those of pages `first` on,
+ * before `last`. */
+static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, uint64_t last,
+                           uint64_t *bits, uint64_t *count)
+{
+    off_t at = (off_t)(block->offset + first * block->page_size);
+    off_t end = (off_t)(block->offset + last * block->page_size);
+    while (at < end) {
+        off_t data = lseek(block->fd, at, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            return 0;
+        if (data < 0)
+            return -errno;
+        if (data >= end)
+            return 0;
+        off_t hole = lseek(block->fd, data, SEEK_HOLE);
+        if (hole < 0)
+            return -errno;
+        hole = hole < end ? hole : end;
+        /* Outwards to whole pages, and never the same page twice. */
+        uint64_t from = (uint64_t)(data - (off_t)block->offset) / block->page_size;
+        uint64_t to =
+            ((uint64_t)(hole - (off_t)block->offset) + block->page_size - 1) / block->page_size;
+        set_bits(bits, from, to, count);
+        at = (off_t)(block->offset + to * block->page_size);
+    }
+    return 0;
+}
+
+/* Which pages QEMU itself has mapped; `count` of them. */
+static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, uint64_t *bits,
+                              uint64_t *count)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/pagemap", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    const uint64_t small = (uint64_t)sysconf(_SC_PAGESIZE), step = block->page_size / small;
+    int rc = 0;
+    for (uint64_t i = 0; !rc && i < block->size / block->page_size; i++) {
+        uint64_t entry;
+        off_t at = (off_t)((block->address / small + i * step) * sizeof(entry));
+        if (pread(fd, &entry, sizeof(entry), at) != (ssize_t)sizeof(entry))
+            rc = -EIO;
+        else if (entry & (PAGEMAP_PRESENT | PAGEMAP_SWAPPED))
+            set_bits(bits, i, i + 1, count);
+    }
+    close(fd);
+    return rc;
+}
+
+/* hugetlbfs knows no holes, only how many pages the file has. When QEMU maps as many, those are
+ * the pages; otherwise some came from elsewhere (an earlier run, prealloc), and every one counts.
+ */
+static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                        uint64_t *bits, uint64_t *count)
+{
+    struct stat st;
+    if (fstat(block->fd, &st))
+        return -errno;
+    int rc = written_by_pagemap(ram->pid, block, bits, count);
+    if (!rc && (uint64_t)st.st_blocks * 512 == *count * block->page_size)
+        return 0;
+    *count = 0;
+    set_bits(bits, 0, block->size / block->page_size, count);
+    return 0;
+}
+
+int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                            uint64_t *bits, uint64_t *count, struct ibx_error *err)
+{
+    uint64_t pages = block->size / block->page_size, written = 0;
+    if (block->fd < 0)
+        return ibx_error_set(err, -EINVAL, "guest RAM %s is private to QEMU", block->id);
+    memset(bits, 0, (size_t)((pages + 63) / 64) * sizeof(*bits));
+    int rc = block->page_size > (uint64_t)sysconf(_SC_PAGESIZE)
+                 ? written_huge(ram, block, bits, &written)
+                 : written_by_seek(block, 0, pages, bits, &written);
+    if (rc)
+        return ibx_error_set(err, rc, "cannot find the holes of guest RAM %s: %s", block->id,
+                             strerror(-rc));
+    *count = written;
+    return 0;
+}
+
+int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                           uint64_t *bits, uint64_t *count, struct ibx_error *err)
+{
+    uint64_t pages = block->size / block->page_size, mapped = 0;
+    memset(bits, 0, (size_t)((pages + 63) / 64) * sizeof(*bits));
+    int rc = written_by_pagemap(ram->pid, block, bits, &mapped);
+    if (rc)
+        return ibx_error_set(err, rc, "/proc/%d/pagemap cannot be read: %s", (int)ram->pid,
+                             strerror(-rc));
+    *count = mapped;
+    return 0;
+}
+
+/* The first page from `page` on whose bit is `value`, or `end`. */
+static uint64_t bit_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value)
+{
+    const uint64_t flip = value ? 0 : UINT64_MAX;
+    while (page < end) {
+        uint64_t word = (bits[page / 64] ^ flip) >> page % 64;
+        if (word) {
+            page += (unsigned)__builtin_ctzll(word);
+            return page < end ? page : end;
+        }
+        page += 64 - page % 64;
+    }
+    return end;
+}
+
+int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
+                                  const struct ibx_guest_block *block, uint64_t *bits,
+                                  uint64_t *count, struct ibx_error *err)
+{
+    uint64_t pages = block->size / block->page_size, came = 0, last;
+    if (block->fd < 0 || block->page_size > (uint64_t)sysconf(_SC_PAGESIZE))
+        return ibx_guest_block_written(ram, block, bits, count, err);
+    for (uint64_t at = bit_next(bits, 0, pages, false); at < pages;
+         at = bit_next(bits, last, pages, false)) {
+        last = bit_next(bits, at, pages, true);
+        int rc = written_by_seek(block, at, last, bits, &came);
+        if (rc)
+            return ibx_error_set(err, rc, "cannot find the holes of guest RAM %s: %s", block->id,
+                                 strerror(-rc));
+    }
+    *count += came;
+    return 0;
+}

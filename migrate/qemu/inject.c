@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/qemu/inject.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ptrace.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SYSCALL_BYTES 2      /* 0f 05 */
+#define CODE_64       0x33   /* %cs of 64-bit user code */
+#define VDSO_MAX      65536u /* bytes */
+#define SPINS         2000u  /* looks at a tracee before the looks become sparse */
+#define PAUSE_NS      100000
+
+/* One injection, done by a thread of its own: ptrace belongs to threads, and when a tracee cannot
+ * be brought to a stop, the end of its tracer is what sets it free. */
+struct injection {
+    pid_t pid;
+    long number;
+    const uint64_t *arguments;
+    uint64_t deadline_ns;
+    struct ibx_error *err;
+    int64_t result;
+    uint64_t stopped_ns;
+    int rc;
+};
+
+/* ------------------------------------------------------------ waiting */
+
+static int gone(const struct injection *in)
+{
+    return ibx_error_set(in->err, -ESRCH, "QEMU (process %d) ended meanwhile", (int)in->pid);
+}
+
+/* Looks for a change of the tracee. -ETIMEDOUT; deadline 0 waits for ever. */
+static int wait_stop(const struct injection *in, uint64_t deadline_ns, int *status)
+{
+    for (unsigned look = 0;; look++) {
+        pid_t who = waitpid(in->pid, status, __WALL | WNOHANG);
+        if (who == in->pid)
+            return WIFSTOPPED(*status) ? 0 : gone(in);
+        if (who < 0 && errno != EINTR)
+            return gone(in);
+        if (deadline_ns && ibx_now_ns() >= deadline_ns)
+            return -ETIMEDOUT;
+        if (look < SPINS)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+}
+
+/* Waits for the stop that PTRACE_INTERRUPT asked for. Signals that come in between are delivered:
+ * the stop stays due. */
+static int wait_interrupted(const struct injection *in)
+{
+    for (;;) {
+        int status;
+        int rc = wait_stop(in, in->deadline_ns, &status);
+        if (rc == -ETIMEDOUT)
+            return ibx_error_set(
+                in->err, rc,
+                "the main thread of QEMU (process %d) did not come to a stop in "
+                "time: it waits for a disk, a network file system or a page of the VM",
+                (int)in->pid);
+        if (rc)
+            return rc;
+        int sig = WSTOPSIG(status);
+        if (status >> 16 == PTRACE_EVENT_STOP && sig == SIGTRAP)
+            return 0;
+        if (status >> 16 == PTRACE_EVENT_STOP)
+            return ibx_error_set(in->err, -EBUSY,
+                                 "QEMU (process %d) is stopped by signal %d: kill -CONT %d first",
+                                 (int)in->pid, sig, (int)in->pid);
+        if (ptrace(PTRACE_CONT, in->pid, NULL, (void *)(uintptr_t)(unsigned)sig))
+            return gone(in);
+    }
+}
+
+/* ------------------------------------------------------------ where is a `syscall` */
+
+static bool is_syscall(pid_t pid, uint64_t address)
+{
+    errno = 0;
+    long word = ptrace(PTRACE_PEEKTEXT, pid, (void *)(uintptr_t)address, NULL);
+    return !errno && (word & 0xffff) == 0x050f;
+}
+
+/* The kernel's own page of code in QEMU; its bytes need not be read as instructions from the start:
+ * a jump to 0f 05 is a system call wherever it stands. */
+static uint64_t find_in_vdso(pid_t pid)
+{
+    char path[64], line[512];
+    uint64_t start = 0, end = 0;
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    FILE *maps = fopen(path, "re");
+    while (maps && fgets(line, sizeof(line), maps)) {
+        if (strstr(line, "[vdso]") && sscanf(line, "%" SCNx64 "-%" SCNx64, &start, &end) == 2)
+            break;
+        start = end = 0;
+    }
+    if (maps)
+        fclose(maps);
+    snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
+    int mem = end > start && end - start <= VDSO_MAX ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    uint8_t *code = mem >= 0 ? malloc((size_t)(end - start)) : NULL;
+    ssize_t n = code ? pread(mem, code, (size_t)(end - start), (off_t)start) : 0;
+    uint8_t *at = n > 0 ? memmem(code, (size_t)n, "\x0f\x05", SYSCALL_BYTES) : NULL;
+    uint64_t found = at ? start + (uint64_t)(at - code) : 0;
+    free(code);
+    if (mem >= 0)
+        close(mem);
+    return found;
+}
+
+/* A thread that sleeps in the kernel stands right behind its own. */
+static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
+{
+    if (is_syscall(pid, regs->rip - SYSCALL_BYTES))
+        return regs->rip - SYSCALL_BYTES;
+    uint64_t found = find_in_vdso(pid);
+    return found && is_syscall(pid, found) ? found : 0;
+}
+
+/* ------------------------------------------------------------ the step */
+
+/* Runs the one instruction. The stop that follows is a SIGTRAP of the kernel's own, so restoring
+ * the registers there lets it restart an interrupted system call as it would have. */
+static int step(struct injection *in, const struct user_regs_struct *saved, uint64_t at)
+{
+    struct user_regs_struct regs = *saved;
+    const uint64_t *a = in->arguments;
+    regs.rip = at;
+    regs.rax = (uint64_t)in->number;
+    regs.orig_rax = UINT64_MAX; /* no system call to restart on the way out */
+    regs.rdi = a[0], regs.rsi = a[1], regs.rdx = a[2];
+    regs.r10 = a[3], regs.r8 = a[4], regs.r9 = a[5];
+    int status, rc = 0;
+    if (ptrace(PTRACE_SETREGS, in->pid, NULL, &regs))
+        return gone(in);
+    /* Other signals are held back, so this wait ends with the instruction or with QEMU. It has no
+     * deadline: leaving QEMU in the middle would harm it, and the call does not sleep. */
+    if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL) || wait_stop(in, 0, &status))
+        return gone(in);
+    struct user_regs_struct after;
+    if (ptrace(PTRACE_GETREGS, in->pid, NULL, &after))
+        return gone(in);
+    if (WSTOPSIG(status) == SIGTRAP && after.rip == at + SYSCALL_BYTES)
+        in->result = (int64_t)after.rax;
+    else
+        rc = ibx_error_set(in->err, -EIO,
+                           "the step in QEMU ended at signal %d instead of behind "
+                           "the system call",
+                           WSTOPSIG(status));
+    if (ptrace(PTRACE_SETREGS, in->pid, NULL, saved))
+        return gone(in);
+    return rc;
+}
+
+/* With the thread stopped: everything it had is put back before it goes on. */
+static int run_stopped(struct injection *in)
+{
+    struct user_regs_struct saved;
+    uint64_t mask, held = ~(1ull << (SIGTRAP - 1));
+    if (ptrace(PTRACE_GETREGS, in->pid, NULL, &saved) ||
+        ptrace(PTRACE_GETSIGMASK, in->pid, (void *)sizeof(mask), &mask))
+        return gone(in);
+    if (saved.cs != CODE_64)
+        return ibx_error_set(in->err, -ENOTSUP, "QEMU (process %d) is not a 64-bit program",
+                             (int)in->pid);
+    uint64_t at = find_syscall(in->pid, &saved);
+    if (!at)
+        return ibx_error_set(in->err, -ENOTSUP,
+                             "no system call instruction found in QEMU "
+                             "(process %d)",
+                             (int)in->pid);
+    if (ptrace(PTRACE_SETSIGMASK, in->pid, (void *)sizeof(held), &held))
+        return gone(in);
+    int rc = step(in, &saved, at);
+    if (ptrace(PTRACE_SETSIGMASK, in->pid, (void *)sizeof(mask), &mask) && !rc)
+        rc = gone(in);
+    return rc;
+}
+
+/* ------------------------------------------------------------ seizing */
+
+static pid_t tracer_of(pid_t pid)
+{
+    char path[64], line[256];
+    int tracer = 0;
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof(line), file) && sscanf(line, "TracerPid: %d", &tracer) != 1)
+        ;
+    if (file)
+        fclose(file);
+    return tracer;
+}
+
+static int say_not_seized(const struct injection *in, int code)
+{
+    pid_t tracer = tracer_of(in->pid);
+    if (code == ESRCH)
+        return ibx_error_set(in->err, -ESRCH, "there is no process %d", (int)in->pid);
+    if (tracer)
+        return ibx_error_set(in->err, -EBUSY,
+                             "process %d traces QEMU (process %d) already: end that debugger first",
+                             (int)tracer, (int)in->pid);
+    return ibx_error_set(in->err, -code,
+                         "may not trace QEMU (process %d): %s; run this tool as root or with "
+                         "CAP_SYS_PTRACE, and see /proc/sys/kernel/yama/ptrace_scope (0 or 1)",
+                         (int)in->pid, strerror(code));
+}
+
+static void *injection_run(void *argument)
+{
+    struct injection *in = argument;
+    if (ptrace(PTRACE_SEIZE, in->pid, NULL, NULL)) {
+        in->rc = say_not_seized(in, errno);
+        return NULL;
+    }
+    uint64_t from = ibx_now_ns();
+    in->rc = ptrace(PTRACE_INTERRUPT, in->pid, NULL, NULL) ? gone(in) : wait_interrupted(in);
+    if (!in->rc)
+        in->rc = run_stopped(in);
+    /* Fails when the thread is not stopped; then the end of this thread detaches. */
+    ptrace(PTRACE_DETACH, in->pid, NULL, NULL);
+    in->stopped_ns = ibx_now_ns() - from;
+    return NULL;
+}
+
+int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
+                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err)
+{
+    struct injection in = {.pid = pid,
+                           .number = number,
+                           .arguments = arguments,
+                           .deadline_ns = deadline_ns ? deadline_ns : 1,
+                           .err = err};
+    /* A Ctrl-C in the middle would end us with QEMU on a borrowed register set. */
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&thread, NULL, injection_run, &in);
+    if (!code)
+        pthread_join(thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code)
+        return ibx_error_set(err, -code, "cannot start a thread: %s", strerror(code));
+    if (in.rc)
+        return in.rc;
+    *result = in.result;
+    if (stopped_ns)
+        *stopped_ns = in.stopped_ns;
+    return 0;
+}
+
+#else
+
+int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
+                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err)
+{
+    (void)pid, (void)number, (void)arguments, (void)result, (void)stopped_ns, (void)deadline_ns;
+    return ibx_error_set(err, -ENOTSUP,
+                         "VMs can be received on x86-64 hosts only: elsewhere this "
+                         "tool cannot make QEMU create a userfaultfd");
+}
+
+#endif

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/qemu/inject.h"
+
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAAu, 0x00u) /* Linux 6.1 */
+#endif
+#define UFFD_FLAGS     (O_CLOEXEC | O_NONBLOCK)
+#define DEVICE         "/dev/userfaultfd"
+#define DEVICE_NAME    "ibx-userfaultfd" /* of the descriptor that QEMU keeps for us */
+#define SYSCTL         "/proc/sys/vm/unprivileged_userfaultfd"
+#define ANON_NAME      "anon_inode:[userfaultfd]"
+#define CAP_SYS_PTRACE 19
+
+/* ------------------------------------------------------------ what QEMU may do */
+
+struct rights {
+    bool filtered; /* a seccomp filter (-sandbox on) watches its system calls */
+    bool ptrace;   /* CAP_SYS_PTRACE, which lets it serve the kernel's faults too */
+};
+
+static int read_rights(pid_t pid, struct rights *rights, struct ibx_error *err)
+{
+    char path[64], line[256];
+    unsigned long long effective = 0;
+    int seccomp = 0;
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
+    while (fgets(line, sizeof(line), file)) {
+        (void)(sscanf(line, "CapEff: %llx", &effective) == 1 ||
+               sscanf(line, "Seccomp: %d", &seccomp) == 1);
+    }
+    fclose(file);
+    rights->filtered = seccomp != 0;
+    rights->ptrace = effective >> CAP_SYS_PTRACE & 1;
+    return 0;
+}
+
+static bool anybody_may(void)
+{
+    int fd = open(SYSCTL, O_RDONLY | O_CLOEXEC);
+    char value = '0';
+    bool yes = fd >= 0 && read(fd, &value, 1) == 1 && value == '1';
+    if (fd >= 0)
+        close(fd);
+    return yes;
+}
+
+static int open_device(struct ibx_error *err)
+{
+    int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    return ibx_error_set(err, -errno,
+                         "QEMU may not make a userfaultfd itself, and " DEVICE " cannot be opened "
+                         "for it: %s; run this tool as root on Linux 6.1 or later, or set sysctl "
+                         "vm.unprivileged_userfaultfd=1 and start QEMU without -sandbox",
+                         strerror(errno));
+}
+
+int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
+{
+#if !defined(__x86_64__)
+    return ibx_inject_syscall(pid, 0, NULL, NULL, NULL, 0, err); /* says why not */
+#endif
+    struct rights rights;
+    int rc = read_rights(pid, &rights, err);
+    if (rc)
+        return rc;
+    /* A filter may kill who makes a call that it does not know; ioctl it always knows. */
+    bool direct = !rights.filtered && (rights.ptrace || anybody_may());
+    if (!direct) {
+        int device = open_device(err);
+        if (device < 0)
+            return device;
+        close(device);
+    }
+    if (way)
+        *way = direct ? IBX_UFFD_SYSCALL : IBX_UFFD_DEVICE;
+    return 0;
+}
+
+/* ------------------------------------------------------------ QEMU's descriptors */
+
+/* What they are told apart by: the name of an anonymous inode, or a device number. */
+struct wanted {
+    const char *link;
+    dev_t rdev;
+};
+
+static bool matches(const char *path, const struct wanted *wanted)
+{
+    struct stat st;
+    if (!wanted->link)
+        return !stat(path, &st) && S_ISCHR(st.st_mode) && st.st_rdev == wanted->rdev;
+    char link[64];
+    ssize_t n = readlink(path, link, sizeof(link));
+    return n == (ssize_t)strlen(wanted->link) && !memcmp(link, wanted->link, (size_t)n);
+}
+
+/* Finds such a descriptor of `pid`: its number, -ENOENT, or -ENOTUNIQ when there are several. */
+static int find_descriptor(pid_t pid, const struct wanted *wanted)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return -errno;
+    int found = -ENOENT;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
+        if (entry->d_name[0] == '.' || !matches(path, wanted))
+            continue;
+        found = found == -ENOENT ? atoi(entry->d_name) : -ENOTUNIQ;
+    }
+    closedir(dir);
+    return found;
+}
+
+static bool is_uffd(pid_t pid, int remote)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, remote);
+    return matches(path, &(struct wanted){.link = ANON_NAME});
+}
+
+/* A copy of QEMU's descriptor. */
+static int copy_descriptor(pid_t pid, int remote, int *fd, struct ibx_error *err)
+{
+    int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (process < 0)
+        return ibx_error_set(err, -errno, "there is no process %d to take a descriptor from: %s",
+                             (int)pid, strerror(errno));
+    int copy = (int)syscall(SYS_pidfd_getfd, process, remote, 0);
+    int code = errno;
+    close(process);
+    if (copy < 0)
+        return ibx_error_set(err, -code,
+                             "cannot take descriptor %d of QEMU (process %d): %s; this needs Linux "
+                             "5.6 and the right to trace it",
+                             remote, (int)pid, strerror(code));
+    *fd = copy; /* pidfd_getfd sets CLOEXEC */
+    return 0;
+}
+
+/* ------------------------------------------------------------ making */
+
+/* Runs a call that returns a descriptor. */
+static int inject_new(pid_t pid, long number, const uint64_t arguments[6], struct ibx_uffd *uffd,
+                      uint64_t deadline_ns, struct ibx_error *err)
+{
+    int64_t result;
+    int rc =
+        ibx_inject_syscall(pid, number, arguments, &result, &uffd->stopped_ns, deadline_ns, err);
+    if (rc)
+        return rc;
+    if (result < 0 || result > INT_MAX)
+        return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
+                             "QEMU (process %d) may not make a userfaultfd: %s", (int)pid,
+                             strerror((int)-result));
+    uffd->remote = (int)result;
+    return 0;
+}
+
+static int make_by_syscall(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err)
+{
+    const uint64_t arguments[6] = {UFFD_FLAGS};
+    return inject_new(uffd->pid, SYS_userfaultfd, arguments, uffd, deadline_ns, err);
+}
+
+/* QEMU gets the open device, makes a userfaultfd with it and gives the device back. */
+static int make_by_device(struct ibx_qmp *qmp, struct ibx_uffd *uffd, uint64_t deadline_ns,
+                          struct ibx_error *err)
+{
+    if (!qmp)
+        return ibx_error_set(err, -EINVAL, DEVICE " can be passed to QEMU over QMP only");
+    struct stat st;
+    int device = open_device(err);
+    if (device < 0)
+        return device;
+    int rc = fstat(device, &st)
+                 ? ibx_error_set(err, -errno, "cannot look at " DEVICE ": %s", strerror(errno))
+                 : ibx_qmp_getfd(qmp, DEVICE_NAME, device, deadline_ns, err);
+    close(device);
+    if (rc)
+        return rc;
+    int number = find_descriptor(uffd->pid, &(struct wanted){.rdev = st.st_rdev});
+    if (number < 0) {
+        rc = ibx_error_set(err, number,
+                           "cannot find " DEVICE " among the descriptors of QEMU "
+                           "(process %d): %s",
+                           (int)uffd->pid, strerror(-number));
+    } else {
+        const uint64_t arguments[6] = {(uint64_t)number, (unsigned)USERFAULTFD_IOC_NEW, UFFD_FLAGS};
+        rc = inject_new(uffd->pid, SYS_ioctl, arguments, uffd, deadline_ns, err);
+    }
+    /* A device that QEMU keeps does no harm. */
+    ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", DEVICE_NAME), NULL, deadline_ns,
+                    NULL);
+    return rc;
+}
+
+/* Best effort, for a failure after QEMU made one. */
+static void close_remote(const struct ibx_uffd *uffd)
+{
+    const uint64_t arguments[6] = {(uint64_t)uffd->remote};
+    int64_t result;
+    ibx_inject_syscall(uffd->pid, SYS_close, arguments, &result, NULL, ibx_deadline_in_ms(1000),
+                       NULL);
+}
+
+int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct ibx_uffd *uffd,
+                  uint64_t deadline_ns, struct ibx_error *err)
+{
+    struct ibx_uffd made = {.pid = pid, .fd = -1, .remote = -1, .way = way};
+    int rc = way == IBX_UFFD_ANY ? ibx_uffd_possible(pid, &made.way, err) : 0;
+    if (rc)
+        return rc;
+    rc = made.way == IBX_UFFD_SYSCALL ? make_by_syscall(&made, deadline_ns, err)
+                                      : make_by_device(qmp, &made, deadline_ns, err);
+    /* Rights that /proc does not show, such as those of a security module. */
+    if (rc == -EPERM && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL && qmp) {
+        made.way = IBX_UFFD_DEVICE;
+        rc = make_by_device(qmp, &made, deadline_ns, err);
+    }
+    if (rc)
+        return rc;
+    rc = copy_descriptor(pid, made.remote, &made.fd, err);
+    if (rc) {
+        close_remote(&made);
+        return rc;
+    }
+    *uffd = made;
+    return 0;
+}
+
+int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error *err)
+{
+    struct ibx_uffd taken = {.pid = pid, .remote = remote};
+    if (remote < 0)
+        taken.remote = find_descriptor(pid, &(struct wanted){.link = ANON_NAME});
+    else if (!is_uffd(pid, remote))
+        taken.remote = -ENOENT;
+    if (taken.remote == -ENOTUNIQ)
+        return ibx_error_set(err, -ENOTUNIQ,
+                             "QEMU (process %d) has several userfaultfds: is its "
+                             "own post-copy under way?",
+                             (int)pid);
+    if (taken.remote < 0)
+        return ibx_error_set(err, taken.remote,
+                             "QEMU (process %d) has no userfaultfd%s%s: it is "
+                             "not receiving a VM from this tool",
+                             (int)pid, taken.remote == -ENOENT ? "" : " to be seen: ",
+                             taken.remote == -ENOENT ? "" : strerror(-taken.remote));
+    int rc = copy_descriptor(pid, taken.remote, &taken.fd, err);
+    if (!rc)
+        *uffd = taken;
+    return rc;
+}
+
+int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err)
+{
+    if (!is_uffd(uffd->pid, uffd->remote))
+        return ibx_error_set(err, -EBADF,
+                             "descriptor %d of QEMU (process %d) is not the "
+                             "userfaultfd any more",
+                             uffd->remote, (int)uffd->pid);
+    const uint64_t arguments[6] = {(uint64_t)uffd->remote};
+    int64_t result;
+    int rc = ibx_inject_syscall(uffd->pid, SYS_close, arguments, &result, &uffd->stopped_ns,
+                                deadline_ns, err);
+    if (rc)
+        return rc;
+    if (result)
+        return ibx_error_set(err, -EIO, "QEMU (process %d) could not close its userfaultfd: %s",
+                             (int)uffd->pid, strerror((int)-result));
+    close(uffd->fd);
+    uffd->fd = uffd->remote = -1;
+    return 0;
+}

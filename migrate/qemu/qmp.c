@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/qemu/qmp.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define READ_CHUNK    16384u
+#define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not hold the caller for ever */
+#define DESC_MAX      400                /* bytes of QEMU's own words in our sentence */
+#define CAPABILITIES  "qmp_capabilities"
+#define RETRY_MS      5
+#define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
+
+struct call {
+    uint64_t id; /* 0: free */
+    bool forgotten;
+    json_t *answer;
+    char command[64];
+};
+
+struct ibx_qmp {
+    int fd;
+    pid_t pid;
+    struct ibx_qmp_version version;
+    bool greeted;
+    uint64_t next_id;
+    struct call calls[IBX_QMP_CALLS_MAX];
+    json_t *events; /* array, oldest first */
+    char *line;     /* bytes received and not yet parsed */
+    size_t length, capacity, scanned;
+    uint64_t busy_until_ns;
+    struct ibx_error failed; /* code 0 while the connection is good */
+};
+
+/* ------------------------------------------------------------ failing */
+
+/* Latches the first fault of the connection; everything later repeats it. */
+static int broken(struct ibx_qmp *qmp, int code, const char *sentence)
+{
+    if (!qmp->failed.code)
+        ibx_error_set(&qmp->failed, code, "%s", sentence);
+    return qmp->failed.code;
+}
+
+static int say_failed(const struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    if (err)
+        *err = qmp->failed;
+    return qmp->failed.code;
+}
+
+/* ------------------------------------------------------------ receiving */
+
+static struct call *call_of(struct ibx_qmp *qmp, uint64_t id)
+{
+    for (size_t i = 0; id && i < IBX_QMP_CALLS_MAX; i++) {
+        if (qmp->calls[i].id == id)
+            return &qmp->calls[i];
+    }
+    return NULL;
+}
+
+static void call_free(struct call *call)
+{
+    json_decref(call->answer);
+    memset(call, 0, sizeof(*call));
+}
+
+static void keep_event(struct ibx_qmp *qmp, json_t *message)
+{
+    if (json_array_size(qmp->events) >= IBX_QMP_EVENTS_MAX)
+        json_array_remove(qmp->events, 0);
+    if (json_array_append(qmp->events, message))
+        broken(qmp, -ENOMEM, "out of memory while keeping an event of QEMU");
+}
+
+static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
+{
+    int major, minor, micro;
+    if (json_unpack(hello, "{s:{s:{s:i,s:i,s:i}}}", "version", "qemu", "major", &major, "minor",
+                    &minor, "micro", &micro) ||
+        major < 0 || minor < 0 || micro < 0) {
+        broken(qmp, -EPROTO, "the greeting on the QMP socket has no QEMU version: is it QEMU?");
+        return;
+    }
+    qmp->version = (struct ibx_qmp_version){(unsigned)major, (unsigned)minor, (unsigned)micro};
+    qmp->greeted = true;
+}
+
+static void keep_answer(struct ibx_qmp *qmp, json_t *message)
+{
+    json_int_t id = json_integer_value(json_object_get(message, "id"));
+    struct call *call = id > 0 ? call_of(qmp, (uint64_t)id) : NULL;
+    if (!call || call->answer) {
+        /* An error without id is QEMU complaining about bytes that it could not parse. */
+        broken(qmp, -EPROTO,
+               "QEMU answered a command that was not asked: is something else "
+               "writing to this QMP socket?");
+    } else if (call->forgotten) {
+        call_free(call);
+    } else {
+        call->answer = json_incref(message);
+    }
+}
+
+static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
+{
+    if (length && text[length - 1] == '\r')
+        length--;
+    if (!length)
+        return;
+    json_error_t why;
+    json_t *message = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
+    if (!json_is_object(message)) {
+        broken(qmp, -EPROTO,
+               "a line on the QMP socket is not a JSON object: is it the monitor "
+               "of a QEMU started with -qmp?");
+    } else if (!qmp->greeted) {
+        keep_greeting(qmp, json_object_get(message, "QMP"));
+    } else if (json_is_string(json_object_get(message, "event"))) {
+        keep_event(qmp, message);
+    } else if (json_object_get(message, "return") || json_object_get(message, "error")) {
+        keep_answer(qmp, message);
+    } else {
+        broken(qmp, -EPROTO, "a message on the QMP socket is neither answer nor event");
+    }
+    json_decref(message);
+}
+
+static void take_lines(struct ibx_qmp *qmp)
+{
+    size_t start = 0;
+    char *end;
+    while (!qmp->failed.code &&
+           (end = memchr(qmp->line + qmp->scanned, '\n', qmp->length - qmp->scanned))) {
+        size_t next = (size_t)(end - qmp->line) + 1;
+        take_line(qmp, qmp->line + start, next - 1 - start);
+        start = qmp->scanned = next;
+    }
+    memmove(qmp->line, qmp->line + start, qmp->length - start);
+    qmp->length -= start;
+    qmp->scanned = qmp->length;
+    if (qmp->length >= IBX_QMP_LINE_MAX)
+        broken(qmp, -EMSGSIZE, "a line on the QMP socket is longer than 8 MiB");
+}
+
+static int make_room(struct ibx_qmp *qmp)
+{
+    if (qmp->capacity - qmp->length >= READ_CHUNK)
+        return 0;
+    size_t capacity = qmp->capacity ? 2 * qmp->capacity : 4 * READ_CHUNK;
+    char *line = realloc(qmp->line, capacity);
+    if (!line)
+        return broken(qmp, -ENOMEM, "out of memory while reading from QEMU");
+    qmp->line = line;
+    qmp->capacity = capacity;
+    return 0;
+}
+
+/* Reads without blocking; 0 also when there is nothing. */
+static int pump(struct ibx_qmp *qmp)
+{
+    for (size_t taken = 0; taken < BYTES_A_PUMP && !qmp->failed.code;) {
+        if (make_room(qmp))
+            break;
+        /* recv without room for control data: descriptors that a hostile peer sends are closed. */
+        ssize_t n = recv(qmp->fd, qmp->line + qmp->length, READ_CHUNK, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            break;
+        if (n <= 0) {
+            broken(qmp, -ECONNRESET,
+                   "QEMU closed its QMP socket: it has ended, or another tool "
+                   "took the monitor away");
+            break;
+        }
+        qmp->length += (size_t)n;
+        taken += (size_t)n;
+        take_lines(qmp);
+    }
+    return qmp->failed.code;
+}
+
+/* Waits until the socket is ready. -ETIMEDOUT. */
+static int wait_for(struct ibx_qmp *qmp, short events, uint64_t deadline_ns)
+{
+    for (;;) {
+        struct pollfd p = {.fd = qmp->fd, .events = events};
+        const uint64_t wait_ns = (unsigned)ibx_ms_until(deadline_ns) * (uint64_t)IBX_NS_PER_MS;
+        int n = ibx_thread_poll(&p, 1, wait_ns, qmp->busy_until_ns);
+        if (n > 0)
+            return 0;
+        if (n < 0 && errno != EINTR)
+            return broken(qmp, -errno, "cannot wait for the QMP socket");
+        if (ibx_now_ns() >= deadline_ns)
+            return -ETIMEDOUT;
+    }
+}
+
+void ibx_qmp_hurry(struct ibx_qmp *qmp, uint64_t until_ns)
+{
+    qmp->busy_until_ns = until_ns;
+}
+
+int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    pump(qmp);
+    return say_failed(qmp, err);
+}
+
+/* ------------------------------------------------------------ sending */
+
+/* Sends all of it, `fd` (or -1) with its first byte. */
+static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
+                    uint64_t deadline_ns)
+{
+    size_t sent = 0;
+    while (sent < length) {
+        struct iovec io = {(void *)(uintptr_t)(text + sent), length - sent};
+        union {
+            struct cmsghdr header;
+            char space[CMSG_SPACE(sizeof(int))];
+        } control = {.space = {0}};
+        struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1};
+        if (fd >= 0 && !sent) {
+            m.msg_control = &control;
+            m.msg_controllen = sizeof(control);
+            control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)),
+                                              .cmsg_level = SOL_SOCKET,
+                                              .cmsg_type = SCM_RIGHTS};
+            memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+        }
+        ssize_t n = sendmsg(qmp->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n >= 0) {
+            sent += (size_t)n;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            /* Half a command cannot be taken back, nothing sent can. */
+            if (wait_for(qmp, POLLOUT, deadline_ns))
+                return sent ? broken(qmp, -ETIMEDOUT, "QEMU stopped reading its QMP socket")
+                            : -ETIMEDOUT;
+        } else if (errno != EINTR) {
+            return broken(qmp, errno == EPIPE ? -ECONNRESET : -errno,
+                          "QEMU closed its QMP socket: it has ended");
+        }
+    }
+    return 0;
+}
+
+static struct call *call_new(struct ibx_qmp *qmp, const char *command)
+{
+    for (size_t i = 0; i < IBX_QMP_CALLS_MAX; i++) {
+        struct call *call = &qmp->calls[i];
+        if (call->id)
+            continue;
+        call->id = qmp->next_id++;
+        strncpy(call->command, command, sizeof(call->command) - 1);
+        return call;
+    }
+    return NULL;
+}
+
+static int start(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd, uint64_t *id,
+                 uint64_t deadline_ns, struct ibx_error *err)
+{
+    if (qmp->failed.code) {
+        json_decref(arguments);
+        return say_failed(qmp, err);
+    }
+    struct call *call = call_new(qmp, command);
+    if (!call) {
+        json_decref(arguments);
+        return ibx_error_set(err, -EBUSY, "QEMU owes %u answers already: %s was not sent",
+                             IBX_QMP_CALLS_MAX, command);
+    }
+    json_t *request = json_pack("{s:s,s:o*,s:I}", "execute", command, "arguments", arguments, "id",
+                                (json_int_t)call->id);
+    char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
+    json_decref(request);
+    if (!text) {
+        call_free(call);
+        return ibx_error_set(err, -ENOMEM, "cannot write down the QMP command %s", command);
+    }
+    size_t length = strlen(text);
+    text[length] = '\n'; /* in place of the NUL: the length is known */
+    int rc = send_all(qmp, text, length + 1, fd, deadline_ns);
+    free(text);
+    if (!rc) {
+        *id = call->id;
+        return 0;
+    }
+    call_free(call);
+    if (qmp->failed.code)
+        return say_failed(qmp, err);
+    return ibx_error_set(err, rc, "QEMU does not read its QMP socket: %s was not sent", command);
+}
+
+int ibx_qmp_start(struct ibx_qmp *qmp, const char *command, json_t *arguments, uint64_t *id,
+                  uint64_t deadline_ns, struct ibx_error *err)
+{
+    return start(qmp, command, arguments, -1, id, deadline_ns, err);
+}
+
+/* ------------------------------------------------------------ answers */
+
+static int refused(const char *command, json_t *error, struct ibx_error *err)
+{
+    const char *class = json_string_value(json_object_get(error, "class"));
+    const char *said = json_string_value(json_object_get(error, "desc"));
+    char desc[DESC_MAX];
+    strncpy(desc, said ? said : "no reason given", sizeof(desc) - 1);
+    desc[sizeof(desc) - 1] = '\0';
+    ibx_text_sanitize(desc);
+    if (class && !strcmp(class, "CommandNotFound"))
+        return ibx_error_set(err, -EOPNOTSUPP, "this QEMU does not know %s: %s", command, desc);
+    return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s: %s", command, desc);
+}
+
+int ibx_qmp_finish(struct ibx_qmp *qmp, uint64_t id, json_t **result, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    struct call *call = call_of(qmp, id);
+    if (!call || call->forgotten)
+        return ibx_error_set(err, -EINVAL, "there is no QMP call %llu", (unsigned long long)id);
+    int rc = 0;
+    while (!rc && !pump(qmp) && !call->answer)
+        rc = wait_for(qmp, POLLIN, deadline_ns);
+    /* An answer that came before the connection broke still counts. */
+    if (call->answer) {
+        json_t *value = json_object_get(call->answer, "return");
+        rc = value ? 0 : refused(call->command, json_object_get(call->answer, "error"), err);
+        if (!rc && result)
+            *result = json_incref(value);
+        call_free(call);
+        return rc;
+    }
+    if (qmp->failed.code) {
+        call_free(call);
+        return say_failed(qmp, err);
+    }
+    return ibx_error_set(err, rc, "QEMU did not answer %s in time", call->command);
+}
+
+void ibx_qmp_forget(struct ibx_qmp *qmp, uint64_t id)
+{
+    struct call *call = call_of(qmp, id);
+    if (!call)
+        return;
+    if (call->answer)
+        call_free(call);
+    else
+        call->forgotten = true;
+}
+
+static int execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
+                   json_t **result, uint64_t deadline_ns, struct ibx_error *err)
+{
+    uint64_t id;
+    int rc = start(qmp, command, arguments, fd, &id, deadline_ns, err);
+    if (rc)
+        return rc;
+    rc = ibx_qmp_finish(qmp, id, result, deadline_ns, err);
+    ibx_qmp_forget(qmp, id);
+    return rc;
+}
+
+int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
+                    uint64_t deadline_ns, struct ibx_error *err)
+{
+    return execute(qmp, command, arguments, -1, result, deadline_ns, err);
+}
+
+int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
+                  struct ibx_error *err)
+{
+    return execute(qmp, "getfd", json_pack("{s:s}", "fdname", name), fd, NULL, deadline_ns, err);
+}
+
+/* ------------------------------------------------------------ events */
+
+bool ibx_qmp_has_events(const struct ibx_qmp *qmp)
+{
+    return json_array_size(qmp->events) > 0;
+}
+
+json_t *ibx_qmp_event_next(struct ibx_qmp *qmp)
+{
+    json_t *event = json_incref(json_array_get(qmp->events, 0));
+    json_array_remove(qmp->events, 0);
+    return event;
+}
+
+void ibx_qmp_events_clear(struct ibx_qmp *qmp)
+{
+    json_array_clear(qmp->events);
+}
+
+static bool event_is(json_t *event, const char *name, const char *status)
+{
+    const char *is = json_string_value(json_object_get(event, "event"));
+    if (!is || strcmp(is, name))
+        return false;
+    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
+    return !status || (has && !strcmp(has, status));
+}
+
+int ibx_qmp_event_wait(struct ibx_qmp *qmp, const char *name, const char *status, json_t **event,
+                       uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = 0;
+    do {
+        pump(qmp);
+        for (size_t i = 0; i < json_array_size(qmp->events); i++) {
+            json_t *this = json_array_get(qmp->events, i);
+            if (!event_is(this, name, status))
+                continue;
+            if (event)
+                *event = json_incref(this);
+            json_array_remove(qmp->events, i);
+            return 0;
+        }
+        if (qmp->failed.code)
+            return say_failed(qmp, err);
+        rc = wait_for(qmp, POLLIN, deadline_ns);
+    } while (!rc);
+    return ibx_error_set(err, rc, "QEMU did not report %s%s%s in time", name, status ? " " : "",
+                         status ? status : "");
+}
+
+/* ------------------------------------------------------------ beginning and end */
+
+static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = 0;
+    while (!rc && !pump(qmp) && !qmp->greeted)
+        rc = wait_for(qmp, POLLIN, deadline_ns);
+    if (qmp->failed.code)
+        return say_failed(qmp, err);
+    if (rc)
+        return ibx_error_set(err, rc,
+                             "no greeting came over the QMP socket: QEMU serves one "
+                             "client at a time, so give this tool a -qmp socket of its "
+                             "own, and see that QEMU is not stopped");
+    return ibx_qmp_execute(qmp, CAPABILITIES, NULL, NULL, deadline_ns, err);
+}
+
+int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err)
+{
+    struct ibx_qmp *new = calloc(1, sizeof(*new));
+    if (!new) {
+        close(fd);
+        return ibx_error_set(err, -ENOMEM, "out of memory");
+    }
+    new->fd = fd;
+    new->next_id = 1;
+    new->events = json_array();
+    struct ucred who;
+    socklen_t size = sizeof(who);
+    if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size))
+        new->pid = who.pid;
+    int rc = new->events ? negotiate(new, deadline_ns, err)
+                         : ibx_error_set(err, -ENOMEM, "out of memory");
+    if (rc) {
+        ibx_qmp_close(new);
+        return rc;
+    }
+    *qmp = new;
+    return 0;
+}
+
+bool ibx_qmp_reachable(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return *path && strlen(path) < PATH_MAX &&
+           (strlen(path) < ADDRESS_BYTES || (slash && strlen(slash + 1) <= IBX_QMP_NAME_MAX));
+}
+
+/* The name of a socket, or a name for it that fits: QEMU may have been given a short one in a deep
+ * folder. The folder is open until it is closed; -1: none is needed. */
+static int address_of(const char *path, struct sockaddr_un *to, int *folder, struct ibx_error *err)
+{
+    char place[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    if (!ibx_qmp_reachable(path))
+        return ibx_error_set(err, -ENAMETOOLONG,
+                             "the path of the QMP socket \"%.128s\" must have 1 to %zu bytes, or "
+                             "its name in a folder 1 to %u",
+                             path, ADDRESS_BYTES - 1, IBX_QMP_NAME_MAX);
+    if (strlen(path) < ADDRESS_BYTES) {
+        memcpy(to->sun_path, path, strlen(path));
+        return 0;
+    }
+    snprintf(place, sizeof(place), "%.*s", (int)(slash + 1 - path), path);
+    *folder = open(place, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (*folder < 0)
+        return ibx_error_set(err, -errno, "cannot open the folder of the QMP socket %s: %s", path,
+                             strerror(errno));
+    snprintf(to->sun_path, sizeof(to->sun_path), "/proc/self/fd/%d/%s", *folder, slash + 1);
+    return 0;
+}
+
+static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t deadline_ns,
+                      struct ibx_error *err)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return ibx_error_set(err, -errno, "cannot make a socket: %s", strerror(errno));
+    /* EAGAIN: the listener's backlog is full, and poll does not tell when that ends. */
+    while (connect(fd, (const struct sockaddr *)to, sizeof(*to))) {
+        int code = errno;
+        if ((code == EAGAIN || code == EINTR) && ibx_now_ns() < deadline_ns) {
+            poll(NULL, 0, RETRY_MS);
+            continue;
+        }
+        close(fd);
+        if (code == EAGAIN)
+            return ibx_error_set(err, -ETIMEDOUT,
+                                 "the QMP socket %s takes no more clients: other tools hold it, "
+                                 "give this one a -qmp socket of its own",
+                                 path);
+        if (code == EACCES)
+            return ibx_error_set(err, -code,
+                                 "cannot connect to the QMP socket %s: %s; run this tool as root "
+                                 "or as QEMU's user",
+                                 path, strerror(code));
+        return ibx_error_set(err, -code,
+                             "cannot connect to the QMP socket %s: %s; start QEMU with -qmp "
+                             "unix:%s,server=on,wait=off",
+                             path, strerror(code), path);
+    }
+    return fd;
+}
+
+int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                    struct ibx_error *err)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    int folder = -1;
+    int rc = address_of(path, &to, &folder, err);
+    if (rc)
+        return rc;
+    int fd = connect_to(path, &to, deadline_ns, err);
+    if (folder >= 0)
+        close(folder);
+    if (fd < 0)
+        return fd;
+    rc = ibx_qmp_attach(fd, deadline_ns, qmp, err);
+    return rc ? ibx_error_prefix(err, rc, "%s", path) : 0;
+}
+
+void ibx_qmp_close(struct ibx_qmp *qmp)
+{
+    if (!qmp)
+        return;
+    for (size_t i = 0; i < IBX_QMP_CALLS_MAX; i++)
+        call_free(&qmp->calls[i]);
+    json_decref(qmp->events);
+    close(qmp->fd);
+    free(qmp->line);
+    free(qmp);
+}
+
+int ibx_qmp_fd(const struct ibx_qmp *qmp)
+{
+    return qmp->fd;
+}
+
+pid_t ibx_qmp_pid(const struct ibx_qmp *qmp)
+{
+    return qmp->pid;
+}
+
+struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp)
+{
+    return qmp->version;
+}
+
+bool ibx_qmp_at_least(const struct ibx_qmp *qmp, unsigned major, unsigned minor)
+{
+    return qmp->version.major > major ||
+           (qmp->version.major == major && qmp->version.minor >= minor);
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/source/vm.h"
+
+#include "migrate/preflight/blockers.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define STREAM_NAME   "ibx-state"
+#define STREAM_BUFFER (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
+#define LOOK_MS       5         /* between two looks at a migration that ends */
+
+static void copy_text(char *to, size_t size, json_t *from)
+{
+    const char *text = json_string_value(from);
+    snprintf(to, size, "%s", text ? text : "");
+}
+
+int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                  struct ibx_error *err)
+{
+    json_t *result;
+    int rc = ibx_qmp_execute(qmp, "query-status", NULL, &result, deadline_ns, err);
+    if (rc)
+        return rc;
+    copy_text(status, size, json_object_get(result, "status"));
+    json_decref(result);
+    return 0;
+}
+
+int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
+                     uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *result;
+    int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &result, deadline_ns, err);
+    if (rc)
+        return rc;
+    copy_text(status, size, json_object_get(result, "status"));
+    if (!status[0])
+        snprintf(status, size, "none");
+    copy_text(error, error_size, json_object_get(result, "error-desc"));
+    json_decref(result);
+    return 0;
+}
+
+int ibx_vm_migrate(struct ibx_qmp *qmp, int *stream, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int pair[2], size = STREAM_BUFFER;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
+        return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
+    setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    fcntl(pair[0], F_SETFL, O_NONBLOCK);
+    int rc = ibx_qmp_getfd(qmp, STREAM_NAME, pair[1], deadline_ns, err);
+    close(pair[1]);
+    if (!rc)
+        rc = ibx_qmp_execute(qmp, "migrate", json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL,
+                             deadline_ns, err);
+    if (rc)
+        close(pair[0]);
+    else
+        *stream = pair[0];
+    return rc;
+}
+
+/* Whether QEMU is done with its migration, one way or another. */
+static bool ended(const char *status)
+{
+    static const char *const ends[] = {"none", "cancelled", "failed", "completed"};
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        if (!strcmp(status, ends[i]))
+            return true;
+    return false;
+}
+
+static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32], error[256];
+    bool asked = false;
+    for (;;) {
+        int rc =
+            ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);
+        if (rc || ended(status))
+            return rc;
+        if (!asked)
+            rc = ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, err);
+        if (rc)
+            return rc;
+        asked = true;
+        if (ibx_now_ns() >= deadline_ns)
+            return ibx_error_set(err, -ETIMEDOUT,
+                                 "QEMU's migration is still \"%s\" after it was "
+                                 "cancelled",
+                                 status);
+        usleep(LOOK_MS * 1000);
+    }
+}
+
+static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32];
+    int rc;
+    /* QEMU calls a migration ended a moment before it has done with the VM, and refuses cont. */
+    while (!(rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err)) &&
+           !strcmp(status, "finish-migrate") && ibx_now_ns() < deadline_ns)
+        usleep(LOOK_MS * 1000);
+    if (!rc && strcmp(status, "running"))
+        rc = ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err);
+    if (!rc)
+        rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
+    if (!rc && strcmp(status, "running"))
+        rc = ibx_error_set(err, -EIO, "the VM is \"%s\" after cont: look at QEMU's log", status);
+    return rc;
+}
+
+int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_source_vm *vm, uint64_t deadline_ns,
+                struct ibx_error *err)
+{
+    int rc = vm->touched ? cancel_migration(qmp, deadline_ns, err) : 0;
+    if (!rc && vm->touched && vm->was_running)
+        rc = run_again(qmp, deadline_ns, err);
+    if (!rc && vm->before)
+        rc = ibx_capabilities_restore(qmp, vm->before, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_decref(vm->before);
+    vm->before = NULL;
+    vm->touched = false;
+    return 0;
+}
