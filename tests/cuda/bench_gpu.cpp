@@ -19,7 +19,7 @@
 #include "tests/cuda/application.h"
 #include "tests/cuda/bench_results.h"
 #include "tests/cuda/remote.h"
-#include "tools/ib-bw-stream.h"
+#include "tools/ib-bw/stream.h"
 
 #include <algorithm>
 #include <arpa/inet.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What `ib-bw tune` makes of times. */
-#include "tools/ib-bw-tune.h"
+#include "tools/ib-bw/tune.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What cudaMemcpy costs an application, run by bench_gpu and tools/bench-gpu:
+// What cudaMemcpy costs an application, run by bench_gpu and tools/bench/gpu:
 //
 //   bench-application LIBCUDART SECONDS BYTES...
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Random CUDA programs, for the same bytes native and under GVirtuS (tools/bench-gpu --gvirtus):
+// Random CUDA programs, for the same bytes native and under GVirtuS (tools/bench/gpu --gvirtus):
 //
 //   random-programs PROGRAMS [--seed N] [--threads N] [--symbols]
 //

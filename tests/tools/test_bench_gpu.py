@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""tools/bench-gpu --gvirtus with a made-up GVirtuS, build and nvcc: what it runs over which path, what it says of programs and
+"""tools/bench/gpu --gvirtus with a made-up GVirtuS, build and nvcc: what it runs over which path, what it says of programs and
 programs' failures, and that nothing is left behind."""
 import json
 import os

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which processors ib-bw gives the ends of a session, on machines of all sorts. */
-#include "tools/ib-bw.h"
+#include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>
 #include <setjmp.h>

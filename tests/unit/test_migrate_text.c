@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What ib-migrate says of a move: the bar fits, says what matters most, and never more than a line.
  */
-#include "tools/ib-migrate.h"
+#include "tools/ib-migrate/ib-migrate.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

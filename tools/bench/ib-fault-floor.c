@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A page source without a wire: a memcpy of this process's memory. What a fault costs over it is
+ * what it costs on this kernel with this engine, before any network.
+ */
+#include "tools/bench/ib-fault.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define LENT_MAX (64u << 20) /* bytes; more than a cache holds */
+#define READY    64u
+
+struct local {
+    const struct bench *bench;
+    struct ibx_fault_arrival ready[READY];
+    unsigned count;
+};
+
+static int request(void *context, const struct ibx_fault_request *wish)
+{
+    struct local *local = context;
+    const struct bench *b = local->bench;
+    const uint64_t bytes = b->lent_pages * b->args->page;
+    if (local->count == READY)
+        return -EAGAIN;
+    for (size_t done = 0; done < wish->length;) {
+        uint64_t at = (wish->offset + done) % bytes;
+        size_t part = wish->length - done;
+        if (part > bytes - at)
+            part = (size_t)(bytes - at);
+        memcpy((uint8_t *)wish->buffer + done, b->lent + at, part);
+        done += part;
+    }
+    local->ready[local->count++] =
+        (struct ibx_fault_arrival){.cookie = wish->cookie, .length = wish->length};
+    return 0;
+}
+
+static int take(void *context, struct ibx_fault_arrival *arrivals, int max)
+{
+    struct local *local = context;
+    unsigned n = local->count < (unsigned)max ? local->count : (unsigned)max;
+    memcpy(arrivals, local->ready, n * sizeof(*arrivals));
+    local->count -= n;
+    memmove(local->ready, local->ready + n, local->count * sizeof(*arrivals));
+    return (int)n;
+}
+
+static int arm(void *context)
+{
+    const struct local *local = context;
+    return local->count > 0;
+}
+
+static const struct ibx_fault_source_ops operations = {
+    .request = request, .poll = take, .arm = arm};
+
+int bench_floor_make(struct bench *b, struct ibx_error *err)
+{
+    uint64_t bytes = b->args->size < LENT_MAX ? b->args->size : LENT_MAX;
+    b->lent = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->lent == MAP_FAILED) {
+        b->lent = NULL;
+        return ibx_error_set(err, -ENOMEM, "no memory for %llu MiB of pages",
+                             (unsigned long long)bytes >> 20);
+    }
+    b->lent_pages = bytes / b->args->page;
+    bench_pages_fill(b->lent, bytes, b->args->page);
+    for (unsigned i = 0; i < b->links; i++) {
+        struct local *local = calloc(1, sizeof(*local));
+        if (!local)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page source");
+        local->bench = b;
+        b->floor[i] = (struct ibx_fault_source){
+            .ops = &operations, .source = local, .buffer = b->wire[i].buffer};
+    }
+    return 0;
+}
+
+void bench_floor_free(struct bench *b)
+{
+    for (unsigned i = 0; i < b->links; i++)
+        free(b->floor[i].source);
+    if (b->lent)
+        munmap(b->lent, b->lent_pages * b->args->page);
+}

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* READs over the connections that faults are served over, without the engine, as `ib-bw --raw`
+ * makes them. */
+#include "tools/bench/ib-fault.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define IN_FLIGHT 16u
+#define PIECE     (1u << 20)
+#define WARM      200u
+#define SPIN_US   50u
+#define STRIDE    1000003u /* a prime: every page is visited */
+
+_Static_assert(IBX_EXPORT_STRETCH % PIECE == 0, "a piece lies within one region");
+
+static int by_size(const void *one, const void *other)
+{
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    return (a > b) - (a < b);
+}
+
+double bench_quantile_us(uint64_t *ns, size_t count, unsigned permille)
+{
+    if (!count)
+        return 0;
+    qsort(ns, count, sizeof(*ns), by_size);
+    size_t at = count * permille / 1000;
+    return (double)ns[at < count ? at : count - 1] / 1e3;
+}
+
+/* One thread's part, on one link. */
+struct reader {
+    pthread_t thread;
+    struct bench *bench;
+    unsigned link;
+    bool urgent;               /* single pages, one at a time; else pieces, many */
+    uint64_t bytes;            /* of one READ */
+    uint64_t *took;            /* ns of each, when they are urgent */
+    uint64_t want;             /* READs; 0: as many as fit into the time */
+    uint64_t done;             /* READs */
+    uint64_t heard;            /* ns: when the last one was over */
+    uint64_t window;           /* ns that those took together */
+    uint64_t at[IN_FLIGHT];    /* where each begins at the lender */
+    uint64_t began[IN_FLIGHT]; /* ns */
+    struct ibx_error err;
+};
+
+static uint8_t *place_of(const struct reader *r, uint64_t cookie)
+{
+    return (uint8_t *)ibx_mr_address(r->bench->raw[r->link]) + cookie * r->bytes;
+}
+
+/* Why, the connection knows best. */
+static int failed(struct reader *r, int code)
+{
+    const char *reason = ibx_page_source_reason(r->bench->sources[r->link]);
+    return ibx_error_set(&r->err, code, "READ without the engine: %s",
+                         *reason ? reason : strerror(-code));
+}
+
+static int post(struct reader *r, uint64_t nth, uint64_t cookie)
+{
+    const struct bench *b = r->bench;
+    struct ibx_page_source *source = b->sources[r->link];
+    struct ibx_remote remote;
+    uint64_t units = b->args->size / r->bytes, first = units / b->links * r->link;
+    r->at[cookie] = (first + nth * (r->urgent ? STRIDE : 1)) % units * r->bytes;
+    int rc = ibx_page_source_remote(source, r->at[cookie], r->bytes, &remote);
+    r->began[cookie] = ibx_now_ns();
+    if (!rc)
+        rc = ibx_read(ibx_page_source_conn(source), b->raw[r->link], place_of(r, cookie), &remote,
+                      0, r->bytes, cookie, r->urgent ? IBX_URGENT : 0);
+    return rc ? failed(r, rc) : 0;
+}
+
+/* Every page of it by its first word; all of it would take longer than the READ. */
+static bool arrived_right(const struct reader *r, uint64_t cookie)
+{
+    const uint32_t page = r->bench->args->page;
+    uint64_t first;
+    for (uint64_t at = 0; at < r->bytes; at += page) {
+        uint64_t byte = r->at[cookie] + at;
+        memcpy(&first, place_of(r, cookie) + at, sizeof(first));
+        if (first != bench_word(byte / page, byte % page / 8))
+            return false;
+    }
+    return true;
+}
+
+/* 1: a READ is over; 0: nothing yet. */
+static int next_done(struct reader *r, uint64_t *cookie)
+{
+    struct ibx_conn *conn = ibx_page_source_conn(r->bench->sources[r->link]);
+    struct ibx_event event;
+    int n = ibx_poll(conn, &event, 1);
+    uint64_t now = ibx_now_ns();
+    if (!n) {
+        /* As ib-bw looks, however long ib-migrate would before it sleeps; for single pages all the
+         * time, as the least there is. */
+        if (r->urgent || now - r->heard < SPIN_US * IBX_NS_PER_US)
+            sched_yield();
+        else
+            ibx_wait(conn, BENCH_PATIENCE_MS);
+        return 0;
+    }
+    if (n < 0 || event.type != IBX_EVENT_READ)
+        return failed(r, n < 0 ? n : -EPROTO);
+    if (event.status)
+        return failed(r, event.status);
+    r->heard = now;
+    *cookie = event.cookie;
+    return 1;
+}
+
+static int keep_reading(struct reader *r)
+{
+    const unsigned depth = r->urgent ? 1 : IN_FLIGHT;
+    uint64_t posted = 0, start = ibx_now_ns(), cookie = 0;
+    uint64_t end = start + (uint64_t)(r->bench->args->seconds * 1e9);
+    int rc = 0;
+    while (!rc && posted < depth) {
+        rc = post(r, posted, posted);
+        posted++;
+    }
+    while (!rc && r->done < posted) {
+        rc = next_done(r, &cookie);
+        if (rc <= 0)
+            continue;
+        uint64_t now = ibx_now_ns();
+        if (r->took && r->done >= WARM)
+            r->took[r->done - WARM] = now - r->began[cookie];
+        r->window = now - start;
+        r->done++;
+        rc = arrived_right(r, cookie) ? 0
+                                      : ibx_error_set(&r->err, -EBADMSG,
+                                                      "a READ without the engine brought wrong "
+                                                      "bytes");
+        bool more = r->want ? posted < r->want : now < end;
+        if (!rc && more)
+            rc = post(r, posted++, cookie);
+    }
+    return rc;
+}
+
+static void *reader_main(void *argument)
+{
+    struct reader *r = argument;
+    /* As the worker that serves faults: where it may. */
+    if (r->urgent)
+        ibx_thread_prompt();
+    keep_reading(r);
+    return NULL;
+}
+
+static int readers_run(struct reader *readers, unsigned count, struct ibx_error *err)
+{
+    unsigned started = 0;
+    int rc = 0;
+    for (; !rc && started < count; started += !rc)
+        rc = -pthread_create(&readers[started].thread, NULL, reader_main, &readers[started]);
+    if (rc)
+        ibx_error_set(err, rc, "no thread for READs: %s", strerror(-rc));
+    for (unsigned i = 0; i < started; i++) {
+        pthread_join(readers[i].thread, NULL);
+        if (!rc && readers[i].err.code)
+            rc = ibx_error_set(err, readers[i].err.code, "%s", readers[i].err.message);
+    }
+    return rc;
+}
+
+int bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_error *err)
+{
+    const unsigned reads = b->args->touches;
+    uint64_t *took = calloc(reads, sizeof(*took));
+    struct reader reader = {
+        .bench = b, .urgent = true, .bytes = b->args->page, .took = took, .want = reads + WARM};
+    int rc = took ? readers_run(&reader, 1, err)
+                  : ibx_error_set(err, -ENOMEM, "no memory for %u samples", reads);
+    if (!rc) {
+        round->is[READ_P50] = bench_quantile_us(took, reads, 500);
+        round->is[READ_P99] = bench_quantile_us(took, reads, 990);
+    }
+    free(took);
+    return rc;
+}
+
+int bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err)
+{
+    struct reader readers[IBX_MOVE_LINKS_MAX];
+    for (unsigned i = 0; i < links; i++) /* the last ones: the first are for faults */
+        readers[i] = (struct reader){.bench = b, .link = b->links - 1 - i, .bytes = PIECE};
+    int rc = readers_run(readers, links, err);
+    *gbps = 0;
+    for (unsigned i = 0; !rc && i < links; i++)
+        *gbps += (double)readers[i].done * PIECE / (double)readers[i].window;
+    return rc;
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* ib-fault: page faults served over a wire, measured; see ib-fault(1). */
+#include "tools/bench/ib-fault.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LENDER_MS      2000 /* to say why, and end */
+#define LENDER_LOOK_MS 10
+
+static int complain(const struct ibx_error *err)
+{
+    fprintf(stderr, "ib-fault: %s\n", err->message);
+    return EXIT_FAILURE;
+}
+
+int bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
+{
+    if (!cpus->given || !sched_setaffinity(0, sizeof(cpus->set), &cpus->set))
+        return 0;
+    int code = errno;
+    unsigned first = 0;
+    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus->set))
+        first++;
+    return ibx_error_set(err, -code,
+                         "processor %u, and what else was asked for with it, cannot be had: %s; "
+                         "there are 0 to %ld here, of which a cpuset may leave fewer",
+                         first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
+}
+
+int bench_nice_use(const struct bench_args *args, struct ibx_error *err)
+{
+    if (!args->nice_given || !setpriority(PRIO_PROCESS, 0, args->nice))
+        return 0;
+    return ibx_error_set(err, -errno, "--nice %d: %s; below 0 it is for root", args->nice,
+                         strerror(errno));
+}
+
+/* When this end has failed, that was perhaps for the other's sake, which then says why; or that
+ * waits for one that gave up. */
+static void end_lender(pid_t child)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LENDER_MS);
+    siginfo_t info = {0};
+    while (!waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, LENDER_LOOK_MS);
+    kill(child, SIGKILL);
+}
+
+/* The listener is there before the child that connects to it. */
+static int run_self(struct bench_args *args, struct ibx_listener *listener)
+{
+    fflush(NULL);
+    pid_t parent = getpid(), child = fork();
+    if (child < 0) {
+        fprintf(stderr, "ib-fault: no process to lend memory: %s\n", strerror(errno));
+        return EXIT_FAILURE;
+    }
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        args->options.domain = NULL; /* the parent's */
+        _exit(getppid() == parent ? bench_lend(args, ibx_listener_uri(listener)) : EXIT_FAILURE);
+    }
+    int status = 0, rc = bench_fetch(args, listener, child);
+    ibx_listener_close(listener);
+    if (rc)
+        end_lender(child);
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    return rc ? rc : status ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int run_fetch(struct bench_args *args)
+{
+    struct ibx_error err = {0};
+    struct ibx_listener *listener;
+    bool self = args->command == BENCH_SELF;
+    if (bench_nice_use(args, &err) ||
+        (self && bench_memory_check(2 * args->size, args->page, &err)) ||
+        (args->minor && ibx_domain_create(&args->options.domain, &err)) ||
+        ibx_listen(args->uri, &args->options, &listener, &err))
+        return complain(&err);
+    if (self)
+        return run_self(args, listener);
+    fprintf(stderr, "ib-fault: waiting at %s\n", ibx_listener_uri(listener));
+    int rc = bench_fetch(args, listener, 0);
+    ibx_listener_close(listener);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct bench_args args;
+    struct ibx_error err = {0};
+    signal(SIGPIPE, SIG_IGN);
+    int rc = bench_args_parse(argc, argv, &args, &err);
+    if (rc == -ENOEXEC)
+        return 2;
+    if (rc < 0)
+        return complain(&err);
+    if (rc)
+        return EXIT_SUCCESS;
+    if (args.command != BENCH_LEND) {
+        rc = run_fetch(&args);
+        ibx_domain_release(args.options.domain);
+        return rc;
+    }
+    if (bench_nice_use(&args, &err) || bench_memory_check(args.size, args.page, &err))
+        return complain(&err);
+    return bench_lend(&args, args.uri);
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Files that are there whole or not at all. */
+#include "tools/ib-bw/ib-bw.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err)
+{
+    if ((size_t)snprintf(file->name, sizeof(file->name), "%s", name) >= sizeof(file->name))
+        return ibx_error_set(err, -ENAMETOOLONG, "the file name \"%.32s...\" is too long", name);
+    snprintf(file->temporary, sizeof(file->temporary), "%s.XXXXXX", file->name);
+    file->fd = mkostemp(file->temporary, O_CLOEXEC);
+    if (file->fd < 0)
+        return ibx_error_set(err, -errno, "%s cannot be made: %s", name, strerror(errno));
+    mode_t mask = umask(0);
+    umask(mask);
+    fchmod(file->fd, 0666 & ~mask); /* mkostemp gives 0600 */
+    return 0;
+}
+
+int bw_file_close(struct bw_file *file, int rc, struct ibx_error *err)
+{
+    if (close(file->fd) && !rc)
+        rc = ibx_error_set(err, -errno, "%s: %s", file->name, strerror(errno));
+    if (!rc && rename(file->temporary, file->name))
+        rc = ibx_error_set(err, -errno, "%s cannot be put in place: %s", file->name,
+                           strerror(errno));
+    if (rc)
+        unlink(file->temporary);
+    return rc;
+}
+
+int bw_file_check(const char *name, struct ibx_error *err)
+{
+    struct bw_file file;
+    int rc = bw_file_open(&file, name, err);
+    if (!rc)
+        bw_file_close(&file, -ECANCELED, NULL);
+    return rc;
+}

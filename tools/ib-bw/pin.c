@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Processors for each end. Left to itself, a busy scheduler now puts both ends on one processor and
+ * now on two, which changes a short call by a factor of four and says nothing about the paths.
+ * Where there are few, each end has one. Where there are many, each has half of a package's cores:
+ * the ends of a real session may have several threads at work there.
+ */
+#include "tools/ib-bw/ib-bw.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MANY_CORES 8u /* of one package */
+
+/* The first number in /sys/devices/system/cpu/cpuN/topology/WHAT; -1 where there is none. */
+static long topology(int cpu, const char *what)
+{
+    char path[128];
+    long value = -1;
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, what);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return -1;
+    if (fscanf(file, "%ld", &value) != 1)
+        value = -1;
+    fclose(file);
+    return value;
+}
+
+/* By the first thread of its core, and its package; -1: not known. */
+struct place {
+    long core, package;
+};
+
+/* Of all that are allowed. */
+static void find_places(const cpu_set_t *allowed, struct place *places)
+{
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET((size_t)cpu, allowed))
+            places[cpu] = (struct place){topology(cpu, "thread_siblings_list"),
+                                         topology(cpu, "physical_package_id")};
+    }
+}
+
+/* How well a processor goes with another one: 2 in the same package, 1 in another, 0 a thread of
+ * the same core. */
+static int suits(const struct place *one, const struct place *with)
+{
+    if (one->core >= 0 && one->core == with->core)
+        return 0;
+    return one->package == with->package ? 2 : 1;
+}
+
+/* The last processors: the first have the interrupts. */
+static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed, const struct place *places)
+{
+    int best = -1;
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        if (!CPU_ISSET((size_t)cpu, allowed))
+            continue;
+        if (pins->client < 0) {
+            pins->client = cpu;
+        } else if (suits(&places[cpu], &places[pins->client]) > best) {
+            best = suits(&places[cpu], &places[pins->client]);
+            pins->server = cpu;
+        }
+    }
+    if (pins->server < 0)
+        pins->client = -1; /* there is but one */
+}
+
+/* One of each core in the package of `with`; how many. */
+static unsigned cores_near(int with, const cpu_set_t *allowed, const struct place *places,
+                           cpu_set_t *cores)
+{
+    CPU_ZERO(cores);
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        bool known = false;
+        if (!CPU_ISSET((size_t)cpu, allowed) ||
+            (cpu != with && suits(&places[cpu], &places[with]) < 2))
+            continue;
+        for (int other = cpu + 1; other < CPU_SETSIZE && !known; other++)
+            known = CPU_ISSET((size_t)other, cores) && !suits(&places[cpu], &places[other]);
+        if (!known)
+            CPU_SET((size_t)cpu, cores);
+    }
+    return (unsigned)CPU_COUNT(cores);
+}
+
+static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
+{
+    cpu_set_t *ends[2] = {&pins->client_set, &pins->server_set};
+    unsigned n = 2; /* the two that are chosen have theirs */
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        if (CPU_ISSET((size_t)cpu, cores) && cpu != pins->client && cpu != pins->server)
+            CPU_SET((size_t)cpu, ends[n++ % 2]);
+    }
+}
+
+void bw_pins_choose(struct bw_pins *pins)
+{
+    struct place places[CPU_SETSIZE];
+    cpu_set_t allowed, cores;
+    *pins = (struct bw_pins){.client = -1, .server = -1};
+    if (sched_getaffinity(0, sizeof(allowed), &allowed))
+        return;
+    find_places(&allowed, places);
+    choose_two(pins, &allowed, places);
+    if (pins->client < 0)
+        return;
+    CPU_SET((size_t)pins->client, &pins->client_set);
+    CPU_SET((size_t)pins->server, &pins->server_set);
+    if (cores_near(pins->client, &allowed, places, &cores) >= MANY_CORES)
+        share_out(pins, &cores);
+}
+
+void bw_pin(const struct bw_pins *pins, enum bw_end end)
+{
+    const cpu_set_t *set = end == BW_CLIENT ? &pins->client_set : &pins->server_set;
+    if (pins->client >= 0) /* a wish: without it the figures are only noisier */
+        sched_setaffinity(0, sizeof(*set), set);
+}

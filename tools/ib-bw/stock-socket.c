@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Where stock listens and how it connects: plain blocking sockets. */
+#include "tools/ib-bw/ib-bw.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#define CONNECT_SECONDS 10
+
+/* "HOST:PORT" by the grammar of URIs. */
+static int split(const char *where, struct ibx_uri *uri, struct ibx_error *err)
+{
+    char text[400];
+    if (strchr(where, '/') || strchr(where, '?') ||
+        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text) ||
+        ibx_uri_parse(text, uri, NULL))
+        return ibx_error_set(err, -EINVAL, "--stock: \"%.64s\" is not HOST:PORT", where);
+    return 0;
+}
+
+static int resolve(const char *where, int flags, struct addrinfo **list, struct ibx_error *err)
+{
+    struct ibx_uri uri;
+    char service[8];
+    int rc = split(where, &uri, err);
+    if (rc)
+        return rc;
+    snprintf(service, sizeof(service), "%u", uri.port);
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC,
+        .ai_socktype = SOCK_STREAM,
+        .ai_flags = flags | AI_NUMERICSERV,
+    };
+    rc = getaddrinfo(uri.host, service, &hints, list);
+    if (!rc)
+        return 0;
+    return ibx_error_set(err, -EADDRNOTAVAIL,
+                         "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
+                         "write an address",
+                         uri.host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+}
+
+/* How long connect(2) may take; 0: for ever. */
+static void limit_connect(int fd, time_t seconds)
+{
+    struct timeval limit = {.tv_sec = seconds};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+/* A socket to which `apply` (connect or bind) could be done; a negative errno otherwise. */
+static int first_that(int (*apply)(int, const struct sockaddr *, socklen_t), struct addrinfo *list)
+{
+    int rc = -EADDRNOTAVAIL;
+    for (struct addrinfo *a = list; a; a = a->ai_next) {
+        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) {
+            rc = -errno;
+            continue;
+        }
+        int one = 1; /* matters to bind only */
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+        limit_connect(fd, CONNECT_SECONDS);
+        if (!apply(fd, a->ai_addr, a->ai_addrlen)) {
+            limit_connect(fd, 0);
+            return fd;
+        }
+        rc = errno == EINPROGRESS ? -ETIMEDOUT : -errno;
+        close(fd);
+    }
+    return rc;
+}
+
+int bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_error *err)
+{
+    char text[400];
+    struct addrinfo *list;
+    bool bare = where[0] && !where[strspn(where, "0123456789")];
+    snprintf(text, sizeof(text), "%s%s", bare ? "127.0.0.1:" : "", where);
+    int rc = resolve(text, AI_PASSIVE, &list, err);
+    if (rc)
+        return rc;
+    int fd = first_that(bind, list);
+    freeaddrinfo(list);
+    if (fd >= 0 && listen(fd, 64)) {
+        rc = -errno;
+        close(fd);
+        fd = rc;
+    }
+    if (fd < 0)
+        return ibx_error_set(err, fd,
+                             "--stock: cannot listen at %s: %s; give another port, or an address "
+                             "of this host",
+                             text, strerror(-fd));
+    struct sockaddr_storage bound = {0};
+    socklen_t length = sizeof(bound);
+    getsockname(fd, (struct sockaddr *)&bound, &length);
+    *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                              : ((struct sockaddr_in *)&bound)->sin_port);
+    *out = fd;
+    return 0;
+}
+
+int bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err)
+{
+    struct addrinfo *list;
+    int rc = resolve(where, 0, &list, err);
+    if (rc)
+        return rc;
+    int fd = first_that(connect, list);
+    freeaddrinfo(list);
+    if (fd < 0)
+        return ibx_error_set(err, fd,
+                             "--stock: nobody answers at %s: %s; start the server with --stock, or "
+                             "give the address and port of its stock door",
+                             where, strerror(-fd));
+    return bw_stream_of_stock(fd, stream, err);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * From times to the sizes at which one way gives over to the next.
+ *
+ * A crossover is put where the product of all times is the least, with the times
+ * of one way counted longer by TUNE_MARGIN: so one slow cell among good ones
+ * moves nothing, and where two ways are alike the other one is taken. It is the
+ * way of the larger sizes, but for memory that both ends map: there in place asks
+ * less of the processors.
+ */
+#include "tools/ib-bw/tune.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LONG_BYTES ((size_t)1 << 20) /* chunks are chosen by copies of so many and more */
+
+/* What is gained by taking `later` from size `from` on: a logarithm, more than 0 if anything is. */
+static double gain(const double *first, const double *later, unsigned from, unsigned n,
+                   double margin)
+{
+    double sum = 0;
+    for (unsigned i = from; i < n; i++) {
+        if (first[i] > 0 && later[i] > 0)
+            sum += log(first[i] / (later[i] * margin));
+    }
+    return sum;
+}
+
+int tune_crossover(const double *first, const double *later, unsigned n, double margin)
+{
+    int best = -1;
+    double most = 0;
+    for (unsigned i = n; i-- > 0;) {
+        if (!(first[i] > 0 && later[i] > 0))
+            continue;
+        if (best < 0)
+            best = (int)n;
+        double here = gain(first, later, i, n, margin);
+        if (here > most) {
+            most = here;
+            best = (int)i;
+        }
+    }
+    return best;
+}
+
+static const struct tune_way *way_of(const struct tune *tune, enum tune_kind kind)
+{
+    for (unsigned i = 0; i < tune->way_count; i++) {
+        if (tune->ways[i].kind == kind)
+            return &tune->ways[i];
+    }
+    return NULL;
+}
+
+/* Of the same kind the one that gains most over `base`, from whichever size on. */
+static const struct tune_way *best_crew(const struct tune *tune, const struct tune_way *base)
+{
+    const struct tune_way *best = NULL;
+    double most = 0;
+    for (unsigned i = 0; i < tune->way_count; i++) {
+        const struct tune_way *way = &tune->ways[i];
+        double sum = 0;
+        for (unsigned d = 0; d < 2 && way->kind == TUNE_CREW; d++) {
+            int at = tune_crossover(base->times[d], way->times[d], tune->size_count, TUNE_MARGIN);
+            sum += at < 0 ? 0
+                          : gain(base->times[d], way->times[d], (unsigned)at, tune->size_count,
+                                 TUNE_MARGIN);
+        }
+        if (sum > most) {
+            most = sum;
+            best = way;
+        }
+    }
+    return best;
+}
+
+static unsigned first_long(const struct tune *tune)
+{
+    unsigned i = 0;
+    while (i < tune->size_count && tune->sizes[i] < LONG_BYTES)
+        i++;
+    return i;
+}
+
+/* `base` has the default. */
+static size_t best_chunk(const struct tune *tune, const struct tune_way *base)
+{
+    size_t chunk = base->choice.chunk;
+    double most = 0;
+    for (unsigned i = 0; i < tune->way_count; i++) {
+        const struct tune_way *way = &tune->ways[i];
+        double sum = 0;
+        for (unsigned d = 0; d < 2 && way->kind == TUNE_CHUNKS; d++)
+            sum += gain(base->times[d], way->times[d], first_long(tune), tune->size_count,
+                        TUNE_MARGIN);
+        if (sum > most) {
+            most = sum;
+            chunk = way->choice.chunk;
+        }
+    }
+    return chunk;
+}
+
+/* From the first size at which both are known it means from the first byte. */
+static uint64_t size_from(const struct tune *tune, const double *first, const double *later,
+                          double margin, uint64_t unknown)
+{
+    int at = tune_crossover(first, later, tune->size_count, margin);
+    if (at < 0)
+        return unknown;
+    if (at == (int)tune->size_count)
+        return IBX_CHOICE_NEVER;
+    for (int i = 0; i < at; i++) {
+        if (first[i] > 0 && later[i] > 0)
+            return tune->sizes[at];
+    }
+    return 0;
+}
+
+/* The longest size that is better inline. */
+static uint64_t inline_most(const struct tune *tune, unsigned d, const struct tune_way *inlined,
+                            const struct tune_way *chunks)
+{
+    static const uint64_t bounds[] = {IBX_CHOICE_TO_MAX, IBX_CHOICE_FROM_MAX};
+    int at = tune_crossover(inlined->times[d], chunks->times[d], tune->size_count, TUNE_MARGIN);
+    uint64_t most = 0;
+    if (at < 0)
+        return ibx_choice_default.ways[d].inline_max;
+    for (int i = 0; i < at; i++) {
+        if (inlined->times[d][i] > 0 && tune->sizes[i] <= bounds[d])
+            most = tune->sizes[i];
+    }
+    return most;
+}
+
+void tune_choose(struct tune *tune)
+{
+    struct ibx_choice *choice = &tune->result.choice;
+    const struct tune_way *chunks = way_of(tune, TUNE_CHUNKS);
+    const struct tune_way *crew = best_crew(tune, chunks), *any_crew = way_of(tune, TUNE_CREW);
+    const struct tune_way *direct = way_of(tune, TUNE_DIRECT);
+    *choice = ibx_choice_default;
+    choice->chunk = best_chunk(tune, chunks);
+    choice->threads = crew ? crew->choice.threads : 0;
+    for (unsigned d = 0; d < 2; d++) {
+        struct ibx_choice_way *way = &choice->ways[d];
+        const struct ibx_choice_way *unknown = &ibx_choice_default.ways[d];
+        way->inline_max = inline_most(tune, d, way_of(tune, TUNE_INLINE), chunks);
+        way->in_place_min = size_from(tune, way_of(tune, TUNE_SHARED)->times[d],
+                                      way_of(tune, TUNE_IN_PLACE)->times[d], 1 / TUNE_MARGIN,
+                                      unknown->in_place_min);
+        if (direct)
+            way->direct_min = size_from(tune, way_of(tune, TUNE_FAR)->times[d], direct->times[d],
+                                        TUNE_MARGIN, unknown->direct_min);
+        if (crew || any_crew)
+            way->crew_min = size_from(tune, chunks->times[d], (crew ? crew : any_crew)->times[d],
+                                      TUNE_MARGIN, unknown->crew_min);
+    }
+    tune->result.found = true;
+}

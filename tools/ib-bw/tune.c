@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* ib-bw tune: measures every way, prints and stores which one copies should take. */
+#include "tools/ib-bw/tune.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/thread.h"
+#include "common/wire.h"
+#include "frontend-glue/plugin/config.h"
+#include "gpudirect/copy_threads.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SAMPLES_MAX  4096u /* of a cell */
+#define PATTERN_SEED 1u
+
+struct bench {
+    const struct bw_args *args;
+    struct tune tune;
+    struct tune_back back;
+    struct ibx_session *sessions[TUNE_WAYS_MAX]; /* one a way */
+    uint8_t *own, *shared;                       /* memory for the longest copy; shared or NULL */
+    size_t longest;
+    double *samples[TUNE_WAYS_MAX]; /* of the cell in hand */
+    unsigned sample_count[TUNE_WAYS_MAX];
+    bool closed[TUNE_WAYS_MAX]; /* copies of this size do not take the way */
+    uint64_t token;
+};
+
+/* ---------------------------------------------------------------------------- ways */
+
+static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *name)
+{
+    struct tune_way *way = &tune->ways[tune->way_count++];
+    *way = (struct tune_way){.kind = kind, .choice = ibx_choice_default};
+    for (unsigned d = 0; d < 2; d++)
+        way->choice.ways[d] = (struct ibx_choice_way){.in_place_min = IBX_CHOICE_NEVER,
+                                                      .crew_min = IBX_CHOICE_NEVER,
+                                                      .direct_min = IBX_CHOICE_NEVER};
+    way->choice.threads = 1;
+    snprintf(way->name, sizeof(way->name), "%s", name);
+    return way;
+}
+
+/* Client, driver and other sessions want processors, too. */
+static void add_crews(struct tune *tune, unsigned processors)
+{
+    for (unsigned threads = 2; threads <= IBX_CREW_THREADS_MAX && threads * 2 <= processors;
+         threads *= 2) {
+        char name[24];
+        snprintf(name, sizeof(name), "crew of %u", threads);
+        struct tune_way *way = add(tune, TUNE_CREW, name);
+        way->choice.ways[0].crew_min = way->choice.ways[1].crew_min = 0;
+        way->choice.threads = threads;
+    }
+}
+
+void tune_ways_init(struct tune *tune, unsigned processors, bool over)
+{
+    struct tune_way *way = add(tune, TUNE_INLINE, "inline");
+    way->choice.ways[IBX_CHOICE_TO_DEVICE].inline_max = IBX_CHOICE_TO_MAX;
+    way->choice.ways[IBX_CHOICE_FROM_DEVICE].inline_max = IBX_CHOICE_FROM_MAX;
+    add(tune, TUNE_CHUNKS, "chunks");
+    for (size_t chunk = ibx_choice_default.chunk / 2; chunk >= 2 * IBX_CHOICE_CHUNK_UNIT;
+         chunk /= 2) {
+        char name[24];
+        snprintf(name, sizeof(name), "of %zuK", chunk >> 10);
+        add(tune, TUNE_CHUNKS, name)->choice.chunk = chunk;
+    }
+    add_crews(tune, processors);
+    add(tune, TUNE_SHARED, "shared");
+    way = add(tune, TUNE_IN_PLACE, "in place");
+    way->choice.ways[0].in_place_min = way->choice.ways[1].in_place_min = 0;
+    if (!over)
+        return;
+    add(tune, TUNE_FAR, "far");
+    way = add(tune, TUNE_DIRECT, "direct");
+    way->choice.ways[0].direct_min = way->choice.ways[1].direct_min = 0;
+}
+
+bool tune_way_far(const struct tune_way *way)
+{
+    return way->kind == TUNE_FAR || way->kind == TUNE_DIRECT;
+}
+
+static bool in_shared(const struct tune_way *way)
+{
+    return way->kind == TUNE_SHARED || way->kind == TUNE_IN_PLACE;
+}
+
+/* --------------------------------------------------------------------------- calls */
+
+static int ended(const struct ibx_session *s, struct ibx_error *err)
+{
+    const char *why = ibx_session_reason(s);
+    return ibx_error_set(err, -ECONNRESET, "the back end left: %s", *why ? why : "it ended");
+}
+
+static int copy(struct bench *b, unsigned w, unsigned d, size_t n, double *us,
+                struct ibx_error *err)
+{
+    struct ibx_frontend_copy wish = {
+        .to_device = d == IBX_CHOICE_TO_DEVICE,
+        .device = b->back.device,
+        .host = in_shared(&b->tune.ways[w]) ? b->shared : b->own,
+        .n = n,
+        .whole = true, /* the client's own way with pageable memory knows none of these */
+    };
+    int code = 0;
+    uint64_t began = ibx_now_ns();
+    if (ibx_session_copy(b->sessions[w], &wish, &code) || *ibx_session_reason(b->sessions[w]))
+        return ended(b->sessions[w], err);
+    *us = (double)(ibx_now_ns() - began) / 1e3;
+    return code ? ibx_error_set(err, -EIO,
+                                "the back end could not run a copy of %zu bytes (%s): see what it "
+                                "says with IBX_LOG=debug",
+                                n, b->tune.ways[w].name)
+                : 0;
+}
+
+static int count(struct bench *b, unsigned w, struct ibx_copy_counts *counts, struct ibx_error *err)
+{
+    struct ibx_session *s = b->sessions[w];
+    uint8_t head[4 + 8 + 8], body[5 * 8 + 256] = {0}, none[8] = {0};
+    if (ibx_session_write(s, TUNE_COUNT, sizeof(TUNE_COUNT)) < 0 ||
+        ibx_session_write(s, none, sizeof(none)) < 0 || ibx_session_sync(s) ||
+        ibx_session_read(s, head, sizeof(head)) != sizeof(head))
+        return ended(s, err);
+    struct ibx_reader r = ibx_reader_of(head + 12, 8);
+    uint64_t n = ibx_get_u64(&r);
+    if (n < 5 * 8 || n >= sizeof(body) || ibx_session_read(s, body, (size_t)n) != (ssize_t)n)
+        return ended(s, err);
+    r = ibx_reader_of(body, 5 * 8);
+    counts->all = ibx_get_u64(&r);
+    counts->inlined = ibx_get_u64(&r);
+    counts->in_place = ibx_get_u64(&r);
+    counts->by_crew = ibx_get_u64(&r);
+    counts->direct = ibx_get_u64(&r);
+    snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%s",
+             (const char *)body + 5 * 8);
+    return 0;
+}
+
+/* Whether those between the two took the way. */
+static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
+                 const struct ibx_copy_counts *b)
+{
+    unsigned long all = b->all - a->all, inlined = b->inlined - a->inlined,
+                  in_place = b->in_place - a->in_place, by_crew = b->by_crew - a->by_crew,
+                  direct = b->direct - a->direct;
+    switch (kind) {
+    case TUNE_INLINE:
+        return inlined == all;
+    case TUNE_CREW:
+        return by_crew == all;
+    case TUNE_IN_PLACE:
+        return in_place == all;
+    case TUNE_DIRECT:
+        return direct == all;
+    default:
+        return !inlined && !in_place && !by_crew && !direct;
+    }
+}
+
+/* ----------------------------------------------------------------------- measuring */
+
+/* There and back, and it is the same. */
+static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
+{
+    uint8_t *host = in_shared(&b->tune.ways[w]) ? b->shared : b->own;
+    double us;
+    bw_payload_mark(host, n, ++b->token);
+    uint64_t sum = bw_payload_sum(host, n);
+    int rc = copy(b, w, IBX_CHOICE_TO_DEVICE, n, &us, err);
+    memset(host, 0, n);
+    if (!rc)
+        rc = copy(b, w, IBX_CHOICE_FROM_DEVICE, n, &us, err);
+    if (!rc && bw_payload_sum(host, n) != sum)
+        rc = ibx_error_set(err, -EBADMSG, "a copy of %zu bytes came back damaged (%s)", n,
+                           b->tune.ways[w].name);
+    return rc;
+}
+
+/* Whether copies of the size take the way at all, by one that also warms up. */
+static int try_way(struct bench *b, unsigned w, unsigned d, size_t n, struct ibx_error *err)
+{
+    struct ibx_copy_counts before, after;
+    double us;
+    b->closed[w] = in_shared(&b->tune.ways[w]) && !b->shared;
+    b->sample_count[w] = 0;
+    if (b->closed[w])
+        return 0;
+    int rc = d == IBX_CHOICE_FROM_DEVICE ? verify(b, w, n, err) : 0;
+    if (!rc)
+        rc = count(b, w, &before, err);
+    if (!rc)
+        rc = copy(b, w, d, n, &us, err);
+    if (!rc)
+        rc = count(b, w, &after, err);
+    if (!rc)
+        b->closed[w] = !took(b->tune.ways[w].kind, &before, &after);
+    return rc;
+}
+
+static int run_slice(struct bench *b, unsigned w, unsigned d, size_t n, struct ibx_error *err)
+{
+    const struct bw_args *args = b->args;
+    uint64_t end = ibx_now_ns() + (uint64_t)(args->seconds * 1e9 / args->rounds);
+    uint64_t calls = args->count ? (args->count + args->rounds - 1) / args->rounds : 0;
+    double us;
+    int rc = n <= (64u << 10) ? copy(b, w, d, n, &us, err) : 0; /* wakes both ends up */
+    for (uint64_t i = 0; !rc && b->sample_count[w] < SAMPLES_MAX; i++) {
+        if (calls ? i == calls : i && ibx_now_ns() >= end)
+            break;
+        rc = copy(b, w, d, n, &us, err);
+        b->samples[w][b->sample_count[w]++] = us;
+    }
+    return rc;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *samples, unsigned n)
+{
+    if (!n)
+        return 0;
+    qsort(samples, n, sizeof(*samples), by_value);
+    return (samples[n / 2] + samples[(n - 1) / 2]) / 2;
+}
+
+static void show_progress(unsigned d, size_t n)
+{
+    char text[BW_SIZE_TEXT];
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\r\033[K%s %s", d ? "D2H" : "H2D", bw_size_print(n, text));
+}
+
+/* One size in one direction; the ways take turns. */
+static int measure_cell(struct bench *b, unsigned d, unsigned size, struct ibx_error *err)
+{
+    struct tune *tune = &b->tune;
+    size_t n = tune->sizes[size];
+    int rc = 0;
+    show_progress(d, n);
+    for (unsigned w = 0; !rc && w < tune->way_count; w++)
+        rc = try_way(b, w, d, n, err);
+    for (unsigned round = 0; round < b->args->rounds; round++) {
+        for (unsigned w = 0; !rc && w < tune->way_count; w++)
+            rc = b->closed[w] ? 0 : run_slice(b, w, d, n, err);
+    }
+    for (unsigned w = 0; !rc && w < tune->way_count; w++)
+        tune->ways[w].times[d][size] = median(b->samples[w], b->sample_count[w]);
+    return rc;
+}
+
+static int measure(struct bench *b, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned d = 0; d < 2; d++) {
+        for (unsigned i = 0; !rc && i < b->tune.size_count; i++)
+            rc = measure_cell(b, d, i, err);
+    }
+    if (isatty(STDERR_FILENO))
+        fputs("\r\033[K", stderr);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ both ends */
+
+static int by_size(const void *a, const void *b)
+{
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void prepare(struct bench *b, const struct bw_args *args)
+{
+    struct tune *tune = &b->tune;
+    unsigned processors = ibx_thread_processors();
+    b->args = args;
+    memcpy(tune->sizes, args->sizes, sizeof(tune->sizes));
+    tune->size_count = args->size_count;
+    qsort(tune->sizes, tune->size_count, sizeof(tune->sizes[0]), by_size);
+    b->longest = tune->sizes[tune->size_count - 1];
+    tune_ways_init(tune, processors, args->over);
+    if (processors < 4)
+        snprintf(tune->no_crew, sizeof(tune->no_crew), "there are only %u processors", processors);
+}
+
+/* Without --over: direct copies keep what they have. */
+static void look_at_direct(struct tune *tune, const struct ibx_options *options)
+{
+    char description[192];
+    struct ibx_error why = {0};
+    if (ibx_provider_probe("verbs", options, description, sizeof(description), &why))
+        snprintf(tune->no_direct, sizeof(tune->no_direct), "%.250s", why.message);
+    else
+        snprintf(tune->no_direct, sizeof(tune->no_direct),
+                 "%.150s could: give --over verbs://ADDRESS:0, with its address", description);
+}
+
+static int memory_ready(struct bench *b, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    unsigned ways = b->tune.way_count;
+    for (unsigned w = 0; w < ways; w++) {
+        b->samples[w] = malloc(SAMPLES_MAX * sizeof(double));
+        if (!b->samples[w])
+            return ibx_error_set(err, -ENOMEM, "no memory for samples");
+    }
+    void *own = mmap(NULL, b->longest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED)
+        return ibx_error_set(err, -ENOMEM, "no memory for copies of %zu bytes", b->longest);
+    b->own = own;
+    bw_payload_fill(b->own, b->longest, PATTERN_SEED);
+    b->shared = ibx_shared_allocate(b->longest, &why);
+    if (b->shared)
+        memcpy(b->shared, b->own, b->longest);
+    for (unsigned w = 0; w < ways && !b->shared; w++) {
+        if (b->tune.ways[w].kind == TUNE_IN_PLACE)
+            snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%.255s",
+                     why.message);
+    }
+    return 0;
+}
+
+static int connect_all(struct bench *b, struct ibx_error *err)
+{
+    struct ibx_copy_counts counts;
+    int rc = 0;
+    for (unsigned w = 0; !rc && w < b->tune.way_count; w++) {
+        bool far = tune_way_far(&b->tune.ways[w]);
+        const char *uri = far ? b->back.far_uri : b->back.uri;
+        rc = ibx_session_create(uri, &b->args->options, &b->sessions[w], err);
+        if (!rc)
+            rc = ibx_session_connect(b->sessions[w], err);
+        if (rc && far)
+            ibx_error_prefix(err, rc, "--over");
+        if (!rc) /* also teaches the back end what its replies look like */
+            rc = count(b, w, &counts, err);
+        if (!rc)
+            snprintf(far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
+                     ibx_session_path(b->sessions[w])->description);
+    }
+    return rc;
+}
+
+static void finish(struct bench *b)
+{
+    for (unsigned w = 0; w < b->tune.way_count; w++) {
+        ibx_session_destroy(b->sessions[w]);
+        free(b->samples[w]);
+    }
+    tune_back_stop(&b->back);
+    if (b->shared)
+        ibx_shared_free(b->shared);
+    if (b->own)
+        munmap(b->own, b->longest);
+}
+
+/* ------------------------------------------------------------------------ the file */
+
+static int output_of(const struct bw_args *args, char file[PATH_MAX], struct ibx_error *err)
+{
+    int rc = 0;
+    if (args->output)
+        snprintf(file, PATH_MAX, "%s", args->output);
+    else
+        rc = ibx_glue_tuning_file(file, err);
+    if (!rc && !*file)
+        rc = ibx_error_set(err, -EINVAL, "rdma.tuning says none: give --output FILE");
+    if (!rc && (rc = bw_file_check(file, err)))
+        ibx_error_prefix(err, rc, "no place for the result (give --output FILE)");
+    return rc;
+}
+
+static int write_file(const struct tune *tune, const char *name, struct ibx_error *err)
+{
+    struct bw_file file;
+    char date[32];
+    time_t now = time(NULL);
+    struct tm tm;
+    int rc = bw_file_open(&file, name, err);
+    if (rc)
+        return rc;
+    int fd = dup(file.fd);
+    FILE *out = fd < 0 ? NULL : fdopen(fd, "w");
+    strftime(date, sizeof(date), "%Y-%m-%d", gmtime_r(&now, &tm));
+    if (out) {
+        fprintf(out, "# Measured by ib-bw tune " IBX_VERSION " on %s; see gvirtus.properties(5).\n",
+                date);
+        ibx_tuning_print(&tune->result, out);
+    }
+    if (!out || ferror(out) || fflush(out))
+        rc = ibx_error_set(err, -EIO, "%s cannot be written: %s", name, strerror(errno));
+    if (out)
+        fclose(out);
+    return bw_file_close(&file, rc, err);
+}
+
+/* What no copy took and nobody said why: the path does not have it. */
+static void explain(struct tune *tune)
+{
+    for (unsigned w = 0; w < tune->way_count; w++) {
+        struct tune_way *way = &tune->ways[w];
+        bool any = false;
+        for (unsigned i = 0; i < tune->size_count; i++)
+            any = any || way->times[0][i] > 0 || way->times[1][i] > 0;
+        if (!any && !way->refused[0])
+            snprintf(way->refused, sizeof(way->refused),
+                     "no copy of these sizes takes this way over %.150s",
+                     tune_way_far(way) ? tune->far_path : tune->path);
+    }
+}
+
+static int tune(struct bench *b, struct ibx_error *err)
+{
+    char file[PATH_MAX];
+    int rc = tune_back_start(b->args, &b->tune, &b->back, err);
+    if (!rc)
+        rc = output_of(b->args, file, err);
+    if (!rc)
+        rc = memory_ready(b, err);
+    if (!rc)
+        rc = connect_all(b, err);
+    if (!rc)
+        rc = measure(b, err);
+    if (rc)
+        return rc;
+    if (!b->args->over)
+        look_at_direct(&b->tune, &b->args->options);
+    explain(&b->tune);
+    tune_choose(&b->tune);
+    tune_print(&b->tune, stdout);
+    rc = write_file(&b->tune, file, err);
+    if (!rc)
+        printf("stored in %s; a back end that begins now uses it\n", file);
+    return rc;
+}
+
+int bw_tune(const struct bw_args *args)
+{
+    static struct bench bench;
+    struct ibx_error err = {0};
+    if (!getenv("IBX_LOG"))
+        ibx_log_set_level(IBX_LOG_ERROR);
+    prepare(&bench, args);
+    int rc = tune(&bench, &err);
+    finish(&bench);
+    if (rc)
+        fprintf(stderr, "ib-bw: %s\n", err.message);
+    return rc || fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
+}

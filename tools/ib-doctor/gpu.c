@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The GPUs: which way copies into their memory take, and what stands in the way of a better one. */
+#include "tools/ib-doctor/ib-doctor.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MODULE_PEERMEM "/sys/module/nvidia_peermem"
+#define ADAPTERS       "/sys/class/infiniband"
+
+/* CUdevice_attribute; the numbers are CUDA's binary interface. */
+enum cuda_attribute {
+    CUDA_PCI_BUS = 33,
+    CUDA_PCI_DEVICE = 34,
+    CUDA_PCI_DOMAIN = 50,
+    CUDA_GPU_DIRECT_RDMA = 116,
+    CUDA_RDMA_FLUSH = 117,    /* bit 0: by a call on the host */
+    CUDA_RDMA_ORDERING = 118, /* 100 and more: the GPU orders writes by itself */
+    CUDA_DMA_BUF = 124,
+};
+
+struct cuda {
+    int (*init)(unsigned);
+    int (*driver_version)(int *);
+    int (*device_count)(int *);
+    int (*device)(int *, int);
+    int (*name)(char *, int, int);
+    int (*attribute)(int *, int, int);
+    int (*total_memory)(size_t *, int);
+};
+
+struct gpu {
+    char label[16], name[96];
+    char folder[64]; /* of sysfs */
+    bool rdma, dma_buf, ordered, flushed;
+    size_t memory;
+};
+
+static bool load_cuda(struct cuda *cuda)
+{
+    const char *named = getenv("IBX_LIBCUDA");
+    void *library = dlopen(named && *named ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return false;
+    *(void **)&cuda->init = dlsym(library, "cuInit");
+    *(void **)&cuda->driver_version = dlsym(library, "cuDriverGetVersion");
+    *(void **)&cuda->device_count = dlsym(library, "cuDeviceGetCount");
+    *(void **)&cuda->device = dlsym(library, "cuDeviceGet");
+    *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
+    *(void **)&cuda->attribute = dlsym(library, "cuDeviceGetAttribute");
+    *(void **)&cuda->total_memory = dlsym(library, "cuDeviceTotalMem_v2");
+    return cuda->init && cuda->driver_version && cuda->device_count && cuda->device && cuda->name &&
+           cuda->attribute && cuda->total_memory;
+}
+
+static int attribute(const struct cuda *cuda, int device, int which)
+{
+    int value = 0;
+    return cuda->attribute(&value, which, device) ? 0 : value;
+}
+
+static struct gpu gpu_of(const struct cuda *cuda, int index)
+{
+    struct gpu gpu = {.name = "?"};
+    int device = 0;
+    cuda->device(&device, index);
+    cuda->name(gpu.name, sizeof(gpu.name), device);
+    cuda->total_memory(&gpu.memory, device);
+    gpu.rdma = attribute(cuda, device, CUDA_GPU_DIRECT_RDMA);
+    gpu.dma_buf = attribute(cuda, device, CUDA_DMA_BUF);
+    gpu.ordered = attribute(cuda, device, CUDA_RDMA_ORDERING) >= 100;
+    gpu.flushed = attribute(cuda, device, CUDA_RDMA_FLUSH) & 1;
+    snprintf(gpu.label, sizeof(gpu.label), "GPU %d", index);
+    snprintf(gpu.folder, sizeof(gpu.folder), "/sys/bus/pci/devices/%04x:%02x:%02x.0",
+             (unsigned)attribute(cuda, device, CUDA_PCI_DOMAIN),
+             (unsigned)attribute(cuda, device, CUDA_PCI_BUS),
+             (unsigned)attribute(cuda, device, CUDA_PCI_DEVICE));
+    return gpu;
+}
+
+static void add(const struct gpu *gpu, const char *what, enum doctor_status status,
+                const char *remedy, const char *value)
+{
+    char label[48];
+    snprintf(label, sizeof(label), "%s %s", gpu->label, what);
+    doctor_add("gpu", label, status, remedy, "%s", value);
+}
+
+/* ---------------------------------------------------------------------- nearness */
+
+enum nearness { NEAR_NONE, NEAR_FAR, NEAR_NODE, NEAR_BRIDGE };
+
+static long long node_of(const char *folder)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/numa_node", folder);
+    return doctor_read_number(path, -1);
+}
+
+/* The folders of two devices below one bridge have that bridge's in common, which is one below the
+ * root complex's. */
+static bool one_bridge(const char *one, const char *other)
+{
+    char a[PATH_MAX], b[PATH_MAX], whole[PATH_MAX];
+    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), one);
+    if (!realpath(whole, a))
+        return false;
+    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), other);
+    if (!realpath(whole, b))
+        return false;
+    const char *root = strstr(a, "/pci");
+    const char *bridge = root ? strchr(root + 1, '/') : NULL;
+    const char *end = bridge ? strchr(bridge + 1, '/') : NULL;
+    return end && !strncmp(a, b, (size_t)(end - a) + 1);
+}
+
+/* Of the RDMA adapters that which is nearest. */
+static enum nearness nearest(const struct gpu *gpu, char *name, size_t size)
+{
+    enum nearness best = NEAR_NONE;
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s" ADAPTERS, doctor_root());
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        if (e->d_name[0] == '.')
+            continue;
+        char device[288];
+        snprintf(device, sizeof(device), ADAPTERS "/%.200s/device", e->d_name);
+        long long node = node_of(gpu->folder);
+        enum nearness near = one_bridge(gpu->folder, device)        ? NEAR_BRIDGE
+                             : node >= 0 && node != node_of(device) ? NEAR_FAR
+                                                                    : NEAR_NODE;
+        if (near <= best)
+            continue;
+        best = near;
+        snprintf(name, size, "%.63s", e->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    return best;
+}
+
+static void check_adapter(const struct gpu *gpu, enum nearness near, const char *name)
+{
+    char value[128];
+    static const char *const where[] = {[NEAR_FAR] = "at another processor than it",
+                                        [NEAR_NODE] = "at its processor",
+                                        [NEAR_BRIDGE] = "below one bridge with it"};
+    if (near == NEAR_NONE)
+        return;
+    snprintf(value, sizeof(value), "%s, %s", name, where[near]);
+    add(gpu, "adapter", near == NEAR_FAR ? DOCTOR_LIMITED : DOCTOR_OK,
+        near == NEAR_FAR ? "copies cross the link between processors: put adapter and GPU below "
+                           "one, or use a GPU nearer to the adapter"
+                         : NULL,
+        value);
+}
+
+/* ------------------------------------------------------------------------- ways */
+
+/* What an adapter can reach at once is what the card's second region (BAR1) shows. */
+static void check_bar(const struct gpu *gpu)
+{
+    char path[PATH_MAX], line[128], value[96];
+    unsigned long long start = 0, end = 0;
+    snprintf(path, sizeof(path), "%s%s/resource", doctor_root(), gpu->folder);
+    FILE *file = fopen(path, "re");
+    for (int i = 0; file && i < 2; i++) {
+        if (!fgets(line, sizeof(line), file))
+            line[0] = '\0';
+    }
+    bool found = file && sscanf(line, "%llx %llx", &start, &end) == 2 && end > start;
+    if (file)
+        fclose(file);
+    if (!found)
+        return;
+    bool small = end - start + 1 < gpu->memory;
+    snprintf(value, sizeof(value), "%llu MiB of %zu MiB of memory", (end - start + 1) >> 20,
+             gpu->memory >> 20);
+    add(gpu, "BAR1", small ? DOCTOR_LIMITED : DOCTOR_OK,
+        small ? "only so much can be registered for GPUDirect at once: switch on \"above 4G "
+                "decoding\" and a resizable BAR in the firmware"
+              : NULL,
+        value);
+}
+
+/* The same choice as the back end's, as far as it can be made without a connection. Whether copies
+ * go straight into its memory. */
+static bool check_copies(const struct gpu *gpu, enum nearness near)
+{
+    bool peermem = doctor_exists(MODULE_PEERMEM);
+    const char *remedy = NULL, *value = "straight into its memory by dma-buf";
+    char ordered[96];
+    if (near == NEAR_NONE) {
+        value = "through pinned memory; in place on one host";
+    } else if (!gpu->dma_buf && !peermem) {
+        value = "through pinned memory: neither dma-buf nor nvidia-peermem";
+        remedy = "use NVIDIA's open kernel modules and Linux 5.12, or load nvidia-peermem";
+    } else if (!gpu->ordered && !gpu->flushed) {
+        value = "through pinned memory: writes from outside are neither ordered nor flushed";
+        remedy = "use a newer driver (CUDA 11.3), or another GPU";
+    } else {
+        snprintf(ordered, sizeof(ordered), "straight into its memory by %s, %s",
+                 gpu->dma_buf ? "dma-buf" : "nvidia-peermem",
+                 gpu->ordered ? "ordered by the GPU" : "flushed after each");
+        value = ordered;
+    }
+    add(gpu, "copies", remedy ? DOCTOR_LIMITED : DOCTOR_OK, remedy, value);
+    return value == ordered;
+}
+
+static void check_one_gpu(const struct cuda *cuda, int index)
+{
+    char adapter[64] = "";
+    struct gpu gpu = gpu_of(cuda, index);
+    enum nearness near = nearest(&gpu, adapter, sizeof(adapter));
+    doctor_add("gpu", gpu.label, gpu.dma_buf ? DOCTOR_OK : DOCTOR_LIMITED,
+               gpu.dma_buf ? NULL
+                           : "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
+               "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
+               gpu.dma_buf ? "yes" : "no");
+    bool direct = check_copies(&gpu, near);
+    doctor_check_ways(index, direct);
+    check_adapter(&gpu, near, adapter);
+    check_bar(&gpu);
+}
+
+void doctor_check_gpu(void)
+{
+    struct cuda cuda;
+    int version = 0, count = 0;
+    if (!load_cuda(&cuda)) {
+        doctor_add("gpu", "CUDA", DOCTOR_MISSING,
+                   "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
+                   "no driver here");
+        return;
+    }
+    int rc = cuda.init(0);
+    if (!rc)
+        rc = cuda.device_count(&count);
+    cuda.driver_version(&version);
+    if (rc || !count) {
+        doctor_add("gpu", "CUDA", DOCTOR_MISSING, "see nvidia-smi",
+                   "driver %d.%d, but no GPU (error %d)", version / 1000, version % 1000 / 10, rc);
+        return;
+    }
+    doctor_add("gpu", "CUDA", DOCTOR_OK, NULL, "driver %d.%d, %d GPUs", version / 1000,
+               version % 1000 / 10, count);
+    for (int i = 0; i < count; i++)
+        check_one_gpu(&cuda, i);
+    doctor_add("gpu", "nvidia-peermem", DOCTOR_OK, NULL, "%s",
+               doctor_exists(MODULE_PEERMEM)
+                   ? "loaded"
+                   : "not loaded; only where dma-buf is missing is it needed");
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* RDMA devices as sysfs shows them and, where libibverbs opens them, their limits. */
+#include "tools/ib-doctor/ib-doctor.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef IBX_WITH_VERBS
+#include <infiniband/verbs.h>
+#endif
+
+#define DEVICES "/sys/class/infiniband"
+
+/* Names in a folder under the root, without the dotted ones; sorted. Caller frees with free_names.
+ */
+static int names_in(const char *path, struct dirent ***names)
+{
+    char whole[1100];
+    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), path);
+    return scandir(whole, names, NULL, alphasort);
+}
+
+static void free_names(struct dirent **names, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(names[i]);
+    if (count >= 0)
+        free(names);
+}
+
+/* GIDs that are set; an unset one is all zeros. */
+static int count_gids(const char *port)
+{
+    char path[576], gid[64];
+    struct dirent **names;
+    snprintf(path, sizeof(path), "%s/gids", port);
+    int total = names_in(path, &names), set = 0;
+    for (int i = 0; i < total; i++) {
+        snprintf(path, sizeof(path), "%s/gids/%s", port, names[i]->d_name);
+        if (names[i]->d_name[0] != '.' && doctor_read(path, gid, sizeof(gid)))
+            set += strspn(gid, "0:") != strlen(gid);
+    }
+    free_names(names, total);
+    return set;
+}
+
+static void check_port(const char *device, const char *port)
+{
+    char base[256], path[320], state[64], rate[64], link[64], label[48];
+    snprintf(base, sizeof(base), DEVICES "/%.64s/ports/%.16s", device, port);
+    snprintf(path, sizeof(path), "%s/state", base);
+    doctor_read(path, state, sizeof(state));
+    snprintf(path, sizeof(path), "%s/rate", base);
+    doctor_read(path, rate, sizeof(rate));
+    snprintf(path, sizeof(path), "%s/link_layer", base);
+    doctor_read(path, link, sizeof(link));
+    snprintf(label, sizeof(label), "%.30s port %.8s", device, port);
+    bool active = strstr(state, "ACTIVE") != NULL;
+    int gids = count_gids(base);
+    doctor_add("rdma", label, active && gids ? DOCTOR_OK : DOCTOR_LIMITED,
+               active ? (gids ? NULL : "give its network interface an address")
+                      : (!strcmp(link, "InfiniBand")
+                             ? "plug the cable, start a subnet manager (opensm)"
+                             : "plug the cable, bring its interface up"),
+               "%s, %s, %s, %d GIDs", state, link, rate, gids);
+}
+
+#ifdef IBX_WITH_VERBS
+static unsigned mtu_bytes(enum ibv_mtu mtu)
+{
+    return 128u << mtu;
+}
+
+/* "4096", or with several ports "4096, 1024"; a port that does not answer is a question mark. */
+static void print_mtus(struct ibv_context *context, unsigned ports, char *out, size_t size)
+{
+    out[0] = '\0';
+    for (unsigned i = 1; i <= ports; i++) {
+        struct ibv_port_attr port = {0};
+        size_t n = strlen(out);
+        if (ibv_query_port(context, (uint8_t)i, &port))
+            snprintf(out + n, size - n, "%s?", n ? ", " : "");
+        else
+            snprintf(out + n, size - n, "%s%u", n ? ", " : "", mtu_bytes(port.active_mtu));
+    }
+}
+
+static void check_limits(struct ibv_device *device)
+{
+    struct ibv_context *context = ibv_open_device(device);
+    struct ibv_device_attr_ex all = {0};
+    const char *name = ibv_get_device_name(device);
+    char mtus[48];
+    if (!context || ibv_query_device_ex(context, NULL, &all)) {
+        doctor_add("rdma", name, DOCTOR_MISSING, "give this user access to /dev/infiniband/uverbs*",
+                   "cannot be opened");
+    } else {
+        const struct ibv_device_attr *a = &all.orig_attr;
+        print_mtus(context, a->phys_port_cnt, mtus, sizeof(mtus));
+        doctor_add("rdma", name, DOCTOR_OK, NULL,
+                   "MTU %s, regions to %llu GiB, %d queue pairs, %d READs at once, ODP %s", mtus,
+                   (unsigned long long)(a->max_mr_size >> 30), a->max_qp, a->max_qp_rd_atom,
+                   all.odp_caps.general_caps & IBV_ODP_SUPPORT ? "yes" : "no");
+    }
+    if (context)
+        ibv_close_device(context);
+}
+
+static void check_all_limits(void)
+{
+    int count = 0;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    for (int i = 0; list && i < count; i++)
+        check_limits(list[i]);
+    if (list)
+        ibv_free_device_list(list);
+}
+#else
+static void check_all_limits(void)
+{
+    doctor_add("rdma", "verbs", DOCTOR_MISSING, "build with libibverbs and librdmacm",
+               "not in this build");
+}
+#endif
+
+static int check_ports(const char *device)
+{
+    char path[320];
+    struct dirent **ports;
+    snprintf(path, sizeof(path), DEVICES "/%.64s/ports", device);
+    int count = names_in(path, &ports);
+    for (int i = 0; i < count; i++) {
+        if (ports[i]->d_name[0] != '.')
+            check_port(device, ports[i]->d_name);
+    }
+    free_names(ports, count);
+    return count;
+}
+
+void doctor_check_rdma(void)
+{
+    struct dirent **devices;
+    int count = names_in(DEVICES, &devices), found = 0;
+    for (int i = 0; i < count; i++) {
+        if (devices[i]->d_name[0] == '.')
+            continue;
+        found++;
+        check_ports(devices[i]->d_name);
+    }
+    free_names(devices, count);
+    if (!found)
+        doctor_add(
+            "rdma", "devices", DOCTOR_MISSING,
+            "with an adapter: install rdma-core and its driver; without: \"rdma link add rxe0 "
+            "type rxe netdev eth0\" emulates one",
+            "none");
+    if (!doctor_root()[0])
+        check_all_limits();
+    if (found && !doctor_exists("/dev/infiniband/rdma_cm"))
+        doctor_add("rdma", "rdma_cm", DOCTOR_MISSING, "modprobe rdma_ucm",
+                   "/dev/infiniband/rdma_cm is not there");
+}

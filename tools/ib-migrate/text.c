@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What ib-migrate says of a move: the bar, a line a phase, the summary. Prints nothing itself. */
+#include "tools/ib-migrate/ib-migrate.h"
+
+#include "common/clock.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define BAR_COLUMNS 20
+#define NS_PER_S    1000000000ull
+
+/* ------------------------------------------------------------ figures */
+
+void migrate_bytes(uint64_t bytes, char *out, size_t size)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    unsigned unit = 0;
+    double value = (double)bytes;
+    while (value >= 1024 && unit < 4) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(out, size, "%.*f %s", unit && value < 100 ? 1 : 0, value, units[unit]);
+}
+
+void migrate_duration(uint64_t ns, char *out, size_t size)
+{
+    static const struct {
+        uint64_t ns;
+        const char *name;
+    } units[] = {{NS_PER_S, "s"}, {IBX_NS_PER_MS, "ms"}, {IBX_NS_PER_US, "us"}, {1, "ns"}};
+    unsigned i = 0;
+    while (i < 3 && ns < units[i].ns)
+        i++;
+    double value = (double)ns / (double)units[i].ns;
+    snprintf(out, size, "%.*f %s",
+             value < 10 && i < 3    ? 2
+             : value < 100 && i < 3 ? 1
+                                    : 0,
+             value, units[i].name);
+}
+
+/* Minutes and seconds, as a clock shows them. */
+static void clock_text(uint64_t seconds, char *out, size_t size)
+{
+    if (seconds >= 3600)
+        snprintf(out, size, "%" PRIu64 ":%02u:%02u", seconds / 3600, (unsigned)(seconds / 60 % 60),
+                 (unsigned)(seconds % 60));
+    else
+        snprintf(out, size, "%u:%02u", (unsigned)(seconds / 60), (unsigned)(seconds % 60));
+}
+
+void migrate_vm(const struct ibx_record *record, char *out, size_t size)
+{
+    const bool has_uuid = strspn(record->uuid, "0-") < strlen(record->uuid);
+    if (record->name[0])
+        snprintf(out, size, "%s", record->name);
+    else if (has_uuid)
+        snprintf(out, size, "%s", record->uuid);
+    else
+        snprintf(out, size, "VM at %s", record->qmp);
+    ibx_text_sanitize(out);
+}
+
+/* Before the first fetched page has been counted, the zero ones are known. */
+static uint64_t pages_left(const struct ibx_move_status *s)
+{
+    uint64_t there = s->present > s->zero_pages ? s->present : s->zero_pages;
+    return s->pages > there ? s->pages - there : 0;
+}
+
+static uint64_t seconds_gone(const struct ibx_move_status *s)
+{
+    return s->now_ns > s->began_ns ? (s->now_ns - s->began_ns) / NS_PER_S : 0;
+}
+
+/* ------------------------------------------------------------ the bar */
+
+enum piece { PHASE, BAR, LEFT, RATE, FAULTS, LATENCY, TIME, PIECES };
+
+/* Which piece is left out first when the line is too narrow. */
+static const enum piece least_first[] = {LATENCY, FAULTS, BAR, RATE, TIME, LEFT};
+
+static void put_bar(const struct ibx_move_status *s, char *out, size_t size)
+{
+    const uint64_t there = s->pages - pages_left(s);
+    unsigned full = (unsigned)(there * BAR_COLUMNS / s->pages), i;
+    char line[BAR_COLUMNS + 1];
+    for (i = 0; i < BAR_COLUMNS; i++)
+        line[i] = i < full ? '#' : '-';
+    line[i] = '\0';
+    snprintf(out, size, "[%s] %" PRIu64 "%%", line, there * 100 / s->pages);
+}
+
+static void put_figures(const struct ibx_move_status *s, char pieces[PIECES][64])
+{
+    char a[32], b[32];
+    put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
+    snprintf(pieces[LEFT], sizeof(pieces[LEFT]), "%" PRIu64 " pages left", pages_left(s));
+    migrate_bytes(s->bytes_per_second, a, sizeof(a));
+    if (s->silent_ns)
+        snprintf(pieces[RATE], sizeof(pieces[RATE]), "nothing for %" PRIu64 " s",
+                 (uint64_t)(s->silent_ns / NS_PER_S));
+    else if (s->bytes_per_second || seconds_gone(s)) /* before that it is not known */
+        snprintf(pieces[RATE], sizeof(pieces[RATE]), "%s/s", a);
+    if (s->faults_per_second || seconds_gone(s))
+        snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s",
+                 s->faults_per_second);
+    if (s->faults) {
+        migrate_duration(s->fault_p50_ns, a, sizeof(a));
+        migrate_duration(s->fault_p99_ns, b, sizeof(b));
+        snprintf(pieces[LATENCY], sizeof(pieces[LATENCY]), "p50 %s p99 %s", a, b);
+    }
+    const double left = (double)s->ram_bytes * (double)pages_left(s) / (double)s->pages;
+    if (s->bytes_per_second && left / (double)s->bytes_per_second < 86400.0 * 7) {
+        clock_text((uint64_t)(left / (double)s->bytes_per_second), a, sizeof(a));
+        snprintf(pieces[TIME], sizeof(pieces[TIME]), "%s left", a);
+    }
+}
+
+static size_t columns_of(char pieces[PIECES][64])
+{
+    size_t sum = 0;
+    for (unsigned i = 0; i < PIECES; i++)
+        sum += pieces[i][0] ? strlen(pieces[i]) + (sum ? 2 : 0) : 0;
+    return sum;
+}
+
+static void join(char pieces[PIECES][64], char *out, size_t size)
+{
+    out[0] = '\0';
+    for (unsigned i = 0; i < PIECES; i++) {
+        size_t used = strlen(out);
+        if (pieces[i][0])
+            snprintf(out + used, size - used, "%s%s", used ? "  " : "", pieces[i]);
+    }
+}
+
+void migrate_bar(const struct ibx_move_status *status, unsigned width, char *out, size_t size)
+{
+    if (status->phase == IBX_PHASE_FILLING && status->pages) {
+        char pieces[PIECES][64] = {"filling"};
+        put_figures(status, pieces);
+        for (unsigned i = 0; i < PIECES - 1 && columns_of(pieces) > width; i++)
+            pieces[least_first[i]][0] = '\0';
+        join(pieces, out, size);
+    } else {
+        char text[IBX_ERROR_MAX + 128], gone[32];
+        migrate_phase_line(status, text, sizeof(text));
+        clock_text(seconds_gone(status), gone, sizeof(gone));
+        snprintf(out, size, "%s  %s", gone, text);
+    }
+    if (strlen(out) > width)
+        out[width] = '\0';
+}
+
+/* ------------------------------------------------------------ phases */
+
+void migrate_phase_line(const struct ibx_move_status *s, char *out, size_t size)
+{
+    char ram[32];
+    migrate_bytes(s->ram_bytes, ram, sizeof(ram));
+    switch (s->phase) {
+    case IBX_PHASE_WAITING:
+        if (s->source)
+            snprintf(out, size, "waiting for the destination at %s", s->record.uri);
+        else
+            snprintf(out, size, "waiting for a source at %s", s->record.uri);
+        break;
+    case IBX_PHASE_PREPARING:
+        snprintf(out, size, "preparing: the VM runs at the source%s%s", s->ram_bytes ? ", " : "",
+                 s->ram_bytes ? ram : "");
+        break;
+    case IBX_PHASE_SWITCHING:
+        snprintf(out, size, "switching: the VM stands still");
+        break;
+    case IBX_PHASE_FILLING:
+        if (s->pages && s->path[0])
+            snprintf(out, size,
+                     "filling: the VM runs at the destination, %" PRIu64 " pages are to come "
+                     "over %s",
+                     pages_left(s), s->path);
+        else /* gone on with, and not looked yet at what is there */
+            snprintf(out, size, "filling: the VM runs at the destination");
+        break;
+    case IBX_PHASE_BROKEN:
+        if (s->sentence[0])
+            snprintf(out, size, "broken: %s; connecting again", s->sentence);
+        else
+            snprintf(out, size, "broken: the other side is not there yet");
+        break;
+    case IBX_PHASE_DONE:
+        snprintf(out, size, "done: complete and confirmed");
+        break;
+    default:
+        snprintf(out, size, "failed: %s", s->sentence);
+        break;
+    }
+    ibx_text_sanitize(out);
+}
+
+/* ------------------------------------------------------------ summary */
+
+static void put_line(FILE *out, const char *name, const char *value)
+{
+    fprintf(out, "  %-18s %s\n", name, value);
+}
+
+static void put_downtime(FILE *out, const struct ibx_move_status *s)
+{
+    const struct {
+        const char *name;
+        uint64_t ns;
+    } parts[] = {{"map", s->map_ns}, {"device state", s->state_ns}, {"resume", s->commit_ns}};
+    char text[192], one[32];
+    if (!s->downtime_ns)
+        return;
+    migrate_duration(s->downtime_ns, text, sizeof(text));
+    const char *before = " (";
+    for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        size_t used = strlen(text);
+        if (!parts[i].ns)
+            continue;
+        migrate_duration(parts[i].ns, one, sizeof(one));
+        snprintf(text + used, sizeof(text) - used, "%s%s %s", before, parts[i].name, one);
+        before = ", ";
+    }
+    if (*before == ',')
+        snprintf(text + strlen(text), sizeof(text) - strlen(text), ")");
+    put_line(out, "downtime", text);
+}
+
+static void put_total(FILE *out, const struct ibx_move_status *s)
+{
+    char text[128], one[32];
+    migrate_duration(s->total_ns ? s->total_ns : s->now_ns - s->began_ns, one, sizeof(one));
+    size_t used = (size_t)snprintf(text, sizeof(text), "%s", one);
+    if (s->register_ns) {
+        migrate_duration(s->register_ns, one, sizeof(one));
+        snprintf(text + used, sizeof(text) - used, ", of it %s exposing memory before the stop",
+                 one);
+    }
+    put_line(out, "total time", text);
+}
+
+static void put_faults(FILE *out, const struct ibx_move_status *s)
+{
+    char text[192], p50[32], p99[32], max[32], sum[32];
+    migrate_duration(s->fault_p50_ns, p50, sizeof(p50));
+    migrate_duration(s->fault_p99_ns, p99, sizeof(p99));
+    migrate_duration(s->fault_max_ns, max, sizeof(max));
+    migrate_duration(s->fault_sum_ns, sum, sizeof(sum));
+    int n = snprintf(text, sizeof(text), "%" PRIu64, s->faults);
+    if (s->faults)
+        n +=
+            snprintf(text + n, sizeof(text) - (size_t)n, ", p50 %s, p99 %s, max %s", p50, p99, max);
+    if (s->faults && s->fault_sum_ns)
+        snprintf(text + n, sizeof(text) - (size_t)n, ", together %s", sum);
+    put_line(out, "faults", text);
+}
+
+static void put_memory(FILE *out, const struct ibx_move_status *s)
+{
+    char text[320], one[32];
+    snprintf(text, sizeof(text), "%" PRIu64 " of %" PRIu64 " (%" PRIu64 "%%), never on the wire",
+             s->zero_pages, s->pages, s->zero_pages * 100 / s->pages);
+    put_line(out, "zero pages", text);
+    migrate_bytes(s->bytes, one, sizeof(one));
+    snprintf(text, sizeof(text), "%s of pages%s%s", one, s->path[0] ? " over " : "", s->path);
+    ibx_text_sanitize(text);
+    put_line(out, "bytes on the wire", text);
+    if (s->state_bytes) {
+        migrate_bytes(s->state_bytes, one, sizeof(one));
+        put_line(out, "device state", one);
+    }
+}
+
+void migrate_summary(FILE *out, const struct ibx_move_status *s)
+{
+    char text[192];
+    put_downtime(out, s);
+    put_total(out, s);
+    put_faults(out, s);
+    if (s->pages)
+        put_memory(out, s);
+    if (s->source_cpu_ns) {
+        migrate_duration(s->source_cpu_ns, text, sizeof(text));
+        put_line(out, "source CPU", text);
+    }
+    if (s->reconnects) {
+        snprintf(text, sizeof(text), "%u", s->reconnects);
+        put_line(out, "reconnections", text);
+    }
+}
