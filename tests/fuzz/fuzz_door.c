@@ -9,7 +9,7 @@
  * Random numbers, hashes and MACs are all zeros here, so that inputs get beyond the proofs. The
  * wire of the fabric inside the process that offers may name has the number 1.
  */
-#include "tests/unit/memory_provider.h"
+#include "tests/scenes/memory_provider.h"
 
 #include "common/log.h"
 #include "transport/core/conn.h"

@@ -5,7 +5,7 @@
  * usage: test_install IBX_GVIRTUS PLUGIN NO_PLUGIN CRASH MANUAL
  */
 #include "frontend-glue/plugin/config.h"
-#include "tests/gvirtus/process.h"
+#include "tests/scenes/process.h"
 
 #include <dirent.h>
 #include <errno.h>

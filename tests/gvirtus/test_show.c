@@ -4,7 +4,7 @@
  *
  * usage: test_show IBX_GVIRTUS PLUGIN
  */
-#include "tests/gvirtus/process.h"
+#include "tests/scenes/process.h"
 #include "transport/transport.h"
 
 #include <errno.h>

@@ -80,9 +80,9 @@ def bench(scene, *options, **more):
     write(home + "/lib/frontend/libcudart.so.12", "", "")
     write(home + "/lib/libgvirtus-plugin-cudart.so", "", "")
     write(build + "/tools/ibx-gvirtus", INSTALLER)
-    write(build + "/tests/cuda/test_gpu", "")
-    write(build + "/tests/cuda/bench_gpu", BENCH)
-    write(build + "/tests/frontend/bench-application", APPLICATION)
+    write(build + "/tests/gvirtus/test_gpu", "")
+    write(build + "/tests/gvirtus/bench_gpu", BENCH)
+    write(build + "/tests/gvirtus/bench-application", APPLICATION)
     write(build + "/frontend-glue/libibx-frontend.so", "", "")
     write(tools + "/nvcc", NVCC)
     write(tools + "/python3", "exit 0\n", "#!/bin/sh\n")  # there is a GPU

@@ -164,7 +164,7 @@ def a_failure_is_told_as_json_too(scene):
 
 
 class Vm:
-    """A QEMU with the guest of tests/guest."""
+    """A QEMU with the guest of tests/moves/guest."""
 
     def __init__(self, scene, *extra, ram=None, append="", incoming=False, place=""):
         if not {"QEMU", "GUEST_ELF", "GUEST_EXPECT"} <= os.environ.keys() or os.geteuid():

@@ -6,8 +6,8 @@
  *
  * Runs in the guest only (README.md): two emulators in an emulator, hence the small beats.
  */
-#include "tests/guest/churn.h"
-#include "tests/migrate/mover.h"
+#include "tests/moves/guest/churn.h"
+#include "tests/scenes/mover.h"
 
 #include "common/clock.h"
 

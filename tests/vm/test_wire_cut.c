@@ -5,7 +5,7 @@
  *
  * Runs in the guest only (README.md).
  */
-#include "tests/unit/session_pair.h"
+#include "tests/scenes/session_pair.h"
 
 #include "common/clock.h"
 #include "common/log.h"

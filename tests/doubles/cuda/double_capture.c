@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Captures of the double: what they forbid to whom, as it was seen of driver 580 on an H200. What
+ * is captured is counted, and never run. */
+#include "tests/doubles/cuda/double_internal.h"
+
+#define CAPTURES 8u
+
+enum { UNSUPPORTED = 900, INVALIDATED = 901, WRONG_THREAD = 908, IMPLICIT = 906 };
+
+static struct capture {
+    void *stream; /* NULL: a free place */
+    bool blocking;
+    int mode;
+    pthread_t thread;
+    bool lost;      /* somebody did what is forbidden */
+    uintptr_t work; /* how much was captured */
+} captures[CAPTURES];
+
+static __thread int thread_mode;
+
+static struct capture *capture_of(const void *stream)
+{
+    for (unsigned i = 0; i < CAPTURES; i++) {
+        if (captures[i].stream && captures[i].stream == stream)
+            return &captures[i];
+    }
+    return NULL;
+}
+
+static bool forbids(const struct capture *capture)
+{
+    if (!capture->stream || thread_mode == IBX_CUDA_CAPTURE_RELAXED)
+        return false;
+    if (pthread_equal(capture->thread, pthread_self()))
+        return capture->mode != IBX_CUDA_CAPTURE_RELAXED;
+    return capture->mode == IBX_CUDA_CAPTURE_GLOBAL && thread_mode == IBX_CUDA_CAPTURE_GLOBAL;
+}
+
+static bool lose(bool all)
+{
+    bool lost = false;
+    for (unsigned i = 0; i < CAPTURES; i++) {
+        bool loses = captures[i].stream && (all || forbids(&captures[i]));
+        captures[i].lost = captures[i].lost || loses;
+        lost = lost || loses;
+    }
+    return lost;
+}
+
+int enter_unsafe(const char *function)
+{
+    int code = enter(function);
+    if (!code && lose(false))
+        code = leave(UNSUPPORTED);
+    return code;
+}
+
+int enter_context(const char *function)
+{
+    int code = enter(function);
+    if (!code && lose(true))
+        code = leave(UNSUPPORTED);
+    return code;
+}
+
+int capture_status(const void *stream)
+{
+    const struct capture *capture = capture_of(stream);
+    return capture ? 1 + capture->lost : 0;
+}
+
+bool capture_takes(const void *stream, bool legacy, int *code)
+{
+    struct capture *capture = capture_of(stream);
+    *code = SUCCESS;
+    for (unsigned i = 0; legacy && i < CAPTURES; i++) {
+        if (!captures[i].stream || !captures[i].blocking)
+            continue;
+        captures[i].lost = true;
+        *code = IMPLICIT;
+    }
+    if (!capture)
+        return *code != SUCCESS;
+    if (capture->lost)
+        *code = INVALIDATED;
+    capture->work += !capture->lost;
+    return true;
+}
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    int before = thread_mode;
+    if (*mode < IBX_CUDA_CAPTURE_GLOBAL || *mode > IBX_CUDA_CAPTURE_RELAXED)
+        return INVALID_VALUE;
+    thread_mode = *mode;
+    *mode = before;
+    return SUCCESS;
+}
+
+EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    bool blocking;
+    int code = enter("cuStreamBeginCapture");
+    if (code)
+        return code;
+    if ((uintptr_t)stream < 2 || !stream_known(stream, &blocking) || capture_of(stream))
+        return leave(INVALID_VALUE);
+    for (unsigned i = 0; i < CAPTURES; i++) {
+        if (captures[i].stream)
+            continue;
+        captures[i] = (struct capture){stream, blocking, mode, pthread_self(), false, 0};
+        return leave(SUCCESS);
+    }
+    return leave(OUT_OF_MEMORY);
+}
+
+/* The graph is a number: of what it holds. */
+EXPORT int cuStreamEndCapture(void *stream, void **graph)
+{
+    int code = enter("cuStreamEndCapture");
+    if (code)
+        return code;
+    struct capture *capture = capture_of(stream);
+    *graph = NULL;
+    if (!capture)
+        return leave(INVALID_VALUE);
+    if (capture->mode != IBX_CUDA_CAPTURE_RELAXED &&
+        !pthread_equal(capture->thread, pthread_self()))
+        return leave(WRONG_THREAD);
+    if (!capture->lost)
+        *graph = (void *)capture->work;
+    code = capture->lost ? INVALIDATED : SUCCESS;
+    *capture = (struct capture){0};
+    return leave(code);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by double.c (streams, events, copies), double_memory.c and double_capture.c. */
+#ifndef TESTS_CUDA_DOUBLE_INTERNAL_H
+#define TESTS_CUDA_DOUBLE_INTERNAL_H
+
+#include "gpudirect/cuda.h"
+#include "tests/doubles/cuda/double.h"
+
+#include <pthread.h>
+
+/* The driver's names are declared by nobody here. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define EXPORT      __attribute__((visibility("default")))
+#define ALLOCATIONS 256
+#define PAGE        4096u
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
+    NOT_SUPPORTED = 801
+};
+
+struct allocation {
+    uint8_t *address; /* what the application sees: traps, unless it is host memory */
+    uint8_t *bytes;   /* where they are */
+    size_t size, mapped;
+    int fd;
+    int device;     /* -1: pinned host memory */
+    unsigned flags; /* it was registered with */
+    unsigned long long id;
+    unsigned sync_memops;
+};
+
+struct context {
+    int device;
+};
+
+extern pthread_mutex_t mutex;
+extern struct allocation allocations[ALLOCATIONS];
+extern __thread struct context *current;
+extern int sticky_error;
+extern struct ibx_double_stats stats;
+
+/* Takes the lock; nonzero is what the call has to return, without it. */
+int enter(const char *function);
+/* Gives it back and returns `code`. */
+int leave(int code);
+/* The allocation, or pinned host memory, that holds the range. */
+struct allocation *find(const void *address, size_t n);
+void wait_for_all(void);
+/* Whether copies to or from it have not been run yet. */
+bool in_use(const uint8_t *address, size_t n);
+/* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
+void slow_each(unsigned sync_us, unsigned async_us);
+void events_forget(void);
+/* Whether it is a stream, and of which kind. */
+bool stream_known(void *handle, bool *blocking);
+
+/* double_capture.c */
+
+/* enter() of what captures forbid, which ends them; and of what is forbidden to all. */
+int enter_unsafe(const char *function);
+int enter_context(const char *function);
+/* What cuStreamIsCapturing() says. */
+int capture_status(const void *stream);
+/* Whether work for a stream is captured, or forbidden: then it is not run, and `code` is what the
+ * call has to return. */
+bool capture_takes(const void *stream, bool legacy, int *code);
+
+#endif

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory and contexts of the double. */
+#include "tests/doubles/cuda/double_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define CONTEXTS   8u
+#define ATTRIBUTES 160
+
+/* Where front ends have nothing: addresses of both are for tests that want them. */
+#define DEVICE_BASE ((uintptr_t)0x200000000000)
+
+/* CUdevice_attribute */
+#define PCI_BUS         33
+#define GPU_DIRECT_RDMA 116
+
+static struct context contexts[2] = {{0}, {1}};
+static __thread struct context *below[CONTEXTS]; /* the current one */
+static __thread unsigned depth;
+
+/* ----------------------------------------------------------------------- memory */
+
+static struct allocation *place_for_one(void)
+{
+    for (unsigned i = 0; i < ALLOCATIONS; i++) {
+        if (!allocations[i].address)
+            return &allocations[i];
+    }
+    return NULL;
+}
+
+/* The first room for so many bytes, as a wish. */
+static void *wish_for(size_t n)
+{
+    uintptr_t at = DEVICE_BASE, from = 0;
+    while (at != from) {
+        from = at;
+        for (unsigned i = 0; i < ALLOCATIONS; i++) {
+            uintptr_t begin = (uintptr_t)allocations[i].address;
+            uintptr_t end = begin + allocations[i].mapped + PAGE;
+            at = begin && begin < at + n && at < end ? end : at;
+        }
+    }
+    return (void *)at;
+}
+
+EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
+{
+    int code = enter_unsafe("cuMemAlloc");
+    if (code)
+        return code;
+    struct allocation *a = place_for_one();
+    size_t mapped = (n + PAGE - 1) / PAGE * PAGE;
+    int fd = n && a ? memfd_create("device", MFD_CLOEXEC) : -1;
+    if (fd < 0 || ftruncate(fd, (off_t)mapped))
+        return leave(n ? OUT_OF_MEMORY : INVALID_VALUE);
+    void *bytes = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    /* A page more, so that no two allocations touch. */
+    void *address =
+        mmap(wish_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes == MAP_FAILED || address == MAP_FAILED) {
+        close(fd);
+        return leave(OUT_OF_MEMORY);
+    }
+    static unsigned long long ids;
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0};
+    *device = (uintptr_t)address;
+    return leave(SUCCESS);
+}
+
+/* As the driver, waits for everything first. */
+EXPORT int cuMemFree_v2(uint64_t device)
+{
+    int code = enter_unsafe("cuMemFree");
+    if (code)
+        return code;
+    wait_for_all();
+    struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a || a->device < 0 || (uintptr_t)a->address != device)
+        return leave(INVALID_VALUE);
+    munmap(a->bytes, a->mapped);
+    munmap(a->address, a->mapped + PAGE);
+    close(a->fd);
+    *a = (struct allocation){0};
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t device)
+{
+    int code = enter("cuMemGetAddressRange");
+    if (code)
+        return code;
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a)
+        return leave(INVALID_VALUE);
+    if (base)
+        *base = (uintptr_t)a->address;
+    if (size)
+        *size = a->size;
+    return leave(SUCCESS);
+}
+
+static int attributes[ATTRIBUTES] = {
+    [PCI_BUS] = 3,
+    [GPU_DIRECT_RDMA] = 1,
+    [IBX_CUDA_DEVICE_DMA_BUF] = 1,
+    [IBX_CUDA_DEVICE_RDMA_ORDERING] = IBX_CUDA_ORDERING_OWNER,
+};
+
+EXPORT void ibx_double_attribute(int attribute, int value)
+{
+    pthread_mutex_lock(&mutex);
+    attributes[attribute] = value;
+    leave(0);
+}
+
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    if (device != 0 && device != 1)
+        return INVALID_DEVICE;
+    if (attribute <= 0 || attribute >= ATTRIBUTES)
+        return INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    *value = attributes[attribute] + (attribute == PCI_BUS ? device : 0);
+    return leave(SUCCESS);
+}
+
+EXPORT int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    int code = enter("cuFlushGPUDirectRDMAWrites");
+    if (code)
+        return code;
+    if (target != IBX_CUDA_FLUSH_CURRENT_CTX || (scope != 100 && scope != 200))
+        return leave(INVALID_VALUE);
+    if (!(attributes[IBX_CUDA_DEVICE_RDMA_FLUSH] & IBX_CUDA_FLUSH_BY_HOST))
+        return leave(NOT_SUPPORTED);
+    stats.flushes++;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuPointerSetAttribute(const void *value, int attribute, uint64_t pointer)
+{
+    int code = enter_unsafe("cuPointerSetAttribute");
+    if (code)
+        return code;
+    struct allocation *a = find((void *)(uintptr_t)pointer, 1);
+    if (!a || a->device < 0 || attribute != IBX_CUDA_POINTER_SYNC_MEMOPS)
+        return leave(INVALID_VALUE);
+    stats.sync_memops += !a->sync_memops;
+    memcpy(&a->sync_memops, value, sizeof(a->sync_memops));
+    return leave(SUCCESS);
+}
+
+/* Of whole pages, as the driver wants them. */
+EXPORT int cuMemGetHandleForAddressRange(void *handle, uint64_t device, size_t n, int type,
+                                         unsigned long long flags)
+{
+    int code = enter("cuMemGetHandleForAddressRange");
+    if (code)
+        return code;
+    const struct allocation *a = find((void *)(uintptr_t)device, 1);
+    bool whole = a && a->device >= 0 && (uintptr_t)a->address == device && n == a->mapped;
+    if (!whole || type != IBX_CUDA_RANGE_DMA_BUF_FD || flags & ~IBX_CUDA_RANGE_DMA_BUF_PCIE)
+        return leave(INVALID_VALUE);
+    if (!attributes[IBX_CUDA_DEVICE_DMA_BUF] || (flags && !attributes[0]))
+        return leave(NOT_SUPPORTED);
+    int fd = dup(a->fd);
+    memcpy(handle, &fd, sizeof(fd));
+    stats.exports++;
+    return leave(fd < 0 ? OUT_OF_MEMORY : SUCCESS);
+}
+
+EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **values, uint64_t pointer)
+{
+    int code = enter("cuPointerGetAttributes");
+    if (code)
+        return code;
+    const struct allocation *a = find((void *)(uintptr_t)pointer, 1);
+    for (unsigned i = 0; i < count; i++) {
+        unsigned type = !a ? 0 : a->device < 0 ? IBX_CUDA_MEMORY_HOST : IBX_CUDA_MEMORY_DEVICE;
+        if (names[i] == IBX_CUDA_POINTER_MEMORY_TYPE)
+            memcpy(values[i], &type, sizeof(type));
+        else if (names[i] == IBX_CUDA_POINTER_IS_MANAGED)
+            memset(values[i], 0, sizeof(unsigned));
+        else if (names[i] == IBX_CUDA_POINTER_BUFFER_ID)
+            memcpy(values[i], a ? &a->id : &(unsigned long long){0}, sizeof(a->id));
+        else if (names[i] == IBX_CUDA_POINTER_ORDINAL)
+            memcpy(values[i], a ? &a->device : &(int){-2}, sizeof(int));
+        else if (names[i] == IBX_CUDA_POINTER_RANGE_START)
+            memcpy(values[i], &(uint64_t){a ? (uintptr_t)a->address : 0}, sizeof(uint64_t));
+        else if (names[i] == IBX_CUDA_POINTER_RANGE_SIZE)
+            memcpy(values[i], &(size_t){a ? a->size : 0}, sizeof(size_t));
+        else
+            return leave(INVALID_VALUE);
+    }
+    return leave(SUCCESS);
+}
+
+/* Whether any of the bytes is known already. */
+static bool touches(const uint8_t *address, size_t n)
+{
+    for (unsigned i = 0; i < ALLOCATIONS; i++) {
+        const struct allocation *a = &allocations[i];
+        if (a->address && a->address < address + n && address < a->address + a->size)
+            return true;
+    }
+    return false;
+}
+
+EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
+{
+    int code = enter_unsafe("cuMemHostRegister");
+    if (code)
+        return code;
+    struct allocation *a = place_for_one();
+    if (!a || !n || touches(address, n))
+        return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
+    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0};
+    stats.host_pins++;
+    stats.host_pinned++;
+    return leave(SUCCESS);
+}
+
+/* As the driver, waits for everything first, and keeps others waiting meanwhile: better not for
+ * copies of ours. */
+EXPORT int cuMemHostUnregister(void *address)
+{
+    int code = enter_unsafe("cuMemHostUnregister");
+    if (code)
+        return code;
+    struct allocation *a = find(address, 1);
+    if (!a || a->device >= 0 || a->address != address)
+        return leave(NOT_REGISTERED);
+    stats.busy_unpins += in_use(a->address, a->size);
+    wait_for_all();
+    *a = (struct allocation){0};
+    stats.host_pins--;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuMemHostGetFlags(unsigned *flags, void *address)
+{
+    int code = enter("cuMemHostGetFlags");
+    if (code)
+        return code;
+    const struct allocation *a = find(address, 1);
+    bool pinned = a && a->device < 0;
+    if (pinned)
+        *flags = a->flags;
+    return leave(pinned ? SUCCESS : INVALID_VALUE);
+}
+
+/* --------------------------------------------------------------------- contexts */
+
+/* For other programs: IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...", as ibx_double_attribute(), and
+ * IBX_DOUBLE_SLOW, two numbers, as slow_each(). */
+EXPORT int cuInit(unsigned flags)
+{
+    const char *text = getenv("IBX_DOUBLE_SLOW");
+    int attribute, value, used;
+    unsigned sync_us, async_us;
+    if (text && sscanf(text, "%u %u", &sync_us, &async_us) == 2)
+        slow_each(sync_us, async_us);
+    text = getenv("IBX_DOUBLE_ATTRIBUTES");
+    for (; text && sscanf(text, "%d=%d%n", &attribute, &value, &used) == 2; text += used) {
+        if (attribute >= 0 && attribute < ATTRIBUTES)
+            ibx_double_attribute(attribute, value);
+    }
+    return flags ? INVALID_VALUE : SUCCESS;
+}
+
+EXPORT int cuDeviceGet(int *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal == 0 || ordinal == 1 ? SUCCESS : INVALID_DEVICE;
+}
+
+EXPORT int cuDeviceGetCount(int *count)
+{
+    *count = 2;
+    return SUCCESS;
+}
+
+EXPORT int cuDeviceGetName(char *name, int size, int device)
+{
+    snprintf(name, (size_t)size, "double %d", device);
+    return SUCCESS;
+}
+
+EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    (void)device;
+    *bytes = (size_t)16 << 30;
+    return SUCCESS;
+}
+
+EXPORT int cuDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return SUCCESS;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    *context = &contexts[device];
+    return SUCCESS;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    return SUCCESS;
+}
+
+EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    (void)device;
+    *flags = 0;
+    *active = 1;
+    return SUCCESS;
+}
+
+/* Pinning and events belong to the context and are gone with it; so is a sticky error. */
+EXPORT int cuDevicePrimaryCtxReset_v2(int device)
+{
+    (void)device;
+    pthread_mutex_lock(&mutex);
+    wait_for_all();
+    for (unsigned i = 0; i < ALLOCATIONS; i++) {
+        if (allocations[i].address && allocations[i].device < 0)
+            allocations[i] = (struct allocation){0};
+    }
+    stats.host_pins = 0;
+    events_forget();
+    sticky_error = 0;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuCtxSetCurrent(void *context)
+{
+    current = context;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxGetCurrent(void **context)
+{
+    *context = current;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxPushCurrent_v2(void *context)
+{
+    if (!context || depth == CONTEXTS)
+        return INVALID_CONTEXT;
+    below[depth++] = current;
+    current = context;
+    return SUCCESS;
+}
+
+EXPORT int cuCtxPopCurrent_v2(void **context)
+{
+    if (!depth)
+        return INVALID_CONTEXT;
+    if (context)
+        *context = current;
+    current = below[--depth];
+    return SUCCESS;
+}
+
+EXPORT int cuCtxGetDevice(int *device)
+{
+    int code = enter("cuCtxGetDevice");
+    if (code)
+        return code;
+    *device = current->device;
+    return leave(SUCCESS);
+}
+
+EXPORT int cuGetErrorName(int code, const char **name)
+{
+    *name = code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
+            : code == 700         ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                  : "CUDA_ERROR_OF_THE_DOUBLE";
+    return SUCCESS;
+}

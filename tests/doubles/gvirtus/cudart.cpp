@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/doubles/gvirtus/cudart.h"
+#include "tests/gvirtus/remote.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <unistd.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+namespace
+{
+
+std::atomic<std::uint64_t> copies, hosts, selections;
+
+struct FrontEnd {
+    std::shared_ptr<Communicator> over;
+    std::unique_ptr<Remote> remote;
+};
+
+// As GVirtuS does it: by the thread's id, made by the first call and never given back.
+std::mutex front_ends_lock;
+std::map<pid_t, FrontEnd> *front_ends;
+
+FrontEnd connected()
+{
+    const char *plugin = std::getenv("STUB_PLUGIN"), *port = std::getenv("STUB_PORT");
+    FrontEnd made;
+    try {
+        made.over = make_communicator(load_plugin(plugin), "tcp/ip", "oldtcp", "127.0.0.1",
+                                      static_cast<std::uint16_t>(std::atoi(port)));
+        made.over->Connect();
+    } catch (const std::string &why) {
+        std::fprintf(stderr, "%s\n", why.c_str());
+        std::exit(EXIT_FAILURE);
+    }
+    made.remote = std::make_unique<Remote>(made.over.get());
+    return made;
+}
+
+Remote *mine()
+{
+    pid_t thread = gettid();
+    {
+        std::lock_guard<std::mutex> lock(front_ends_lock);
+        if (!front_ends)
+            front_ends = new std::map<pid_t, FrontEnd>;
+        auto found = front_ends->find(thread);
+        if (found != front_ends->end())
+            return found->second.remote.get();
+    }
+    FrontEnd made = connected();
+    std::lock_guard<std::mutex> lock(front_ends_lock);
+    return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
+}
+
+// What was given out as device memory, by its beginnings and for ever: so GVirtuS tells what
+// cudaMemcpyDefault means.
+std::mutex device_pointers_lock;
+std::set<const void *> *device_pointers;
+
+bool is_device(const void *pointer)
+{
+    std::lock_guard<std::mutex> lock(device_pointers_lock);
+    return device_pointers && device_pointers->count(pointer);
+}
+
+int kind_of(const void *to, const void *from, int kind)
+{
+    if (kind != 4)
+        return kind;
+    return is_device(to) ? (is_device(from) ? D2D : H2D) : (is_device(from) ? D2H : 0);
+}
+
+// Without a plugin, as with a communicator of GVirtuS's own: "device memory" of this process.
+bool stock()
+{
+    return !std::getenv("STUB_PLUGIN");
+}
+
+std::uint64_t number(const void *pointer)
+{
+    return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+} // namespace
+
+EXPORTED int cudaMalloc(void **device, std::size_t n)
+{
+    std::uint64_t address = stock() ? number(std::malloc(n)) : mine()->malloc(n);
+    *device = reinterpret_cast<void *>(address);
+    std::lock_guard<std::mutex> lock(device_pointers_lock);
+    if (!device_pointers)
+        device_pointers = new std::set<const void *>;
+    device_pointers->insert(*device);
+    return address ? 0 : 2;
+}
+
+EXPORTED int cudaMallocPitch(void **device, std::size_t *pitch, std::size_t width,
+                             std::size_t height)
+{
+    *pitch = (width + 511) / 512 * 512;
+    return cudaMalloc(device, *pitch * height);
+}
+
+EXPORTED int cudaFree(void *device)
+{
+    if (stock())
+        return std::free(device), 0;
+    return mine()->free(number(device));
+}
+
+EXPORTED int cudaMemcpy(void *to, const void *from, std::size_t n, int kind)
+{
+    copies++;
+    kind = kind_of(to, from, kind);
+    if (stock() || !kind)
+        return std::memmove(to, from, n), 0;
+    if (kind == H2D)
+        return mine()->to_device(number(to), from, n);
+    if (kind == D2H)
+        return mine()->from_device(to, number(from), n);
+    return mine()->on_device(number(to), number(from), n);
+}
+
+EXPORTED int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind, void *stream)
+{
+    copies++;
+    if (stock())
+        return std::memmove(to, from, n), 0;
+    if (kind == H2D)
+        return mine()->to_device_async(number(to), from, n, number(stream));
+    if (kind == D2H)
+        return mine()->from_device_async(to, number(from), n, number(stream));
+    if (kind != D2D) { // on the host, at once: what it asks of the back end does not wait there
+        Body body;
+        mine()->call("cudaMemcpyAsync", body.host("", 1).host("", 1).i32(kind).u64(number(stream)));
+        return std::memmove(to, from, n), 0;
+    }
+    return mine()->on_device_async(number(to), number(from), n, number(stream));
+}
+
+// Its own memory is read and overwritten between the rows, and behind the last one.
+EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
+                          std::size_t width, std::size_t height, int kind)
+{
+    copies++;
+    kind = kind_of(to, from, kind);
+    for (std::size_t i = 0; i < height && (stock() || !kind); i++)
+        std::memcpy(static_cast<char *>(to) + i * to_pitch,
+                    static_cast<const char *>(from) + i * from_pitch, width);
+    if (stock() || !kind)
+        return 0;
+    Body body;
+    if (kind == D2H)
+        body.host("", 1).u64(number(from));
+    else if (kind == H2D)
+        body.u64(number(to)).host(from, from_pitch * height);
+    else
+        body.u64(number(to)).u64(number(from));
+    body.u64(to_pitch).u64(from_pitch).u64(width).u64(height).i32(kind);
+    int rc = mine()->call("cudaMemcpy2D", body);
+    if (kind == D2H && !rc)
+        std::memmove(to, mine()->out.data() + 8, to_pitch * height);
+    return rc;
+}
+
+EXPORTED int cudaMemcpy2DAsync(void *, std::size_t, const void *, std::size_t, std::size_t,
+                               std::size_t, int, void *)
+{
+    copies++;
+    return 999; // in no generation
+}
+
+EXPORTED int cudaStreamCreate(void **stream)
+{
+    std::uint64_t made = mine()->stream_create();
+    *stream = reinterpret_cast<void *>(made);
+    return made ? 0 : 1;
+}
+
+EXPORTED int cudaStreamSynchronize(void *stream)
+{
+    return mine()->stream_synchronize(number(stream));
+}
+
+EXPORTED int cudaStreamQuery(void *stream)
+{
+    return mine()->stream_query(number(stream));
+}
+
+EXPORTED int cudaEventCreate(void **event)
+{
+    int rc = mine()->call("cudaEventCreate", Body());
+    if (!rc)
+        std::memcpy(event, mine()->out.data() + 8, sizeof(*event));
+    return rc;
+}
+
+EXPORTED int cudaEventRecord(void *event, void *stream)
+{
+    return mine()->call("cudaEventRecord", Body().u64(number(event)).u64(number(stream)));
+}
+
+EXPORTED int cudaEventQuery(void *event)
+{
+    return mine()->call("cudaEventQuery", Body().u64(number(event)));
+}
+
+EXPORTED int cudaEventSynchronize(void *event)
+{
+    return mine()->call("cudaEventSynchronize", Body().u64(number(event)));
+}
+
+EXPORTED int cudaGetLastError()
+{
+    return stock() ? 0 : mine()->call("cudaGetLastError", Body());
+}
+
+EXPORTED int cudaPeekAtLastError()
+{
+    return stock() ? 0 : mine()->call("cudaPeekAtLastError", Body());
+}
+
+EXPORTED int stub_launch(void *to, const void *from, std::size_t n, void *stream)
+{
+    Body body, arguments;
+    arguments.u64(number(to)).u64(number(from)).u64(n);
+    body.u64(0).u64(1).u64(1).u64(1).u64(0); // function, two triples of 32 bits, shared memory
+    body.u64(number(stream)).host(arguments.bytes.data(), arguments.bytes.size());
+    return mine()->call("cudaLaunchKernel", body);
+}
+
+EXPORTED char stub_kernel = 0;
+
+EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
+                              std::size_t shared, void *stream)
+{
+    std::size_t n = *static_cast<std::size_t *>(arguments[2]);
+    if (function != &stub_kernel)
+        return 98; // cudaErrorInvalidDeviceFunction
+    if (std::size_t(grid.x) * block.x != n || grid.y * grid.z * block.y * block.z != 1 || shared)
+        return 9; // cudaErrorInvalidConfiguration
+    return stub_launch(*static_cast<void **>(arguments[0]), *static_cast<void **>(arguments[1]), n,
+                       stream);
+}
+
+EXPORTED int cudaDeviceSynchronize()
+{
+    return stock() ? 0 : mine()->device_synchronize();
+}
+
+EXPORTED int cudaSetDevice(int device)
+{
+    selections++;
+    return stock() ? 0 : mine()->set_device(device);
+}
+
+EXPORTED int cudaMallocHost(void **address, std::size_t n)
+{
+    hosts++;
+    *address = std::malloc(n);
+    return *address ? 0 : 2;
+}
+
+EXPORTED int cudaHostAlloc(void **address, std::size_t n, unsigned)
+{
+    return cudaMallocHost(address, n);
+}
+
+EXPORTED int cudaFreeHost(void *address)
+{
+    hosts++;
+    std::free(address);
+    return 0;
+}
+
+EXPORTED void stub_same_number(pid_t ended)
+{
+    std::lock_guard<std::mutex> lock(front_ends_lock);
+    (*front_ends)[gettid()] = std::move((*front_ends)[ended]);
+}
+
+EXPORTED std::uint64_t stub_hosts()
+{
+    return hosts;
+}
+
+EXPORTED std::uint64_t stub_selections()
+{
+    return selections;
+}
+
+EXPORTED std::uint64_t stub_copies()
+{
+    return copies;
+}
+
+EXPORTED Remote *stub_remote()
+{
+    return mine();
+}

@@ -1,0 +1,591 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// An application of CUDA, for libibx-frontend.so to be preloaded into: test_frontend.cpp runs it.
+//
+//   application TEST [taken]     `taken`: the back end's plugin runs the copies
+#include "tests/gvirtus/application.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <dirent.h>
+#include <functional>
+#include <map>
+#include <string>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+bool taken, over_shm;
+
+void fill(char *bytes, std::size_t n, unsigned seed)
+{
+    std::uint32_t x = seed * 2654435761u + 1;
+    for (std::size_t i = 0; i < n; i++) {
+        x = x * 1664525u + 1013904223u;
+        bytes[i] = static_cast<char>(x >> 24);
+    }
+}
+
+char *device_memory(std::size_t n)
+{
+    void *device = nullptr;
+    return cudaMalloc(&device, n) ? nullptr : static_cast<char *>(device);
+}
+
+bool device_has(const char *device, const char *bytes, std::size_t n)
+{
+    std::vector<char> got(n, 'x');
+    return stub_remote()->peek(reinterpret_cast<std::uintptr_t>(device), got.data(), n) &&
+           !std::memcmp(got.data(), bytes, n);
+}
+
+static int copy(void *to, const void *from, std::size_t n, int kind, void *stream)
+{
+    return stream ? cudaMemcpyAsync(to, from, n, kind, stream) : cudaMemcpy(to, from, n, kind);
+}
+
+bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream)
+{
+    std::vector<char> got(n + 2, 'x');
+    fill(memory, n, seed);
+    REQUIRE(copy(device, memory, n, H2D, stream) == 0);
+    REQUIRE(!stream || cudaStreamSynchronize(stream) == 0); // of page-locked memory it is under way
+    REQUIRE(device_has(device, memory, n));
+    REQUIRE(copy(got.data() + 1, device, n, D2H, stream) == 0);
+    REQUIRE(!std::memcmp(got.data() + 1, memory, n));
+    REQUIRE(got.front() == 'x' && got.back() == 'x');
+    return true;
+}
+
+long peak()
+{
+    long found = -1;
+    char line[256];
+    std::FILE *status = std::fopen("/proc/self/status", "re");
+    while (status && std::fgets(line, sizeof(line), status))
+        std::sscanf(line, "VmHWM: %ld", &found);
+    std::fclose(status);
+    return found;
+}
+
+namespace
+{
+
+const std::size_t sizes[] = {1,      4,      8,       100,     2047,    2048,    4097,
+                             16300,  16384,  16385,   65507,   65536,   100001,  131072,
+                             262145, 524289, 1048576, 1048577, 4194304, 17000003};
+
+bool sizes_and_offsets()
+{
+    char *device = device_memory();
+    void *stream = nullptr;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    std::vector<char> memory(device_bytes_each);
+    std::uint64_t before = stub_copies(), handled = stub_remote()->handled();
+    unsigned seed = 0;
+    for (std::size_t n : sizes) {
+        for (void *on : {static_cast<void *>(nullptr), stream}) {
+            if (!round_trip(device + n % 977, &memory[n % 61], n, seed++, on)) {
+                std::fprintf(stderr, "with %zu bytes\n", n);
+                return false;
+            }
+        }
+    }
+    REQUIRE(stub_copies() == before); // none went through GVirtuS's front end
+    REQUIRE(taken ? stub_remote()->handled() == handled
+                  : stub_remote()->handled() >= handled + 2 * seed);
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    // Copies of other kinds are GVirtuS's.
+    REQUIRE(cudaMemcpy(device, device + 1000, 1000, D2D) == 0);
+    REQUIRE(cudaMemcpyAsync(device, device + 1000, 1000, D2D, stream) == 0);
+    REQUIRE(stub_copies() == before + 2);
+    REQUIRE(cudaFree(device) == 0);
+    return true;
+}
+
+// Nothing but the pointers says what is the device's.
+bool default_kind()
+{
+    char *device = device_memory(), *other = device_memory();
+    void *stream = nullptr;
+    REQUIRE(device && other && cudaStreamCreate(&stream) == 0);
+    std::vector<char> memory(3000000), got(memory.size());
+    for (void *on : {static_cast<void *>(nullptr), stream}) {
+        for (std::size_t n : {std::size_t{5}, std::size_t{70000}, memory.size()}) {
+            std::size_t at = n % 1000; // also from within an allocation
+            fill(memory.data(), n, static_cast<unsigned>(n));
+            REQUIRE(copy(device + at, memory.data(), n, DEFAULT, on) == 0);
+            REQUIRE(device_has(device + at, memory.data(), n));
+            REQUIRE(copy(got.data(), device + at, n, DEFAULT, on) == 0);
+            REQUIRE(!std::memcmp(got.data(), memory.data(), n));
+        }
+    }
+    REQUIRE(stub_copies() == 0);
+    // Within the device and within this process they are GVirtuS's, which is told what they are.
+    REQUIRE(cudaMemcpy(other + 9, device + 8, memory.size() - 8, DEFAULT) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(other + 9, memory.data() + 8, 1000));
+    std::memset(got.data(), 0, got.size());
+    REQUIRE(cudaMemcpy(got.data(), memory.data(), got.size(), DEFAULT) == 0);
+    REQUIRE(got == memory && stub_copies() == 2);
+    // Addresses that this process has merely reserved.
+    void *reserved = mmap(device, 4096, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(reserved == device);
+    REQUIRE(cudaMemcpy(device + 9, memory.data(), 3000, DEFAULT) == 0);
+    REQUIRE(device_has(device + 9, memory.data(), 3000) && stub_copies() == 2);
+    REQUIRE(munmap(reserved, 4096) == 0);
+    // Memory of both: it is as without the preload, where the beginnings tell.
+    void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(both == device);
+    REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
+    REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 3);
+    REQUIRE(device[0] == 0 && device[3999] == 0);
+    // What the device gave back is no longer in the way.
+    REQUIRE(cudaFree(device) == 0);
+    REQUIRE(cudaMemcpy(other, device, 4096, DEFAULT) == 0 && stub_copies() == 3);
+    REQUIRE(cudaMemcpy(device, other, 4096, DEFAULT) == 0 && stub_copies() == 3);
+    REQUIRE(device[0] == 0 && device[4095] == 0);
+    REQUIRE(cudaFree(other) == 0);
+    return munmap(both, 4096) == 0;
+}
+
+struct Rows {
+    std::size_t width, height, host_pitch, device_pitch;
+};
+
+// The last row ends where nothing is mapped; what lies between the rows stays as it was.
+bool rows_round_trip(char *device, const Rows &r, bool async, void *stream)
+{
+    std::size_t bytes = (r.height - 1) * r.host_pitch + r.width,
+                room = (bytes + 4095) / 4096 * 4096;
+    auto *map = static_cast<char *>(
+        mmap(nullptr, room + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(map != MAP_FAILED && mprotect(map + room, 4096, PROT_NONE) == 0);
+    char *host = map + room - bytes;
+    fill(host, bytes, static_cast<unsigned>(bytes));
+    std::vector<char> sent(host, host + bytes);
+    auto move = [&](void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
+                    int kind) {
+        return async ? cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, r.width, r.height, kind,
+                                         stream)
+                     : cudaMemcpy2D(to, to_pitch, from, from_pitch, r.width, r.height, kind);
+    };
+    REQUIRE(move(device, r.device_pitch, host, r.host_pitch, bytes % 2 ? H2D : DEFAULT) == 0);
+    REQUIRE(!std::memcmp(host, sent.data(), bytes));
+    for (std::size_t i = 0; i < r.height; i += r.height / 3 + 1)
+        REQUIRE(device_has(device + i * r.device_pitch, &sent[i * r.host_pitch], r.width));
+    for (std::size_t i = 0; i < r.height; i++)
+        std::memset(host + i * r.host_pitch, 'x', r.width);
+    REQUIRE(move(host, r.host_pitch, device, r.device_pitch, bytes % 2 ? D2H : DEFAULT) == 0);
+    REQUIRE(!std::memcmp(host, sent.data(), bytes));
+    return munmap(map, room + 4096) == 0;
+}
+
+bool rows()
+{
+    const Rows all[] = {{1, 1, 1, 1},
+                        {1, 500, 4096, 512},
+                        {3, 7, 3, 3},
+                        {100, 40, 100, 512},
+                        {100, 3000, 100, 512},
+                        {100, 3000, 101, 100},
+                        {100, 3000, 150, 104},
+                        {100, 3000, 250, 100},
+                        {1000, 2000, 1777, 1024},
+                        {1000, 2000, 5000, 1024},
+                        {70000, 2, 70001, 70144},
+                        {70000, 50, 200000, 70144},
+                        {300000, 30, 300000, 300032},
+                        {300000, 30, 300008, 300032},
+                        {1300000, 3, 3000000, 1300000},
+                        {4096, 1, 5000, 9000},
+                        {2000, 2000, 2000, 2000}};
+    void *device = nullptr, *stream = nullptr;
+    std::size_t pitch = 0;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocPitch(&device, &pitch, 300000, 60) == 0 && pitch >= 300000);
+    for (const Rows &r : all) {
+        std::uint64_t handled = stub_remote()->handled();
+        for (int way = 0; way < 3; way++) {
+            if (rows_round_trip(static_cast<char *>(device), r, way > 0,
+                                way > 1 ? stream : nullptr))
+                continue;
+            std::fprintf(stderr, "%zu x %zu by %zu and %zu, way %d\n", r.width, r.height,
+                         r.host_pitch, r.device_pitch, way);
+            return false;
+        }
+        REQUIRE(!taken || r.width > 1u << 20 || stub_remote()->handled() == handled);
+    }
+    REQUIRE(stub_copies() == 0);
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    // Within the device, in the stream's order; what CUDA refuses; too much of it.
+    std::vector<char> memory(100 * 100);
+    fill(memory.data(), memory.size(), 5);
+    auto *at = static_cast<char *>(device);
+    stub_remote()->slow(10000);
+    REQUIRE(cudaMemcpyAsync(at, memory.data(), memory.size(), H2D, stream) == 0);
+    REQUIRE(cudaMemcpy2DAsync(at + 20000, 128, at, 100, 100, 100, DEFAULT, stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(device_has(at + 20000 + 99 * 128, &memory[9900], 100));
+    REQUIRE(stub_copies() == 1);
+    REQUIRE(cudaMemcpy2D(at, 1u << 30, memory.data(), 100, 100, 100, H2D) == 1);
+    REQUIRE(cudaMemcpy2D(memory.data(), 100, at, 1u << 30, 100, 100, D2H) == 1);
+    return cudaFree(device) == 0;
+}
+
+bool threads()
+{
+    bool good[4] = {};
+    std::vector<std::thread> all;
+    for (unsigned i = 0; i < 4; i++)
+        all.emplace_back([&good, i] {
+            // The first call of a thread is a copy: GVirtuS makes its connection then.
+            char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+            bool first = cudaMemcpy(nowhere, &byte, 1, H2D) != 0;
+            char *device = device_memory();
+            std::vector<char> memory(3000000);
+            good[i] = first && device;
+            for (unsigned round = 0; round < 20 && good[i]; round++)
+                good[i] =
+                    round_trip(device, memory.data(), 30000 + round * 140000, i * 100 + round);
+        });
+    for (std::thread &thread : all)
+        thread.join();
+    REQUIRE(good[0] && good[1] && good[2] && good[3]);
+    REQUIRE(stub_copies() == 4);
+    return true;
+}
+
+std::size_t open_files()
+{
+    std::size_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder && readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+// A thread's connection ends with it, though GVirtuS keeps what it knows of it.
+bool threads_end()
+{
+    std::size_t files = 0;
+    pid_t last = 0;
+    bool good = true;
+    auto in_thread = [&](const std::function<void()> &what) {
+        std::thread thread(what);
+        thread.join();
+    };
+    char *device = device_memory();
+    std::vector<char> memory(3000000);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 99));
+    for (unsigned i = 0; i < 20 && good; i++) {
+        in_thread([&] {
+            last = gettid();
+            char *own = device_memory(memory.size());
+            good = own && round_trip(own, memory.data(), memory.size(), i) && !cudaFree(own);
+        });
+        files = i ? files : open_files();
+    }
+    REQUIRE(good && open_files() <= files);
+    // Its number is given out again.
+    std::uint64_t before = stub_copies();
+    in_thread([&] {
+        stub_same_number(last);
+        char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+        good = cudaMemcpy(nowhere, &byte, 1, H2D) == 1;
+        good = good && round_trip(device, memory.data(), memory.size(), 100);
+    });
+    REQUIRE(good && stub_copies() == before + 1);
+    // What it has begun goes on.
+    void *stream, *page_locked;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&page_locked, memory.size()) == 0);
+    fill(memory.data(), memory.size(), 101);
+    std::memcpy(page_locked, memory.data(), memory.size());
+    stub_remote()->slow(50000);
+    in_thread([&] {
+        good = device_memory(1) &&
+               !cudaMemcpyAsync(device, page_locked, memory.size(), H2D, stream) &&
+               !cudaMemcpyAsync(page_locked, device, memory.size(), D2H, stream);
+    });
+    REQUIRE(good && cudaStreamSynchronize(stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
+    REQUIRE(device_has(device, memory.data(), memory.size()));
+    return cudaFreeHost(page_locked) == 0;
+}
+
+// Nothing in this process ever holds a second copy of the bytes.
+bool no_copy()
+{
+    constexpr std::size_t n = 64u << 20;
+    char *device = device_memory(n);
+    std::vector<char> memory(n, 7);
+    REQUIRE(device && cudaMemcpy(device, memory.data(), 1u << 20, H2D) == 0);
+    REQUIRE(cudaMemcpy(memory.data(), device, 1u << 20, D2H) == 0);
+    long before = peak();
+    REQUIRE(before > 0);
+    REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
+    REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 0);
+    REQUIRE(peak() - before < 8 << 10);
+    return true;
+}
+
+// Memory that was copied from and to is unmapped, and other memory comes to lie at its address.
+bool remapped()
+{
+    constexpr std::size_t n = 3u << 20;
+    char *device = device_memory();
+    void *address = nullptr;
+    for (unsigned round = 0; round < 8; round++) {
+        void *memory =
+            mmap(address, n, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | (address ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+        REQUIRE(memory != MAP_FAILED);
+        address = memory;
+        char *bytes = static_cast<char *>(memory);
+        REQUIRE(round_trip(device, bytes, n - round, round));
+        std::memset(bytes, 'z', n);
+        REQUIRE(cudaMemcpy(bytes, device, n - 100, D2H) == 0);
+        std::vector<char> expected(n - 100);
+        fill(expected.data(), n - 100, round);
+        REQUIRE(!std::memcmp(bytes, expected.data(), n - 100));
+        REQUIRE(munmap(memory, n) == 0);
+    }
+    return true;
+}
+
+bool errors()
+{
+    char *device = device_memory();
+    for (std::size_t n : {std::size_t{64}, std::size_t{100000}, std::size_t{6000000}}) {
+        std::vector<char> memory(n, 'm');
+        // Too much for the device's memory: the handler's own exit code, and nothing is written.
+        char *late = device + device_bytes_each - n + 1;
+        REQUIRE(cudaMemcpy(late, memory.data(), n, H2D) == 1);
+        REQUIRE(cudaMemcpy(memory.data(), late, n, D2H) == 1);
+        REQUIRE(memory == std::vector<char>(n, 'm'));
+        const char *function = n > 16384 ? "dma" : "cuMemcpyHtoD";
+        stub_remote()->inject(function, n > 100000 ? 3 : 1, 700, true);
+        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 700);
+        REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 700);
+        stub_remote()->inject("", 0, 0, false);
+        REQUIRE(round_trip(device, memory.data(), n, 3));
+    }
+    return true;
+}
+
+// The child has a connection of its own, and the parent's stays in order.
+bool forked()
+{
+    char *device = device_memory(), *page_locked;
+    std::vector<char> memory(1000000);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 1));
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&page_locked), memory.size()) == 0);
+    REQUIRE(round_trip(device, page_locked, memory.size(), 77));
+    for (unsigned i = 0; i < 3; i++) {
+        pid_t child = fork();
+        if (!child) {
+            char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+            bool good = cudaMemcpy(nowhere, &byte, 1, H2D) != 0;
+            char *own = device_memory();
+            good = good && own && round_trip(own, memory.data(), memory.size(), 2 + i);
+            good = good && cudaFreeHost(page_locked) == 0; // as destructors would, at its exit
+            void *mine;
+            good = good && cudaMallocHost(&mine, memory.size()) == 0;
+            good = good && round_trip(own, static_cast<char *>(mine), memory.size(), 9);
+            std::_Exit(good ? 0 : 1);
+        }
+        REQUIRE(round_trip(device, memory.data(), memory.size(), 10 + i));
+        int status = -1;
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+        REQUIRE(round_trip(device, memory.data(), memory.size(), 20 + i));
+        fill(memory.data(), memory.size(), 77);
+        REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
+    }
+    return true;
+}
+
+// More bytes than there are addresses, or no memory: nothing is asked of the back end.
+bool refused()
+{
+    char *device = device_memory();
+    std::vector<char> memory(100000, 'm');
+    for (std::size_t n : {SIZE_MAX, SIZE_MAX - 30, SIZE_MAX / 2 + 1}) {
+        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 1);
+        REQUIRE(cudaMemcpy(memory.data(), device, n, D2H) == 1);
+        REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, nullptr) == 1);
+        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
+    }
+    for (std::size_t n : {std::size_t{100}, memory.size()}) {
+        REQUIRE(cudaMemcpy(device, nullptr, n, H2D) == 1);
+        REQUIRE(cudaMemcpy(nullptr, device, n, D2H) == 1);
+        REQUIRE(cudaMemcpyAsync(device, nullptr, n, H2D, nullptr) == 1);
+        REQUIRE(cudaMemcpyAsync(nullptr, device, n, D2H, nullptr) == 1);
+        REQUIRE(cudaMemcpy2D(device, n, nullptr, n, n / 2, 2, H2D) == 1);
+        REQUIRE(cudaMemcpy2D(nullptr, n, device, n, n / 2, 2, D2H) == 1);
+        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
+    }
+    REQUIRE(stub_copies() == 0);
+    return round_trip(device, memory.data(), memory.size(), 1);
+}
+
+// The stub has cudaLaunchKernel alone, as GVirtuS.
+bool launch()
+{
+    auto *get = preloaded<int(void **, const void *)>("__cudaGetKernel");
+    auto *run = preloaded<int(void *, StubDim3, StubDim3, void **, std::size_t, void *)>(
+        "__cudaLaunchKernel");
+    std::size_t n = 100000;
+    char *device = device_memory(2 * n);
+    void *stream = nullptr, *kernel = nullptr, *to = device + n, *from = device;
+    void *arguments[] = {&to, &from, &n};
+    std::vector<char> memory(n);
+    fill(memory.data(), n, 1);
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
+    REQUIRE(get(&kernel, &stub_kernel) == 0);
+    REQUIRE(run(kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device + n, memory.data(), n));
+    REQUIRE(get(&kernel, &n) == 0 && run(kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream) == 98);
+    return true;
+}
+
+// A fork while other threads register and free: the child may do so as well.
+bool forked_meanwhile()
+{
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    REQUIRE(device_memory());
+    std::vector<char> memory(64 * 4096);
+    for (std::size_t i = 2; i < 64; i++)
+        REQUIRE(enter(&memory[i * 4096], 4096, 0) == 0);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        while (!over)
+            leave(&memory[0]); // of the list's lock and nothing else
+    });
+    bool good = true;
+    for (unsigned i = 0; i < 300 && good; i++) {
+        pid_t child = fork();
+        if (!child) {
+            alarm(20);
+            std::_Exit(leave(&memory[4096]) == 713 && leave(&memory[2 * 4096]) == 0 ? 0 : 1);
+        }
+        int status = -1;
+        good = waitpid(child, &status, 0) == child && status == 0;
+    }
+    over = true;
+    other.join();
+    return good;
+}
+
+// The driver kills the back end when it reads the byte; the copy in hand may be any.
+bool killed()
+{
+    char *device = device_memory();
+    std::vector<char> memory(device_bytes_each, 'k');
+    char *page_locked;
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&page_locked), device_bytes_each) == 0);
+    std::memset(page_locked, 'k', device_bytes_each);
+    stub_remote()->slow(2000);
+    REQUIRE(write(STDOUT_FILENO, "k", 1) == 1);
+    int rc = 0;
+    for (unsigned i = 0; !rc; i++)
+        rc = i % 2 ? cudaMemcpy(i % 3 ? page_locked : memory.data(), device, memory.size(), D2H)
+                   : cudaMemcpy(device, i % 3 ? page_locked : memory.data(), memory.size(), H2D);
+    REQUIRE(rc == 999);
+    std::fprintf(stderr, "the first failure\n"); // and why has been said by now
+    REQUIRE(cudaMemcpy(device, memory.data(), 100, H2D) == 999);
+    REQUIRE(cudaMemcpy(memory.data(), device, memory.size(), D2H) != 0);
+    void *more;
+    REQUIRE(cudaMalloc(&more, 100) != 0);
+    std::memset(page_locked, 'z', device_bytes_each); // it is the application's until it frees it
+    REQUIRE(cudaMallocHost(&more, 100) == 0 && cudaFreeHost(more) == 0);
+    REQUIRE(cudaFreeHost(page_locked) == 0);
+    return true;
+}
+
+// A communicator of GVirtuS's own.
+bool stock()
+{
+    void *device = nullptr;
+    char there[100], back[100] = {};
+    fill(there, sizeof(there), 1);
+    REQUIRE(cudaMalloc(&device, sizeof(there)) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        REQUIRE(cudaMemcpy(device, there, sizeof(there), H2D) == 0);
+        REQUIRE(cudaMemcpyAsync(back, device, sizeof(back), D2H, nullptr) == 0);
+        REQUIRE(!std::memcmp(there, back, sizeof(back)));
+    }
+    REQUIRE(stub_copies() == 6);
+    void *page_locked;
+    REQUIRE(cudaMallocHost(&page_locked, 10) == 0 && cudaFreeHost(page_locked) == 0);
+    REQUIRE(cudaHostAlloc(&page_locked, 10, 0) == 0 && cudaFreeHost(page_locked) == 0);
+    REQUIRE(stub_hosts() == 4);
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    REQUIRE(enter(there, sizeof(there), 0) == 801); // as this libcudart has none
+    REQUIRE(cudaFree(device) == 0);
+    return true;
+}
+
+// A plugin of another build.
+bool other_version()
+{
+    const struct {
+        unsigned version;
+    } calls = {4711};
+    using Attach = void(const void *);
+    auto *attach = reinterpret_cast<Attach *>(dlsym(RTLD_DEFAULT, "ibx_frontend_attach"));
+    REQUIRE(attach);
+    attach(&calls);
+    attach(&calls);
+    return stock();
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    const std::map<std::string, std::function<bool()>> tests = {
+        {"sizes", sizes_and_offsets},
+        {"default", default_kind},
+        {"rows", rows},
+        {"threads", threads},
+        {"threads-end", threads_end},
+        {"no-copy", no_copy},
+        {"remapped", remapped},
+        {"errors", errors},
+        {"forked", forked},
+        {"killed", killed},
+        {"killed-background", killed_background},
+        {"pinned", pinned},
+        {"async", async},
+        {"on-host", on_host},
+        {"devices", devices},
+        {"no-device", no_device},
+        {"background", [] { return background(false); }},
+        {"background-registered", [] { return background(true); }},
+        {"leaves", leaves},
+        {"exits", exits},
+        {"after", after},
+        {"host-register", host_register},
+        {"stale-registration", stale_registration},
+        {"refused", refused},
+        {"launch", launch},
+        {"forked-meanwhile", forked_meanwhile},
+        {"stock", stock},
+        {"other-version", other_version},
+    };
+    alarm(100);
+    taken = argc > 2;
+    const char *provider = std::getenv("STUB_PROVIDER");
+    over_shm = provider && !std::strcmp(provider, "shm");
+    auto test = argc > 1 ? tests.find(argv[1]) : tests.end();
+    return test == tests.end() ? 2 : test->second() ? 0 : 1;
+}

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/gvirtus/application.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <sched.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+// The GPU reads and writes page-locked memory after the call has returned.
+static bool async_under_way(char *device, void *stream, char *there, char *back, std::size_t n)
+{
+    std::vector<char> before(n, 'z');
+    fill(there, n, static_cast<unsigned>(n));
+    std::memcpy(back, before.data(), n);
+    stub_remote()->hold(true);
+    REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(back, device, n, D2H, stream) == 0);
+    REQUIRE(cudaStreamQuery(stream) == 600);
+    there[n / 2] = 'n'; // too early, by the rules; that it counts tells that nothing was copied
+    REQUIRE(!std::memcmp(back, before.data(), n));
+    stub_remote()->hold(false);
+    // Another thread's call sees them, too.
+    int seen = -1;
+    std::thread other([&] { seen = cudaStreamSynchronize(stream); });
+    other.join();
+    REQUIRE(seen == 0 && cudaStreamQuery(stream) == 0);
+    REQUIRE(there[n / 2] == 'n' && !std::memcmp(back, there, n));
+    return device_has(device, there, n);
+}
+
+static bool async_freed(char *device, void *stream)
+{
+    void *memory, *again;
+    constexpr std::size_t n = 1u << 20;
+    std::vector<char> expected(n);
+    fill(expected.data(), n, 5);
+    REQUIRE(cudaMallocHost(&memory, n) == 0);
+    std::memcpy(memory, expected.data(), n);
+    stub_remote()->slow(100000);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaFreeHost(memory) == 0);
+    REQUIRE(cudaMallocHost(&again, n) == 0);
+    std::memset(again, '!', n);
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device, expected.data(), n));
+    return cudaFreeHost(again) == 0;
+}
+
+bool async()
+{
+    char *device = device_memory(), *there, *back;
+    constexpr std::size_t most = 3000000;
+    void *stream;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&there), most + 7) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&back), most + 7) == 0);
+    for (std::size_t n : {std::size_t{200}, std::size_t{30001}, std::size_t{100000}, most}) {
+        if (over_shm && taken)
+            REQUIRE(async_under_way(device + 3, stream, there + 7, back + 5, n));
+        // Ordinary memory may be used again at once, whatever it is copied over.
+        std::vector<char> memory(n), expected(n);
+        stub_remote()->slow(10000);
+        fill(memory.data(), n, 1);
+        expected = memory;
+        REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
+        std::memset(memory.data(), 'y', n);
+        REQUIRE(cudaMemcpyAsync(memory.data(), device, n, D2H, stream) == 0);
+        REQUIRE(memory == expected);
+        stub_remote()->slow(0);
+        // In between two others of its stream; the last one has come when it is waited for.
+        fill(there, n, 2);
+        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(device + n, device, n, D2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(back, device + n, n, D2H, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        REQUIRE(!std::memcmp(back, there, n));
+        // A synchronous one comes after what is under way in the legacy stream's order.
+        fill(there, n, 3);
+        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+        REQUIRE(cudaMemcpy(back, device, n, D2H) == 0);
+        REQUIRE(!std::memcmp(back, there, n));
+    }
+    REQUIRE(async_freed(device, stream));
+    if (over_shm && taken) { // what fails later shows where it is waited for
+        stub_remote()->inject("dma", 1, 700, true);
+        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 700);
+        REQUIRE(cudaMemcpyAsync(device, there, most, H2D, stream) == 700);
+        stub_remote()->inject("", 0, 0, false);
+    }
+    REQUIRE(round_trip(device, there, most, 4, stream));
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    return cudaFreeHost(there) == 0 && cudaFreeHost(back) == 0;
+}
+
+// Has the driver do something to the back end: 'h' holds the GPU, 'r' lets it go again.
+static bool driver(char what)
+{
+    char byte;
+    return write(STDOUT_FILENO, &what, 1) == 1 && read(STDIN_FILENO, &byte, 1) == 1;
+}
+
+struct Background {
+    char *device, *there, *back;
+    void *stream, *other, *event;
+    std::size_t n;
+};
+
+// To the device and back, and the calls return before any of it can have happened.
+static bool background_begin(const Background &b, unsigned seed)
+{
+    fill(b.there, b.n, seed);
+    std::memset(b.back, 'z', b.n);
+    REQUIRE(driver('h'));
+    REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(b.back, b.device, b.n, D2H, b.stream) == 0);
+    REQUIRE(cudaStreamQuery(b.stream) == 600 && cudaStreamQuery(nullptr) == 600);
+    // What is of no or of another stream goes on meanwhile.
+    REQUIRE(cudaStreamQuery(b.other) == 0);
+    REQUIRE(stub_launch(b.device + b.n, b.device + b.n, 1, b.other) == 0);
+    REQUIRE(cudaEventRecord(b.event, b.other) == 0 && cudaEventQuery(b.event) == 600);
+    void *more;
+    REQUIRE(cudaMalloc(&more, 100) == 0 && cudaGetLastError() == 0);
+    return true;
+}
+
+// The GPU is let go by another thread while this one is in the call; when that returns they are
+// over.
+static bool background_ends(const Background &b, unsigned seed, const std::function<bool()> &wait)
+{
+    REQUIRE(background_begin(b, seed));
+    bool released = false;
+    std::thread other([&] { released = driver('r'); });
+    bool good = wait();
+    bool same = !std::memcmp(b.back, b.there, b.n);
+    other.join();
+    REQUIRE(good && same && released);
+    return device_has(b.device, b.there, b.n);
+}
+
+static bool background_waits(const Background &b)
+{
+    char *spare = device_memory(1000), small[100];
+    bool good[2] = {};
+    const std::function<bool()> ways[] = {
+        [&] { return cudaStreamSynchronize(b.stream) == 0; },
+        [&] { return cudaDeviceSynchronize() == 0; },
+        [&] {
+            return cudaEventRecord(b.event, b.stream) == 0 && cudaEventSynchronize(b.event) == 0;
+        },
+        [&] {
+            int rc = cudaEventRecord(b.event, b.stream);
+            while (!rc && (rc = cudaEventQuery(b.event)) == 600)
+                rc = 0;
+            return rc == 0;
+        },
+        [&] {
+            int rc;
+            while ((rc = cudaStreamQuery(b.stream)) == 600)
+                sched_yield();
+            return rc == 0;
+        },
+        [&] { return cudaMemcpy(small, b.device, sizeof(small), D2H) == 0; },
+        [&] { return cudaMemcpy(b.device + b.n, b.device, 10, D2D) == 0; },
+        [&] { return cudaMemcpy2D(small, 20, b.device, 10, 10, 5, D2H) == 0; },
+        [&] { return cudaFree(spare) == 0; },
+        [&] { // in its stream's order
+            return stub_launch(b.device + b.n, b.device, b.n, b.stream) == 0 &&
+                   cudaStreamSynchronize(b.stream) == 0 && device_has(b.device + b.n, b.there, b.n);
+        },
+        [&] { return cudaMemcpyAsync(small, b.device, 100, D2H, b.stream) == 0; },
+        [&] { // another thread's, too
+            std::thread other([&] { good[0] = cudaStreamSynchronize(b.stream) == 0; });
+            other.join();
+            return good[0];
+        },
+        [&] {
+            std::thread other([&] { good[1] = cudaMemcpy(small, b.device, 100, D2H) == 0; });
+            other.join();
+            return good[1];
+        },
+    };
+    unsigned seed = 0;
+    for (const auto &way : ways) {
+        if (background_ends(b, ++seed, way))
+            continue;
+        std::fprintf(stderr, "way %u\n", seed);
+        return false;
+    }
+    return true;
+}
+
+// Errors that CUDA finds only when it runs the copy are told by who waits for it, once.
+static bool background_errors(Background &b)
+{
+    char *late = b.device + device_bytes_each - b.n + 1;
+    REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(b.other) == 0);
+    REQUIRE(cudaStreamSynchronize(b.stream) == 1 && cudaPeekAtLastError() == 1);
+    REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
+    REQUIRE(cudaStreamSynchronize(b.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(b.back, late, b.n, D2H, b.stream) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 1 && cudaDeviceSynchronize() == 0);
+    REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaMemcpy(b.back, b.device, 10, D2H) == 1);
+    REQUIRE(cudaMemcpy(b.back, b.device, 10, D2H) == 0);
+    for (unsigned i = 0; i < 40; i++) // more than anybody keeps
+        REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(b.stream) == 1);
+    for (unsigned i = 0; i < 20; i++)
+        cudaStreamSynchronize(b.stream);
+    REQUIRE(cudaStreamSynchronize(b.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(late, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(b.stream) == 1 && cudaGetLastError() == 1);
+    REQUIRE(stub_remote()->reset() == 0); // and to whoever begins anew, not even once
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    b.device = device_memory();
+    REQUIRE(b.device && cudaStreamCreate(&b.stream) == 0 && cudaStreamCreate(&b.other) == 0);
+    REQUIRE(cudaEventCreate(&b.event) == 0);
+    stub_remote()->inject("dma", 1, 700, true);
+    REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
+    REQUIRE(!taken || cudaStreamSynchronize(b.stream) == 700);
+    stub_remote()->inject("", 0, 0, false);
+    cudaDeviceSynchronize();
+    cudaGetLastError();
+    return cudaDeviceSynchronize() == 0;
+}
+
+// Many streams, of several threads, each in its own order.
+static bool background_threads()
+{
+    bool good[3] = {};
+    std::vector<std::thread> all;
+    for (unsigned t = 0; t < 3; t++)
+        all.emplace_back([&good, t] {
+            constexpr std::size_t n = 400000;
+            auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+            auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+            void *streams[3];
+            char *device = device_memory();
+            std::vector<char> there(6 * n), back(6 * n);
+            good[t] = device && !enter(there.data(), there.size(), 0) &&
+                      !enter(back.data(), back.size(), 0);
+            for (void *&stream : streams)
+                good[t] = good[t] && !cudaStreamCreate(&stream);
+            for (unsigned round = 0; round < 10 && good[t]; round++) {
+                fill(there.data(), there.size(), t * 100 + round);
+                for (unsigned i = 0; i < 6 && good[t]; i++) {
+                    void *stream = streams[i % 3];
+                    char *at = device + i * 2 * n, *host = &there[i * n];
+                    good[t] = !cudaMemcpyAsync(at, host, n, H2D, stream) &&
+                              !stub_launch(at + n, at, n, stream) &&
+                              !cudaMemcpyAsync(&back[i * n], at + n, n, D2H, stream);
+                }
+                for (unsigned i = 0; i < 3; i++)
+                    good[t] = good[t] && !cudaStreamSynchronize(streams[i]);
+                good[t] = good[t] && there == back;
+            }
+            good[t] = good[t] && !leave(there.data()) && !leave(back.data());
+        });
+    for (std::thread &thread : all)
+        thread.join();
+    return good[0] && good[1] && good[2];
+}
+
+// Over shm of registered memory, which the back end does not see; elsewhere also of allocated one.
+bool background(bool registered)
+{
+    constexpr std::size_t n = 3000000;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    Background b = {device_memory(), nullptr, nullptr, nullptr, nullptr, nullptr, n};
+    std::vector<char> ordinary(2 * n);
+    void *memory = ordinary.data();
+    REQUIRE(registered ? enter(memory, 2 * n, 0) == 0 : cudaMallocHost(&memory, 2 * n) == 0);
+    b.there = static_cast<char *>(memory);
+    b.back = b.there + n;
+    REQUIRE(b.device && cudaStreamCreate(&b.stream) == 0 && cudaStreamCreate(&b.other) == 0);
+    REQUIRE(cudaEventCreate(&b.event) == 0);
+    REQUIRE(background_waits(b));
+    REQUIRE(background_errors(b));
+    REQUIRE(background_begin(b, 99));
+    pid_t child = fork();
+    if (!child) { // has none of them under way, and a connection of its own
+        alarm(20);
+        int rc = cudaStreamQuery(b.stream); // how far it is at the back end
+        bool good = (rc == 0 || rc == 600) && (registered || cudaFreeHost(memory) == 0);
+        std::_Exit(good ? 0 : 1);
+    }
+    bool released = false;
+    std::thread other([&] { released = driver('r'); });
+    REQUIRE((registered ? leave(memory) : cudaFreeHost(memory)) == 0);
+    other.join();
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0 && released);
+    REQUIRE(!registered || !std::memcmp(b.there, b.back, n));
+    REQUIRE(stub_copies() == 2); // the one within the device, and a thread's first call
+    REQUIRE(cudaStreamQuery(b.stream) == 0);
+    return background_threads();
+}
+
+// What the device has sent for is there when it is copied on, by all ways to say so.
+static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
+{
+    std::vector<char> expected(n), got(n);
+    const std::function<int()> ways[] = {
+        [&] { return cudaMemcpyAsync(got.data(), memory, n, 0, stream); },
+        [&] { return cudaMemcpyAsync(got.data(), memory, n, DEFAULT, stream); },
+        [&] { return cudaMemcpy(got.data(), memory, n, 0); },
+        [&] { return cudaMemcpy(got.data(), memory, n, DEFAULT); },
+        [&] { return cudaMemcpy2D(got.data(), n / 4, memory, n / 4, n / 4, 4, 0); },
+        [&] { return cudaMemcpy2DAsync(got.data(), n / 4, memory, n / 4, n / 4, 4, 0, stream); },
+    };
+    unsigned seed = 0;
+    for (const auto &way : ways) {
+        fill(expected.data(), n, ++seed);
+        REQUIRE(cudaMemcpy(device, expected.data(), n, H2D) == 0);
+        std::memset(memory, 'z', n);
+        stub_remote()->slow(20000);
+        REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
+        REQUIRE(way() == 0);
+        stub_remote()->slow(0);
+        if (got == expected)
+            continue;
+        std::fprintf(stderr, "way %u\n", seed);
+        return false;
+    }
+    // And what is on its way to the device is not overwritten before it has left.
+    fill(expected.data(), n, ++seed);
+    std::memcpy(memory, expected.data(), n);
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(memory + 1, got.data(), n - 2, 0, stream) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    return device_has(device, expected.data(), n);
+}
+
+bool on_host()
+{
+    constexpr std::size_t n = 1u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    void *stream, *memory;
+    std::vector<char> ordinary(n);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(&memory, n) == 0 && enter(ordinary.data(), n, 0) == 0);
+    REQUIRE(copied_on(device, stream, static_cast<char *>(memory), n));
+    REQUIRE(copied_on(device, stream, ordinary.data(), n));
+    REQUIRE(cudaFreeHost(memory) == 0 && leave(ordinary.data()) == 0);
+    return true;
+}
+
+// Copies on another device than that of the thread that frees their memory.
+bool devices()
+{
+    constexpr std::size_t n = 1u << 20;
+    void *memory, *again;
+    char *far = nullptr;
+    std::vector<char> expected(n);
+    fill(expected.data(), n, 5);
+    REQUIRE(device_memory());
+    for (int from = 0; from < 2; from++) {
+        REQUIRE(cudaMallocHost(&memory, n) == 0);
+        std::memcpy(memory, expected.data(), n);
+        bool good = false;
+        REQUIRE(cudaSetDevice(from) == 0);
+        std::thread other([&] {
+            void *stream;
+            good = cudaSetDevice(1 - from) == 0 && cudaStreamCreate(&stream) == 0;
+            far = device_memory(n);
+            stub_remote()->slow(100000);
+            good = good && far && cudaMemcpyAsync(far, memory, n, H2D, stream) == 0;
+        });
+        other.join();
+        std::uint64_t selections = stub_selections();
+        REQUIRE(good && cudaFreeHost(memory) == 0);
+        REQUIRE(stub_selections() == selections + 2);
+        REQUIRE(cudaMallocHost(&again, n) == 0);
+        std::memset(again, '!', n);
+        stub_remote()->slow(0);
+        REQUIRE(device_has(far, expected.data(), n)); // nothing waits for it any more
+        REQUIRE(cudaFreeHost(again) == 0 && stub_selections() == selections + 2);
+        char *near = device_memory(n); // the thread's device is what it was
+        REQUIRE(near && cudaMemcpy(near, expected.data(), n, H2D) == 0);
+        REQUIRE(cudaFree(near) == 0 && cudaFree(far) == 0);
+    }
+    // A child begins on the first device, and is left there.
+    REQUIRE(cudaSetDevice(1) == 0);
+    pid_t child = fork();
+    if (!child) {
+        void *stream;
+        char *own = device_memory(n);
+        bool good = own && cudaStreamCreate(&stream) == 0 && cudaMallocHost(&memory, n) == 0;
+        good = good && cudaMemcpyAsync(own, memory, n, H2D, stream) == 0;
+        std::uint64_t selections = stub_selections();
+        good = good && cudaFreeHost(memory) == 0 && stub_selections() == selections;
+        std::_Exit(good ? 0 : 1);
+    }
+    int status = -1;
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+// The thread stays on the device that it had, and so do its copies in the background.
+bool no_device()
+{
+    constexpr std::size_t n = 1u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    std::vector<char> memory(n);
+    REQUIRE(device_memory() && enter(memory.data(), n, 0) == 0);
+    for (int device : {0, 1}) {
+        void *stream;
+        REQUIRE(device == 0 || cudaSetDevice(device) == 0);
+        char *there = device_memory();
+        REQUIRE(there && cudaStreamCreate(&stream) == 0);
+        for (unsigned round = 0; round < 2; round++) {
+            REQUIRE(cudaSetDevice(7) == 101);
+            fill(memory.data(), n, round);
+            REQUIRE(cudaMemcpyAsync(there, memory.data(), n, H2D, stream) == 0);
+            REQUIRE(cudaStreamSynchronize(stream) == 0);
+            REQUIRE(device_has(there, memory.data(), n));
+        }
+    }
+    return leave(memory.data()) == 0;
+}
+
+bool leaves()
+{
+    char *device = device_memory(), *memory;
+    void *stream;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), device_bytes_each) == 0);
+    std::memset(memory, 'l', device_bytes_each);
+    stub_remote()->slow(30000);
+    for (unsigned i = 0; i < 10; i++) {
+        int rc = i % 2 ? cudaMemcpyAsync(memory, device, device_bytes_each, D2H, stream)
+                       : cudaMemcpyAsync(device, memory, device_bytes_each, H2D, stream);
+        REQUIRE(rc == 0);
+    }
+    std::_Exit(0);
+}
+
+// It was made before main() and goes after it, without a word to CUDA.
+static struct Lasting {
+    ~Lasting()
+    {
+        if (back != there)
+            std::_Exit(3);
+    }
+    std::vector<char> there, back;
+} lasting;
+
+bool exits()
+{
+    constexpr std::size_t n = 3000000;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    char *device = device_memory();
+    void *stream;
+    lasting.there.resize(n);
+    lasting.back.resize(n);
+    fill(lasting.there.data(), n, 1);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(enter(lasting.there.data(), n, 0) == 0 && enter(lasting.back.data(), n, 0) == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(device, lasting.there.data(), n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(lasting.back.data(), device, n, D2H, stream) == 0);
+    return true;
+}
+
+// Likewise, with copies in the background: whoever waits for them is told, and nobody waits for
+// ever.
+bool killed_background()
+{
+    constexpr std::size_t n = 1u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    void *streams[3];
+    std::vector<char> memory(n, 'k');
+    REQUIRE(enter(memory.data(), n, 0) == 0);
+    for (void *&stream : streams)
+        REQUIRE(cudaStreamCreate(&stream) == 0);
+    stub_remote()->slow(5000);
+    int rc = 0;
+    for (unsigned i = 0; !rc; i++) {
+        rc = cudaMemcpyAsync(device + i % 3 * n, memory.data(), n, H2D, streams[i % 3]);
+        REQUIRE(i != 9 || write(STDOUT_FILENO, "k", 1) == 1);
+        if (i % 20 == 19 && !rc)
+            rc = cudaStreamSynchronize(streams[i % 3]);
+    }
+    REQUIRE(rc == 999);
+    REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, streams[0]) == 999);
+    REQUIRE(cudaStreamSynchronize(streams[0]) == 999 && cudaDeviceSynchronize() == 999);
+    return leave(memory.data()) == 0;
+}

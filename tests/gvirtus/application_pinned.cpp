@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/gvirtus/application.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+
+bool pinned()
+{
+    char *device = device_memory(), *memory[8] = {}, *none = nullptr;
+    for (std::size_t i = 0; i < 8; i++) {
+        auto **place = reinterpret_cast<void **>(&memory[i]);
+        std::size_t n = 1 + i * 1234567;
+        REQUIRE((i % 2 ? cudaHostAlloc(place, n, 3) : cudaMallocHost(place, n)) == 0);
+        REQUIRE(reinterpret_cast<std::uintptr_t>(memory[i]) % 4096 == 0);
+        REQUIRE(round_trip(device + i, memory[i], n, static_cast<unsigned>(i)));
+    }
+    // Over shm the back end has pinned what it was given, for the GPU to reach it there.
+    unsigned long pins = stub_remote()->stats().host_pinned;
+    REQUIRE(cudaMemcpy(device, memory[7] + 99, 3000000, H2D) == 0);
+    REQUIRE(stub_remote()->stats().host_pinned == pins);
+    std::vector<char> ordinary(3000000);
+    REQUIRE(round_trip(device, ordinary.data(), ordinary.size(), 3));
+    REQUIRE(stub_remote()->stats().host_pinned == pins);
+    REQUIRE((pins > 4) == over_shm);
+    // Parts of it at any offset, in threads with connections of their own; one frees it.
+    bool good[2] = {};
+    std::thread first([&] {
+        good[0] = true;
+        for (unsigned i = 0; i < 10 && good[0]; i++)
+            good[0] = round_trip(device_memory(), memory[7] + i * 777, 600000 + i, i);
+    });
+    std::thread second([&] {
+        char *own = device_memory();
+        good[1] = true;
+        for (unsigned i = 0; i < 10 && good[1]; i++)
+            good[1] = round_trip(own, memory[5] + i * 777, 600000 + i, 50 + i);
+        good[1] = good[1] && cudaFreeHost(memory[5]) == 0;
+    });
+    first.join();
+    second.join();
+    REQUIRE(good[0] && good[1]);
+    // Between two of them, on both sides of a copy.
+    REQUIRE(round_trip(device, memory[6], 5000000, 9));
+    REQUIRE(cudaMemcpy(memory[7] + 13, device, 5000000, D2H) == 0);
+    REQUIRE(!std::memcmp(memory[7] + 13, memory[6], 5000000));
+    for (std::size_t i : {std::size_t{0}, std::size_t{7}, std::size_t{3}, std::size_t{4}})
+        REQUIRE(cudaFreeHost(memory[i]) == 0);
+    // Again and again; what was freed does not stay behind in a copy.
+    for (unsigned i = 0; i < 40; i++) {
+        std::size_t n = 100000 + i * 33333;
+        auto **place = reinterpret_cast<void **>(&memory[0]);
+        REQUIRE(cudaMallocHost(place, n) == 0);
+        REQUIRE(round_trip(device, memory[0], n, 100 + i));
+        REQUIRE(cudaFreeHost(memory[0]) == 0);
+    }
+    REQUIRE(round_trip(device, memory[6], 5000000, 10));
+    long before = peak();
+    for (unsigned i = 0; i < 40; i++) {
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory[0]), 8u << 20) == 0);
+        std::memset(memory[0], 1, 8u << 20);
+        REQUIRE(cudaFreeHost(memory[0]) == 0);
+    }
+    REQUIRE(peak() - before < 40 << 10);
+
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&none), 0) == 0 && !none);
+    REQUIRE(cudaMallocHost(nullptr, 1) == 1);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&none), std::size_t{1} << 60) == 2 && !none);
+    REQUIRE(cudaPeekAtLastError() == 2 && cudaGetLastError() == 2 && cudaGetLastError() == 0);
+    REQUIRE(cudaHostAlloc(reinterpret_cast<void **>(&none), 1, 8) == 1 && cudaGetLastError() == 1);
+    REQUIRE(cudaFreeHost(nullptr) == 0);
+    REQUIRE(cudaFreeHost(memory[6] + 4096) == 1 && cudaGetLastError() == 1);
+    REQUIRE(round_trip(device, memory[6], 5000000, 11));
+    REQUIRE(stub_copies() == 0 && stub_hosts() == 0);
+    REQUIRE(cudaFreeHost(std::malloc(10)) == 0 && stub_hosts() == 1); // not from here
+    REQUIRE(write(STDOUT_FILENO, "p", 1) == 1); // the driver looks at the back end
+    char byte;
+    REQUIRE(read(STDIN_FILENO, &byte, 1) == 1);
+    return true;
+}
+
+bool after()
+{
+    unsigned long pins;
+    stub_remote()->slow(0);
+    char *device = device_memory(), *memory = nullptr;
+    do { // the pool of chunks stays, where there is one
+        pins = stub_remote()->stats().host_pins;
+    } while (pins > 1);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), device_bytes_each) == 0);
+    REQUIRE(round_trip(device, memory, device_bytes_each, 6));
+    REQUIRE(stub_remote()->stats().unpinned_async == 0);
+    return cudaFreeHost(memory) == 0;
+}
+
+bool host_register()
+{
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    std::vector<char> memory(3000000);
+    char *at = &memory[100];
+    REQUIRE(enter(at, 2000000, 0) == 0);
+    REQUIRE(round_trip(device, at, 2000000, 1));
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 2));
+    REQUIRE(enter(at, 2000000, 0) == 712);
+    REQUIRE(enter(at + 1999999, 5, 0) == 712);
+    REQUIRE(enter(at - 10, 11, 0) == 712);
+    REQUIRE(enter(at + 5, 5, 0) == 712);
+    REQUIRE(enter(at - 10, 2500000, 0) == 712);
+    REQUIRE(enter(at - 10, 10, 1) == 0);
+    REQUIRE(enter(at + 2000000, 10, 0) == 0);
+    REQUIRE(cudaGetLastError() == 712 && cudaGetLastError() == 0);
+    REQUIRE(leave(at + 1) == 713 && cudaGetLastError() == 713);
+    REQUIRE(leave(at) == 0 && leave(at) == 713);
+    REQUIRE(enter(at, 2000000, 0) == 0);
+    REQUIRE(leave(at + 2000000) == 0 && leave(at) == 0 && leave(at - 10) == 0);
+    REQUIRE(enter(nullptr, 1, 0) == 1 && enter(at, 0, 0) == 1 && enter(at, 1, 64) == 1);
+    REQUIRE(enter(at, SIZE_MAX, 0) == 1);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 3));
+    void *page_locked;
+    REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
+    REQUIRE(enter(page_locked, 10, 0) == 712);
+    REQUIRE(leave(page_locked) == 713);
+    return cudaFreeHost(page_locked) == 0;
+}
+
+// Memory that was registered and is gone is in nobody's way when other memory comes to lie there.
+bool stale_registration()
+{
+    constexpr std::size_t n = 3u << 20;
+    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
+    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory();
+    void *page_locked;
+    // All places where the allocator could put it now.
+    void *memory = mmap(nullptr, 8 * n, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    char *bytes = static_cast<char *>(memory);
+    for (std::size_t i = 0; i < 8; i++)
+        REQUIRE(enter(bytes + i * n, n, 0) == 0);
+    REQUIRE(munmap(memory, 8 * n) == 0);
+    REQUIRE(cudaMallocHost(&page_locked, n) == 0);
+    REQUIRE(round_trip(device, static_cast<char *>(page_locked), n, 1));
+    REQUIRE(leave(page_locked) == 713);
+    REQUIRE(cudaFreeHost(page_locked) == 0);
+    REQUIRE(stub_hosts() == 0);
+    return true;
+}

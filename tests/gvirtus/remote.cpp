@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/gvirtus/remote.h"
+#include "tests/scenes/cuda_application.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <map>
+#include <mutex>
+#include <thread>
+
+/* ------------------------------------------------------------------- front end */
+
+int Remote::call(const char *name, const Body &body)
+{
+    std::size_t length = body.bytes.size();
+    over->Write(name, std::strlen(name) + 1);
+    over->Write(reinterpret_cast<char *>(&length), sizeof(length));
+    over->Write(body.bytes.data(), length);
+    over->Sync();
+    over->Sync();
+    int exit_code = -1;
+    over->Read(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
+    if (timed)
+        over->Read(reinterpret_cast<char *>(&seconds), sizeof(seconds));
+    length = 0;
+    over->Read(reinterpret_cast<char *>(&length), sizeof(length));
+    out.resize(length);
+    if (length)
+        over->Read(out.data(), length);
+    return exit_code;
+}
+
+// The payload of D2H: n, and n bytes.
+int Remote::take_out(int rc, void *to, std::size_t n)
+{
+    std::uint64_t said = 0;
+    if (rc)
+        return rc;
+    if (out.size() != n + 8)
+        return -2;
+    std::memcpy(&said, out.data(), 8);
+    std::memcpy(to, out.data() + 8, n);
+    return said == n ? 0 : -3;
+}
+
+std::uint64_t Remote::malloc(std::size_t n)
+{
+    std::uint64_t device = 0;
+    return take_out(call("cudaMalloc", Body().u64(n)), &device, 8) ? 0 : device;
+}
+
+int Remote::free(std::uint64_t device)
+{
+    return call("cudaFree", Body().u64(device));
+}
+
+int Remote::set_device(std::int32_t device)
+{
+    return call("cudaSetDevice", Body().i32(device));
+}
+
+int Remote::reset()
+{
+    return call("cudaDeviceReset", Body());
+}
+
+std::uint64_t Remote::stream_create()
+{
+    std::uint64_t stream = 0;
+    return take_out(call("cudaStreamCreate", Body()), &stream, 8) ? 0 : stream;
+}
+
+int Remote::stream_synchronize(std::uint64_t stream)
+{
+    return call("cudaStreamSynchronize", Body().u64(stream));
+}
+
+int Remote::stream_query(std::uint64_t stream)
+{
+    return call("cudaStreamQuery", Body().u64(stream));
+}
+
+int Remote::device_synchronize()
+{
+    return call("cudaDeviceSynchronize", Body());
+}
+
+int Remote::get_last_error()
+{
+    return call("cudaGetLastError", Body());
+}
+
+int Remote::to_device(std::uint64_t to, const void *from, std::size_t n)
+{
+    return call("cudaMemcpy", Body().u64(to).host(from, n).u64(n).i32(H2D));
+}
+
+int Remote::from_device(void *to, std::uint64_t from, std::size_t n)
+{
+    return take_out(call("cudaMemcpy", Body().host("", 1).u64(from).u64(n).i32(D2H)), to, n);
+}
+
+int Remote::on_device(std::uint64_t to, std::uint64_t from, std::size_t n)
+{
+    return call("cudaMemcpy", Body().u64(to).u64(from).u64(n).i32(D2D));
+}
+
+int Remote::to_device_async(std::uint64_t to, const void *from, std::size_t n, std::uint64_t stream)
+{
+    return call("cudaMemcpyAsync", Body().u64(to).host(from, n).u64(n).i32(H2D).u64(stream));
+}
+
+int Remote::from_device_async(void *to, std::uint64_t from, std::size_t n, std::uint64_t stream)
+{
+    Body body;
+    body.host("", 1).u64(from).u64(n).i32(D2H).u64(stream);
+    return take_out(call("cudaMemcpyAsync", body), to, n);
+}
+
+int Remote::on_device_async(std::uint64_t to, std::uint64_t from, std::size_t n,
+                            std::uint64_t stream)
+{
+    return call("cudaMemcpyAsync", Body().u64(to).u64(from).u64(n).i32(D2D).u64(stream));
+}
+
+int Remote::to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset)
+{
+    char address[24];
+    std::snprintf(address, sizeof(address), "%p", reinterpret_cast<void *>(symbol));
+    Body body;
+    body.string(address).string("").host(from, n).u64(n).u64(offset).i32(H2D);
+    return call("cudaMemcpyToSymbol", body);
+}
+
+bool Remote::register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n,
+                          std::uint64_t name)
+{
+    Body body;
+    body.u64(symbol).u64(device).u64(n).u64(name ? name : symbol);
+    return call("testRegisterVar", body) == 0;
+}
+
+void Remote::fail(int code)
+{
+    call("testFail", Body().i32(code));
+}
+
+bool Remote::peek(std::uint64_t device, void *to, std::size_t n)
+{
+    return take_out(call("testPeek", Body().u64(device).u64(n)), to, n) == 0;
+}
+
+std::uint64_t Remote::handled()
+{
+    std::uint64_t count = 0;
+    return take_out(call("testHandled", Body()), &count, 8) ? ~0ull : count;
+}
+
+ibx_double_stats Remote::stats()
+{
+    ibx_double_stats stats{};
+    take_out(call("testStats", Body()), &stats, sizeof(stats));
+    return stats;
+}
+
+void Remote::inject(const char *function, unsigned in, int code, bool sticky)
+{
+    call("testInject",
+         Body().u64(in).i32(code).i32(sticky).host(function, std::strlen(function) + 1));
+}
+
+void Remote::hold(bool held)
+{
+    call("testHold", Body().u64(held));
+}
+
+bool Remote::slow(unsigned microseconds)
+{
+    return call("testSlow", Body().u64(microseconds)) == 0;
+}
+
+/* -------------------------------------------------------------------- back end */
+
+namespace
+{
+
+std::atomic<std::uint64_t> handled_copies;
+
+// What a handler reads of its request, and what it answers.
+struct Frame {
+    const std::vector<char> &in;
+    std::size_t at = 0;
+    Body out;
+
+    template <typename T> T get()
+    {
+        T value{};
+        if (at + sizeof(T) > in.size())
+            return value;
+        std::memcpy(&value, in.data() + at, sizeof(T));
+        at += sizeof(T);
+        return value;
+    }
+    const char *host(std::uint64_t *n)
+    {
+        *n = get<std::uint64_t>();
+        const char *bytes = in.data() + at;
+        at += *n;
+        return bytes;
+    }
+    template <typename T> T back(std::size_t behind) const
+    {
+        T value{};
+        if (in.size() >= behind + sizeof(T))
+            std::memcpy(&value, in.data() + in.size() - behind - sizeof(T), sizeof(T));
+        return value;
+    }
+    int answer(const void *bytes, std::size_t n)
+    {
+        out.host(bytes, n);
+        return 0;
+    }
+};
+
+int copy(Frame &f, std::size_t behind)
+{
+    const cuda_calls *app = cuda_application();
+    auto kind = f.back<std::int32_t>(behind);
+    auto count = f.back<std::uint64_t>(behind + 4);
+    std::uint64_t n;
+    handled_copies++;
+    if (behind && (!kind || kind == 4)) // on the host, by the front end
+        return 0;
+    if (behind)
+        app->stream_synchronize(reinterpret_cast<void *>(f.back<std::uint64_t>(0)));
+    if (kind == H2D) {
+        auto to = f.get<std::uint64_t>();
+        const char *from = f.host(&n);
+        return n < count ? 1 : app->to_device(to, from, count);
+    }
+    if (kind == D2H) {
+        f.host(&n);
+        std::vector<char> bytes(count);
+        int rc = app->from_device(bytes.data(), f.get<std::uint64_t>(), count);
+        f.out.host(bytes.data(), count);
+        return rc;
+    }
+    if (kind != D2D)
+        return 21;
+    auto to = f.get<std::uint64_t>(), from = f.get<std::uint64_t>();
+    int rc = app->copy_async(to, from, count, nullptr);
+    return rc ? rc : app->stream_synchronize(nullptr);
+}
+
+int copy_2d(Frame &f)
+{
+    const cuda_calls *app = cuda_application();
+    auto kind = f.back<std::int32_t>(0);
+    auto height = f.back<std::uint64_t>(4), width = f.back<std::uint64_t>(12);
+    auto spitch = f.back<std::uint64_t>(20), dpitch = f.back<std::uint64_t>(28);
+    std::uint64_t n;
+    handled_copies++;
+    if (kind == H2D) {
+        auto to = f.get<std::uint64_t>();
+        const char *from = f.host(&n);
+        for (std::uint64_t i = 0; i < height; i++) {
+            if (int rc = app->to_device(to + i * dpitch, from + i * spitch, width))
+                return rc;
+        }
+        return 0;
+    }
+    std::vector<char> rows(kind == D2H ? dpitch * height : 0, 'g'); // what lies between them
+    if (kind == D2H)
+        f.host(&n);
+    auto to = kind == D2D ? f.get<std::uint64_t>() : 0, from = f.get<std::uint64_t>();
+    int rc = kind == D2H || kind == D2D ? 0 : 21;
+    for (std::uint64_t i = 0; i < height && !rc; i++)
+        rc = kind == D2H ? app->from_device(&rows[i * dpitch], from + i * spitch, width)
+                         : app->copy_async(to + i * dpitch, from + i * spitch, width, nullptr);
+    if (kind == D2H)
+        f.out.host(rows.data(), rows.size());
+    return rc;
+}
+
+// Of variables, by their addresses in the client.
+std::map<std::uint64_t, std::uint64_t> names;
+std::mutex names_lock;
+
+std::uint64_t name_of(std::uint64_t symbol)
+{
+    std::lock_guard<std::mutex> guard(names_lock);
+    auto found = names.find(symbol);
+    return found == names.end() ? symbol : found->second;
+}
+
+struct Runtime {
+    int (*register_var)(const void *symbol, std::uint64_t device, std::size_t n) = nullptr;
+    int (*address)(void **device, const void *symbol) = nullptr;
+    int (*get_last_error)() = nullptr;
+    int (*fail)(int code) = nullptr;
+};
+
+// Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
+const Runtime &runtime()
+{
+    static const Runtime found = [] {
+        Runtime made;
+        const char *path = std::getenv("IBX_TEST_CUDART");
+        void *handle = path ? dlopen(path, RTLD_LAZY) : nullptr;
+        if (handle) {
+            *reinterpret_cast<void **>(&made.register_var) =
+                dlsym(handle, "ibx_double_register_var");
+            *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
+            *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
+            *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
+        }
+        return made;
+    }();
+    return found;
+}
+
+int register_var(Frame &f)
+{
+    auto symbol = f.get<std::uint64_t>(), device = f.get<std::uint64_t>();
+    auto n = f.get<std::uint64_t>(), name = f.get<std::uint64_t>();
+    {
+        std::lock_guard<std::mutex> guard(names_lock);
+        names[symbol] = name;
+    }
+    return runtime().register_var
+               ? runtime().register_var(reinterpret_cast<void *>(name), device, n)
+               : 1;
+}
+
+// The body as it came, for who wants to compare it.
+std::vector<char> last_symbol_body;
+std::mutex last_symbol_lock;
+
+int copy_to_symbol(Frame &f)
+{
+    auto kind = f.back<std::int32_t>(0);
+    auto offset = f.back<std::uint64_t>(4), count = f.back<std::uint64_t>(12);
+    std::uint64_t n;
+    {
+        std::lock_guard<std::mutex> guard(last_symbol_lock);
+        last_symbol_body = f.in;
+    }
+    handled_copies++;
+    f.get<std::uint64_t>();
+    const char *name = f.host(&n);
+    f.get<std::uint64_t>();
+    f.host(&n);
+    if (kind != H2D)
+        return 21;
+    const char *from = f.host(&n);
+    void *device = nullptr;
+    void *symbol = reinterpret_cast<void *>(name_of(std::strtoul(name, nullptr, 16)));
+    if (!runtime().address || runtime().address(&device, symbol))
+        return 13;
+    return cuda_application()->to_device(reinterpret_cast<std::uint64_t>(device) + offset, from,
+                                         count);
+}
+
+int double_calls(const std::string &name, Frame &f)
+{
+    const cuda_calls *app = cuda_application();
+    if (name == "testPeek") {
+        auto device = f.get<std::uint64_t>(), n = f.get<std::uint64_t>();
+        std::vector<char> bytes(n);
+        bool good = app->peek ? app->peek(device, bytes.data(), n)
+                              : !app->from_device(bytes.data(), device, n);
+        return good ? f.answer(bytes.data(), n) : 1;
+    }
+    if (name == "testRegisterVar")
+        return register_var(f);
+    if (name == "testFail")
+        return runtime().fail(f.get<std::int32_t>());
+    if (name == "testSymbolBody") {
+        std::lock_guard<std::mutex> guard(last_symbol_lock);
+        return f.answer(last_symbol_body.data(), last_symbol_body.size());
+    }
+    if (name == "testHandled") {
+        std::uint64_t count = handled_copies;
+        return f.answer(&count, 8);
+    }
+    if (name == "testStats") {
+        ibx_double_stats stats{};
+        if (app->get_stats)
+            app->get_stats(&stats);
+        return f.answer(&stats, sizeof(stats));
+    }
+    if (name == "testSlow") {
+        if (app->slow)
+            app->slow(static_cast<unsigned>(f.get<std::uint64_t>()));
+        return app->slow ? 0 : 1;
+    }
+    if (name == "testHold") {
+        app->hold(f.get<std::uint64_t>());
+        return 0;
+    }
+    if (name == "testInject") {
+        auto in = static_cast<unsigned>(f.get<std::uint64_t>());
+        auto code = f.get<std::int32_t>(), sticky = f.get<std::int32_t>();
+        std::uint64_t n;
+        const char *function = f.host(&n);
+        app->inject(in ? function : nullptr, in, code, sticky != 0);
+        return 0;
+    }
+    return -1;
+}
+
+// As CUDA's runtime, makes a context current with the first call that needs one.
+int execute(const std::string &name, Frame &f, bool *has_context)
+{
+    const cuda_calls *app = cuda_application();
+    if (name.rfind("test", 0) == 0)
+        return double_calls(name, f);
+    if (name == "cudaSetDevice") {
+        auto device = f.get<std::int32_t>();
+        if (device != 0 && device != 1)
+            return 101;
+        cuda_application_use(device);
+        *has_context = true;
+        return 0;
+    }
+    if (!*has_context)
+        cuda_application_use(0);
+    *has_context = true;
+    if (name == "cudaMemcpy")
+        return copy(f, 0);
+    if (name == "cudaMemcpyAsync")
+        return copy(f, 8);
+    if (name == "cudaMemcpy2D")
+        return copy_2d(f);
+    if (name == "cudaMemcpyToSymbol")
+        return copy_to_symbol(f);
+    if (name == "cudaStreamSynchronize")
+        return app->stream_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaStreamQuery")
+        return app->stream_query(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaDeviceSynchronize")
+        return app->ctx_synchronize();
+    if (name == "cudaEventRecord") {
+        auto *event = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        return app->event_record(event, reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    }
+    if (name == "cudaEventQuery")
+        return app->event_query(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaEventSynchronize")
+        return app->event_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaEventCreate") {
+        void *event = nullptr;
+        int rc = app->event_create(&event, 0);
+        return rc ? rc : f.answer(&event, 8);
+    }
+    if (name == "cudaGetLastError")
+        return runtime().get_last_error ? runtime().get_last_error() : 0;
+    if (name == "cudaPeekAtLastError")
+        return 0;                     // none of these handlers leaves one
+    if (name == "cudaLaunchKernel") { // one that fills memory; its stream is where GVirtuS has it
+        f.at = 40;
+        auto stream = f.get<std::uint64_t>();
+        f.get<std::uint64_t>();
+        auto to = f.get<std::uint64_t>(), from = f.get<std::uint64_t>();
+        return app->copy_async(to, from, f.get<std::uint64_t>(), reinterpret_cast<void *>(stream));
+    }
+    if (name == "cudaDeviceReset")
+        return app->primary_reset(0);
+    if (name == "cudaFree")
+        return app->mem_free(f.get<std::uint64_t>());
+    if (name == "cudaMalloc") {
+        std::uint64_t device = 0;
+        int rc = app->mem_alloc(&device, f.get<std::uint64_t>());
+        return rc ? rc : f.answer(&device, 8);
+    }
+    if (name == "cudaStreamCreate") {
+        void *stream = nullptr;
+        int rc = app->stream_create(&stream, 0);
+        return rc ? rc : f.answer(&stream, 8);
+    }
+    return -1;
+}
+
+bool read_name(Communicator *client, std::string *name)
+{
+    name->clear();
+    for (char c = 1; c;) {
+        if (client->Read(&c, 1) != 1)
+            return false;
+        if (c)
+            name->push_back(c);
+    }
+    return true;
+}
+
+void serve_client(Communicator *client, bool timed)
+{
+    std::vector<char> in;
+    std::string name;
+    bool has_context = false;
+    while (read_name(client, &name)) {
+        std::size_t length = 0;
+        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
+        in.resize(length);
+        client->Read(in.data(), length);
+        Frame frame{in, 0, Body()};
+        int exit_code = execute(name, frame, &has_context);
+        double seconds = 0;
+        length = frame.out.bytes.size();
+        client->Write(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
+        if (timed)
+            client->Write(reinterpret_cast<char *>(&seconds), sizeof(seconds));
+        client->Write(reinterpret_cast<char *>(&length), sizeof(length));
+        if (length)
+            client->Write(frame.out.bytes.data(), length);
+        client->Sync();
+    }
+}
+
+} // namespace
+
+void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
+{
+    listening->Serve();
+    for (;;) {
+        auto *client = const_cast<Communicator *>(listening->Accept());
+        std::thread(serve_client, client, timed).detach();
+    }
+}

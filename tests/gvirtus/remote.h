@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// GVirtuS's CUDA, as far as copies need it, for tests: the frames of its front end, and a back end
+// whose handlers run on the library that IBX_LIBCUDA names.
+#ifndef TESTS_CUDA_REMOTE_H
+#define TESTS_CUDA_REMOTE_H
+
+#include "tests/doubles/gvirtus/gvirtus.h"
+#include "tests/doubles/cuda/double.h"
+
+// A body, put together as GVirtuS's Buffer does.
+struct Body {
+    std::vector<char> bytes;
+    template <typename T> Body &put(const T &value)
+    {
+        append(&bytes, &value, sizeof(value));
+        return *this;
+    }
+    Body &u64(std::uint64_t value) { return put(value); }
+    Body &i32(std::int32_t value) { return put(value); }
+    // Buffer::AddString().
+    Body &string(const std::string &text)
+    {
+        return u64(text.size() + 1).host(text.c_str(), text.size() + 1);
+    }
+    Body &host(const void *from, std::size_t n)
+    {
+        u64(n);
+        append(&bytes, from, n);
+        return *this;
+    }
+};
+
+enum { H2D = 1, D2H = 2, D2D = 3 };
+
+// The front end of one connection.
+class Remote
+{
+  public:
+    // `timed`: replies carry seconds, as from G2 on.
+    explicit Remote(Communicator *communicator, bool with_seconds = true)
+        : over(communicator), timed(with_seconds)
+    {
+    }
+    // The exit code; `out` gets the reply's buffer.
+    int call(const char *name, const Body &body);
+    std::vector<char> out;
+    double seconds = 0;
+
+    std::uint64_t malloc(std::size_t n);
+    int free(std::uint64_t device);
+    int set_device(std::int32_t device);
+    int reset();
+    std::uint64_t stream_create();
+    int stream_synchronize(std::uint64_t stream);
+    int stream_query(std::uint64_t stream);
+    int device_synchronize();
+    int get_last_error();
+    int to_device(std::uint64_t to, const void *from, std::size_t n);
+    int from_device(void *to, std::uint64_t from, std::size_t n);
+    int on_device(std::uint64_t to, std::uint64_t from, std::size_t n);
+    int to_device_async(std::uint64_t to, const void *from, std::size_t n, std::uint64_t stream);
+    int from_device_async(void *to, std::uint64_t from, std::size_t n, std::uint64_t stream);
+    int on_device_async(std::uint64_t to, std::uint64_t from, std::size_t n, std::uint64_t stream);
+
+    // Of a variable that the client has at `symbol`.
+    int to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset);
+
+    // What only this back end has: no CUDA calls, and the plugin knows none of them.
+    bool peek(std::uint64_t device, void *to, std::size_t n);
+    // Copies that the handlers have run, of all connections.
+    std::uint64_t handled();
+    // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as
+    // of handlers that register it under an address of their own, or by the client's. False: no
+    // double of the runtime.
+    bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n,
+                      std::uint64_t name = 0);
+    // The last error of the runtime is that from now on.
+    void fail(int code);
+    ibx_double_stats stats();
+    void inject(const char *function, unsigned in, int code, bool sticky);
+    void hold(bool held);
+    // False: this is a real driver, to which nothing can be injected.
+    bool slow(unsigned microseconds);
+
+  private:
+    int take_out(int rc, void *to, std::size_t n);
+    Communicator *over;
+    bool timed;
+};
+
+// The back end's forked child, as back_end_child() but with CUDA. Never returns.
+[[noreturn]] void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed);
+
+#endif

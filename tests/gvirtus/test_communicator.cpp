@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// The plugin as GVirtuS sees it: a back-end process and front-end processes that use it through
+// nothing but its C++ interface.
+//
+//   test_communicator PLUGIN.so [PROVIDER [HOST]]
+#include "tests/gvirtus/checks.h"
+#include "tests/doubles/gvirtus/gvirtus.h"
+
+#include <arpa/inet.h>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <functional>
+#include <csignal>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+namespace
+{
+
+Create create;
+std::string provider = "auto", host = "127.0.0.1", folder;
+// What both ends are configured with. 64 processes that ask libfabric at once for its providers
+// take longer than the default time on two cores.
+std::string common;
+unsigned client_count = 64;
+
+/* ------------------------------------------------------------------- processes */
+
+void write_file(const std::string &file, const std::string &text, mode_t mode = 0600)
+{
+    int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+    if (fd < 0 || write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+        std::abort();
+    fchmod(fd, mode);
+    close(fd);
+}
+
+// Runs `body` in a process of its own that dies with this one; its exit status is the result.
+pid_t spawn(const std::function<int()> &body)
+{
+    std::fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        std::_Exit(body());
+    }
+    return pid;
+}
+
+int result_of(pid_t pid)
+{
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+struct BackEnd {
+    pid_t pid;
+    std::uint16_t port;
+
+    // The parent creates, the forked child serves, as GVirtuS does.
+    explicit BackEnd(const std::string &more = "") : port(free_port())
+    {
+        std::string properties = folder + "/server.properties";
+        write_file(properties, common + more);
+        setenv("GVIRTUS_RDMA_PROPERTIES", properties.c_str(), 1);
+        auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, port);
+        pid = spawn([&]() -> int { back_end_child(listening); });
+        wait_until_open();
+    }
+    ~BackEnd()
+    {
+        if (pid > 0) {
+            kill(pid, SIGKILL);
+            result_of(pid);
+        }
+    }
+    bool alive() const { return kill(pid, 0) == 0 && waitpid(pid, nullptr, WNOHANG) == 0; }
+
+  private:
+    void wait_until_open() const
+    {
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_port = htons(port);
+        inet_pton(AF_INET, host.c_str(), &address.sin_addr);
+        for (int tries = 0; tries < 2000; tries++) {
+            int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            int rc = connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
+            close(fd);
+            if (!rc)
+                return;
+            usleep(5000); // one poll's pause
+        }
+        std::fprintf(stderr, "the back end does not open port %u\n", port);
+        std::exit(1);
+    }
+};
+
+std::shared_ptr<Communicator> connected(std::uint16_t port, const std::string &more = "",
+                                        const char *suite = "tcp/ip",
+                                        const char *protocol = "oldtcp")
+{
+    std::string file = folder + "/client" + std::to_string(getpid()) + ".properties";
+    write_file(file, common + more);
+    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
+    auto communicator = make_communicator(create, suite, protocol, host, port);
+    unlink(file.c_str());
+    communicator->Connect();
+    return communicator;
+}
+
+/* ----------------------------------------------------------------------- tests */
+
+void fill(std::vector<char> *bytes, unsigned seed)
+{
+    std::uint32_t x = seed * 2654435761u + 1;
+    for (char &c : *bytes) {
+        x = x * 1664525u + 1013904223u;
+        c = static_cast<char>(x >> 24);
+    }
+}
+
+// There and back again, with a gap on both sides that has to stay as it was.
+bool round_trip(FrontEnd *front, std::uint64_t at, std::size_t n, unsigned seed)
+{
+    std::vector<char> sent(n), got(n + 2, 'x');
+    fill(&sent, seed);
+    REQUIRE(front->copy_to(at, sent.data(), n) == 0);
+    REQUIRE(front->copy_from(at, got.data() + 1, n) == 0);
+    REQUIRE(n == 0 || std::memcmp(sent.data(), got.data() + 1, n) == 0);
+    REQUIRE(got.front() == 'x' && got.back() == 'x');
+    return true;
+}
+
+bool all_sizes(std::uint16_t port, const char *suite, const char *protocol)
+{
+    auto over = connected(port, "", suite, protocol);
+    FrontEnd front(over.get());
+    unsigned seed = 1;
+    for (std::size_t n : std::initializer_list<std::size_t>{
+             0,     1,      4,      100,    4095,   4096,    16000,   16384,   16385,    65536,
+             65537, 100001, 262144, 600000, 600001, 1048576, 1048577, 4194304, 16777216, 50331649})
+        REQUIRE(round_trip(&front, n % 977, n, seed++));
+    REQUIRE(front.copy_to(device_bytes, "x", 1) == 11);
+    REQUIRE(round_trip(&front, 0, 4, seed));
+    return true;
+}
+
+bool many_clients()
+{
+    BackEnd back;
+    std::vector<pid_t> clients;
+    for (unsigned i = 0; i < client_count; i++)
+        clients.push_back(spawn([&]() -> int {
+            auto over = connected(back.port);
+            FrontEnd front(over.get());
+            for (unsigned round = 0; round < 20; round++) {
+                if (!round_trip(&front, round, (round % 4 == 3 ? 300000 : 10) + round * i,
+                                i * 100 + round))
+                    return 1;
+            }
+            return 0;
+        }));
+    for (pid_t pid : clients)
+        REQUIRE(result_of(pid) == 0);
+    REQUIRE(back.alive());
+    return true;
+}
+
+// A front end killed before each of its steps, with short and long payloads: nobody else notices.
+bool killed_at_every_step()
+{
+    BackEnd back;
+    // Another client, connected all the time. Not with verbs: a process forked from one that holds
+    // verbs objects, as each victim would be, cannot use verbs itself; so there it is a new one.
+    std::shared_ptr<Communicator> over;
+    if (provider != "verbs")
+        over = connected(back.port);
+    auto others_notice_nothing = [&](std::size_t n, unsigned seed) {
+        if (over) {
+            FrontEnd witness(over.get());
+            return round_trip(&witness, 5, n, seed);
+        }
+        return result_of(spawn([&]() -> int {
+                   auto mine = connected(back.port);
+                   FrontEnd witness(mine.get());
+                   return !round_trip(&witness, 5, n, seed);
+               })) == 0;
+    };
+    for (std::size_t n : {std::size_t{64}, std::size_t{3} << 20}) {
+        const int steps = 16; // of the two calls of a round trip
+        for (int step = 0; step < steps + 2; step++) {
+            pid_t pid = spawn([&]() -> int {
+                auto mine = connected(back.port);
+                FrontEnd front(mine.get());
+                front.die_at_step = step;
+                return !round_trip(&front, 0, n, 7);
+            });
+            int rc = result_of(pid);
+            REQUIRE(rc == (step < steps ? 128 + SIGKILL : 0));
+            REQUIRE(others_notice_nothing(n, static_cast<unsigned>(step)));
+        }
+    }
+    // In the middle of a long copy, wherever the signal finds it.
+    for (int i = 0; i < 10; i++) {
+        int ready[2];
+        REQUIRE(pipe(ready) == 0);
+        pid_t pid = spawn([&]() -> int {
+            auto mine = connected(back.port);
+            FrontEnd front(mine.get());
+            char c = 0;
+            if (write(ready[1], &c, 1) != 1)
+                return 1;
+            for (unsigned round = 0;; round++)
+                round_trip(&front, 0, 8 << 20, round);
+        });
+        char c;
+        REQUIRE(read(ready[0], &c, 1) == 1);
+        REQUIRE(others_notice_nothing(100000, static_cast<unsigned>(i)));
+        kill(pid, SIGKILL);
+        REQUIRE(result_of(pid) == 128 + SIGKILL);
+        close(ready[0]);
+        close(ready[1]);
+        REQUIRE(others_notice_nothing(100000, static_cast<unsigned>(i)));
+    }
+    REQUIRE(back.alive());
+    return true;
+}
+
+// Asked by a process of its own, as in killed_at_every_step().
+std::uint64_t heap_of(const BackEnd &back)
+{
+    int answer[2];
+    std::uint64_t bytes = 0;
+    if (pipe(answer))
+        std::abort();
+    result_of(spawn([&]() -> int {
+        auto over = connected(back.port);
+        FrontEnd front(over.get());
+        bytes = front.heap_in_use();
+        return write(answer[1], &bytes, sizeof(bytes)) != sizeof(bytes);
+    }));
+    close(answer[1]);
+    if (read(answer[0], &bytes, sizeof(bytes)) != sizeof(bytes))
+        bytes = UINT64_MAX;
+    close(answer[0]);
+    return bytes;
+}
+
+// Nobody deletes an accepted communicator: what a client needed has to go with the client.
+bool nothing_stays_of_clients()
+{
+    BackEnd back;
+    auto visit = [&] {
+        return result_of(spawn([&]() -> int {
+                   auto over = connected(back.port);
+                   FrontEnd front(over.get());
+                   return !round_trip(&front, 0, 100, 1);
+               })) == 0;
+    };
+    for (unsigned i = 0; i < 4; i++)
+        REQUIRE(visit());
+    std::uint64_t before = heap_of(back), after = 0;
+    REQUIRE(before != UINT64_MAX);
+    for (unsigned i = 0; i < client_count; i++)
+        REQUIRE(visit());
+    // The back end notices the last ones in its own time.
+    for (int tries = 0; tries < 2000; tries++) {
+        after = heap_of(back);
+        if (after <= before + (64 + client_count) * 1024) // what libraries keep, and 1 KiB a client
+            return true;
+        usleep(5000); // one poll's pause
+    }
+    std::fprintf(stderr, "%llu bytes of heap became %llu\n",
+                 static_cast<unsigned long long>(before), static_cast<unsigned long long>(after));
+    return false;
+}
+
+std::ptrdiff_t open_descriptors()
+{
+    using files = std::filesystem::directory_iterator;
+    return std::distance(files("/proc/self/fd"), files());
+}
+
+// GVirtuS keeps a thread's communicator for ever, and takes a later thread of the same number for
+// the same one.
+bool threads_that_end()
+{
+    BackEnd back;
+    std::vector<std::shared_ptr<Communicator>> kept;
+    unsigned right = 0;
+    auto visit = [&] {
+        std::thread([&] {
+            kept.push_back(connected(back.port));
+            FrontEnd front(kept.back().get());
+            right += round_trip(&front, 0, 100000, 1);
+        }).join();
+    };
+    return result_of(spawn([&]() -> int {
+               for (unsigned i = 0; i < 2; i++) // what libraries open once
+                   visit();
+               std::ptrdiff_t before = open_descriptors();
+               for (unsigned i = 0; i < 4; i++)
+                   visit();
+               std::ptrdiff_t after = open_descriptors();
+               for (auto &over : kept) {
+                   FrontEnd front(over.get());
+                   right += round_trip(&front, 0, 100000, 2);
+               }
+               if (after > before)
+                   std::fprintf(stderr, "%td descriptors became %td\n", before, after);
+               return after > before || right != 12;
+           })) == 0;
+}
+
+// The application must never take an old success for the answer of a dead back end.
+bool back_end_killed()
+{
+    auto *back = new BackEnd;
+    auto over = connected(back->port);
+    FrontEnd front(over.get());
+    REQUIRE(round_trip(&front, 0, 1000, 1));
+    delete back;
+    std::vector<char> bytes(1 << 20);
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(front.copy_to(0, bytes.data(), 4) == 999);
+        REQUIRE(front.copy_to(0, bytes.data(), bytes.size()) == 999);
+        REQUIRE(front.copy_from(0, bytes.data(), bytes.size()) == 999);
+    }
+    return true;
+}
+
+// What appears on standard error meanwhile.
+std::string said_by(const std::function<void()> &act)
+{
+    std::string file = folder + "/said", text;
+    int before = dup(STDERR_FILENO), said = open(file.c_str(), O_CREAT | O_RDWR | O_TRUNC, 0600);
+    dup2(said, STDERR_FILENO);
+    act();
+    dup2(before, STDERR_FILENO);
+    close(before);
+    char part[4096];
+    lseek(said, 0, SEEK_SET);
+    for (ssize_t n; (n = read(said, part, sizeof(part))) > 0;)
+        text.append(part, static_cast<std::size_t>(n));
+    close(said);
+    unlink(file.c_str());
+    return text;
+}
+
+// Both generations' catch clauses must get the sentence, and standard error: G3's front end crashes
+// before its own words are out.
+bool throws_both(const std::function<void()> &act, const char *part)
+{
+    bool as_string = false, as_exception = false;
+    std::string said = said_by([&] {
+        try {
+            act();
+        } catch (const std::exception &) {
+        }
+    });
+    if (said.find(part) == std::string::npos) {
+        std::fprintf(stderr, "on standard error: %s\n", said.c_str());
+        return false;
+    }
+    try {
+        act();
+    } catch (const std::string &text) {
+        as_string = text.find(part) != std::string::npos;
+    }
+    try {
+        act();
+    } catch (const std::exception &e) {
+        as_exception = std::string(e.what()).find(part) != std::string::npos;
+        if (!as_exception)
+            std::fprintf(stderr, "said: %s\n", e.what());
+    }
+    return as_string && as_exception;
+}
+
+bool nobody_there()
+{
+    std::uint16_t port = free_port();
+    REQUIRE(throws_both([&] { connected(port); }, "nobody answers"));
+    return true;
+}
+
+bool keys()
+{
+    std::string right = folder + "/right", wrong = folder + "/wrong", open = folder + "/open";
+    write_file(right, "0123456789abcdef0123456789abcdef\n");
+    write_file(wrong, "fedcba9876543210fedcba9876543210\n");
+    write_file(open, "0123456789abcdef0123456789abcdef\n", 0644);
+    BackEnd back("rdma.key_file : " + right + "\n");
+    {
+        auto over = connected(back.port, "rdma.key_file : " + right + "\n");
+        FrontEnd front(over.get());
+        REQUIRE(round_trip(&front, 0, 100000, 3));
+    }
+    REQUIRE(throws_both([&] { connected(back.port, "rdma.key_file : " + wrong + "\n"); },
+                        "key is not the server's"));
+    REQUIRE(throws_both([&] { connected(back.port); }, "a key is asked for"));
+    REQUIRE(
+        throws_both([&] { connected(back.port, "rdma.key_file : " + open + "\n"); }, "chmod 600"));
+    REQUIRE(back.alive());
+    auto again = connected(back.port, "rdma.key_file : " + right + "\n");
+    FrontEnd front(again.get());
+    REQUIRE(round_trip(&front, 0, 4, 3));
+    return true;
+}
+
+bool bad_properties()
+{
+    REQUIRE(throws_both([&] { connected(1, "rdma.chunk : banana\n"); }, "banana"));
+    REQUIRE(throws_both([&] { connected(1, "rdma.no_such : 1\n"); }, "no_such"));
+    return true;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        std::fprintf(stderr, "usage: test_communicator PLUGIN.so [PROVIDER [HOST]]\n");
+        return 2;
+    }
+    create = load_plugin(argv[1]);
+    if (argc > 2)
+        provider = argv[2];
+    if (argc > 3)
+        host = argv[3];
+    common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
+    // In the guest the client's address is not the server's; the tests with keys have keys.
+    if (host != "127.0.0.1")
+        common += "rdma.insecure : yes\n";
+    // libfabric's emulations hold some 150 MB a connection.
+    if (provider == "ofi")
+        client_count = 12;
+    char name[] = "/tmp/test_communicatorXXXXXX";
+    folder = mkdtemp(name);
+
+    check("all sizes, there and back (tcp/ip + oldtcp)", [] {
+        BackEnd back;
+        return all_sizes(back.port, "tcp/ip", "oldtcp");
+    });
+    check("all sizes in the slot infiniband-rdma + ib", [] {
+        BackEnd back;
+        return all_sizes(back.port, "infiniband-rdma", "ib");
+    });
+    check((std::to_string(client_count) + " clients at once").c_str(), many_clients);
+    check("a client killed at every step", killed_at_every_step);
+    check("nothing stays of clients that have gone", nothing_stays_of_clients);
+    check("a connection ends with its thread", threads_that_end);
+    check("the back end killed: error 999, never an old success", back_end_killed);
+    check("nobody there: a sentence for G3 and for G5", nobody_there);
+    check("keys: right, wrong, missing, readable by others", keys);
+    check("bad properties", bad_properties);
+
+    std::string remove = "rm -rf " + folder;
+    if (std::system(remove.c_str()))
+        std::perror(folder.c_str());
+    std::printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

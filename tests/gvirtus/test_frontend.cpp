@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// libibx-frontend.so as an application meets it: applications of CUDA with the library preloaded
+// before a libcudart that does what GVirtuS's does, and a back-end process with the plugin.
+//
+//   test_frontend PLUGIN.so PRELOAD.so APPLICATION APPLICATION_LOCAL LIBCUDART.so PROVIDER
+#include "tests/gvirtus/checks.h"
+#include "tests/gvirtus/remote.h"
+
+#include <arpa/inet.h>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace
+{
+
+std::string plugin, preload, application, application_local, cudart, provider, folder;
+Create create;
+
+void configure(const std::string &more)
+{
+    std::string file = folder + "/gvirtus.properties";
+    std::ofstream(file) << "rdma.provider : " << provider << "\nrdma.timeout_ms : 60000\n" << more;
+    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
+}
+
+int result_of(pid_t pid)
+{
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+struct BackEnd {
+    pid_t pid;
+    std::uint16_t port;
+
+    explicit BackEnd(const std::string &more = "rdma.gpu : on\n") : port(free_port())
+    {
+        configure(more + "rdma.log : error\n"); // of knocks by wait_until_open()
+        auto listening = make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", port);
+        std::fflush(stdout);
+        pid = fork();
+        if (!pid) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            cuda_back_end_child(listening, true);
+        }
+        wait_until_open();
+        configure(more);
+    }
+    ~BackEnd() { end(); }
+    void end()
+    {
+        if (pid > 0) {
+            kill(pid, SIGKILL);
+            result_of(pid);
+        }
+        pid = -1;
+    }
+
+  private:
+    void wait_until_open() const
+    {
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_port = htons(port);
+        inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+        for (int tries = 0; tries < 2000; tries++) {
+            int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            int rc = connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
+            close(fd);
+            if (!rc)
+                return;
+            usleep(5000); // one poll's pause
+        }
+        std::fprintf(stderr, "the back end does not open port %u\n", port);
+        std::exit(1);
+    }
+};
+
+struct Application {
+    pid_t pid;
+    int out, in; // of its standard output and input
+    std::string log;
+
+    // Against `back`, or with GVirtuS's own communicator when that is null.
+    Application(const BackEnd *back, const std::string &program, const std::string &argument,
+                const char *more = nullptr)
+        : log(folder + "/log")
+    {
+        int ends[2], back_ends[2];
+        if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
+            std::abort();
+        std::fflush(stdout);
+        pid = fork();
+        if (!pid) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            dup2(ends[1], STDOUT_FILENO);
+            dup2(back_ends[0], STDIN_FILENO);
+            dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
+            setenv("LD_PRELOAD", preload.c_str(), 1);
+            // Others of that name may stand before it in what meson sets.
+            const char *libraries = std::getenv("LD_LIBRARY_PATH");
+            std::string first = cudart.substr(0, cudart.rfind('/'));
+            setenv("LD_LIBRARY_PATH", (first + ":" + (libraries ? libraries : "")).c_str(), 1);
+            if (back) {
+                setenv("STUB_PROVIDER", provider.c_str(), 1);
+                setenv("STUB_PLUGIN", plugin.c_str(), 1);
+                setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
+            }
+            execl(program.c_str(), program.c_str(), argument.c_str(), more, nullptr);
+            std::_Exit(127);
+        }
+        close(ends[1]);
+        close(back_ends[0]);
+        out = ends[0];
+        in = back_ends[1];
+    }
+    ~Application()
+    {
+        close(out);
+        close(in);
+    }
+
+    std::string said() const
+    {
+        std::ifstream file(log);
+        return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    }
+    bool good()
+    {
+        int result = result_of(pid);
+        if (result)
+            std::fprintf(stderr, "exit status %d\n%s", result, said().c_str());
+        return !result;
+    }
+};
+
+std::size_t lines_with(const std::string &text, const char *part)
+{
+    std::size_t count = 0;
+    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at++)
+        count++;
+    return count;
+}
+
+/* ----------------------------------------------------------------------- tests */
+
+// One of the application's own tests.
+bool run(const char *test, bool taken)
+{
+    BackEnd back(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n");
+    Application app(&back, application, test, taken ? "taken" : nullptr);
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    return true;
+}
+
+// Over shm the back end sees page-locked memory where it is.
+bool pinned()
+{
+    BackEnd back;
+    Application app(&back, application, "pinned");
+    char byte;
+    REQUIRE(read(app.out, &byte, 1) == 1 || (app.good(), false));
+    std::ifstream maps("/proc/" + std::to_string(back.pid) + "/maps");
+    std::string text{std::istreambuf_iterator<char>(maps), std::istreambuf_iterator<char>()};
+    REQUIRE((lines_with(text, "ibx-shared") > 0) == (provider == "shm"));
+    REQUIRE(write(app.in, "g", 1) == 1);
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1); // what it could not have
+    REQUIRE(lines_with(app.said(), "no 1152921504606846976 bytes of page-locked memory") == 1);
+    return true;
+}
+
+// Asynchronous copies beside everything else; the GPU stands still when the application says so.
+bool background(const char *test, bool taken)
+{
+    BackEnd back(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n");
+    auto over = make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", back.port);
+    over->Connect();
+    Remote remote(over.get());
+    Application app(&back, application, test, taken ? "taken" : nullptr);
+    for (char what; read(app.out, &what, 1) == 1;) {
+        remote.hold(what == 'h');
+        REQUIRE(write(app.in, &what, 1) == 1);
+    }
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    return true;
+}
+
+// Its copies are waited for, and its memory is let go.
+bool leaves()
+{
+    BackEnd back;
+    Application app(&back, application, "leaves");
+    REQUIRE(app.good());
+    Application next(&back, application, "after");
+    REQUIRE(next.good());
+    return true;
+}
+
+bool killed()
+{
+    for (unsigned i = 0; i < 6; i++) {
+        BackEnd back;
+        Application app(&back, application, "killed");
+        char byte;
+        REQUIRE(read(app.out, &byte, 1) == 1);
+        usleep(i * 7000); // somewhere in a copy; anywhere else has to do as well
+        back.end();
+        REQUIRE(app.good());
+        REQUIRE(lines_with(app.said(), "the back end is gone") == 1);
+        REQUIRE(app.said().find("the back end is gone") < app.said().find("the first failure"));
+    }
+    return true;
+}
+
+bool killed_background()
+{
+    for (unsigned i = 0; i < 4; i++) {
+        BackEnd back;
+        Application app(&back, application, "killed-background");
+        char byte;
+        REQUIRE(read(app.out, &byte, 1) == 1);
+        usleep(i * 3000); // as above
+        back.end();
+        REQUIRE(app.good());
+        REQUIRE(lines_with(app.said(), "the back end is gone") > 0);
+    }
+    return true;
+}
+
+bool stock()
+{
+    Application app(nullptr, application, "stock");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1);
+    REQUIRE(lines_with(app.said(), "finds no rdma communicator") == 1);
+    return true;
+}
+
+bool other_version()
+{
+    Application app(nullptr, application, "other-version");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1);
+    REQUIRE(lines_with(app.said(), "does not belong to this rdma communicator") == 1);
+    return true;
+}
+
+bool loaded_locally()
+{
+    BackEnd back;
+    Application app(&back, application_local, cudart);
+    REQUIRE(app.good());
+    REQUIRE(app.said().empty());
+    return true;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    if (argc < 7) {
+        std::fprintf(stderr, "usage: test_frontend PLUGIN.so PRELOAD.so APPLICATION "
+                             "APPLICATION_LOCAL LIBCUDART.so PROVIDER\n");
+        return 2;
+    }
+    plugin = argv[1], preload = argv[2], application = argv[3];
+    application_local = argv[4], cudart = argv[5], provider = argv[6];
+    create = load_plugin(plugin.c_str());
+    char name[] = "/tmp/test_frontendXXXXXX";
+    folder = mkdtemp(name);
+
+    check("all sizes and offsets", [] { return run("sizes", true); });
+    check("all sizes, run by GVirtuS's handlers", [] { return run("sizes", false); });
+    check("pointers that say what they are", [] { return run("default", true); });
+    check("rows", [] { return run("rows", true); });
+    check("rows, copied by GVirtuS's handlers", [] { return run("rows", false); });
+    check("four threads, each with a connection", [] { return run("threads", true); });
+    check("threads that end", [] { return run("threads-end", true); });
+    check("no second copy in the application", [] { return run("no-copy", true); });
+    check("nor where GVirtuS's handlers run them", [] { return run("no-copy", false); });
+    check("memory that comes and goes at one address", [] { return run("remapped", true); });
+    check("page-locked memory", pinned);
+    check("memory that is registered", [] { return run("host-register", true); });
+    check("and is gone without a word", [] { return run("stale-registration", true); });
+    check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
+    check("more bytes than there are, and no memory", [] { return run("refused", true); });
+    check("asynchronous copies", [] { return run("async", true); });
+    check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
+    for (bool taken : {true, false}) {
+        if (provider != "shm")
+            check("copies in the background", [=] { return background("background", taken); });
+        check("copies of registered memory in the background",
+              [=] { return background("background-registered", taken); });
+    }
+    check("copies on the host after asynchronous ones", [] { return run("on-host", true); });
+    check("the same, run by GVirtuS's handlers", [] { return run("on-host", false); });
+    check("asynchronous copies on several devices", [] { return run("devices", true); });
+    check("and on one that there is not", [] { return run("no-device", true); });
+    check("an application that ends in the middle of them", leaves);
+    check("and one that frees its memory meanwhile", [] { return run("exits", true); });
+    check("errors are those of the handlers", [] { return run("errors", true); });
+    check("forked children", [] { return run("forked", true); });
+    check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });
+    check("a back end that is killed", killed);
+    check("a back end that is killed in the middle of asynchronous copies", killed_background);
+    check("a libcudart that was loaded locally", loaded_locally);
+    check("a communicator of GVirtuS's own", stock);
+    check("a plugin of another build", other_version);
+
+    std::string remove = "rm -rf " + folder;
+    if (std::system(remove.c_str()))
+        std::perror(folder.c_str());
+    std::printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

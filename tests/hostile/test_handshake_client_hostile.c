@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The client's side of the door against what is no server, does not know the key, or changes
+ * frames. */
+#include "tests/scenes/client_scene.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <cmocka.h>
+
+/* -------------------------------------------------------------------------- nonsense */
+
+static void wrong_lengths(void **state)
+{
+    (void)state;
+    static const uint8_t lengths[][4] = {
+        {0, 0, 0, 0}, {0xff, 0xff, 0xff, 0xff}, {0, 0, 0, 0x80}, {0x12, 0x10, 0, 0}};
+    struct scene s;
+    open_scene(&s, false, 10000);
+    for (enum step step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < sizeof(lengths) / 4; i++) {
+            uint8_t bytes[5] = {[4] = CHALLENGE};
+            struct raw_frame frame;
+            struct raw raw = answer_knock(&s);
+            memcpy(bytes, lengths[i], 4);
+            walk_to(&raw, step);
+            make_step(&raw, step, &frame);
+            raw_send(&raw, bytes, 5);
+            expect_failure(&s, -EPROTO, "it does not speak this protocol");
+            raw_close(&raw);
+        }
+    }
+    close_scene(&s);
+}
+
+static void frames_out_of_order(void **state)
+{
+    (void)state;
+    static const uint8_t right[STEPS] = {CHALLENGE, PROOF, OFFER, RESULT};
+    struct scene s;
+    open_scene(&s, false, 10000);
+    for (enum step step = 0; step < STEPS; step++) {
+        for (unsigned type = 0; type < 12; type++) {
+            /* RESULT instead of OFFER gives one provider up, REFUSE everything. */
+            if (type == right[step] || type == REFUSE || (step == AT_OFFER && type == RESULT))
+                continue;
+            struct raw_frame frame, other;
+            uint8_t payload[64];
+            struct raw raw = answer_knock(&s);
+            walk_to(&raw, step);
+            make_step(&raw, step, &frame);
+            raw.sent--;
+            size_t n = raw_opening(&raw, payload, false);
+            raw_frame_make(&raw, &other, (uint8_t)type, payload, n);
+            raw_send(&raw, other.bytes, other.length);
+            expect_failure(&s, -EPROTO, "it does not speak this protocol");
+            raw_close(&raw);
+        }
+    }
+    close_scene(&s);
+}
+
+/* What is no server of ours at all. */
+static void banners(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "220 mail ESMTP\r\n",
+                                        "HTTP/1.1 400 Bad Request\r\n\r\n"};
+    struct scene s;
+    open_scene(&s, false, 10000);
+    for (int i = 0; i < 3; i++) {
+        struct raw_frame frame;
+        struct raw raw = answer_knock(&s);
+        raw_expect(&raw, HELLO, &frame);
+        raw_send(&raw, texts[i], strlen(texts[i]));
+        expect_failure(&s, -EPROTO, "it does not speak this protocol");
+        raw_close(&raw);
+    }
+    close_scene(&s);
+}
+
+/* A REFUSE, which takes the place of any frame before TRY: its sentence arrives, made fit for a
+ * terminal. */
+static void refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t code;
+        const char *reason, *said;
+        int expected;
+    } cases[] = {
+        {-EACCES, "not you", "refuses: not you", -EACCES},
+        {0, "no code", "refuses: no code", -ECONNREFUSED},
+        {-EIO, "red \x1b[31m\nline\x80", "refuses: red ?[31m?line?", -EIO},
+        {5, "positive", "refuses: positive", -EPROTO},
+        {INT32_MIN, "huge", "refuses: huge", -EPROTO},
+    };
+    struct scene s;
+    open_scene(&s, false, 10000);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (enum step step = 0; step <= AT_PROOF; step++) {
+            struct raw_frame frame, refuse;
+            uint8_t payload[300];
+            struct raw raw = answer_knock(&s);
+            walk_to(&raw, step);
+            make_step(&raw, step, &frame);
+            raw.sent--;
+            raw_frame_make(&raw, &refuse, REFUSE, payload,
+                           raw_result(payload, cases[i].code, cases[i].reason));
+            raw_send(&raw, refuse.bytes, refuse.length);
+            expect_failure(&s, cases[i].expected, cases[i].said);
+            raw_close(&raw);
+        }
+    }
+    close_scene(&s);
+}
+
+/* The peer's sentence is longer than any sentence, or its length lies. */
+static void refusal_without_measure(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    uint8_t payload[3000];
+    open_scene(&s, false, 10000);
+    for (unsigned length = 0; length < 3000; length += 299) {
+        for (unsigned claimed = 0; claimed < 3; claimed++) {
+            struct raw raw = answer_knock(&s);
+            raw_expect(&raw, HELLO, &frame);
+            memset(payload, 'x', sizeof(payload));
+            memset(payload, 0xff, 4); /* -1 */
+            unsigned claim = claimed == 0 ? length : claimed == 1 ? length + 1 : 0xffff;
+            payload[4] = (uint8_t)claim;
+            payload[5] = (uint8_t)(claim >> 8);
+            raw_say(&raw, REFUSE, payload, 6 + length > 3000 ? 3000 : 6 + length);
+            int rc = went(&s);
+            assert_true(rc == -EPERM || rc == -EPROTO);
+            assert_non_null(strstr(s.err.message, "refuses"));
+            raw_close(&raw);
+        }
+    }
+    close_scene(&s);
+}
+
+/* -------------------------------------------------------------------------- proofs */
+
+static void server_without_the_key(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    uint8_t payload[128];
+    open_scene(&s, true, 10000);
+
+    /* It says that it has none. */
+    struct raw raw = answer_knock(&s);
+    raw_expect(&raw, HELLO, &frame);
+    assert_int_equal(frame.payload[6], 1);
+    memcpy(raw.client_nonce, frame.payload + 7, 32);
+    size_t n = raw_opening(&raw, payload, false);
+    raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+    expect_failure(&s, -EACCES, "has no key, this side has one");
+    raw_close(&raw);
+
+    /* It has another one, does not look at the client's proof, and gives any of its own. */
+    for (int wrong = 0; wrong < 3; wrong++) {
+        uint8_t client_proof[RAW_HASH], server_proof[RAW_HASH];
+        raw = answer_knock(&s);
+        memset(raw.key, 0x33, RAW_HASH);
+        raw_expect(&raw, HELLO, &frame);
+        memcpy(raw.client_nonce, frame.payload + 7, 32);
+        n = raw_opening(&raw, payload, true);
+        raw_host_mark(&raw, payload + n);
+        raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+        raw_derive(&raw, client_proof, server_proof);
+        raw_expect(&raw, PROOF, &frame);
+        memcpy(client_proof, frame.payload, RAW_HASH);
+        /* wrong key; the client's own proof back; nothing */
+        raw_say(&raw, PROOF, wrong == 0 ? server_proof : client_proof, wrong == 2 ? 0 : RAW_HASH);
+        expect_failure(&s, -EACCES, "does not know the key");
+        assert_true(raw_hears_end(&raw));
+        raw_close(&raw);
+    }
+    close_scene(&s);
+
+    /* The server asks for a key and the client has none. */
+    open_scene(&s, false, 10000);
+    raw = answer_knock(&s);
+    raw_expect(&raw, HELLO, &frame);
+    n = raw_opening(&raw, payload, true);
+    raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+    expect_failure(&s, -EACCES, "has a key, this side has none");
+    raw_close(&raw);
+    close_scene(&s);
+}
+
+static void tampered_frames(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_scene(&s, true, 10000);
+    for (enum step step = 0; step < STEPS; step++) {
+        for (size_t at = 0, length = 1; at < length; at++) {
+            struct raw_frame frame;
+            struct raw raw = answer_knock(&s);
+            raw_set_key(&raw);
+            walk_to(&raw, step);
+            make_step(&raw, step, &frame);
+            length = frame.length;
+            frame.bytes[at] ^= (uint8_t)(1u << at % 8);
+            raw_send(&raw, frame.bytes, frame.length);
+            if (step == AT_CHALLENGE && at >= 5) {
+                /* Wishes and nonce are believed; then neither side's proof is what it should be. */
+                uint8_t proof[RAW_HASH] = {0};
+                raw_send(&raw, "\x21\0\0\0\x03", 5);
+                raw_send(&raw, proof, RAW_HASH);
+            }
+            shutdown(raw.fd, SHUT_WR);
+            int rc = went(&s);
+            assert_true(rc == -EBADMSG || rc == -EPROTO || rc == -ECONNRESET || rc == -EACCES);
+            if (step >= AT_OFFER && at >= 4)
+                assert_int_equal(rc, -EBADMSG);
+            raw_close(&raw);
+        }
+    }
+    close_scene(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_lengths),
+        cmocka_unit_test(frames_out_of_order),
+        cmocka_unit_test(banners),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(refusal_without_measure),
+        cmocka_unit_test(server_without_the_key),
+        cmocka_unit_test(tampered_frames),
+    };
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * `ib-migrate send` against a destination that lies: the test process is that destination and says
+ * the wrong thing at each state. Afterwards the guest is alive and right at the source, which has a
+ * real QEMU.
+ */
+#include "migrate/pages/page_map.h"
+#include "migrate/channel/acceptor.h"
+#include "migrate/preflight/blockers.h"
+#include "migrate/source/vm.h"
+#include "tests/scenes/line.h"
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS   20
+#define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
+#define TIMED   "--set", "timeout_ms=10000"
+#define LOOK_MS 5
+#define LATE_MS 200 /* sooner it would be heard in any case */
+
+static struct vm vms[1];
+static struct mover sender;
+static struct ibx_options options;
+
+static void runs_at_the_source(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+static void start_source(void)
+{
+    mover_begin();
+    ibx_options_init(&options);
+    options.message = IBX_MOVE_MESSAGE;
+    options.slots = 4; /* much fewer than the device state has messages */
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+static struct ibx_porch *porch;
+static struct line source; /* its control connection, as we hear it */
+static struct line source_page;
+
+static void take_knock(struct ibx_knock *knock)
+{
+    const uint64_t deadline = vm_soon();
+    struct pollfd wait = {.fd = ibx_porch_fd(porch), .events = POLLIN};
+    while (!ibx_porch_take(porch, knock)) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("nobody knocked");
+        poll(&wait, 1, LOOK_MS);
+    }
+}
+
+static void answer_links(struct line *line, bool accepted, enum ibx_move_standing standing,
+                         uint16_t links)
+{
+    static struct ibx_move_any message;
+    message = (struct ibx_move_any){.type = IBX_MOVE_ANSWER};
+    message.is.answer.accepted = accepted;
+    message.is.answer.standing = (uint8_t)standing;
+    message.is.answer.links = links;
+    strcpy(message.is.answer.host, "liar");
+    message.is.answer.count = accepted ? 0 : 1;
+    strcpy(message.is.answer.sentences[0], "no room");
+    line_say(line, &message);
+}
+
+/* With as many page connections as are offered. */
+static void answer(struct line *line, bool accepted, enum ibx_move_standing standing)
+{
+    answer_links(line, accepted, standing, 1);
+}
+
+/* The source's HELLO, not answered yet. */
+static void greeted(enum ibx_move_purpose purpose)
+{
+    struct ibx_knock *first = malloc(sizeof(*first));
+    assert_non_null(first);
+    take_knock(first);
+    assert_int_equal(first->first.type, IBX_MOVE_HELLO);
+    assert_int_equal(first->first.is.hello.purpose, purpose);
+    source = (struct line){0};
+    ibx_control_init(&source.control, first->conn);
+    free(first);
+}
+
+static void joined(void)
+{
+    struct ibx_knock *knock = malloc(sizeof(*knock));
+    assert_non_null(knock);
+    greeted(IBX_PURPOSE_MOVE);
+    answer(&source, true, IBX_STANDING_NONE);
+    take_knock(knock);
+    assert_int_equal(knock->first.type, IBX_MOVE_JOIN);
+    source_page = (struct line){0};
+    ibx_control_init(&source_page.control, knock->conn);
+    free(knock);
+    assert_true(line_hears(&source_page, IBX_MOVE_REGION));
+}
+
+/* The VM stands still at the source, and all of its state has come. */
+static void got_state(void)
+{
+    joined();
+    line_say_plain(&source, IBX_MOVE_READY);
+    assert_true(line_hears(&source, IBX_MOVE_STATE_END));
+}
+
+static void got_commit(void)
+{
+    got_state();
+    line_say_plain(&source, IBX_MOVE_LOADED);
+    assert_true(line_hears(&source, IBX_MOVE_COMMIT));
+}
+
+static void say_abort(void)
+{
+    line_say(&source, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "no longer"});
+    line_closes(&source);
+}
+
+static void hush(void)
+{
+    line_hang_up(&source);
+    line_hang_up(&source_page);
+}
+
+static void fib_refuses(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+    answer(&source, false, IBX_STANDING_NONE);
+    line_closes(&source);
+}
+
+static void fib_wants_more_links(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+    answer_links(&source, true, IBX_STANDING_NONE, 2);
+    line_closes(&source);
+}
+
+static void fib_closes_at_hello(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+}
+
+static void fib_ready_for_an_answer(void)
+{
+    greeted(IBX_PURPOSE_MOVE);
+    line_say_plain(&source, IBX_MOVE_READY);
+    line_closes(&source);
+}
+
+static void fib_closes_when_joined(void)
+{
+    joined();
+}
+
+static void fib_loaded_early(void)
+{
+    joined();
+    line_say_plain(&source, IBX_MOVE_LOADED);
+    line_closes(&source);
+}
+
+static void fib_running_early(void)
+{
+    joined();
+    line_say_plain(&source, IBX_MOVE_RUNNING);
+    line_closes(&source);
+}
+
+static void fib_ready_twice(void)
+{
+    got_state();
+    line_say_plain(&source, IBX_MOVE_READY);
+    line_closes(&source);
+}
+
+static void fib_complete_early(void)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    message.is.complete.pages = message.is.complete.fetched_pages = 1;
+    message.is.complete.progress.pages = message.is.complete.progress.present = 1;
+    got_state();
+    line_say(&source, &message);
+    line_closes(&source);
+}
+
+static void fib_closes_with_the_state(void)
+{
+    got_state();
+}
+
+static void fib_aborts_with_the_state(void)
+{
+    got_state();
+    say_abort();
+}
+
+/* Says nothing any more, with a VM that stands still in its hands. */
+static void fib_silent_with_the_state(void)
+{
+    got_state();
+    assert_true(line_hears(&source, IBX_MOVE_ABORT));
+}
+
+/* Stands still instead, and has not given back a single credit: the word is there when it goes on.
+ */
+static void fib_stopped_with_the_state(void)
+{
+    joined();
+    line_say_plain(&source, IBX_MOVE_READY);
+    mover_ends(&sender, 1);
+    assert_true(line_hears(&source, IBX_MOVE_ABORT));
+    assert_false(source.heard & 1u << IBX_MOVE_STATE_END);
+}
+
+static void fib_aborts_after_the_commit(void)
+{
+    got_commit();
+    say_abort();
+}
+
+/* Its word comes when the end of its page connection has been noticed already. */
+static void fib_aborts_behind_the_end(void)
+{
+    got_commit();
+    line_hang_up(&source_page);
+    poll(NULL, 0, LATE_MS);
+    say_abort();
+}
+
+static void fib_gives_up_when_asked(void)
+{
+    got_commit();
+    hush();
+    greeted(IBX_PURPOSE_RESUME);
+    answer(&source, false, IBX_STANDING_GIVEN_UP);
+    line_closes(&source);
+}
+
+static const struct fib {
+    const char *name;
+    void (*tell)(void);
+    const char *words; /* that `send` says at its end */
+    const char *timed;
+} fibs[] = {
+    {"refuses", fib_refuses, "no room", NULL},
+    {"wants more links", fib_wants_more_links, "wants 2 page connections where 1 to 1", NULL},
+    {"closes at HELLO", fib_closes_at_hello, "lost", NULL},
+    {"READY for an answer", fib_ready_for_an_answer, "answered HELLO with READY", NULL},
+    {"closes when joined", fib_closes_when_joined, "", NULL},
+    {"LOADED early", fib_loaded_early, "said LOADED while", NULL},
+    {"RUNNING early", fib_running_early, "said RUNNING while", NULL},
+    {"READY twice", fib_ready_twice, "said READY while", NULL},
+    {"COMPLETE early", fib_complete_early, "said COMPLETE while", NULL},
+    {"closes with the state", fib_closes_with_the_state, "", NULL},
+    {"ABORT with the state", fib_aborts_with_the_state, "no longer", NULL},
+    {"silent with the state", fib_silent_with_the_state, "has stood still", "timeout_ms=2000"},
+    {"stopped with the state", fib_stopped_with_the_state, "has stood still", "timeout_ms=2000"},
+    {"ABORT after the commit", fib_aborts_after_the_commit, "no longer", NULL},
+    {"ABORT behind the end", fib_aborts_behind_the_end, "no longer", NULL},
+    {"GIVEN_UP when asked", fib_gives_up_when_asked, "has given up", NULL},
+};
+
+static void send_to_us(const char *timed)
+{
+    vm_soon();
+    vm_ok(ibx_porch_open("tcp://127.0.0.1:0", &options, &porch, &vm_error));
+    mover_send(&sender, &vms[0], ibx_porch_uri(porch),
+               (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=10000", NULL});
+}
+
+static void test_destinations_that_lie(void **state)
+{
+    (void)state;
+    start_source();
+    for (unsigned i = 0; i < sizeof(fibs) / sizeof(fibs[0]); i++) {
+        print_message("%s\n", fibs[i].name);
+        send_to_us(fibs[i].timed);
+        fibs[i].tell();
+        hush();
+        ibx_porch_close(porch);
+        if (sender.pid)
+            mover_ends(&sender, 1);
+        mover_must_say(&sender, fibs[i].words);
+        vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 1);
+    }
+    runs_at_the_source();
+}
+
+/* Calls a move complete whose pages it cannot have: the source keeps them all. */
+static void test_a_lie_about_the_end(void **state)
+{
+    (void)state;
+    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    message.is.complete.pages = message.is.complete.fetched_pages = VM_RAM_MIB << 8;
+    message.is.complete.progress.pages = message.is.complete.progress.present = VM_RAM_MIB << 8;
+    start_source();
+    send_to_us(NULL);
+    got_commit();
+    line_say_plain(&source, IBX_MOVE_RUNNING);
+    line_say(&source, &message);
+    line_closes(&source);
+    assert_false(source.heard & 1u << IBX_MOVE_CONFIRM);
+    mover_await_words(&sender, "another page map");
+    hush();
+    ibx_porch_close(porch);
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more");
+    mover_kill(&sender, SIGINT);
+    mover_ends(&sender, 3);
+    struct mover rollback;
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    runs_at_the_source();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_destinations_that_lie, mover_end_all),
+        cmocka_unit_test_teardown(test_a_lie_about_the_end, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

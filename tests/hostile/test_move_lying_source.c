@@ -1,0 +1,589 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * `ib-migrate receive` against a source that lies: the test process is that source and says the
+ * wrong thing at each state; both have real QEMUs. Afterwards the guest is alive and right at the
+ * source, and the destination's QEMU never ran.
+ */
+#include "migrate/pages/pages.h"
+#include "migrate/preflight/blockers.h"
+#include "migrate/source/vm.h"
+#include "tests/scenes/line.h"
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS     20
+#define LISTEN    "tcp://127.0.0.1:0?timeout_ms=10000"
+#define TIMED     "--set", "timeout_ms=10000"
+#define STATE_MAX (16u << 20)
+
+static struct vm vms[2];
+static struct mover receiver;
+static struct ibx_options options;
+
+static void runs_at_the_source(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+static void start_source(void)
+{
+    mover_begin();
+    ibx_options_init(&options);
+    options.message = IBX_MOVE_MESSAGE;
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+struct liar {
+    struct line control, page;
+    struct ibx_guest_ram ram;
+    void *memory; /* the source's, READ by the destination */
+    struct ibx_move_hello hello;
+    struct ibx_page_map map;
+    uint64_t pages;
+};
+
+static struct liar liar;
+static uint8_t *real_state; /* of the source's QEMU, whole */
+static size_t real_length;
+
+static void serve_pages(void)
+{
+    if (liar.page.control.conn && !liar.page.ended)
+        liar.page.ended = ibx_control_take(&liar.page.control, line_note, &liar.page, NULL);
+}
+
+static void knock(struct line *line, const struct ibx_move_any *first)
+{
+    struct ibx_conn *conn;
+    *line = (struct line){0};
+    vm_soon();
+    vm_ok(ibx_connect(receiver.uri, &options, &conn, &vm_error));
+    ibx_control_init(&line->control, conn);
+    line_say(line, first);
+}
+
+static void knock_hello(struct line *line, enum ibx_move_purpose purpose, uint8_t id,
+                        uint64_t epoch)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_HELLO};
+    message.is.hello = liar.hello;
+    message.is.hello.purpose = (uint8_t)purpose;
+    message.is.hello.id[0] = id;
+    message.is.hello.epoch = epoch;
+    knock(line, &message);
+}
+
+static void knock_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t number)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_JOIN};
+    memcpy(message.is.join.id, liar.hello.id, sizeof(liar.hello.id));
+    message.is.join.id[0] = id;
+    message.is.join.epoch = epoch;
+    message.is.join.link = number;
+    knock(line, &message);
+}
+
+/* Not accepted, with this standing. */
+static void turned_away(struct line *line, enum ibx_move_standing standing)
+{
+    assert_true(line_hears(line, IBX_MOVE_ANSWER));
+    assert_false(line->last.is.answer.accepted);
+    assert_int_equal(line->last.is.answer.standing, standing);
+    line_hang_up(line);
+}
+
+static void to_joining(void)
+{
+    knock_hello(&liar.control, IBX_PURPOSE_MOVE, 1, 1);
+    assert_true(line_hears(&liar.control, IBX_MOVE_ANSWER));
+    assert_true(liar.control.last.is.answer.accepted);
+}
+
+static void to_ready(void)
+{
+    to_joining();
+    knock_join(&liar.page, 1, 1, 0);
+    assert_true(line_hears(&liar.control, IBX_MOVE_READY));
+}
+
+static void say_map(uint64_t data_pages, uint32_t regions)
+{
+    uint8_t bytes[IBX_MOVE_MESSAGE];
+    uint64_t from = 0;
+    size_t length;
+    struct ibx_move_any message = {.type = IBX_MOVE_MAP_END};
+    while ((length = ibx_page_map_give(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
+        line_say_bytes(&liar.control, IBX_MOVE_MAP, bytes, length);
+    message.is.map_end.pages = liar.map.pages;
+    message.is.map_end.data_pages = data_pages;
+    message.is.map_end.regions = regions;
+    ibx_page_map_hash(&liar.map, message.is.map_end.hash);
+    line_say(&liar.control, &message);
+}
+
+/* All of the source's RAM, truly exposed: devices look at it when they are loaded. */
+static void say_whole_map(void)
+{
+    const struct ibx_guest_block *block = &liar.ram.blocks[0];
+    uint64_t written, *bits = calloc((size_t)(liar.pages + 63) / 64, 8);
+    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    struct ibx_mr *mr;
+    assert_non_null(bits);
+    vm_ok(ibx_guest_block_written(&liar.ram, block, bits, &written, &vm_error));
+    ibx_page_map_put_block(&liar.map, 0, bits);
+    free(bits);
+    liar.memory = mmap(NULL, block->size, PROT_READ, MAP_SHARED, block->fd, (off_t)block->offset);
+    assert_true(liar.memory != MAP_FAILED);
+    struct ibx_span span = ibx_span_host(liar.memory, block->size);
+    vm_ok(ibx_mr_register(liar.page.control.conn, &span, IBX_ACCESS_REMOTE_READ, &mr, &vm_error));
+    message.is.region.length = block->size;
+    vm_ok(ibx_mr_remote(mr, 0, block->size, &message.is.region.remote));
+    line_say(&liar.page, &message);
+    say_map(liar.map.data_pages, 1);
+}
+
+static void say_region(uint64_t offset, uint64_t length)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    message.is.region.offset = offset;
+    message.is.region.length = length;
+    message.is.region.remote.address = 1 << 20;
+    message.is.region.remote.length = length;
+    line_say(&liar.page, &message);
+}
+
+static void one_page_has_data(void)
+{
+    uint64_t *bits = calloc((size_t)(liar.pages + 63) / 64, 8);
+    assert_non_null(bits);
+    bits[0] = 1 << 7;
+    ibx_page_map_put_block(&liar.map, 0, bits);
+    free(bits);
+}
+
+/* The last word, and whatever was being said. */
+static void liar_ends(void)
+{
+    line_hang_up(&liar.control);
+    line_hang_up(&liar.page);
+    if (liar.memory)
+        munmap(liar.memory, liar.ram.bytes);
+    liar.memory = NULL;
+}
+
+static void lie_commit_early(void)
+{
+    to_joining();
+    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 1);
+    assert_true(line_hears(&liar.control, IBX_MOVE_ABORT));
+}
+
+static void lie_state_early(void)
+{
+    to_joining();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, "QEVM", 4);
+    line_closes(&liar.control);
+}
+
+static void lie_confirm_early(void)
+{
+    to_ready();
+    line_say_epoch(&liar.control, IBX_MOVE_CONFIRM, 1);
+    line_closes(&liar.control);
+}
+
+static void lie_map_garbage(void)
+{
+    to_ready();
+    line_say_bytes(&liar.control, IBX_MOVE_MAP, "\0\0\0\0\0\0\0\0\377garbage", 16);
+    line_closes(&liar.control);
+}
+
+static void lie_map_sum(void)
+{
+    to_ready();
+    say_map(5, 0);
+    line_closes(&liar.control);
+}
+
+static void lie_region_outside(void)
+{
+    to_ready();
+    say_region((uint64_t)VM_RAM_MIB << 20, 4096);
+    line_closes(&liar.control);
+}
+
+static void lie_regions_overlap(void)
+{
+    to_ready();
+    say_region(0, 8192);
+    say_region(4096, 8192);
+    say_map(0, 2);
+    line_closes(&liar.control);
+}
+
+static void lie_not_exposed(void)
+{
+    to_ready();
+    one_page_has_data();
+    say_region(0, 4096);
+    say_map(1, 1);
+    line_closes(&liar.control);
+}
+
+static void lie_garbage_state(void)
+{
+    to_ready();
+    say_map(0, 0);
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, "this is no QEMU's device state, is it?", 38);
+    line_closes(&liar.control);
+}
+
+/* Cut off in the middle, and called complete. */
+static void lie_truncated_state(void)
+{
+    to_ready();
+    say_map(0, 0);
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length / 2);
+    line_say_state_end(&liar.control, real_length / 2);
+    line_closes(&liar.control);
+    assert_false(liar.control.heard & 1u << IBX_MOVE_LOADED);
+}
+
+/* Where EOF is in the real one: its description follows. */
+static size_t real_eof(void)
+{
+    for (size_t at = real_length - 7; at; at--)
+        if (!real_state[at] && real_state[at + 1] == 6 && real_state[at + 6] == '{')
+            return at;
+    fail_msg("the device state has no end");
+    return 0;
+}
+
+/* The very last thing before the end is wrong: it must be found before LOADED. */
+static void lie_last_section(void)
+{
+    uint8_t *wrong = malloc(real_length);
+    size_t at = real_eof();
+    assert_non_null(wrong);
+    memcpy(wrong, real_state, real_length);
+    wrong[at - 1] ^= 0x55; /* the last section's footer */
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, wrong, real_length);
+    line_say_state_end(&liar.control, real_length);
+    line_closes(&liar.control);
+    free(wrong);
+    assert_false(liar.control.heard & 1u << IBX_MOVE_LOADED);
+}
+
+/* EOF where the tool cannot know it: QEMU runs, and is stopped at once. */
+static void lie_end_in_the_middle(void)
+{
+    size_t at = real_eof();
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, at + 1);
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, "no end", 6);
+    line_closes(&liar.control);
+}
+
+static void offers(struct line *line, enum ibx_move_purpose purpose, uint16_t least, uint16_t most,
+                   unsigned taken)
+{
+    liar.hello.links_least = least;
+    liar.hello.links = most;
+    knock_hello(line, purpose, 1, 1);
+    assert_true(line_hears(line, IBX_MOVE_ANSWER));
+    assert_true(line->last.is.answer.accepted);
+    assert_int_equal(line->last.is.answer.links, taken);
+}
+
+/* As many as processors are there for, within what is offered, and no more. */
+static void lie_more_links_than_taken(void)
+{
+    const unsigned good = ibx_page_links_default();
+    struct line other;
+    offers(&other, IBX_PURPOSE_CHECK, 1, 2, 2);
+    line_hang_up(&other);
+    offers(&other, IBX_PURPOSE_CHECK, 7, 9, 7);
+    line_hang_up(&other);
+    offers(&liar.control, IBX_PURPOSE_MOVE, 1, IBX_MOVE_LINKS_MAX, good);
+    knock_join(&other, 1, 1, (uint16_t)good);
+    line_closes(&other);
+    line_hang_up(&other);
+}
+
+static void lie_closes_in_joining(void)
+{
+    to_joining();
+}
+
+static void lie_closes_when_ready(void)
+{
+    to_ready();
+}
+
+/* Strangers, while a move is under way: it goes on. */
+static void lie_strangers(void)
+{
+    struct line other;
+    to_joining();
+    knock_hello(&other, IBX_PURPOSE_MOVE, 2, 1);
+    turned_away(&other, IBX_STANDING_NONE);
+    knock_hello(&other, IBX_PURPOSE_RESUME, 2, 2);
+    turned_away(&other, IBX_STANDING_NONE);
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 2);
+    turned_away(&other, IBX_STANDING_NONE);
+    knock_join(&other, 2, 1, 0);
+    line_closes(&other);
+    line_hang_up(&other);
+    knock_join(&other, 1, 7, 0);
+    line_closes(&other);
+    line_hang_up(&other);
+    knock_join(&liar.page, 1, 1, 0);
+    assert_true(line_hears(&liar.control, IBX_MOVE_READY));
+    knock_join(&other, 1, 1, 0);
+    line_closes(&other);
+    line_hang_up(&other);
+    line_say(&liar.control,
+             &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "enough"});
+    line_closes(&liar.control);
+}
+
+/* All is well until the commit, which is of another epoch. */
+static void lie_epochs(void)
+{
+    struct line other;
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_state_end(&liar.control, real_length);
+    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 2);
+    line_closes(&liar.control);
+    liar_ends();
+    mover_await_words(&receiver, "has not run here");
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 1);
+    turned_away(&other, IBX_STANDING_WAITING);
+    liar.hello.links_least = liar.hello.links = 2;
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
+    turned_away(&other, IBX_STANDING_WAITING);
+    liar.hello.links_least = 1;
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
+    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_true(other.last.is.answer.accepted);
+    line_say(&other, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    line_closes(&other);
+    line_hang_up(&other);
+}
+
+/* The receiver's main thread stands still, its others do not. */
+static void hold_main(void)
+{
+    int status;
+    assert_int_equal(ptrace(PTRACE_SEIZE, receiver.pid, 0, 0), 0);
+    assert_int_equal(ptrace(PTRACE_INTERRUPT, receiver.pid, 0, 0), 0);
+    assert_int_equal(waitpid(receiver.pid, &status, __WALL), receiver.pid);
+    assert_true(WIFSTOPPED(status));
+}
+
+static bool others_sleep(void)
+{
+    char path[300], text[512];
+    bool all = true;
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)receiver.pid);
+    DIR *tasks = opendir(path);
+    assert_non_null(tasks);
+    for (struct dirent *task; (task = readdir(tasks));) {
+        if (task->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", (int)receiver.pid, task->d_name);
+        FILE *file = fopen(path, "re");
+        const char *state = file && fgets(text, sizeof(text), file) ? strrchr(text, ')') : NULL;
+        all &= !state || state[2] == 'S' || atoi(task->d_name) == receiver.pid;
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return all;
+}
+
+/* The end of a page connection is noticed by a thread of its own, and before the source's word. */
+static void lie_word_behind_the_end(void)
+{
+    const uint64_t deadline = vm_soon();
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_state_end(&liar.control, real_length);
+    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    hold_main();
+    line_say_plain(&liar.page, IBX_MOVE_READY);
+    line_closes(&liar.page);
+    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
+        assert_true(ibx_now_ns() < deadline);
+    line_say(&liar.control,
+             &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
+    line_closes(&liar.control);
+}
+
+/* Rollback hears that the VM does not run here while the word that it shall is under way: what it
+ * hears stays true. */
+static void lie_query_beside_the_commit(void)
+{
+    const uint64_t deadline = vm_soon();
+    struct line other;
+    to_ready();
+    say_whole_map();
+    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_state_end(&liar.control, real_length);
+    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    hold_main();
+    knock_hello(&other, IBX_PURPOSE_QUERY, 1, 1);
+    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 1);
+    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
+        assert_true(ibx_now_ns() < deadline);
+    assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
+    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_true(other.last.is.answer.accepted);
+    assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
+    line_hang_up(&other);
+    line_closes(&liar.control);
+    liar_ends();
+    knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
+    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
+    line_say(&other, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    line_closes(&other);
+    line_hang_up(&other);
+}
+
+static const struct lie {
+    const char *name;
+    void (*tell)(void);
+    const char *words; /* that `receive` says at its end */
+    bool runs;         /* its QEMU runs for an instant */
+} lies[] = {
+    {"COMMIT before LOADED", lie_commit_early, "COMMIT while", false},
+    {"STATE before READY", lie_state_early, "STATE while", false},
+    {"CONFIRM early", lie_confirm_early, "CONFIRM while", false},
+    {"MAP of garbage", lie_map_garbage, "page map", false},
+    {"MAP_END does not add up", lie_map_sum, "does not add up", false},
+    {"a region outside", lie_region_outside, "lies outside", false},
+    {"regions overlap", lie_regions_overlap, "in two regions", false},
+    {"data that is not exposed", lie_not_exposed, "does not expose it", false},
+    {"garbage for QEMU", lie_garbage_state, "QEMU", false},
+    {"half a state", lie_truncated_state, "device state", false},
+    {"a wrong last section", lie_last_section, "QEMU", false},
+    {"an end in the middle", lie_end_in_the_middle, "without the source's word", true},
+    {"more links than taken", lie_more_links_than_taken, "lost", false},
+    {"closes in JOINING", lie_closes_in_joining, "lost", false},
+    {"closes when READY", lie_closes_when_ready, "lost", false},
+    {"strangers", lie_strangers, "enough", false},
+    {"epochs", lie_epochs, "it stays", false},
+    {"a word behind the end", lie_word_behind_the_end, "it stays", false},
+    {"a query beside the commit", lie_query_beside_the_commit, "it stays", false},
+};
+
+static void take_real_state(void)
+{
+    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    int stream;
+    uint64_t deadline = vm_soon();
+    real_state = malloc(STATE_MAX);
+    real_length = 0;
+    assert_non_null(real_state);
+    vm_ok(ibx_capabilities_set(vms[0].qmp, IBX_MOVE_SOURCE, &vm.before, deadline, &vm_error));
+    vm_ok(ibx_vm_migrate(vms[0].qmp, &stream, deadline, &vm_error));
+    for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
+        struct pollfd wait = {.fd = stream, .events = POLLIN};
+        poll(&wait, 1, 100);
+        while ((n = read(stream, real_state + real_length, STATE_MAX - real_length)) > 0)
+            real_length += (size_t)n;
+    }
+    close(stream);
+    vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
+}
+
+static void describe(void)
+{
+    memset(&liar, 0, sizeof(liar));
+    vm_ok(ibx_guest_ram_find(vms[0].qmp, 0, false, &liar.ram, vm_soon(), &vm_error));
+    liar.hello.links_least = liar.hello.links = 1;
+    ibx_move_hello_describe(&liar.hello, &liar.ram);
+    liar.pages = liar.ram.bytes / 4096;
+    vm_ok(ibx_page_map_init(&liar.map, liar.hello.blocks, liar.hello.block_count, &vm_error));
+}
+
+/* The destination's QEMU has not run; or was stopped, where nothing better is possible. */
+static void lie_came_to_nothing(const struct lie *lie)
+{
+    struct ibx_error silent;
+    json_t *status;
+    if (!lie->runs) {
+        assert_false(mover_resumed(&vms[1]));
+        assert_int_equal(vm_beats(&vms[1]), 0);
+    } else if (!ibx_qmp_execute(vms[1].qmp, "query-status", NULL, &status, vm_soon(), &silent)) {
+        assert_false(json_is_true(json_object_get(status, "running")));
+        json_decref(status);
+    }
+}
+
+static void test_sources_that_lie(void **state)
+{
+    (void)state;
+    start_source();
+    take_real_state();
+    for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        print_message("%s\n", lies[i].name);
+        describe();
+        liar.hello.id[1] = (uint8_t)i; /* a move's id is used once */
+        /* A guest on RAM of zeros does not last long: QEMU shall not end with it. */
+        vm_start(&vms[1],
+                 &(struct vm_options){.append = "", .incoming = true, .extra = {"-no-shutdown"}});
+        mover_receive(&receiver, &vms[1], LISTEN, NULL);
+        lies[i].tell();
+        liar_ends();
+        mover_ends(&receiver, 1);
+        mover_must_say(&receiver, lies[i].words);
+        lie_came_to_nothing(&lies[i]);
+        ibx_page_map_fini(&liar.map);
+        ibx_guest_ram_fini(&liar.ram);
+        vm_end(&vms[1]);
+    }
+    free(real_state);
+    runs_at_the_source();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    line_meanwhile = serve_pages;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_sources_that_lie, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

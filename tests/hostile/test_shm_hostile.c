@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The shm provider against a peer that lies. */
+#include "tests/scenes/shm_pair.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct end *const server = &both.server, *const client = &both.client;
+
+/* ----------------------------------------------------------------------- lies */
+
+/* The client is honest; these make the server's half lie to it. */
+
+static struct shm_command *place(void)
+{
+    struct shm *shm = server->shm;
+    return &shm->mine.commands[shm->put & (shm->geometry.commands - 1)];
+}
+
+static void lie(const struct shm_command *command)
+{
+    ibx_shm_command_put(server->shm, command);
+}
+
+static void assert_broken(const char *about)
+{
+    progress(client);
+    assert_lost(client, -EPROTO);
+    if (!strstr(client->reason, about))
+        fail_msg("\"%s\" does not say \"%s\"", client->reason, about);
+    /* Nothing more is looked at. */
+    ibx_provider_shm.abort(client->shm);
+    int count = client->count;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = 1});
+    progress(client);
+    assert_int_equal(client->count, count);
+}
+
+static void test_message_longer_than_agreed(void **state)
+{
+    (void)state;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = 8193});
+    assert_broken("longer than agreed");
+}
+
+static void test_message_of_4_gib(void **state)
+{
+    (void)state;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = UINT32_MAX});
+    assert_broken("longer than agreed");
+}
+
+static void test_messages_without_credit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(send_bytes(server, "x", 1, 0), 0);
+    await_notes(client, NULL, 8);
+    client->count = 0;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = 1});
+    assert_broken("without credit");
+}
+
+static void test_unknown_command(void **state)
+{
+    (void)state;
+    lie(&(struct shm_command){.kind = 200});
+    assert_broken("does not exist");
+}
+
+static void credit_lie(uint64_t released)
+{
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(send_bytes(client, "x", 1, 0), 0);
+    atomic_store(&server->shm->mine.control->released, released);
+    assert_int_equal(send_bytes(client, "x", 1, 0), -EAGAIN);
+    assert_broken("never had");
+}
+
+static void test_more_given_back_than_sent(void **state)
+{
+    (void)state;
+    credit_lie(9);
+}
+
+static void test_credit_taken_back(void **state)
+{
+    (void)state;
+    for (int lap = 0; lap < 2; lap++) {
+        assert_int_equal(send_bytes(client, "x", 1, 0), 0);
+        await_notes(server, NULL, lap + 1);
+        ibx_provider_shm.release(server->shm, server->notes[lap].token);
+    }
+    for (int i = 0; i < 8; i++) /* has the client look at the credit */
+        assert_int_equal(send_bytes(client, "x", 1, 0), 0);
+    atomic_store(&server->shm->mine.control->released, 1);
+    assert_int_equal(send_bytes(client, "x", 1, 0), -EAGAIN);
+    assert_broken("never had");
+}
+
+static void test_answer_to_nothing(void **state)
+{
+    (void)state;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_DONE, .piece = 3});
+    assert_broken("was not asked");
+}
+
+static void test_answer_out_of_range(void **state)
+{
+    (void)state;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_DONE, .piece = IBX_SHM_PIECES});
+    assert_broken("was not asked");
+}
+
+static void test_answer_with_a_strange_status(void **state)
+{
+    (void)state;
+    static uint8_t theirs[64], mine[64];
+    struct ibx_mr *mr = region(server, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ);
+    struct ibx_chunk chunk;
+    client->shm->direct = false;
+    post(client, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
+    progress(client);
+    assert_true(client->shm->pieces[IBX_SHM_URGENT_PIECES].busy);
+    lie(&(struct shm_command){
+        .kind = SHM_COMMAND_DONE, .piece = IBX_SHM_URGENT_PIECES, .status = 5});
+    assert_broken("was not asked");
+    assert_int_equal(client->notes[1].kind, NOTE_CHUNK); /* flushed by the abort */
+    assert_int_equal(client->notes[1].status, -ECONNRESET);
+    region_drop(server, mr);
+}
+
+static void request_lie(unsigned piece, uint32_t length)
+{
+    lie(&(struct shm_command){
+        .kind = SHM_COMMAND_READ, .piece = (uint16_t)piece, .length = length});
+    assert_broken("that cannot be");
+}
+
+static void test_request_for_no_piece(void **state)
+{
+    (void)state;
+    request_lie(IBX_SHM_PIECES, 1);
+}
+
+static void test_request_of_nothing(void **state)
+{
+    (void)state;
+    request_lie(0, 0);
+}
+
+static void test_request_beyond_a_piece(void **state)
+{
+    (void)state;
+    request_lie(0, IBX_SHM_PIECE + 1);
+}
+
+static void test_request_twice(void **state)
+{
+    (void)state;
+    lie(&(struct shm_command){.kind = SHM_COMMAND_READ, .piece = 1, .length = 1});
+    request_lie(1, 1);
+}
+
+/* A message is private once it has been delivered. */
+static void test_message_rewritten_later(void **state)
+{
+    (void)state;
+    char text[1000] = "the first";
+    memset(text + 10, 'a', sizeof(text) - 10);
+    struct shm_command *small = place();
+    assert_int_equal(send_bytes(server, text, 20, 0), 0);
+    assert_int_equal(send_bytes(server, text, sizeof(text), 0), 0);
+    await_notes(client, NULL, 2);
+    memset(small->data, 'x', sizeof(small->data));
+    memset(server->shm->mine.messages, 'x', 8 * server->shm->geometry.stride);
+    assert_memory_equal(client->notes[0].data, text, 20);
+    assert_memory_equal(client->notes[1].data, text, sizeof(text));
+}
+
+/* What it says of an allocation is checked against the mapping and the region: no pin beside it. */
+static void test_allocation_out_of_range(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr = region(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
+    struct ibx_remote remote = {(uintptr_t)mr->span.address, 8192, {mr->keys[0]}};
+    struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
+    const struct shm_published good = *shared;
+    const uint64_t lies[][2] = {
+        {0, 4096},
+        {4096, 8192},
+        {0, IBX_SHM_ARENA + 4096},
+        {IBX_SHM_ARENA, 1},
+        {UINT64_MAX - 4095, 8192},
+        {1, 8192},
+        {0, UINT64_MAX},
+        {UINT64_MAX, 2},
+    };
+    for (size_t i = 0; i <= sizeof(lies) / sizeof(lies[0]); i++) {
+        bool last = i == sizeof(lies) / sizeof(lies[0]);
+        struct ibx_reach reach = {0};
+        shared->allocation_offset = last ? good.allocation_offset : lies[i][0];
+        shared->allocation_length = last ? good.allocation_length : lies[i][1];
+        assert_int_equal(
+            ibx_provider_shm.remote_hold(client->shm, &remote, IBX_ACCESS_REMOTE_READ, &reach), 0);
+        ibx_provider_shm.remote_release(client->shm);
+        assert_non_null(reach.address);
+        assert_int_equal(reach.id != 0, last);
+    }
+    region_drop(server, mr);
+}
+
+/* What the table says of an arena is checked against the mapping. */
+static void test_arena_offset_out_of_range(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr = region(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
+    struct ibx_remote remote = {(uintptr_t)mr->span.address, 8192, {mr->keys[0]}};
+    struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
+    assert_non_null(ibx_provider_shm.remote_pointer(client->shm, &remote));
+    const uint64_t offsets[] = {IBX_SHM_ARENA - 4096, IBX_SHM_ARENA, UINT64_MAX - 4095};
+    for (int i = 0; i < 3; i++) {
+        shared->arena_offset = offsets[i];
+        const void *there = ibx_provider_shm.remote_pointer(client->shm, &remote);
+        assert_null(there);
+    }
+    shared->arena_offset = 0;
+    const uint32_t arenas[] = {SHM_ARENA_KINDS, SHM_ARENA_WRITE, UINT32_MAX};
+    for (int i = 0; i < 3; i++) {
+        shared->arena = arenas[i];
+        assert_null(ibx_provider_shm.remote_pointer(client->shm, &remote));
+    }
+    /* Nor may a WRITE land in a mapping that is read-only. */
+    uint8_t bytes[8] = {0};
+    struct ibx_chunk chunk;
+    shared->arena = SHM_ARENA_READ;
+    shared->access = IBX_ACCESS_REMOTE_WRITE;
+    post(client, &chunk, IBX_RDMA_WRITE, 1, bytes, mr, 0, sizeof(bytes));
+    await_notes(client, NULL, 1);
+    assert_int_equal(client->notes[0].status, -EACCES);
+    region_drop(server, mr);
+}
+
+/* --------------------------------------------------------- the control socket */
+
+static void nonsense(const char *packet, size_t length, int fd)
+{
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    assert_int_equal(ibx_shm_packet_send(server->shm->control, packet, length, fd), 0);
+    assert_broken("");
+}
+
+static void test_unknown_packet(void **state)
+{
+    (void)state;
+    nonsense("??", 2, -1);
+}
+
+static void test_arena_without_seals(void **state)
+{
+    (void)state;
+    int fd = memfd_create("loose", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, 1 << 20), 0);
+    nonsense("a\1", 2, fd);
+    close(fd);
+}
+
+/* Without huge pages in the system a look at it would be a SIGBUS. */
+static void test_arena_of_huge_pages(void **state)
+{
+    (void)state;
+    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0)
+        skip(); /* a kernel without them */
+    assert_int_equal(ftruncate(fd, 2 << 20), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    nonsense("a\2", 2, fd);
+    close(fd);
+}
+
+static void test_arena_that_is_none(void **state)
+{
+    (void)state;
+    int fd = open("/dev/zero", O_RDWR | O_CLOEXEC);
+    nonsense("a\2", 2, fd);
+    close(fd);
+}
+
+static void test_arena_too_large(void **state)
+{
+    (void)state;
+    int fd = ibx_shm_memfd("large", IBX_SHM_ARENA + 4096);
+    assert_true(fd >= 0);
+    nonsense("a\2", 2, fd);
+    close(fd);
+}
+
+static void test_arena_twice(void **state)
+{
+    (void)state;
+    int fd = ibx_shm_memfd("arena", 1 << 20);
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    assert_int_equal(ibx_shm_packet_send(server->shm->control, "a\1", 2, fd), 0);
+    nonsense("a\1", 2, fd);
+    close(fd);
+}
+
+static void test_a_socket_that_ends_is_no_alarm(void **state)
+{
+    (void)state;
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    shutdown(server->shm->control, SHUT_RDWR);
+    progress(client);
+    assert_int_equal(client->count, 0); /* the door says why */
+    assert_int_equal(client->watched, -1);
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
+    const struct CMUnitTest tests[] = {
+        TEST(test_message_longer_than_agreed),
+        TEST(test_message_of_4_gib),
+        TEST(test_messages_without_credit),
+        TEST(test_unknown_command),
+        TEST(test_more_given_back_than_sent),
+        TEST(test_credit_taken_back),
+        TEST(test_answer_to_nothing),
+        TEST(test_answer_out_of_range),
+        TEST(test_answer_with_a_strange_status),
+        TEST(test_request_for_no_piece),
+        TEST(test_request_of_nothing),
+        TEST(test_request_beyond_a_piece),
+        TEST(test_request_twice),
+        TEST(test_message_rewritten_later),
+        TEST(test_arena_offset_out_of_range),
+        TEST(test_allocation_out_of_range),
+        TEST(test_unknown_packet),
+        TEST(test_arena_without_seals),
+        TEST(test_arena_of_huge_pages),
+        TEST(test_arena_that_is_none),
+        TEST(test_arena_too_large),
+        TEST(test_arena_twice),
+        TEST(test_a_socket_that_ends_is_no_alarm),
+    };
+    alarm(120);
+    return cmocka_run_group_tests_name("shm_hostile", tests, NULL, NULL);
+}

@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Every reason against a move: with real QEMUs where one can be had, else with made-up answers. */
+#include "migrate/preflight/blockers.h"
+#include "tests/scenes/vm.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MIB (1ull << 20)
+
+static struct vm vm;
+static struct ibx_refusals refusals;
+
+static bool says(const char *words)
+{
+    for (size_t i = 0; i < refusals.count && i < IBX_REFUSALS_MAX; i++) {
+        if (strstr(refusals.sentences[i], words))
+            return true;
+    }
+    return false;
+}
+
+static void show(void)
+{
+    for (size_t i = 0; i < refusals.count && i < IBX_REFUSALS_MAX; i++)
+        print_error("refused: %s\n", refusals.sentences[i]);
+}
+
+/* Exactly one reason, with these words; NULL: none. */
+static void only(const char *words)
+{
+    if (refusals.count != (words ? 1 : 0) || (words && !says(words))) {
+        show();
+        fail_msg("%zu refusals, wanted: %s", refusals.count, words ? words : "none");
+    }
+    memset(&refusals, 0, sizeof(refusals));
+}
+
+static void look(enum ibx_move_role role)
+{
+    struct ibx_guest_ram ram;
+    memset(&refusals, 0, sizeof(refusals));
+    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_refuse_side(vm.qmp, &ram, role, &refusals, vm_soon(), &vm_error));
+    ibx_guest_ram_fini(&ram);
+}
+
+/* ------------------------------------------------------------ with QEMU */
+
+static void test_nothing_against_these(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.extra = {"-device", "virtio-rng-pci", "-netdev",
+                                                 "hubport,id=n0,hubid=0", "-device",
+                                                 "virtio-net-pci,netdev=n0,romfile="}});
+    look(IBX_MOVE_SOURCE);
+    only(NULL);
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    look(IBX_MOVE_DESTINATION);
+    only(NULL);
+    vm_end(&vm);
+}
+
+static void test_wrong_side(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){0});
+    look(IBX_MOVE_DESTINATION);
+    only("this QEMU is running and does not wait for a VM: start it with -incoming defer");
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    look(IBX_MOVE_SOURCE);
+    only("send from the one that runs it");
+    vm_end(&vm);
+}
+
+static void test_private_ram(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.ram = ""});
+    look(IBX_MOVE_SOURCE);
+    only("guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU");
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){
+                      .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"});
+    look(IBX_MOVE_SOURCE);
+    only("guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU");
+    vm_end(&vm);
+}
+
+/* Whose QEMU empties it when it ends, with pages in it that the VM still needs. */
+static void test_ram_that_is_discarded(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
+                                              "/dev/shm,share=on,discard-data=on",
+                                       .incoming = true});
+    look(IBX_MOVE_DESTINATION);
+    only(NULL);
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
+                                              "/dev/shm,share=on,discard-data=on"});
+    look(IBX_MOVE_SOURCE);
+    only("guest RAM mem0 is lost if this QEMU ends before all of it has gone over");
+    vm_do(&vm, "qom-set",
+          json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
+                    0));
+    look(IBX_MOVE_SOURCE);
+    only(NULL);
+    vm_end(&vm);
+}
+
+static void test_blocked(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.extra = {"-only-migratable", "-cpu", "max"}});
+    look(IBX_MOVE_SOURCE);
+    only(NULL);
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){
+                      .extra = {"-object",
+                                "memory-backend-file,id=shared,size=1M,mem-path=/dev/shm,"
+                                "share=on",
+                                "-device", "ivshmem-plain,memdev=shared,master=off"}});
+    look(IBX_MOVE_SOURCE);
+    if (!says("QEMU itself cannot migrate this VM (Migration is disabled when using feature 'peer"))
+        fail_msg("the blocker of ivshmem is not named");
+    vm_end(&vm);
+}
+
+static json_t *state_of(const char *name)
+{
+    json_t *list = vm_run(&vm, "query-migrate-capabilities", NULL), *found = NULL, *item;
+    size_t index;
+    json_array_foreach(list, index, item)
+    {
+        if (!strcmp(json_string_value(json_object_get(item, "capability")), name))
+            found = json_boolean(json_is_true(json_object_get(item, "state")));
+    }
+    json_decref(list);
+    return found;
+}
+
+static void set_capability(const char *name)
+{
+    vm_do(&vm, "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", name, "state", 1));
+}
+
+static void test_capabilities(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){0});
+    set_capability("postcopy-ram");
+    set_capability("pause-before-switchover");
+    json_t *before;
+    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
+    assert_true(json_is_true(state_of("x-ignore-shared")));
+    assert_true(json_is_true(state_of("events")));
+    assert_true(json_is_false(state_of("pause-before-switchover")));
+    assert_true(json_is_false(state_of("postcopy-ram")));
+    vm_ok(ibx_capabilities_restore(vm.qmp, before, vm_soon(), &vm_error));
+    json_decref(before);
+    assert_true(json_is_false(state_of("x-ignore-shared")));
+    assert_true(json_is_true(state_of("pause-before-switchover")));
+    assert_true(json_is_true(state_of("postcopy-ram")));
+    vm_end(&vm);
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_DESTINATION, &before, vm_soon(), &vm_error));
+    json_decref(before);
+    assert_true(json_is_true(state_of("x-ignore-shared")));
+    assert_true(json_is_false(state_of("pause-before-switchover")));
+    vm_end(&vm);
+}
+
+/* Held before the switch-over, then moved away, by somebody else. */
+static void test_migrating_already(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){0});
+    json_t *before;
+    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
+    json_decref(before);
+    set_capability("pause-before-switchover");
+    vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
+    vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "pre-switchover", NULL, vm_soon(), &vm_error));
+    look(IBX_MOVE_SOURCE);
+    if (!says("a migration of this QEMU is under way already (pre-switchover)")) {
+        show();
+        fail_msg("not refused");
+    }
+    vm_do(&vm, "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
+    vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    /* The event comes a little before the state. */
+    uint64_t deadline = vm_soon();
+    do {
+        look(IBX_MOVE_SOURCE);
+    } while (says("state finish-migrate") && ibx_now_ns() < deadline);
+    only("the VM is in state postmigrate");
+    vm_end(&vm);
+}
+
+static void test_ended(void **state)
+{
+    (void)state;
+    struct ibx_guest_ram ram = {.pid = 1 << 22};
+    memset(&refusals, 0, sizeof(refusals));
+    ibx_refuse_permissions(&ram, &refusals);
+    assert_true(says("has ended"));
+}
+
+/* As somebody who may neither trace QEMU nor open the device. */
+static void test_missing_permissions(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    struct ibx_guest_ram ram;
+    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    int pair[2];
+    assert_int_equal(pipe(pair), 0);
+    pid_t child = fork();
+    if (!child) {
+        memset(&refusals, 0, sizeof(refusals));
+        ram.pid = getppid();
+        if (setgid(65534) || setuid(65534))
+            _exit(1);
+        ibx_refuse_permissions(&ram, &refusals);
+        (void)!write(pair[1], &refusals, sizeof(refusals));
+        _exit(0);
+    }
+    close(pair[1]);
+    char *to = (char *)&refusals;
+    for (ssize_t n; (n = read(pair[0], to, sizeof(refusals))) > 0;)
+        to += n;
+    close(pair[0]);
+    assert_true(to == (char *)(&refusals + 1));
+    only("may not trace QEMU");
+    ibx_guest_ram_fini(&ram);
+    vm_end(&vm);
+}
+
+/* ------------------------------------------------------------ with made-up answers */
+
+struct answer {
+    const char *asked, *json;
+};
+
+struct liar {
+    int fd;
+    const struct answer *answers;
+    pthread_t thread;
+};
+
+static void *liar_run(void *argument)
+{
+    struct liar *liar = argument;
+    FILE *in = fdopen(dup(liar->fd), "r");
+    char line[4096];
+    dprintf(liar->fd, "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 0, "
+                      "\"major\": 9}}, \"capabilities\": []}}\n");
+    while (fgets(line, sizeof(line), in)) {
+        const char *json = "{}", *id = strstr(line, "\"id\":");
+        for (const struct answer *a = liar->answers; a->asked; a++)
+            json = strstr(line, a->asked) ? a->json : json;
+        if (strstr(line, "qom-list") && !strcmp(json, "{}"))
+            json = "[]";
+        dprintf(liar->fd, "{\"return\": %s, \"id\": %d}\n", json, id ? atoi(id + 5) : 0);
+    }
+    fclose(in);
+    return NULL;
+}
+
+static void devices(const struct answer *answers)
+{
+    int pair[2];
+    struct liar liar = {.answers = answers};
+    struct ibx_qmp *qmp;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    liar.fd = pair[1];
+    assert_int_equal(pthread_create(&liar.thread, NULL, liar_run, &liar), 0);
+    vm_ok(ibx_qmp_attach(pair[0], vm_soon(), &qmp, &vm_error));
+    memset(&refusals, 0, sizeof(refusals));
+    vm_ok(ibx_refuse_devices(qmp, &refusals, vm_soon(), &vm_error));
+    ibx_qmp_close(qmp);
+    pthread_join(liar.thread, NULL);
+    close(pair[1]);
+}
+
+static void test_devices(void **state)
+{
+    (void)state;
+    devices((const struct answer[]){{"peripheral\"",
+                                     "[{\"name\": \"gpu\", \"type\": \"child<vfio-pci>\"},"
+                                     " {\"name\": \"nic\", \"type\": \"child<virtio-net-pci>\"},"
+                                     " {\"name\": \"type\", \"type\": \"string\"}]"},
+                                    {0}});
+    only("device gpu (vfio-pci) reaches guest RAM without QEMU");
+    devices((const struct answer[]){
+        {"peripheral-anon", "[{\"name\": \"device[0]\", \"type\": \"child<vhost-user-fs-pci>\"}]"},
+        {0}});
+    only("device device[0] (vhost-user-fs-pci)");
+    devices((const struct answer[]){{"info network",
+                                     "\"n0: index=0,type=nic,model=virtio-net-pci\\r\\n"
+                                     " \\\\ net0: index=0,type=vhost-user,fd=12\\r\\n\""},
+                                    {0}});
+    only("the network net0 is a vhost-user");
+    devices(
+        (const struct answer[]){{"info network", "\"net1: index=0,type=vhost-vdpa\\r\\n\""}, {0}});
+    only("the network net1 is a vhost-vdpa");
+    devices((const struct answer[]){
+        {"info network", "\"net0: index=0,type=tap,ifname=tap0,vhost=on\\r\\n\""},
+        {"peripheral\"", "[{\"name\": \"v\", \"type\": \"child<vhost-vsock-pci>\"}]"},
+        {0}});
+    only(NULL);
+}
+
+static struct ibx_guest_ram made_up(struct ibx_guest_block *block)
+{
+    memset(block, 0, sizeof(*block));
+    strcpy(block->id, "mem0");
+    strcpy(block->type, "memory-backend-file");
+    strcpy(block->path, "/dev/shm/vm");
+    block->shared = block->named = true;
+    block->size = 64 * MIB;
+    block->page_size = 4096;
+    block->fd = -1;
+    block->ino = 1;
+    return (struct ibx_guest_ram){.version = {7, 2, 0},
+                                  .machine = "pc-q35-7.2",
+                                  .uuid = "00000000-0000-0000-0000-000000000000",
+                                  .machine_bytes = 64 * MIB,
+                                  .bytes = 64 * MIB,
+                                  .blocks = block,
+                                  .count = 1};
+}
+
+static void test_ram(void **state)
+{
+    (void)state;
+    struct ibx_guest_block block;
+    struct ibx_guest_ram ram = made_up(&block);
+    ibx_refuse_ram(&ram, &refusals);
+    only(NULL);
+    strcpy(block.type, "memory-backend-memfd");
+    ibx_refuse_ram(&ram, &refusals);
+    only(NULL);
+    ram.version = (struct ibx_qmp_version){8, 1, 0};
+    ibx_refuse_ram(&ram, &refusals);
+    only("is a memory-backend-memfd, and QEMU 8.1 leaves only named files out");
+    ram = made_up(&block);
+    block.page_size = 128 * MIB;
+    ibx_refuse_ram(&ram, &refusals);
+    only("does not consist of whole pages of 131072 KiB");
+    ram = made_up(&block);
+    ram.machine_bytes = 128 * MIB;
+    ibx_refuse_ram(&ram, &refusals);
+    only("the machine has 128 MiB of memory, but its memory backends only 64 MiB");
+}
+
+static void test_pairs(void **state)
+{
+    (void)state;
+    struct ibx_guest_block here, there;
+    struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only(NULL);
+    strcpy(destination.machine, "pc-i440fx-7.2");
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only("start the destination's QEMU with -M pc-q35-7.2");
+    destination = made_up(&there);
+    there.size = 32 * MIB;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only("64 MiB here and 32 MiB at the destination");
+    destination = made_up(&there);
+    there.page_size = 2 * MIB;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only("pages of 4 KiB here and of 2048 KiB at the destination");
+    destination = made_up(&there);
+    here.file = 5;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only(NULL); /* not known there */
+    there.file = 5;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only("mem0 is in one and the same file here and at the destination");
+    struct ibx_guest_block crossed[2] = {there, there};
+    strcpy(crossed[0].id, "other");
+    crossed[1].file = 6;
+    destination.blocks = crossed;
+    destination.count = 2;
+    ibx_refuse_pair(&source, &destination, &refusals);
+    assert_true(says("mem0 is in one and the same file here and at the destination"));
+    memset(&refusals, 0, sizeof(refusals));
+    here.file = 0;
+    destination = made_up(&there);
+    strcpy(destination.uuid, "12345678-9abc-4def-8123-456789abcdef");
+    ibx_refuse_pair(&source, &destination, &refusals);
+    only("that QEMU waits for another VM");
+    destination = made_up(&there);
+    strcpy(there.id, "ram");
+    ibx_refuse_pair(&source, &destination, &refusals);
+    assert_int_equal(refusals.count, 2);
+    assert_true(says("mem0 is missing at the destination"));
+    assert_true(says("the destination has guest RAM ram that is not here"));
+    memset(&refusals, 0, sizeof(refusals));
+}
+
+/* A file larger than what its file system has left. */
+static void test_space(void **state)
+{
+    (void)state;
+    struct ibx_guest_block block;
+    struct ibx_guest_ram ram = made_up(&block);
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    struct statfs fs;
+    assert_int_equal(fstatfs(fileno(file), &fs), 0);
+    block.fd = fileno(file);
+    ibx_refuse_space(&ram, &refusals);
+    only(NULL);
+    block.size = ((uint64_t)fs.f_blocks + 1) * (uint64_t)fs.f_bsize;
+    ibx_refuse_space(&ram, &refusals);
+    only("free space, else the VM would hang");
+    fclose(file);
+}
+
+static void test_too_many(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < IBX_REFUSALS_MAX + 5; i++)
+        ibx_refuse(&refusals, "reason %u\x1b", i);
+    assert_int_equal(refusals.count, IBX_REFUSALS_MAX + 5);
+    assert_string_equal(refusals.sentences[IBX_REFUSALS_MAX - 1], "reason 23?");
+    memset(&refusals, 0, sizeof(refusals));
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_nothing_against_these, vm_end_all),
+        cmocka_unit_test_teardown(test_wrong_side, vm_end_all),
+        cmocka_unit_test_teardown(test_private_ram, vm_end_all),
+        cmocka_unit_test_teardown(test_ram_that_is_discarded, vm_end_all),
+        cmocka_unit_test_teardown(test_blocked, vm_end_all),
+        cmocka_unit_test_teardown(test_capabilities, vm_end_all),
+        cmocka_unit_test_teardown(test_migrating_already, vm_end_all),
+        cmocka_unit_test(test_ended),
+        cmocka_unit_test_teardown(test_missing_permissions, vm_end_all),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_ram),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_space),
+        cmocka_unit_test(test_too_many),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

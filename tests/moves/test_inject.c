@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* System calls in other processes: a child that notices every disturbance, and real QEMUs. */
+#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/inject.h"
+#include "tests/scenes/vm.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define INJECTIONS 400
+
+/* ------------------------------------------------------------ a child that notices */
+
+/* Shared with the child. */
+struct shared {
+    atomic_int wrong; /* a line number: what went wrong there */
+    atomic_uint loops, alarms;
+    atomic_bool enough;
+};
+
+static struct shared *shared;
+
+static void on_alarm(int number)
+{
+    (void)number;
+    atomic_fetch_add(&shared->alarms, 1);
+}
+
+static void require(bool good, int line)
+{
+    if (!good) {
+        atomic_store(&shared->wrong, line);
+        _exit(1);
+    }
+}
+
+/* Waits in every way that the kernel restarts differently (-ERESTARTSYS, NOINTR, NOHAND,
+ * RESTART_BLOCK) or spins with live registers; none may see EINTR, nor too short a wait. */
+static void wait_in_every_way(int reader, int writer)
+{
+    const struct timespec ms = {.tv_nsec = 1000000};
+    uint64_t from = ibx_now_ns();
+    require(!nanosleep(&ms, NULL) && ibx_now_ns() - from >= 1000000, __LINE__);
+    from = ibx_now_ns();
+    require(!poll(NULL, 0, 1) && ibx_now_ns() - from >= 1000000, __LINE__);
+    from = ibx_now_ns();
+    require(!ppoll(NULL, 0, &ms, NULL) && ibx_now_ns() - from >= 1000000, __LINE__);
+    char c = 'x';
+    require(write(writer, &c, 1) == 1 && read(reader, &c, 1) == 1 && c == 'x', __LINE__);
+    volatile double x = 1.0;
+    unsigned long sum = 0;
+    for (unsigned long i = 0; i < 200000; i++) {
+        sum += i;
+        x = x * 1.0000001;
+    }
+    require(sum == 19999900000ul && x > 1.0 && x < 1.03, __LINE__);
+}
+
+static void child_run(bool alarms)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    int pair[2];
+    require(!pipe(pair), __LINE__);
+    if (alarms) {
+        /* Handlers with SA_RESTART, so that only what the kernel never restarts could say EINTR;
+         * those calls are left out. */
+        struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+        sigaction(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &(struct itimerval){{0, 700}, {0, 700}}, NULL);
+    }
+    while (!atomic_load(&shared->enough)) {
+        if (alarms) {
+            char c = 'y';
+            require(write(pair[1], &c, 1) == 1 && read(pair[0], &c, 1) == 1 && c == 'y', __LINE__);
+        } else {
+            wait_in_every_way(pair[0], pair[1]);
+        }
+        atomic_fetch_add(&shared->loops, 1);
+    }
+    _exit(0);
+}
+
+static pid_t child_start(bool alarms)
+{
+    memset(shared, 0, sizeof(*shared));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child)
+        child_run(alarms);
+    while (!atomic_load(&shared->loops))
+        assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+    return child;
+}
+
+static void child_ends_well(pid_t child)
+{
+    int status;
+    atomic_store(&shared->enough, true);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status))
+        fail_msg("the child ended with %#x, line %d", (unsigned)status,
+                 atomic_load(&shared->wrong));
+}
+
+static void disturb(pid_t child, unsigned times)
+{
+    static const uint64_t none[6];
+    for (unsigned i = 0; i < times; i++) {
+        int64_t result = 0;
+        vm_ok(ibx_inject_syscall(child, SYS_getppid, none, &result, NULL, vm_soon(), &vm_error));
+        assert_int_equal(result, getpid());
+    }
+}
+
+static void test_child_notices_nothing(void **state)
+{
+    (void)state;
+    pid_t child = child_start(false);
+    disturb(child, INJECTIONS);
+    unsigned loops = atomic_load(&shared->loops);
+    while (atomic_load(&shared->loops) < loops + 2)
+        assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+    child_ends_well(child);
+}
+
+static void test_signals_are_kept(void **state)
+{
+    (void)state;
+    pid_t child = child_start(true);
+    unsigned before = atomic_load(&shared->alarms);
+    disturb(child, INJECTIONS);
+    while (atomic_load(&shared->alarms) <= before)
+        assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+    /* One that comes now is held by nothing either. */
+    kill(child, SIGALRM);
+    child_ends_well(child);
+}
+
+static void test_errors_come_back(void **state)
+{
+    (void)state;
+    pid_t child = child_start(false);
+    const uint64_t arguments[6] = {12345};
+    int64_t result = 0;
+    vm_ok(ibx_inject_syscall(child, SYS_close, arguments, &result, NULL, vm_soon(), &vm_error));
+    assert_int_equal(result, -EBADF);
+    child_ends_well(child);
+}
+
+static void refused(pid_t pid, int code, const char *words, uint64_t deadline_ns)
+{
+    static const uint64_t none[6];
+    int64_t result = 77;
+    memset(&vm_error, 0, sizeof(vm_error));
+    vm_refused(ibx_inject_syscall(pid, SYS_getppid, none, &result, NULL, deadline_ns, &vm_error),
+               code, words);
+    assert_int_equal(result, 77);
+}
+
+static void test_stopped_by_a_signal(void **state)
+{
+    (void)state;
+    pid_t child = child_start(false);
+    int status;
+    kill(child, SIGSTOP);
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    refused(child, -EBUSY, "kill -CONT", ibx_deadline_in_ms(VM_WAIT_MS));
+    kill(child, SIGCONT);
+    child_ends_well(child);
+}
+
+static void test_traced_already(void **state)
+{
+    (void)state;
+    pid_t child = child_start(false);
+    assert_int_equal(ptrace(PTRACE_SEIZE, child, NULL, NULL), 0);
+    refused(child, -EBUSY, "end that debugger first", ibx_deadline_in_ms(VM_WAIT_MS));
+    int status;
+    assert_int_equal(ptrace(PTRACE_INTERRUPT, child, NULL, NULL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(ptrace(PTRACE_DETACH, child, NULL, NULL), 0);
+    child_ends_well(child);
+}
+
+static void test_nobody_there(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (!child)
+        _exit(0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    refused(child, -ESRCH, "there is no process", ibx_deadline_in_ms(VM_WAIT_MS));
+}
+
+/* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
+ * goes on unharmed. */
+static void test_never_stops(void **state)
+{
+    (void)state;
+    int ready[2], go[2];
+    char c = 'v';
+    assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
+    pid_t parent = fork();
+    assert_true(parent >= 0);
+    if (!parent) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ready[0]);
+        close(go[1]);
+        pid_t child = vfork();
+        if (!child) {
+            (void)!write(ready[1], &c, 1);
+            (void)!read(go[0], &c, 1); /* or the end, when the test has failed */
+            _exit(0);
+        }
+        _exit(child > 0 ? 23 : 1);
+    }
+    assert_int_equal(read(ready[0], &c, 1), 1);
+    refused(parent, -ETIMEDOUT, "did not come to a stop", ibx_deadline_in_ms(50));
+    assert_int_equal(write(go[1], &c, 1), 1);
+    int status;
+    assert_int_equal(waitpid(parent, &status, 0), parent);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 23);
+    for (unsigned i = 0; i < 2; i++) {
+        close(ready[i]);
+        close(go[i]);
+    }
+}
+
+/* ------------------------------------------------------------ QEMU */
+
+static struct vm vm;
+
+/* Lets QEMU's monitor read guest memory that is missing: the fault reaches us, and what we put
+ * there is what it prints. */
+static void serves_a_fault(const struct ibx_uffd *uffd)
+{
+    struct ibx_guest_ram ram;
+    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    const struct ibx_guest_block *block = &ram.blocks[0];
+    struct uffdio_api api = {.api = UFFD_API};
+    assert_int_equal(ioctl(uffd->fd, UFFDIO_API, &api), 0);
+    assert_int_equal(
+        fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)block->size), 0);
+    struct uffdio_register range = {.range = {block->address, block->size},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    assert_int_equal(ioctl(uffd->fd, UFFDIO_REGISTER, &range), 0);
+    uint64_t id;
+    vm_ok(ibx_qmp_start(vm.qmp, "human-monitor-command",
+                        json_pack("{s:s}", "command-line", "xp /1xw 0x1000010"), &id, vm_soon(),
+                        &vm_error));
+    struct pollfd p = {.fd = uffd->fd, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, VM_WAIT_MS), 1);
+    struct uffd_msg message;
+    assert_int_equal(read(uffd->fd, &message, sizeof(message)), sizeof(message));
+    assert_int_equal(message.event, UFFD_EVENT_PAGEFAULT);
+    uint64_t page = message.arg.pagefault.address & ~4095ull;
+    assert_int_equal(page, block->address + 0x1000000);
+    uint32_t words[1024];
+    for (uint32_t i = 0; i < 1024; i++)
+        words[i] = 0xabcd0000 + i;
+    struct uffdio_copy copy = {.dst = page, .src = (uintptr_t)words, .len = sizeof(words)};
+    assert_int_equal(ioctl(uffd->fd, UFFDIO_COPY, &copy), 0);
+    json_t *text;
+    vm_ok(ibx_qmp_finish(vm.qmp, id, &text, vm_soon(), &vm_error));
+    assert_non_null(strstr(json_string_value(text), "0xabcd0004"));
+    json_decref(text);
+    ibx_guest_ram_fini(&ram);
+}
+
+static bool qemu_has(int remote)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)vm.pid, remote);
+    return !access(path, F_OK);
+}
+
+static void closes(struct ibx_uffd *uffd)
+{
+    int remote = uffd->remote;
+    assert_true(qemu_has(remote));
+    vm_ok(ibx_uffd_close_in_qemu(uffd, vm_soon(), &vm_error));
+    assert_int_equal(uffd->fd, -1);
+    assert_false(qemu_has(remote));
+    vm_do(&vm, "query-status", NULL);
+    vm_refused(ibx_uffd_take(vm.pid, -1, uffd, &vm_error), -ENOENT, "has no userfaultfd");
+    char text[256]; /* nobody is asked any more: zeros */
+    vm_hmp(&vm, "xp /1xw 0x2000000", text, sizeof(text));
+    assert_non_null(strstr(text, "0x00000000"));
+}
+
+static void test_qemu_by_system_call(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    struct ibx_uffd uffd, again;
+    enum ibx_uffd_way way;
+    vm_ok(ibx_uffd_possible(vm.pid, &way, &vm_error));
+    assert_int_equal(way, IBX_UFFD_SYSCALL);
+    vm_refused(ibx_uffd_take(vm.pid, -1, &uffd, &vm_error), -ENOENT, "has no userfaultfd");
+    vm_ok(ibx_uffd_make(vm.pid, vm.qmp, IBX_UFFD_ANY, &uffd, vm_soon(), &vm_error));
+    assert_int_equal(uffd.way, IBX_UFFD_SYSCALL);
+    print_message("QEMU's main thread stood still for %.3f ms\n", (double)uffd.stopped_ns / 1e6);
+    serves_a_fault(&uffd);
+
+    /* A second instance of the tool finds the same one. */
+    vm_ok(ibx_uffd_take(vm.pid, -1, &again, &vm_error));
+    assert_int_equal(again.remote, uffd.remote);
+    assert_int_equal(syscall(SYS_kcmp, getpid(), getpid(), 0 /* KCMP_FILE */, uffd.fd, again.fd),
+                     0);
+    close(again.fd);
+    vm_refused(ibx_uffd_take(vm.pid, 0, &again, &vm_error), -ENOENT, "has no userfaultfd");
+    closes(&uffd);
+    vm_end(&vm);
+}
+
+static void test_sandboxed_qemu_by_device(void **state)
+{
+    (void)state;
+    if (access("/dev/userfaultfd", R_OK | W_OK))
+        skip();
+    vm_start(&vm, &(struct vm_options){
+                      .incoming = true,
+                      .nobody = true,
+                      .extra = {"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,"
+                                            "resourcecontrol=deny"}});
+    struct ibx_uffd uffd;
+    vm_refused(ibx_uffd_make(vm.pid, NULL, IBX_UFFD_ANY, &uffd, vm_soon(), &vm_error), -EINVAL,
+               "over QMP only");
+    vm_ok(ibx_uffd_make(vm.pid, vm.qmp, IBX_UFFD_ANY, &uffd, vm_soon(), &vm_error));
+    assert_int_equal(uffd.way, IBX_UFFD_DEVICE);
+    print_message("QEMU's main thread stood still for %.3f ms\n", (double)uffd.stopped_ns / 1e6);
+    serves_a_fault(&uffd);
+    closes(&uffd);
+    vm_end(&vm);
+}
+
+static void test_unprivileged_qemu_may_not(void **state)
+{
+    (void)state;
+    int fd = open("/proc/sys/vm/unprivileged_userfaultfd", O_RDONLY | O_CLOEXEC);
+    char value = '1';
+    if (fd < 0 || read(fd, &value, 1) != 1 || value != '0')
+        skip();
+    close(fd);
+    vm_start(&vm, &(struct vm_options){.incoming = true, .nobody = true});
+    struct ibx_uffd uffd = {.fd = 77};
+    vm_refused(ibx_uffd_make(vm.pid, vm.qmp, IBX_UFFD_SYSCALL, &uffd, vm_soon(), &vm_error), -EPERM,
+               "may not make a userfaultfd");
+    assert_int_equal(uffd.fd, 77);
+    vm_do(&vm, "query-status", NULL);
+    vm_end(&vm);
+}
+
+/* A running VM of two vCPUs, disturbed all the time, computes what it should. */
+static void test_running_vm_goes_on(void **state)
+{
+    (void)state;
+    vm_start(&vm, &(struct vm_options){.two = true, .append = "cpus=2 beat=64"});
+    vm_wait_beats(&vm, 4);
+    static const uint64_t none[6];
+    uint64_t longest = 0;
+    for (unsigned i = 0; i < 100; i++) {
+        int64_t result;
+        uint64_t stopped;
+        vm_ok(
+            ibx_inject_syscall(vm.pid, SYS_getppid, none, &result, &stopped, vm_soon(), &vm_error));
+        assert_int_equal(result, getpid());
+        longest = stopped > longest ? stopped : longest;
+        vm_do(&vm, "query-status", NULL);
+    }
+    print_message("100 injections, the longest %.3f ms\n", (double)longest / 1e6);
+    vm_wait_beats(&vm, vm_beats(&vm) + 20);
+    char said[256];
+    if (vm_expect((const struct vm *[]){&vm, NULL}, "cpus=2 beat=64", said, sizeof(said)))
+        fail_msg("%s", said);
+    vm_end(&vm);
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_child_notices_nothing),
+        cmocka_unit_test(test_signals_are_kept),
+        cmocka_unit_test(test_errors_come_back),
+        cmocka_unit_test(test_stopped_by_a_signal),
+        cmocka_unit_test(test_traced_already),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_never_stops),
+        cmocka_unit_test_teardown(test_qemu_by_system_call, vm_end_all),
+        cmocka_unit_test_teardown(test_sandboxed_qemu_by_device, vm_end_all),
+        cmocka_unit_test_teardown(test_unprivileged_qemu_may_not, vm_end_all),
+        cmocka_unit_test_teardown(test_running_vm_goes_on, vm_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

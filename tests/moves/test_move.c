@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A running VM moved by ib-migrate, two commands, between QEMUs of this host. */
+#include "tests/scenes/mover.h"
+
+#include "transport/transport.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS    40
+#define HUGE_RAM "memory-backend-file,id=mem0,size=64M,share=on,mem-path="
+
+static struct vm vms[2];
+
+/* The VM runs and is right at the destination, and the source stands still for good. */
+static void arrived(struct vm *from, struct vm *to, const char *options)
+{
+    unsigned long at = vm_beats(to);
+    vm_wait_beats(to, at + BEATS);
+    mover_heartbeats((const struct vm *[]){from, to, NULL}, options);
+    json_t *status = vm_run(from, "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+}
+
+static void start_both(const struct vm_options *like)
+{
+    struct vm_options options = *like;
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+static void check_summary(const struct mover *sender)
+{
+    json_t *summary = mover_summary(sender);
+    assert_non_null(summary);
+    json_int_t pages = json_integer_value(json_object_get(summary, "pages"));
+    assert_int_equal(pages, VM_RAM_MIB << 20 >> 12);
+    assert_int_equal(json_integer_value(json_object_get(summary, "present_pages")), pages);
+    assert_true(json_integer_value(json_object_get(summary, "downtime_ns")) > 0);
+    print_message("downtime %.1f ms, %" JSON_INTEGER_FORMAT " faults, p50 %.0f us, p99 %.0f us\n",
+                  (double)json_integer_value(json_object_get(summary, "downtime_ns")) / 1e6,
+                  json_integer_value(json_object_get(summary, "faults")),
+                  (double)json_integer_value(json_object_get(summary, "fault_p50_ns")) / 1e3,
+                  (double)json_integer_value(json_object_get(summary, "fault_p99_ns")) / 1e3);
+    json_decref(summary);
+}
+
+static void moved(const struct vm_options *like, const char *uri, const char *const *receive_more,
+                  const char *const *send_more)
+{
+    struct mover receiver, sender;
+    start_both(like);
+    mover_receive(&receiver, &vms[1], uri, receive_more);
+    mover_send(&sender, &vms[0], receiver.uri, send_more);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    check_summary(&sender);
+    arrived(&vms[0], &vms[1], like->append);
+}
+
+static void test_tcp(void **state)
+{
+    (void)state;
+    moved(&(struct vm_options){.append = "mib=32"}, "tcp://127.0.0.1:0", NULL, NULL);
+}
+
+static void test_shm(void **state)
+{
+    (void)state;
+    moved(&(struct vm_options){.append = "cpus=2", .two = true}, "shm://127.0.0.1:0", NULL, NULL);
+}
+
+static void test_ofi(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    char text[256];
+    ibx_options_init(&options);
+    strcpy(options.ofi_provider, "tcp");
+    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
+        skip();
+    moved(&(struct vm_options){.append = "beat=64"}, "ofi://127.0.0.1:0?ofi_provider=tcp", NULL,
+          NULL);
+}
+
+/* rdma:// chooses by itself, and several links serve at once. */
+static void test_auto_with_links(void **state)
+{
+    (void)state;
+    moved(&(struct vm_options){.machine = "pc", .append = "cpus=2", .two = true},
+          "rdma://127.0.0.1:0", NULL, (const char *[]){"--links", "4", NULL});
+}
+
+static void test_microvm(void **state)
+{
+    (void)state;
+    moved(&(struct vm_options){.machine = "microvm", .append = "mib=16"}, "tcp://127.0.0.1:0", NULL,
+          (const char *[]){"--links", "1", NULL});
+}
+
+static void test_minor(void **state)
+{
+    (void)state;
+    moved(&(struct vm_options){.append = "cpus=2", .two = true}, "tcp://127.0.0.1:0",
+          (const char *[]){"--minor", NULL}, NULL);
+}
+
+static void test_minor_shm(void **state)
+{
+    (void)state;
+    moved(&(struct vm_options){.append = ""}, "shm://127.0.0.1:0",
+          (const char *[]){"--minor", NULL}, NULL);
+}
+
+/* From 8.1 on QEMU would send a memfd itself, and it is refused. */
+static void test_memfd(void **state)
+{
+    (void)state;
+    const struct vm_options options = {.ram = "memory-backend-memfd,id=mem0,size=64M,share=on",
+                                       .append = "beat=64"};
+    vm_start(&vms[0], &options);
+    bool refused = ibx_qmp_at_least(vms[0].qmp, 8, 1);
+    vm_end(&vms[0]);
+    if (refused)
+        skip();
+    moved(&options, "tcp://127.0.0.1:0", NULL, NULL);
+}
+
+/* Between beats it does nothing: most pages come in the background. */
+static void test_idle(void **state)
+{
+    (void)state;
+    struct mover receiver, sender;
+    start_both(&(struct vm_options){.append = "idle=20000000 beat=64"});
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
+    mover_send(&sender, &vms[0], receiver.uri, NULL);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    arrived(&vms[0], &vms[1], "beat=64");
+}
+
+static void test_bandwidth(void **state)
+{
+    (void)state;
+    struct mover receiver, sender, set;
+    start_both(&(struct vm_options){.append = ""});
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0",
+                  (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, NULL);
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], 10);
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    arrived(&vms[0], &vms[1], "");
+}
+
+static void test_sandboxed(void **state)
+{
+    (void)state;
+    if (access("/dev/userfaultfd", R_OK | W_OK))
+        skip();
+    moved(&(struct vm_options){.nobody = true, .append = "mib=16", .extra = {"-sandbox", "on"}},
+          "tcp://127.0.0.1:0", NULL, NULL);
+}
+
+/* As many huge pages as two VMs need, if this kernel lends them; returns how many there were. */
+static long huge_pages_lend(long wanted)
+{
+    static const char path[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    long before = -1, now = -1;
+    FILE *file = fopen(path, "r+e");
+    if (!file)
+        return -1;
+    if (fscanf(file, "%ld", &before) == 1 && !fseek(file, 0, SEEK_SET) &&
+        fprintf(file, "%ld\n", wanted) > 0 && !fflush(file) && !fseek(file, 0, SEEK_SET) &&
+        fscanf(file, "%ld", &now) == 1 && now < wanted && !fseek(file, 0, SEEK_SET))
+        fprintf(file, "%ld\n", before);
+    fclose(file);
+    return now < wanted ? -1 : before;
+}
+
+static void moved_in_huge_pages(const char *option)
+{
+    long before = huge_pages_lend(VM_RAM_MIB + 4);
+    if (before < 0)
+        skip();
+    char huge[32], command[128], from[128], to[128];
+    snprintf(huge, sizeof(huge), "/tmp/ibx-huge-%d", (int)getpid());
+    snprintf(from, sizeof(from), HUGE_RAM "%s/from", huge);
+    snprintf(to, sizeof(to), HUGE_RAM "%s/to", huge);
+    snprintf(command, sizeof(command), "mkdir %s && mount -t hugetlbfs none %s", huge, huge);
+    struct vm_options options = {.append = "cpus=2", .two = true, .ram = from};
+    if (system(command))
+        skip();
+    struct mover receiver, sender;
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.ram = to;
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", (const char *[]){option, NULL});
+    mover_send(&sender, &vms[0], receiver.uri, NULL);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    arrived(&vms[0], &vms[1], "cpus=2");
+    vm_end(&vms[0]);
+    vm_end(&vms[1]);
+    snprintf(command, sizeof(command), "umount %s && rmdir %s", huge, huge);
+    assert_int_equal(system(command), 0);
+    huge_pages_lend(before);
+}
+
+static void test_huge_pages(void **state)
+{
+    (void)state;
+    moved_in_huge_pages(NULL);
+}
+
+static void test_huge_pages_minor(void **state)
+{
+    (void)state;
+    moved_in_huge_pages("--minor");
+}
+
+/* There and back again, ten times: each destination is the next source. */
+static void test_ten_times(void **state)
+{
+    (void)state;
+    enum { TIMES = 10 };
+    static struct vm chain[TIMES + 1];
+    struct vm_options options = {.append = "cpus=2 beat=64", .two = true};
+    const struct vm *all[TIMES + 2] = {NULL};
+    mover_begin();
+    vm_start(&chain[0], &options);
+    options.incoming = true;
+    for (unsigned i = 0; i < TIMES; i++) {
+        struct mover receiver, sender;
+        vm_start(&chain[i + 1], &options);
+        vm_wait_beats(&chain[i], 20);
+        mover_receive(&receiver, &chain[i + 1], i % 2 ? "shm://127.0.0.1:0" : "tcp://127.0.0.1:0",
+                      NULL);
+        mover_send(&sender, &chain[i], receiver.uri, (const char *[]){"--quit", NULL});
+        mover_ends(&sender, 0);
+        mover_ends(&receiver, 0);
+    }
+    vm_wait_beats(&chain[TIMES], BEATS);
+    for (unsigned i = 0; i <= TIMES; i++)
+        all[i] = &chain[i];
+    mover_heartbeats(all, options.append);
+}
+
+/* A VM that was paused arrives paused, and runs when it is told to. */
+static void test_paused(void **state)
+{
+    (void)state;
+    struct mover receiver, sender;
+    start_both(&(struct vm_options){.append = ""});
+    vm_do(&vms[0], "stop", NULL);
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
+    mover_send(&sender, &vms[0], receiver.uri, NULL);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    json_t *status = vm_run(&vms[1], "query-status", NULL);
+    assert_string_equal(json_string_value(json_object_get(status, "status")), "paused");
+    json_decref(status);
+    vm_do(&vms[1], "cont", NULL);
+    arrived(&vms[0], &vms[1], "");
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_tcp, mover_end_all),
+        cmocka_unit_test_teardown(test_shm, mover_end_all),
+        cmocka_unit_test_teardown(test_ofi, mover_end_all),
+        cmocka_unit_test_teardown(test_auto_with_links, mover_end_all),
+        cmocka_unit_test_teardown(test_microvm, mover_end_all),
+        cmocka_unit_test_teardown(test_minor, mover_end_all),
+        cmocka_unit_test_teardown(test_minor_shm, mover_end_all),
+        cmocka_unit_test_teardown(test_memfd, mover_end_all),
+        cmocka_unit_test_teardown(test_idle, mover_end_all),
+        cmocka_unit_test_teardown(test_bandwidth, mover_end_all),
+        cmocka_unit_test_teardown(test_sandboxed, mover_end_all),
+        cmocka_unit_test_teardown(test_huge_pages, mover_end_all),
+        cmocka_unit_test_teardown(test_huge_pages_minor, mover_end_all),
+        cmocka_unit_test_teardown(test_paused, mover_end_all),
+        cmocka_unit_test_teardown(test_ten_times, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

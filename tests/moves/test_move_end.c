@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The end of a move at its destination: every page is there, and the source does not know yet. A
+ * tool that dies there, a disk that is full, a QEMU that cannot be let go of and a confirmation
+ * that is lost hold up nothing but the end, which comes as soon as it can.
+ */
+#include "tests/scenes/mover.h"
+
+#include "migrate/qemu/inject.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <glob.h>
+#include <limits.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  40
+#define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
+#define TIMED  "--set", "timeout_ms=3000"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static void start_both(void)
+{
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+/* A move whose receiver has stopped itself at a state. */
+static void stopped_at(const char *state, const char *option)
+{
+    start_both();
+    setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await_stop(&receiver);
+}
+
+static void recover(void)
+{
+    mover_start(&receiver,
+                (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
+}
+
+static bool has_userfaultfd(void)
+{
+    struct ibx_uffd uffd;
+    if (ibx_uffd_take(vms[1].pid, -1, &uffd, NULL))
+        return false;
+    close(uffd.fd);
+    return true;
+}
+
+static void await_let_go(void)
+{
+    const uint64_t deadline = vm_soon();
+    while (has_userfaultfd()) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU still has its userfaultfd");
+        poll(NULL, 0, 2);
+    }
+}
+
+static void on_record(const struct vm *vm, const char *state, const char *words)
+{
+    struct mover status;
+    mover_start(&status, (const char *[]){"status", "--qmp", vm->tool, NULL});
+    mover_ends(&status, 0);
+    mover_must_say(&status, state);
+    mover_must_say(&status, words);
+}
+
+/* Both have ended well, and the VM runs at the destination, which nothing of ours is left in. */
+static void ended(void)
+{
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    assert_false(has_userfaultfd());
+    on_record(&vms[1], "done", "not needed any more");
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
+/* With its hands still on QEMU: the next tool takes them off. */
+static void test_killed_when_complete(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", NULL);
+    mover_kill(&receiver, SIGKILL);
+    mover_await(&sender, "broken", 0);
+    assert_true(has_userfaultfd());
+    on_record(&vms[1], "complete", "ib-migrate recover");
+    recover();
+    ended();
+}
+
+/* The notes of this move's destination, which has one record only. */
+static bool has_list(void)
+{
+    glob_t found;
+    char pattern[160], path[PATH_MAX];
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    const char *name = strrchr(found.gl_pathv[0], '/') + 1;
+    snprintf(path, sizeof(path), "/dev/shm/ibx-%.*s.arrived", (int)strlen(name) - 5, name);
+    globfree(&found);
+    return !access(path, F_OK);
+}
+
+/* Nor does it leave the other one's notes of which pages have come, which nobody needs any more. */
+static void test_killed_when_complete_in_minor_mode(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", "--minor");
+    assert_true(has_list());
+    mover_kill(&receiver, SIGKILL);
+    recover();
+    ended();
+    assert_false(has_list());
+}
+
+/* A source that is away: until it has heard that all pages are there it keeps them, whatever
+ * becomes of the tools at the destination, and of QEMU there. */
+static void test_killed_again_and_qemu_ended(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", NULL);
+    mover_kill(&sender, SIGSTOP);
+    mover_kill(&receiver, SIGKILL);
+    recover();
+    mover_await_words(&receiver, "waiting at ");
+    await_let_go();
+    mover_kill(&receiver, SIGKILL);
+    kill(vms[1].pid, SIGKILL);
+    waitpid(vms[1].pid, NULL, 0);
+    vms[1].pid = 0;
+    on_record(&vms[0], "moved", "leave this QEMU");
+    on_record(&vms[1], "complete", "with all of its pages");
+    recover();
+    mover_await_words(&receiver, "waiting at ");
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    on_record(&vms[0], "done", "must not be continued");
+}
+
+/* The source's tool is killed as well, and each is started again. */
+static void test_both_killed(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
+    recover();
+    ended();
+}
+
+/* A QEMU that is stopped can close nothing. */
+static void test_qemu_cannot_be_let_go_of(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", NULL);
+    kill(vms[1].pid, SIGSTOP);
+    mover_kill(&receiver, SIGCONT);
+    mover_await_words(&receiver, "QEMU cannot be let go of");
+    assert_true(has_userfaultfd());
+    assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    kill(vms[1].pid, SIGCONT);
+    ended();
+}
+
+/* No record, no end: a tool that died then would leave what nobody could tell from a VM that needs
+ * its pages. A folder in the place of the new record stands for a disk that takes none. */
+static void test_record_cannot_be_written(void **state)
+{
+    (void)state;
+    glob_t found;
+    char pattern[160], place[PATH_MAX];
+    stopped_at("destination:filling", NULL);
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    snprintf(place, sizeof(place), "%.*s.new", (int)strlen(found.gl_pathv[0]) - 5,
+             found.gl_pathv[0]);
+    globfree(&found);
+    assert_int_equal(mkdir(place, 0700), 0);
+    mover_kill(&receiver, SIGCONT);
+    mover_await_words(&receiver, "cannot be put on record");
+    assert_true(has_userfaultfd());
+    assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS); /* the VM does not wait for it */
+    assert_int_equal(rmdir(place), 0);
+    ended();
+}
+
+/* Whoever interrupts a tool that only waits for the source is told what is still to be done. */
+static void test_interrupted_when_complete(void **state)
+{
+    (void)state;
+    stopped_at("destination:complete", NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGCONT);
+    mover_await(&receiver, "broken", 0);
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 3);
+    mover_must_say(&receiver, "the source has not confirmed it");
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
+    recover();
+    ended();
+}
+
+/* Both tools at the end, of which the source's stands still with the confirmation not yet said. */
+static void about_to_confirm(void)
+{
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:confirming", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    on_record(&vms[0], "done", "must not be continued");
+}
+
+/* While that may confirm it at any moment a tool goes only when it is interrupted twice. */
+static void test_interrupted_before_the_confirmation(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    await_let_go();
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "only the source's confirmation is waited for; interrupt once");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 3);
+    mover_must_say(&receiver, "the source has not confirmed it");
+    assert_false(mover_said(&receiver, "needs pages"));
+    mover_kill(&sender, SIGCONT);
+    recover();
+    ended();
+}
+
+/* The QEMU of a source that has nothing left to do is missed by nobody. */
+static void test_qemu_ends_before_the_confirmation(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    mover_kill(&receiver, SIGSTOP);
+    kill(vms[0].pid, SIGKILL);
+    waitpid(vms[0].pid, NULL, 0);
+    vms[0].pid = 0;
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "with all of its pages, and only the confirmation");
+    assert_false(mover_said(&sender, "its pages are held here"));
+    mover_kill(&receiver, SIGCONT);
+    ended();
+}
+
+/* The confirmation reaches nobody: the source says it again to the tool that comes next. */
+static void test_confirmation_lost(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGCONT);
+    mover_await(&sender, "broken", 0);
+    recover();
+    ended();
+}
+
+static void await_quit(struct vm *vm)
+{
+    const uint64_t deadline = vm_soon();
+    while (waitpid(vm->pid, NULL, WNOHANG) != vm->pid) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU did not quit");
+        poll(NULL, 0, 2);
+    }
+    vm->pid = 0;
+}
+
+/* ... or, when it has been interrupted meanwhile, as it is asked to later. */
+static void test_confirmation_interrupted(void **state)
+{
+    (void)state;
+    about_to_confirm();
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    mover_must_say(&sender, "may not have been heard there");
+    recover();
+    mover_await_words(&receiver, "waiting at ");
+    mover_start(&sender, (const char *[]){"recover", "--quit", "--qmp", vms[0].tool, TIMED, NULL});
+    await_quit(&vms[0]);
+    ended();
+}
+
+/* The receiver's address, with a long timeout asked for by the URI of the sender alone. */
+static const char *patient_uri(void)
+{
+    static char uri[320];
+    snprintf(uri, sizeof(uri), "%s?timeout_ms=600000", receiver.uri);
+    return uri;
+}
+
+/* Somebody else listens where the receiver did, and says nothing. */
+static int listen_in_its_place(void)
+{
+    const int one = 1;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    at.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    return fd;
+}
+
+/* They stay open and unanswered: another one comes only when a try has ended. */
+static void await_tries(int listener)
+{
+    int tries[3];
+    for (unsigned i = 0; i < 3; i++) {
+        struct pollfd wait = {.fd = listener, .events = POLLIN};
+        assert_int_equal(poll(&wait, 1, VM_WAIT_MS), 1);
+        tries[i] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        assert_true(tries[i] >= 0);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        close(tries[i]);
+}
+
+/* However patient the URI is, one try of many takes seconds. */
+static void test_tries_are_short(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"source:serving", "source:confirming"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        start_both();
+        mover_receive(&receiver, &vms[1], LISTEN, NULL);
+        setenv("IBX_MOVE_STOP_AT", states[i], 1);
+        mover_send(&sender, &vms[0], patient_uri(), NULL);
+        unsetenv("IBX_MOVE_STOP_AT");
+        mover_await_stop(&sender);
+        mover_kill(&receiver, SIGKILL);
+        int listener = listen_in_its_place();
+        mover_kill(&sender, SIGCONT);
+        await_tries(listener);
+        close(listener);
+        mover_kill(&sender, SIGKILL);
+        mover_end_all(NULL);
+    }
+}
+
+/* The last line, of a tool that had nothing to do but to say that a move is done. */
+static void summed_up(const struct mover *m, bool heard, int status)
+{
+    json_t *summary = mover_summary(m), *record = json_object_get(summary, "record");
+    assert_non_null(record);
+    assert_string_equal(json_string_value(json_object_get(summary, "role")), "source");
+    assert_string_equal(json_string_value(json_object_get(summary, "phase")),
+                        heard ? "done" : "failed");
+    assert_int_equal(json_is_true(json_object_get(summary, "complete")), heard);
+    assert_int_equal(json_integer_value(json_object_get(summary, "exit_status")), status);
+    assert_int_equal(json_is_null(json_object_get(summary, "error")), heard);
+    assert_string_equal(json_string_value(json_object_get(record, "state")), "done");
+    json_decref(summary);
+}
+
+/* The source has gone for good with it, and says it when it is asked to; or by then it is known. */
+static void test_confirmation_never_said(void **state)
+{
+    (void)state;
+    struct mover again;
+    const char *const recover_source[] = {"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL};
+    about_to_confirm();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    mover_must_say(&receiver, "if ib-migrate status there says done");
+    kill(vms[0].pid, SIGKILL); /* nothing is needed of that any more */
+    waitpid(vms[0].pid, NULL, 0);
+    vms[0].pid = 0;
+    mover_start(&again, recover_source);
+    mover_ends(&again, 0);
+    mover_must_say(&again, "the destination has heard so");
+    summed_up(&again, true, 0);
+    mover_ends(&receiver, 0);
+    on_record(&vms[1], "done", "not needed any more");
+    mover_start(&again, recover_source);
+    mover_ends(&again, 1);
+    mover_must_say(&again, "matters only if ib-migrate status says complete there");
+    summed_up(&again, false, 1);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_killed_when_complete, mover_end_all),
+        cmocka_unit_test_teardown(test_killed_when_complete_in_minor_mode, mover_end_all),
+        cmocka_unit_test_teardown(test_killed_again_and_qemu_ended, mover_end_all),
+        cmocka_unit_test_teardown(test_both_killed, mover_end_all),
+        cmocka_unit_test_teardown(test_qemu_cannot_be_let_go_of, mover_end_all),
+        cmocka_unit_test_teardown(test_record_cannot_be_written, mover_end_all),
+        cmocka_unit_test_teardown(test_interrupted_when_complete, mover_end_all),
+        cmocka_unit_test_teardown(test_interrupted_before_the_confirmation, mover_end_all),
+        cmocka_unit_test_teardown(test_qemu_ends_before_the_confirmation, mover_end_all),
+        cmocka_unit_test_teardown(test_confirmation_lost, mover_end_all),
+        cmocka_unit_test_teardown(test_confirmation_interrupted, mover_end_all),
+        cmocka_unit_test_teardown(test_confirmation_never_said, mover_end_all),
+        cmocka_unit_test_teardown(test_tries_are_short, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,596 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What can go wrong while ib-migrate moves a VM: both tools killed, a QEMU that ends, tools that
+ * stand still, a destination that cannot take it. (One tool killed at each state:
+ * test_move_killed.c.) Afterwards the guest is alive and right on exactly one side.
+ *
+ * A tool is caught at a state by IBX_MOVE_STOP_AT, which makes it stop itself there.
+ */
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  40
+#define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
+#define TIMED  "--set", "timeout_ms=3000"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static void start_both(void)
+{
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+/* The VM goes on at the source, and never ran at the destination. */
+static void stayed(void)
+{
+    assert_false(mover_resumed(&vms[1])); /* not even for an instant */
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+/* The VM goes on at the destination, and the source stands still. */
+static void went(void)
+{
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+}
+
+/* Both tools, of which one stops at a state: it is killed there. */
+static void killed_at(const char *state)
+{
+    const bool source = !strncmp(state, "source", 6);
+    struct mover *victim = source ? &sender : &receiver;
+    start_both();
+    if (!source)
+        setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(victim);
+    mover_kill(victim, SIGKILL);
+}
+
+/* ------------------------------------------------------------ before the commit */
+
+static void test_interrupted(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, "cancelled");
+    mover_ends(&receiver, 1);
+    stayed();
+}
+
+static void test_cancelled(void **state)
+{
+    (void)state;
+    struct mover cancel;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "destination:ready", 1);
+    mover_kill(&receiver, SIGKILL);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", "timeout_ms=60000", NULL});
+    mover_await_stop(&receiver);
+    mover_start(&cancel, (const char *[]){"cancel", "--qmp", vms[0].tool, NULL});
+    mover_ends(&cancel, 0);
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    stayed();
+}
+
+/* ------------------------------------------------------------ after the commit */
+
+static void recover(struct mover *m, const struct vm *vm)
+{
+    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
+}
+
+/* Has QEMU's main thread read a page that has not come: until then it answers nobody. The call ends
+ * with ibx_qmp_finish. */
+static uint64_t block_main_thread(void)
+{
+    char line[64], path[64], where[64] = "";
+    const uint64_t deadline = vm_soon();
+    uint64_t call;
+    int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
+    off_t at = 1 << 20;
+    while (lseek(from, at, SEEK_DATA) != at || lseek(to, at, SEEK_HOLE) != at) {
+        at += 4096;
+        assert_true(at < (off_t)VM_RAM_MIB << 20);
+    }
+    close(from);
+    close(to);
+    snprintf(line, sizeof(line), "xp /1xb 0x%llx", (unsigned long long)at);
+    vm_ok(ibx_qmp_start(vms[1].qmp, "human-monitor-command",
+                        json_pack("{s:s}", "command-line", line), &call, vm_soon(), &vm_error));
+    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[1].pid);
+    while (!strstr(where, "userfault")) {
+        FILE *file = fopen(path, "re");
+        assert_non_null(file);
+        where[fread(where, 1, sizeof(where) - 1, file)] = 0;
+        fclose(file);
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU's main thread waits in %s", where);
+        poll(NULL, 0, 2);
+    }
+    return call;
+}
+
+/* The monitor cannot answer before the pages come: recover goes by the record alone. Whether that
+ * says RUNNING already, or not yet. */
+static void test_destination_killed_with_a_silent_monitor(void **state)
+{
+    (void)state;
+    for (int known = 0; known < 2; known++) {
+        print_message("%s\n", known ? "running" : "may-run");
+        start_both();
+        if (!known)
+            setenv("IBX_MOVE_STOP_AT", "destination:filling", 1); /* before it is written */
+        mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+        unsetenv("IBX_MOVE_STOP_AT");
+        mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+        if (known)
+            mover_await(&receiver, "filling", 0);
+        else
+            mover_await_stop(&receiver);
+        mover_kill(&receiver, SIGKILL);
+        uint64_t call = block_main_thread();
+        recover(&receiver, &vms[1]);
+        mover_ends(&receiver, 0);
+        mover_must_say(&receiver, "not its monitor");
+        mover_ends(&sender, 0);
+        vm_ok(ibx_qmp_finish(vms[1].qmp, call, NULL, vm_soon(), &vm_error));
+        went();
+        mover_end_all(NULL);
+    }
+}
+
+/* Who begins anew where recover is wanted is told so, and not to end a QEMU that the VM needs. */
+static void begun_anew(const char *const *arguments)
+{
+    struct mover again = {0};
+    mover_start(&again, arguments);
+    mover_ends(&again, 1);
+    mover_must_say(&again, "an earlier move of this VM is not over");
+    mover_must_say(&again, "ib-migrate recover");
+    assert_false(mover_said(&again, "start it anew"));
+}
+
+/* Both die, each is started again, and the VM has every page in the end. */
+static void test_both_killed(void **state)
+{
+    (void)state;
+    killed_at("destination:filling");
+    mover_kill(&sender, SIGKILL);
+    begun_anew((const char *[]){"send", "--qmp", vms[0].tool, "tcp://127.0.0.1:1", NULL});
+    begun_anew(
+        (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", "tcp://127.0.0.1:0", NULL});
+    recover(&sender, &vms[0]);
+    recover(&receiver, &vms[1]);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    went();
+}
+
+static void still_paused(void)
+{
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+    vm_do(&vms[0], "cont", NULL);
+}
+
+/* The source's tool is gone after its commit, and the destination gives up for itself. */
+static void given_up_alone(bool paused)
+{
+    start_both();
+    if (paused)
+        vm_do(&vms[0], "stop", NULL);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:committed", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "interrupt to end");
+}
+
+/* It tells so a source that comes back. What was paused before the move stays that. */
+static void test_destination_gives_up_while_the_source_is_away(void **state)
+{
+    (void)state;
+    for (int paused = 0; paused < 2; paused++) {
+        given_up_alone(paused);
+        recover(&sender, &vms[0]);
+        mover_ends(&sender, 1);
+        mover_must_say(&sender, "given up before the VM ran there");
+        mover_ends(&receiver, 1);
+        if (paused)
+            still_paused();
+        stayed();
+        mover_end_all(NULL);
+    }
+}
+
+/* ... also when it is taken back. */
+static void test_rollback_of_a_paused_vm(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    given_up_alone(true);
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    still_paused();
+    stayed();
+}
+
+/* While the VM runs at the destination it cannot be taken back. */
+static void test_no_rollback_of_a_running_vm(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    killed_at("source:serving");
+    mover_await(&receiver, "broken", 0);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 1);
+    mover_must_say(&rollback, "runs there");
+    recover(&sender, &vms[0]);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+/* Both tools are dead, and the VM runs there: QEMU, whose disk is in use, refuses a rollback, after
+ * which the move can still be gone on with. */
+static void test_a_refused_rollback(void **state)
+{
+    (void)state;
+    struct mover rollback;
+    char file[] = "/tmp/ibx-disk-XXXXXX", drive[64];
+    int fd = mkstemp(file);
+    assert_true(fd >= 0 && !ftruncate(fd, 1 << 20));
+    close(fd);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=virtio", file);
+    struct vm_options options = {.append = "", .extra = {"-drive", drive}};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 1);
+    recover(&receiver, &vms[1]);
+    mover_await_words(&receiver, "waiting at ");
+    recover(&sender, &vms[0]);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+    unlink(file);
+}
+
+/* That nothing comes, and that something does again, is said once. */
+static void stands_still(struct mover *who, struct mover *other, const char *means)
+{
+    mover_kill(who, SIGSTOP);
+    mover_await_words(other, "nothing has come from");
+    mover_must_say(other, means);
+    mover_await_silent(other);
+    mover_kill(who, SIGCONT);
+    mover_await_words(other, "is heard again");
+}
+
+/* A tool that stands still is not a dead one: the VM waits, and goes on. */
+static void test_stopped_for_a_while(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    unsigned long before = vm_beats(&vms[1]);
+    stands_still(&receiver, &sender, "the VM has gone over");
+    stands_still(&sender, &receiver, "the VM waits where it needs a page");
+    struct mover set;
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    assert_true(vm_beats(&vms[1]) >= before);
+    went();
+}
+
+/* A source that stands still before anything has happened is not waited for, and keeps its VM. */
+static void test_source_stands_still_early(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1000", NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:exposing", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    mover_ends(&receiver, 1);
+    mover_must_say(&receiver, "nothing has come from");
+    stayed();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    stayed();
+}
+
+/* The source's QEMU is not needed after the commit. */
+static void test_source_qemu_ends(void **state)
+{
+    (void)state;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&sender, "filling", 0);
+    kill(vms[0].pid, SIGKILL);
+    waitpid(vms[0].pid, NULL, 0);
+    vms[0].pid = 0;
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
+/* The destination's QEMU crashes before the switch: the VM stays. */
+static void test_destination_qemu_ends(void **state)
+{
+    (void)state;
+    start_both();
+    setenv("IBX_MOVE_STOP_AT", "destination:mapped", 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await_stop(&receiver);
+    kill(vms[1].pid, SIGKILL);
+    waitpid(vms[1].pid, NULL, 0);
+    vms[1].pid = 0;
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    mover_ends(&sender, 1);
+    stayed();
+}
+
+/* ------------------------------------------------------------ refused */
+
+static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
+{
+    mover_begin();
+    vm_start(&vms[0], from);
+    vm_start(&vms[1], to);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    struct mover check;
+    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, TIMED, NULL});
+    mover_ends(&check, 1);
+    mover_must_say(&check, words);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, words);
+    stayed();
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+}
+
+/* A file of this process alone, which vm_available() removes when a test has failed. */
+static void shared_place(char *place, size_t size)
+{
+    snprintf(place, size, "/dev/shm/ibx-vm-%d-own", (int)getpid());
+}
+
+static void test_too_small(void **state)
+{
+    (void)state;
+    char place[64], ram[192];
+    shared_place(place, sizeof(place));
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem1,size=32M,mem-path=%s,share=on", place);
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){
+                .append = "",
+                .incoming = true,
+                .extra = {"-m", "32", "-object", ram, "-machine", "memory-backend=mem1"}},
+            "mem");
+    unlink(place);
+}
+
+/* Both QEMUs on one file: the running VM's memory would be emptied. */
+static void test_same_file(void **state)
+{
+    (void)state;
+    char place[64], ram[192];
+    shared_place(place, sizeof(place));
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
+             VM_RAM_MIB, place);
+    refused(&(struct vm_options){.append = "", .ram = ram},
+            &(struct vm_options){.append = "", .incoming = true, .ram = ram},
+            "in one and the same file");
+    unlink(place);
+}
+
+static void test_other_machine(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "", .machine = "pc", .incoming = true}, "machine");
+}
+
+static void test_other_devices(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = "", .extra = {"-device", "virtio-rng-pci,addr=5"}},
+            &(struct vm_options){.append = "", .incoming = true}, "lacks virtio-rng-pci");
+    mover_end_all(NULL);
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-device", "pcie-root-port,id=p,addr=4", "-device",
+                                           "virtio-rng-pci,bus=p"}},
+            "virtio-rng-pci @ q35-pcihost/04.0/00.0");
+}
+
+static void test_other_processors(void **state)
+{
+    (void)state;
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "", .two = true, .incoming = true}, "-smp");
+    mover_end_all(NULL);
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){.append = "", .incoming = true, .extra = {"-cpu", "Nehalem"}},
+            "-cpu");
+}
+
+/* Only the hosts see what is different: other names, another order, another network, a monitor. */
+static void test_the_same_hardware(void **state)
+{
+    (void)state;
+    const struct vm_options from = {.append = "",
+                                    .extra = {"-netdev", "hubport,id=a,hubid=0", "-device",
+                                              "virtio-net-pci,netdev=a,id=one,addr=6", "-device",
+                                              "virtio-rng-pci,addr=7", "-device",
+                                              "pcie-root-port,id=root,addr=8", "-device",
+                                              "virtio-balloon-pci,bus=root"}};
+    const struct vm_options to = {.append = "",
+                                  .incoming = true,
+                                  .extra = {"-device", "pcie-root-port,id=other,addr=8", "-device",
+                                            "virtio-balloon-pci,bus=other", "-device",
+                                            "virtio-rng-pci,addr=7,id=two", "-netdev",
+                                            "socket,id=b,listen=127.0.0.1:0", "-device",
+                                            "virtio-net-pci,netdev=b,addr=6", "-monitor", "null"}};
+    mover_begin();
+    vm_start(&vms[0], &from);
+    vm_start(&vms[1], &to);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static void test_check_says_yes(void **state)
+{
+    (void)state;
+    struct mover check;
+    start_both();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, TIMED, NULL});
+    mover_ends(&check, 0);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static void test_wrong_key(void **state)
+{
+    (void)state;
+    char a[128], b[128], command[512];
+    start_both();
+    snprintf(a, sizeof(a), "%s/a", mover_folder);
+    snprintf(b, sizeof(b), "%s/b", mover_folder);
+    snprintf(command, sizeof(command),
+             "umask 077; head -c 32 /dev/urandom > %s; head -c 32 /dev/urandom > %s", a, b);
+    assert_int_equal(system(command), 0);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--key-file", a, NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", b, TIMED, NULL});
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, "key");
+    stayed();
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", a, TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static void test_nobody_there(void **state)
+{
+    (void)state;
+    start_both();
+    mover_send(&sender, &vms[0], "tcp://127.0.0.1:1", (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 1);
+    stayed();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_interrupted, mover_end_all),
+        cmocka_unit_test_teardown(test_cancelled, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_killed_with_a_silent_monitor, mover_end_all),
+        cmocka_unit_test_teardown(test_both_killed, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_gives_up_while_the_source_is_away,
+                                  mover_end_all),
+        cmocka_unit_test_teardown(test_rollback_of_a_paused_vm, mover_end_all),
+        cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
+        cmocka_unit_test_teardown(test_a_refused_rollback, mover_end_all),
+        cmocka_unit_test_teardown(test_stopped_for_a_while, mover_end_all),
+        cmocka_unit_test_teardown(test_source_stands_still_early, mover_end_all),
+        cmocka_unit_test_teardown(test_source_qemu_ends, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_qemu_ends, mover_end_all),
+        cmocka_unit_test_teardown(test_too_small, mover_end_all),
+        cmocka_unit_test_teardown(test_same_file, mover_end_all),
+        cmocka_unit_test_teardown(test_other_machine, mover_end_all),
+        cmocka_unit_test_teardown(test_other_devices, mover_end_all),
+        cmocka_unit_test_teardown(test_other_processors, mover_end_all),
+        cmocka_unit_test_teardown(test_the_same_hardware, mover_end_all),
+        cmocka_unit_test_teardown(test_check_says_yes, mover_end_all),
+        cmocka_unit_test_teardown(test_wrong_key, mover_end_all),
+        cmocka_unit_test_teardown(test_nobody_there, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

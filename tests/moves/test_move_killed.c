@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * kill -9 of each tool at each of its states (source.h, destination.h), one after the other, and
+ * then what ib-migrate(1) says is to be done. Afterwards the guest is alive and right on exactly
+ * one side. The last states of either side, complete and confirming, are test_move_end.c's.
+ *
+ * A tool is caught at a state by IBX_MOVE_STOP_AT, which makes it stop itself there.
+ */
+#include "tests/scenes/mover.h"
+
+#include "migrate/journal/journal.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS   10
+#define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
+#define TIMED   "--set", "timeout_ms=5000"
+#define LOOK_MS 2
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static void start_source(void)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+static void start_destination(void)
+{
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+}
+
+static void receive_until(const char *state, const char *option, const char *value)
+{
+    if (state)
+        setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, value, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+}
+
+static void send_until(const char *state)
+{
+    if (state)
+        setenv("IBX_MOVE_STOP_AT", state, 1);
+    /* Not the default: a tool that recovers learns it from the destination. */
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--links", "2", TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+}
+
+static void killed(struct mover *m)
+{
+    mover_await_stop(m);
+    mover_kill(m, SIGKILL);
+}
+
+/* Both tools, of which the one that has this state is killed there. */
+static void killed_at(const char *state)
+{
+    const bool source = !strncmp(state, "source", 6);
+    print_message("%s\n", state);
+    receive_until(source ? NULL : state, NULL, NULL);
+    send_until(source ? state : NULL);
+    killed(source ? &sender : &receiver);
+}
+
+static void recover(struct mover *m, const struct vm *vm)
+{
+    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
+}
+
+/* No move of the source's is unfinished: at the latest when its guardian has done its work. */
+static void await_over(void)
+{
+    const uint64_t deadline = vm_soon();
+    struct ibx_record record;
+    struct ibx_error silent;
+    while (!ibx_record_find(mover_state_dir, true, vms[0].tool, &record, &silent)) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the source's move is %s", ibx_record_state_name(record.state));
+        poll(NULL, 0, LOOK_MS);
+    }
+    assert_int_equal(silent.code, -ENOENT);
+}
+
+/* The VM goes on at the source, has never run at the destination, and can be moved. */
+static void stays(void)
+{
+    assert_false(mover_resumed(&vms[1])); /* not even for an instant */
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    await_over();
+    vm_end(&vms[1]);
+}
+
+/* The VM goes on at the destination, and the source stands still. */
+static void went(void)
+{
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+    mover_end_all(NULL);
+}
+
+/* ------------------------------------------------------------ before the commit */
+
+static void killed_before_they_met(void)
+{
+    print_message("destination:listening\n");
+    start_destination();
+    setenv("IBX_MOVE_STOP_AT", "destination:listening", 1);
+    mover_start(&receiver,
+                (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", LISTEN, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    killed(&receiver);
+    killed_at("source:asking"); /* the same QEMU waits for another receiver */
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+    stays();
+}
+
+/* Each side in the state in which it has seen that nothing comes of the move. */
+static void killed_when_it_has_failed(void)
+{
+    print_message("source:kept\n");
+    start_destination();
+    receive_until("destination:joining", NULL, NULL);
+    send_until("source:kept");
+    mover_await_stop(&receiver);
+    killed(&sender); /* which has waited in vain */
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 1);
+    stays();
+    print_message("destination:given up\n");
+    start_destination();
+    receive_until("destination:given up", NULL, NULL);
+    send_until("source:exposing");
+    mover_await_stop(&sender);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    killed(&receiver);
+    mover_ends(&sender, 1);
+    stays();
+}
+
+/* One VM for all of them, which goes on each time; in the end it can be moved. */
+static void test_before_the_commit(void **state)
+{
+    (void)state;
+    static const char *const states[] = {
+        "source:exposing",     "source:starting",   "source:stopped",     "source:sending",
+        "destination:joining", "destination:ready", "destination:mapped", "destination:waiting"};
+    start_source();
+    killed_before_they_met();
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        const bool source = !strncmp(states[i], "source", 6);
+        start_destination();
+        killed_at(states[i]);
+        mover_ends(source ? &receiver : &sender, 1);
+        stays();
+    }
+    killed_when_it_has_failed();
+    start_destination();
+    receive_until(NULL, NULL, NULL);
+    send_until(NULL);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+/* ------------------------------------------------------------ after it */
+
+/* Another tool goes on. */
+static void test_recovered(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"source:committed", "source:serving",
+                                         "destination:filling"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        const bool source = !strncmp(states[i], "source", 6);
+        start_source();
+        start_destination();
+        killed_at(states[i]);
+        mover_await(source ? &receiver : &sender, "broken", 0);
+        recover(source ? &sender : &receiver, &vms[source ? 0 : 1]);
+        mover_ends(&sender, 0);
+        mover_ends(&receiver, 0);
+        went();
+    }
+}
+
+/* Nothing was left to do. */
+static void test_done(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"source:done", "destination:done"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        start_source();
+        start_destination();
+        killed_at(states[i]);
+        mover_ends(i ? &sender : &receiver, 0);
+        await_over();
+        went();
+    }
+}
+
+static void rolled_back(void)
+{
+    struct mover rollback;
+    const unsigned long before = vm_beats(&vms[0]);
+    mover_await(&sender, "broken", 0);
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more");
+    mover_kill(&sender, SIGINT);
+    mover_ends(&sender, 3);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    vm_wait_beats(&vms[0], before + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+/* With the last byte of the device state in its hands: the VM never ran there, which only the
+ * operator can know. */
+static void test_resuming(void **state)
+{
+    (void)state;
+    start_source();
+    start_destination();
+    killed_at("destination:resuming");
+    recover(&receiver, &vms[1]);
+    assert_int_not_equal(mover_wait(&receiver), 0);
+    rolled_back();
+    assert_false(mover_resumed(&vms[1]));
+    assert_int_equal(vm_beats(&vms[1]), 0);
+}
+
+/* The destination's host is lost in mid-move: its QEMU, and its tool, which has seen that. */
+static void test_failed(void **state)
+{
+    (void)state;
+    start_source();
+    start_destination();
+    receive_until("destination:failed", "--max-bandwidth", "64K");
+    send_until(NULL);
+    mover_await(&receiver, "filling", 0);
+    kill(vms[1].pid, SIGKILL);
+    waitpid(vms[1].pid, NULL, 0);
+    vms[1].pid = 0;
+    killed(&receiver);
+    rolled_back();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_before_the_commit, mover_end_all),
+        cmocka_unit_test_teardown(test_recovered, mover_end_all),
+        cmocka_unit_test_teardown(test_done, mover_end_all),
+        cmocka_unit_test_teardown(test_resuming, mover_end_all),
+        cmocka_unit_test_teardown(test_failed, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * ib-migrate between two hosts whose wire is cut for a while: two network namespaces and a veth
+ * pair. Before the commit the VM stays, after it the VM waits and goes on.
+ */
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  40
+#define LISTEN "tcp://10.77.31.2:0"
+#define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static int shell(const char *command)
+{
+    int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* Of this process alone, as the same test may run twice on a host. */
+static const char *here(void)
+{
+    static char name[32];
+    snprintf(name, sizeof(name), "ibx-move-a-%d", (int)getpid());
+    return name;
+}
+
+static const char *there(void)
+{
+    static char name[32];
+    snprintf(name, sizeof(name), "ibx-move-b-%d", (int)getpid());
+    return name;
+}
+
+static int wire_remove(void **state)
+{
+    char command[256];
+    (void)state;
+    snprintf(command, sizeof(command), "ip netns del %s 2>/dev/null; ip netns del %s 2>/dev/null",
+             here(), there());
+    shell(command);
+    return 0;
+}
+
+/* Not every sandbox may make network namespaces. */
+static bool wire_make(void)
+{
+    char command[1024];
+    wire_remove(NULL);
+    snprintf(command, sizeof(command),
+             "a=%s b=%s; ip netns add $a && ip netns add $b && "
+             "ip link add wire netns $a type veth peer name wire netns $b && "
+             "ip -n $a addr add 10.77.31.1/24 dev wire && "
+             "ip -n $b addr add 10.77.31.2/24 dev wire && "
+             "ip -n $a link set wire up && ip -n $b link set wire up && "
+             "ip -n $a link set lo up && ip -n $b link set lo up",
+             here(), there());
+    return !shell(command);
+}
+
+static void wire(const char *state)
+{
+    char command[128];
+    snprintf(command, sizeof(command), "ip -n %s link set wire %s", here(), state);
+    assert_int_equal(shell(command), 0);
+}
+
+static int end(void **state)
+{
+    int rc = mover_end_all(state);
+    wire_remove(state);
+    return rc;
+}
+
+/* Both tools under way, one of them stopped at a state when one is given. */
+static void begin(const char *stop_at, const char *bandwidth)
+{
+    if (!wire_make())
+        skip();
+    struct vm_options options = {.append = ""};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    if (stop_at)
+        setenv("IBX_MOVE_STOP_AT", stop_at, 1);
+    mover_namespace = there();
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){QUICK, "--max-bandwidth", bandwidth, NULL});
+    mover_namespace = here();
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+}
+
+static void went(void)
+{
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
+/* Pages are still to come when the wire is cut, and it stays so until both have noticed. */
+static void test_cut_while_filling(void **state)
+{
+    (void)state;
+    begin(NULL, "64K");
+    mover_await(&receiver, "filling", 0);
+    wire("down");
+    mover_await(&sender, "broken", 0);
+    mover_await(&receiver, "broken", 0);
+    wire("up");
+    mover_await(&receiver, "filling", 0);
+    struct mover set;
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    went();
+}
+
+/* Twice, with the tool on one side killed while the wire is down. */
+static void test_cut_and_killed(void **state)
+{
+    (void)state;
+    begin(NULL, "64K");
+    mover_await(&receiver, "filling", 0);
+    wire("down");
+    mover_await(&sender, "broken", 0);
+    mover_kill(&receiver, SIGKILL);
+    wire("up");
+    mover_namespace = there();
+    mover_start(&receiver,
+                (const char *[]){"recover", "--qmp", vms[1].tool, "--json", QUICK, NULL});
+    went();
+}
+
+/* The commit itself is lost on the wire: said again when the wire is back. */
+static void test_cut_at_the_commit(void **state)
+{
+    (void)state;
+    begin("source:committed", "0");
+    mover_await_stop(&sender);
+    wire("down");
+    mover_kill(&sender, SIGCONT);
+    mover_await(&sender, "broken", 0);
+    mover_await(&receiver, "broken", 0);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    wire("up");
+    went();
+}
+
+static struct mover *stopped(const char *state)
+{
+    struct mover *which = strncmp(state, "source", 6) ? &receiver : &sender;
+    print_message("%s\n", state);
+    begin(state, "0");
+    mover_await_stop(which);
+    return which;
+}
+
+static void stayed(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+/* A destination that cannot know whether the commit was said waits, until it is told to go. */
+static void interrupt_receiver(void)
+{
+    mover_kill(&receiver, SIGINT);
+    mover_await_words(&receiver, "never ran here");
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+}
+
+/* Before it the VM goes on at the source, and never runs at the destination. That has all of the
+ * state, or not, when it is let go on: the source went on sending until the wire was cut. */
+static void test_cut_before_the_commit(void **state)
+{
+    static const char *const states[] = {
+        "source:exposing",     "source:starting",   "source:stopped",    "source:sending",
+        "destination:joining", "destination:ready", "destination:mapped"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        struct mover *which = stopped(states[i]);
+        wire("down");
+        mover_kill(which, SIGCONT);
+        mover_ends(&sender, 1);
+        bool may_have_all =
+            !strcmp(states[i], "destination:ready") || !strcmp(states[i], "destination:mapped");
+        if (!may_have_all)
+            mover_ends(&receiver, 1);
+        else if (!mover_ends_or_says(&receiver, 1, "waits for the source to be back"))
+            interrupt_receiver();
+        stayed();
+        end(state);
+    }
+}
+
+/* With all but the commit. The destination cannot know whether that was said, and waits. */
+static void test_cut_when_loaded(void **state)
+{
+    (void)state;
+    stopped("destination:waiting");
+    wire("down");
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_await(&receiver, "broken", 0);
+    interrupt_receiver();
+    stayed();
+}
+
+/* After it the VM is at the destination, and waits for the wire where it has to. */
+static void test_cut_after_the_commit(void **state)
+{
+    static const char *const states[] = {"source:serving", "destination:resuming",
+                                         "destination:filling", "destination:complete"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        struct mover *which = stopped(states[i]);
+        wire("down");
+        mover_kill(which, SIGCONT);
+        mover_await(&sender, "broken", 0);
+        mover_await(&receiver, "broken", 0);
+        wire("up");
+        went();
+        end(state);
+    }
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_cut_while_filling, end),
+        cmocka_unit_test_teardown(test_cut_and_killed, end),
+        cmocka_unit_test_teardown(test_cut_at_the_commit, end),
+        cmocka_unit_test_teardown(test_cut_before_the_commit, end),
+        cmocka_unit_test_teardown(test_cut_when_loaded, end),
+        cmocka_unit_test_teardown(test_cut_after_the_commit, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

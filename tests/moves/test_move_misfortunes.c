@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What befalls a move by ib-migrate without anybody lying: a full file system, a lost monitor, a
+ * crowd at the door, a VM continued or reset by hand, a READ cut off half-way, memory given back.
+ * Afterwards the guest is alive and right on exactly one side.
+ */
+#include "migrate/qemu/inject.h"
+#include "migrate/source/vm.h"
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS    20
+#define LISTEN   "tcp://127.0.0.1:0?timeout_ms=10000"
+#define TIMED    "--set", "timeout_ms=10000"
+#define CROWD    40
+#define FULL_MIB (VM_RAM_MIB + 8)
+#define LOOK_MS  5
+#define PAGE     4096
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+static void runs_at_the_source(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+}
+
+static void went(void)
+{
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+}
+
+static void start_source(void)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], BEATS);
+}
+
+static void start_destination(void)
+{
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+}
+
+/* ------------------------------------------------------------ misfortunes */
+
+/* Takes QEMU's own end of what is connected to this monitor, and ends the connection. */
+static void cut_monitor(const struct vm *vm)
+{
+    int process = (int)syscall(SYS_pidfd_open, vm->pid, 0), cut = 0;
+    assert_true(process >= 0);
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un name = {0};
+        socklen_t size = sizeof(name), peer = sizeof(name);
+        int mine = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+        struct sockaddr_un other;
+        if (mine >= 0 && !getsockname(mine, (struct sockaddr *)&name, &size) &&
+            name.sun_family == AF_UNIX && !strcmp(name.sun_path, vm->tool) &&
+            !getpeername(mine, (struct sockaddr *)&other, &peer)) {
+            assert_int_equal(shutdown(mine, SHUT_RDWR), 0);
+            cut++;
+        }
+        if (mine >= 0)
+            close(mine);
+    }
+    close(process);
+    assert_int_equal(cut, 1);
+}
+
+/* The tool cannot give the VM back, having lost the monitor: its guardian does. */
+static void test_source_loses_the_monitor(void **state)
+{
+    (void)state;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    cut_monitor(&vms[0]);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender,
+               3); /* by its record it may run there: the guardian writes that it does not */
+    mover_ends(&receiver, 1);
+    assert_false(mover_resumed(&vms[1]));
+    runs_at_the_source();
+}
+
+/* By its own monitor, while a tool that is about to commit is held up: it stays, and the
+ * destination never runs it. */
+static void meddle(const char *command, const char *event, const char *sentence)
+{
+    start_source();
+    start_destination();
+    vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
+    while (ibx_qmp_execute(vms[0].qmp, command, NULL, NULL, deadline, &vm_error))
+        assert_true(ibx_now_ns() < deadline);
+    vm_ok(ibx_qmp_event_wait(vms[0].qmp, event, NULL, NULL, deadline, &vm_error));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_say(&sender, sentence);
+    mover_ends(&receiver, 1);
+    assert_false(mover_resumed(&vms[1]));
+}
+
+static void test_continued_by_somebody_else(void **state)
+{
+    (void)state;
+    meddle("cont", "RESUME", "somebody else has continued the VM here");
+    runs_at_the_source();
+}
+
+/* The state that is on its way is that of before, and would meet the guest RAM of afterwards. */
+static void test_reset_by_somebody_else(void **state)
+{
+    (void)state;
+    meddle("system_reset", "RESET", "the VM has been reset here");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+}
+
+static int64_t event_us(const char *name)
+{
+    json_int_t seconds = 0, micro = 0;
+    json_t *event;
+    vm_ok(ibx_qmp_event_wait(vms[0].qmp, name, NULL, &event, vm_soon(), &vm_error));
+    json_unpack(event, "{s:{s:I,s:I}}", "timestamp", "seconds", &seconds, "microseconds", &micro);
+    json_decref(event);
+    return seconds * 1000000 + micro;
+}
+
+/* Guest RAM is not final at the STOP: QEMU waits for its disks then, of which this one takes two
+ * seconds for a write. */
+static void test_disks_are_waited_for(void **state)
+{
+    (void)state;
+    char text[256];
+    struct timespec seen;
+    struct vm_options slow = {
+        .append = "", .extra = {"-drive", "if=none,id=slow,driver=null-aio,latency-ns=2000000000"}};
+    mover_begin();
+    vm_start(&vms[0], &slow);
+    slow.incoming = true;
+    vm_start(&vms[1], &slow);
+    vm_wait_beats(&vms[0], BEATS);
+    setenv("IBX_MOVE_STOP_AT", "destination:joining", 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&receiver);
+    vm_hmp(&vms[0], "qemu-io slow \"aio_write 0 512\"", text, sizeof(text));
+    mover_kill(&receiver, SIGCONT);
+    mover_await_stop(&sender);
+    clock_gettime(CLOCK_REALTIME, &seen);
+    const int64_t stop = event_us("STOP");
+    int64_t pass;
+    while ((pass = event_us("MIGRATION_PASS")) < stop)
+        ;
+    assert_true(pass <= (int64_t)seen.tv_sec * 1000000 + seen.tv_nsec / 1000);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+/* A monitor is not a VM: that runs on, and gets its pages. */
+static void test_destination_loses_the_monitor(void **state)
+{
+    (void)state;
+    struct mover set;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    cut_monitor(&vms[1]);
+    mover_await_words(&receiver, "not its monitor");
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+}
+
+static pid_t guardian_of(const struct mover *m)
+{
+    char path[64];
+    int pid = 0;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)m->pid, (int)m->pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%d", &pid), 1);
+    fclose(file);
+    return pid;
+}
+
+/* Tool and guardian killed before the commit, the VM continued by hand: recover must not move it.
+ */
+static void test_recover_of_a_vm_that_runs(void **state)
+{
+    (void)state;
+    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    struct mover again;
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(&sender);
+    kill(guardian_of(&sender), SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[0].tool, TIMED, NULL});
+    mover_ends(&again, 3);
+    mover_must_say(&again, "postmigrate");
+    mover_ends(&receiver, 1);
+    assert_false(mover_resumed(&vms[1]));
+    runs_at_the_source();
+}
+
+/* Connections that say nothing, more than are let in at a time. */
+static void test_crowd_at_the_door(void **state)
+{
+    (void)state;
+    int crowd[CROWD];
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    start_source();
+    start_destination();
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1500", NULL);
+    to.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
+    for (unsigned i = 0; i < CROWD; i++) {
+        crowd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(crowd[i], (struct sockaddr *)&to, sizeof(to)), 0);
+    }
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    for (unsigned i = 0; i < CROWD; i++)
+        close(crowd[i]);
+    went();
+}
+
+/* Room for the RAM when it was looked for, and then not. */
+static void test_full_file_system(void **state)
+{
+    (void)state;
+    char place[96], mount_options[32], ram[256], filler[128];
+    struct mover set;
+    start_source();
+    snprintf(place, sizeof(place), "%s/full", mover_folder);
+    snprintf(mount_options, sizeof(mount_options), "size=%uM", FULL_MIB);
+    snprintf(filler, sizeof(filler), "%s/filler", place);
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s/ram,share=on",
+             VM_RAM_MIB, place);
+    assert_int_equal(mkdir(place, 0700), 0);
+    if (mount("none", place, "tmpfs", 0, mount_options))
+        skip();
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true, .ram = ram});
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    int fd = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    for (off_t at = 0; fd >= 0 && !posix_fallocate(fd, at, 4096); at += 4096)
+        ;
+    close(fd);
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_await_words(&receiver, "make room");
+    unlink(filler);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    went();
+    vm_end(&vms[1]);
+    assert_int_equal(umount2(place, MNT_DETACH), 0);
+}
+
+/* ------------------------------------------------------------ a balloon */
+
+#define BALLOON_PAGES 2048u
+
+/* Until the guest has said this on its serial port. */
+static void await_serial(const struct vm *vm, const char *words)
+{
+    static char text[1 << 20];
+    const uint64_t deadline = vm_soon();
+    for (text[0] = '\0'; !strstr(text, words);) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the guest did not say %s", words);
+        poll(NULL, 0, LOOK_MS);
+        int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
+        ssize_t n = read(fd, text, sizeof(text) - 1);
+        text[n > 0 ? n : 0] = '\0';
+        close(fd);
+    }
+}
+
+static void ask_balloon(struct vm *vm, unsigned pages)
+{
+    vm_do(vm, "balloon",
+          json_pack("{s:I}", "value", ((json_int_t)VM_RAM_MIB << 20) - (json_int_t)pages * PAGE));
+}
+
+static void record_path(char path[PATH_MAX])
+{
+    glob_t found;
+    char pattern[160];
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    snprintf(path, PATH_MAX, "%s", found.gl_pathv[0]);
+    globfree(&found);
+}
+
+/* Where the receiver notes what has come, in minor mode. */
+static void arrived_path(char path[PATH_MAX])
+{
+    char record[PATH_MAX];
+    record_path(record);
+    const char *name = strrchr(record, '/') + 1;
+    snprintf(path, PATH_MAX, "/dev/shm/ibx-%.*s.arrived", (int)(strlen(name) - strlen(".json")),
+             name);
+}
+
+/* What the destination has on record of pages that never had to come. */
+static json_int_t discarded_pages(void)
+{
+    char path[PATH_MAX];
+    record_path(path);
+    json_t *record = json_load_file(path, 0, NULL);
+    json_int_t pages =
+        json_integer_value(json_object_get(json_object_get(record, "complete"), "discarded"));
+    json_decref(record);
+    return pages;
+}
+
+/* The guest gives memory back while its pages are still at the source: QEMU discards them, which
+ * the engine is told, and none of them comes back over what the guest does there afterwards. */
+static void inflated(const char *minor)
+{
+    struct vm_options with = {.append = "balloon=2048",
+                              .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
+    struct mover set;
+    mover_begin();
+    vm_start(&vms[0], &with);
+    with.incoming = true;
+    vm_start(&vms[1], &with);
+    vm_wait_beats(&vms[0], BEATS);
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){"--max-bandwidth", "64K", minor, NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    ask_balloon(&vms[1], BALLOON_PAGES);
+    await_serial(&vms[1], "balloon 00000800");
+    ask_balloon(&vms[1], BALLOON_PAGES / 2); /* these it uses again, at once */
+    await_serial(&vms[1], "balloon 00000400");
+    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_ends(&set, 0);
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    assert_in_range(discarded_pages(), BALLOON_PAGES / 2, BALLOON_PAGES);
+    ask_balloon(&vms[1], 0);
+    await_serial(&vms[1], "balloon 00000000");
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 3 * BEATS);
+    went();
+    mover_end_all(NULL);
+}
+
+static void test_balloon(void **state)
+{
+    (void)state;
+    inflated(NULL);
+    inflated("--minor");
+}
+
+/* READs of minor mode go into the page cache: some were cut off with their tool. */
+static void test_recover_in_minor_mode(void **state)
+{
+    (void)state;
+    static uint8_t garbage[PAGE];
+    struct mover again;
+    start_source();
+    start_destination();
+    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await_stop(&receiver);
+    mover_kill(&receiver, SIGKILL);
+    int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDWR | O_CLOEXEC);
+    unsigned cut_off = 0;
+    memset(garbage, 0x5a, sizeof(garbage));
+    for (off_t at = 0; at < (off_t)VM_RAM_MIB << 20; at += PAGE) {
+        if (lseek(from, at, SEEK_DATA) != at || lseek(to, at, SEEK_HOLE) != at)
+            continue;
+        assert_int_equal(pwrite(to, garbage, PAGE, at), PAGE);
+        cut_off++;
+    }
+    assert_true(cut_off > 0);
+    close(from);
+    close(to);
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
+    mover_ends(&again, 0);
+    mover_ends(&sender, 0);
+    went();
+}
+
+/* The kernel takes pages out of QEMU's page tables, as it does to swap them out: what the guest has
+ * changed in them is in the page cache only. Returns how many pages stayed mapped. */
+static uint64_t unmap_all(const struct ibx_guest_ram *ram)
+{
+    const struct ibx_guest_block *block = &ram->blocks[0];
+    uint64_t *bits = calloc(block->size / block->page_size / 64 + 1, 8), mapped;
+    const uint64_t arguments[6] = {block->address, block->size, MADV_PAGEOUT};
+    int64_t result;
+    vm_ok(
+        ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, NULL, vm_soon(), &vm_error));
+    assert_int_equal(result, 0);
+    vm_ok(ibx_guest_block_mapped(ram, block, bits, &mapped, &vm_error));
+    free(bits);
+    return mapped;
+}
+
+static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
+{
+    (void)state;
+    struct ibx_guest_ram ram;
+    struct mover again;
+    start_source();
+    start_destination();
+    vm_ok(ibx_guest_ram_find(vms[1].qmp, 0, false, &ram, vm_soon(), &vm_error));
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], BEATS); /* it changes its memory */
+    mover_kill(&receiver, SIGKILL);
+    char list[PATH_MAX];
+    arrived_path(list);
+    assert_int_equal(access(list, F_OK), 0);
+    const uint64_t mapped = unmap_all(&ram);
+    print_message("%llu pages stayed mapped\n", (unsigned long long)mapped);
+    assert_in_range(mapped, 0, 1000);
+    ibx_guest_ram_fini(&ram);
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
+    mover_ends(&again, 0);
+    mover_ends(&sender, 0);
+    went();
+    assert_int_equal(access(list, F_OK), -1);
+}
+
+/* Without the list nobody can tell them apart. */
+static void test_recover_in_minor_mode_without_the_list(void **state)
+{
+    (void)state;
+    struct mover again, rollback;
+    char list[PATH_MAX];
+    start_source();
+    start_destination();
+    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--minor", NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    mover_await_stop(&receiver);
+    mover_kill(&receiver, SIGKILL);
+    arrived_path(list);
+    assert_int_equal(unlink(list), 0);
+    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, TIMED, NULL});
+    mover_ends(&again, 3);
+    mover_must_say(&again, "cannot be known");
+    vm_end(&vms[1]);
+    mover_kill(&sender, SIGKILL);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_ends(&rollback, 0);
+    runs_at_the_source();
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_source_loses_the_monitor, mover_end_all),
+        cmocka_unit_test_teardown(test_continued_by_somebody_else, mover_end_all),
+        cmocka_unit_test_teardown(test_reset_by_somebody_else, mover_end_all),
+        cmocka_unit_test_teardown(test_disks_are_waited_for, mover_end_all),
+        cmocka_unit_test_teardown(test_destination_loses_the_monitor, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_of_a_vm_that_runs, mover_end_all),
+        cmocka_unit_test_teardown(test_crowd_at_the_door, mover_end_all),
+        cmocka_unit_test_teardown(test_full_file_system, mover_end_all),
+        cmocka_unit_test_teardown(test_balloon, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_in_minor_mode, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_in_minor_mode_of_unmapped_pages, mover_end_all),
+        cmocka_unit_test_teardown(test_recover_in_minor_mode_without_the_list, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A tool that stands still at one of its states (SIGSTOP, a host without processors): for a moment,
+ * which changes nothing, or longer than the VM may stand still for it. Afterwards the guest is
+ * alive and right on exactly one side. Tools are stopped there by IBX_MOVE_STOP_AT.
+ */
+#include "tests/scenes/mover.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BEATS  20
+#define LISTEN "tcp://127.0.0.1:0?timeout_ms=5000"
+#define TIMED  "--set", "timeout_ms=5000"
+
+static struct vm vms[2];
+static struct mover receiver, sender;
+
+/* Returns the tool that has stopped. */
+static struct mover *stopped_at(const char *state)
+{
+    struct vm_options options = {.append = ""};
+    const bool source = !strncmp(state, "source", 6);
+    print_message("%s\n", state);
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], BEATS);
+    setenv("IBX_MOVE_STOP_AT", state, 1);
+    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_await_stop(source ? &sender : &receiver);
+    return source ? &sender : &receiver;
+}
+
+static void went(void)
+{
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+    mover_end_all(NULL);
+}
+
+static void test_for_a_moment(void **state)
+{
+    (void)state;
+    static const char *const states[] = {
+        "source:exposing",     "source:starting",      "source:stopped",
+        "source:sending",      "source:committed",     "source:serving",
+        "source:done",         "destination:joining",  "destination:ready",
+        "destination:mapped",  "destination:waiting",  "destination:resuming",
+        "destination:filling", "destination:complete", "destination:done"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        mover_kill(stopped_at(states[i]), SIGCONT);
+        went();
+    }
+}
+
+/* The VM stands still for it, and then goes on where it is. */
+static void test_too_long_before_the_commit(void **state)
+{
+    (void)state;
+    static const char *const states[] = {"destination:ready", "destination:mapped",
+                                         "destination:waiting"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        struct mover *late = stopped_at(states[i]);
+        mover_ends(&sender, 1);
+        mover_kill(late, SIGCONT);
+        mover_ends(late, 1);
+        assert_false(mover_resumed(&vms[1]));
+        vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+        assert_int_equal(vm_beats(&vms[1]), 0);
+        mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+        mover_end_all(NULL);
+    }
+}
+
+int main(void)
+{
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_for_a_moment, mover_end_all),
+        cmocka_unit_test_teardown(test_too_long_before_the_commit, mover_end_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

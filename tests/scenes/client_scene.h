@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A client of the door whose server a test speaks by hand, byte by byte. */
+#ifndef IBX_TESTS_UNIT_CLIENT_SCENE_H
+#define IBX_TESTS_UNIT_CLIENT_SCENE_H
+
+#include "tests/scenes/memory_provider.h"
+#include "tests/scenes/raw_handshake.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* A raw server, and what became of the last client. */
+struct scene {
+    int listening;
+    uint16_t port;
+    int fds; /* open before the scene */
+    struct ibx_options options;
+    pthread_t thread;
+    atomic_bool over; /* the thread has done its work */
+    int rc;
+    uint64_t took_ns;
+    struct ibx_error err;
+    struct ibx_path path;
+};
+
+/* The server's frames, in their order. */
+enum step { AT_CHALLENGE, AT_PROOF, AT_OFFER, AT_RESULT, STEPS };
+
+void open_scene(struct scene *s, bool with_key, unsigned timeout_ms);
+/* Whatever happened, nothing was left behind. */
+void close_scene(struct scene *s);
+/* The client's part: connects, and closes. */
+void *client(void *scene);
+/* Starts a thread with it, and takes its knock. */
+struct raw answer_knock(struct scene *s);
+/* Waits for the thread: what ibx_connect() returned. */
+int went(struct scene *s);
+/* It failed so, and says one sentence that names the server. */
+void expect_failure(struct scene *s, int code, const char *said);
+
+/* What the client joins; its length. */
+size_t put_wire(uint8_t *out);
+/* Hears what comes before the server's frame of this step, and makes that frame. */
+void make_step(struct raw *raw, enum step step, struct raw_frame *frame);
+/* All steps before this one, as an honest server takes them. */
+void walk_to(struct raw *raw, enum step step);
+
+#endif

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/scenes/handshake_scene.h"
+
+#include "common/clock.h"
+#include "tests/scenes/open_fds.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms)
+{
+    memset(s, 0, sizeof(*s));
+    memory_control_reset();
+    s->fds = open_fds();
+    ibx_options_init(&s->options);
+    s->options.timeout_ms = timeout_ms;
+    if (with_key)
+        snprintf(s->options.key_file, sizeof(s->options.key_file), "%s", raw_key_file);
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s->options, &s->listener, NULL), 0);
+    s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
+}
+
+static void serve(struct door_scene *s)
+{
+    struct pollfd knock = {.fd = ibx_listener_fd(s->listener), .events = POLLIN};
+    struct ibx_conn *conn;
+    s->err = (struct ibx_error){0};
+    s->rc = poll(&knock, 1, 10000) == 1 ? ibx_accept(s->listener, &conn, &s->err) : -ENOENT;
+    if (s->rc)
+        return;
+    uint64_t began = ibx_now_ns();
+    s->rc = ibx_establish(conn, &s->err);
+    s->took_ns = ibx_now_ns() - began;
+    if (!s->rc) {
+        struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+        snprintf(s->provider, sizeof(s->provider), "%s", ibx_conn_path(conn)->provider);
+        s->message_max = ibx_conn_caps(conn)->message_max;
+        while (event.type != IBX_EVENT_CLOSED && ibx_wait(conn, 10000) == 1)
+            ibx_poll(conn, &event, 1);
+        s->closed_status = event.status;
+        snprintf(s->reason, sizeof(s->reason), "%s", ibx_conn_reason(conn));
+    }
+    ibx_close(conn);
+}
+
+void *door_serve(void *argument)
+{
+    struct door_scene *s = argument;
+    serve(s);
+    s->over = true;
+    return NULL;
+}
+
+struct raw door_knock(struct door_scene *s)
+{
+    pthread_create(&s->thread, NULL, door_serve, s);
+    return raw_connect(s->port, "127.0.0.1", "127.0.0.1");
+}
+
+int door_served(struct door_scene *s)
+{
+    pthread_join(s->thread, NULL);
+    s->over = false;
+    return s->rc;
+}
+
+/* It failed so, and says one sentence that names the client. */
+void door_expect_failure(struct door_scene *s, int code, const char *said)
+{
+    int rc = door_served(s);
+    if (rc != code || !strstr(s->err.message, said) || !strstr(s->err.message, "127.0.0."))
+        fail_msg("%d \"%s\", not %d \"%s\"", rc, s->err.message, code, said);
+    assert_int_equal(s->err.code, code);
+    assert_null(strchr(s->err.message, '\n'));
+}
+
+/* Whatever happened: an honest client is served, and nothing was left behind. */
+void door_close(struct door_scene *s)
+{
+    struct ibx_conn *conn;
+    struct ibx_error err = {0};
+    s->options.timeout_ms = 10000; /* the client's; a loaded machine is no fault */
+    pthread_create(&s->thread, NULL, door_serve, s);
+    if (ibx_connect(ibx_listener_uri(s->listener), &s->options, &conn, &err))
+        fail_msg("an honest client is not served: %s", err.message);
+    ibx_close(conn);
+    assert_int_equal(door_served(s), 0);
+    assert_string_equal(s->reason, "the peer closed the connection");
+    ibx_listener_close(s->listener);
+    assert_int_equal(memory_live_endpoints(), 0);
+    assert_int_equal(open_fds(), s->fds);
+}
+
+/* Hears what comes before the client's frame of this step, and makes that frame. */
+void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *frame)
+{
+    uint8_t payload[64], client[RAW_HASH], server[RAW_HASH];
+    struct raw_frame heard;
+    size_t length = 0;
+    static const uint8_t types[STEPS] = {HELLO, PROOF, TRY, ANSWER, RESULT};
+    static const uint8_t no_key[RAW_HASH];
+    switch (step) {
+    case AT_HELLO:
+        length = raw_opening(raw, payload, memcmp(raw->key, no_key, RAW_HASH) != 0);
+        break;
+    case AT_PROOF:
+        raw_expect(raw, CHALLENGE, &heard);
+        assert_int_equal(heard.payload_length, 51 + 32);
+        memcpy(raw->server_nonce, heard.payload + 7, 32);
+        raw_derive(raw, client, server);
+        memcpy(payload, client, RAW_HASH);
+        length = RAW_HASH;
+        break;
+    case AT_TRY:
+        raw_expect(raw, PROOF, &heard);
+        raw->authenticated = true;
+        length = raw_string(payload, "shm");
+        break;
+    case AT_ANSWER:
+        raw_expect(raw, OFFER, &heard);
+        break;
+    case AT_RESULT:
+        raw_expect(raw, RESULT, &heard);
+        length = raw_result(payload, 0, "");
+        break;
+    case STEPS:
+        break;
+    }
+    raw_frame_make(raw, frame, types[step], payload, length);
+}
+
+void door_walk_to(struct raw *raw, enum door_step step)
+{
+    struct raw_frame frame;
+    for (enum door_step i = 0; i < step; i++) {
+        door_make_step(raw, i, &frame);
+        raw_send(raw, frame.bytes, frame.length);
+    }
+}

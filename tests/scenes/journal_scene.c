@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/scenes/journal_scene.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+char folder[64];
+struct ibx_error error;
+
+int make_folder(void **state)
+{
+    (void)state;
+    /* Where fsync(2) costs nothing, if there is such a place. */
+    snprintf(folder, sizeof(folder), "%s/ibx-record-XXXXXX",
+             access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+int remove_folder(void **state)
+{
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    return system(command);
+}
+
+struct ibx_record sample(bool source, uint8_t number)
+{
+    struct ibx_record r = {.source = source,
+                           .epoch = 1,
+                           .state = source ? IBX_RECORD_HERE : IBX_RECORD_NOT_YET,
+                           .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+                           .name = "db1",
+                           .qmp = "/run/db1.qmp",
+                           .pid = 4242,
+                           .pid_started = 123456789,
+                           .uri = "tcp://node-b:7471",
+                           .peer = "node-b",
+                           .key_file = "/etc/ibx.key",
+                           .uffd = source ? -1 : 31,
+                           .device_way = !source,
+                           .was_running = source,
+                           .block_count = source ? 0 : 2,
+                           .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
+    for (unsigned i = 0; i < r.block_count; i++) {
+        r.blocks[i].size = 64 << 20;
+        r.blocks[i].page_size = i ? 2 << 20 : 4096;
+        r.blocks[i].offset = (uint64_t)i << 30;
+        r.blocks[i].address = 0x7f0000000000 + ((uint64_t)i << 30);
+        r.blocks[i].dev = 26;
+        r.blocks[i].ino = UINT64_MAX - i;
+    }
+    memset(r.id, number, sizeof(r.id));
+    return r;
+}
+
+int write_record(struct ibx_record *r)
+{
+    memset(&error, 0, sizeof(error));
+    int rc = ibx_record_write(folder, r, &error);
+    if (rc) {
+        assert_int_equal(error.code, rc);
+        assert_true(error.message[0] && !strchr(error.message, '\n'));
+    }
+    return rc;
+}
+
+void says(const char *word)
+{
+    if (!strstr(error.message, word))
+        fail_msg("\"%s\" does not say \"%s\"", error.message, word);
+}
+
+void put_file(const char *path, const char *text, size_t length)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, length), length);
+    close(fd);
+}
+
+size_t get_file(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    ssize_t n = read(fd, text, size - 1);
+    assert_true(n >= 0);
+    text[n] = '\0';
+    close(fd);
+    return (size_t)n;
+}
+
+struct ibx_record only(void)
+{
+    struct ibx_record *all, r;
+    size_t count;
+    if (ibx_record_list(folder, &all, &count, &error))
+        fail_msg("%s", error.message);
+    assert_int_equal(count, 1);
+    r = all[0];
+    free(all);
+    return r;
+}
+
+void with(const char *path, const char *text, const char *from, const char *to)
+{
+    char changed[8192];
+    const char *at = strstr(text, from);
+    if (!at)
+        fail_msg("no %s", from);
+    int n = snprintf(changed, sizeof(changed), "%.*s%s%s", (int)(at - text), text, to,
+                     at + strlen(from));
+    put_file(path, changed, (size_t)n);
+}
+
+pid_t fork_bound(void)
+{
+    const pid_t parent = getpid();
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child && (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent))
+        _exit(1);
+    return child;
+}
+
+int in_child(int (*test)(void))
+{
+    int status;
+    pid_t child = fork_bound();
+    if (!child)
+        _exit(test());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}

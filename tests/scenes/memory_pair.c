@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/scenes/memory_pair.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+
+static void *establish(void *argument)
+{
+    struct memory_pair *pair = argument;
+    struct pollfd knock = {.fd = ibx_listener_fd(pair->listener), .events = POLLIN};
+    if (poll(&knock, 1, 10000) == 1 && !ibx_accept(pair->listener, &pair->server, NULL) &&
+        ibx_establish(pair->server, NULL)) {
+        ibx_close(pair->server);
+        pair->server = NULL;
+    }
+    return NULL;
+}
+
+int memory_pair_open(struct memory_pair *pair, const struct ibx_options *options,
+                     struct ibx_error *err)
+{
+    pthread_t thread;
+    *pair = (struct memory_pair){0};
+    int rc = ibx_listen("rdma://127.0.0.1:0", options, &pair->listener, err);
+    if (rc)
+        return rc;
+    pthread_create(&thread, NULL, establish, pair);
+    rc = ibx_connect(ibx_listener_uri(pair->listener), options, &pair->client, err);
+    pthread_join(thread, NULL);
+    if (!rc && !pair->server)
+        rc = ibx_error_set(err, -EPROTO, "the server's end does not stand");
+    if (rc)
+        memory_pair_close(pair);
+    return rc;
+}
+
+void memory_pair_close(struct memory_pair *pair)
+{
+    ibx_close(pair->client);
+    ibx_close(pair->server);
+    ibx_listener_close(pair->listener);
+    *pair = (struct memory_pair){0};
+}

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MOVERS_MAX 16
+#define PORTS_MAX  32
+#define LOOK_MS    2
+
+char mover_folder[64], mover_state_dir[96];
+const char *mover_namespace;
+static struct mover *running[MOVERS_MAX];
+static unsigned count;
+static int ports[PORTS_MAX];
+static unsigned port_count;
+
+void mover_begin(void)
+{
+    snprintf(mover_folder, sizeof(mover_folder), "/tmp/ibx-mv-XXXXXX");
+    assert_non_null(mkdtemp(mover_folder));
+    snprintf(mover_state_dir, sizeof(mover_state_dir), "%s/s", mover_folder);
+}
+
+int mover_end_all(void **state)
+{
+    char command[128];
+    for (unsigned i = 0; i < MOVERS_MAX; i++)
+        if (running[i])
+            mover_kill(running[i], SIGKILL);
+    if (mover_folder[0]) {
+        snprintf(command, sizeof(command), "rm -rf %s", mover_folder);
+        if (system(command))
+            return -1;
+    }
+    mover_folder[0] = '\0';
+    mover_namespace = NULL;
+    while (port_count)
+        close(ports[--port_count]);
+    return vm_end_all(state);
+}
+
+static void enter(const char *namespace)
+{
+    char path[96];
+    snprintf(path, sizeof(path), "/run/netns/%s", namespace);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET))
+        _exit(125);
+    close(fd);
+}
+
+static void become_tool(const struct mover *m, const char *const *arguments, pid_t parent)
+{
+    const char *items[40] = {getenv("IB_MIGRATE")};
+    unsigned n = 1;
+    for (; *arguments; arguments++)
+        items[n++] = *arguments;
+    items[n++] = "--state-dir";
+    items[n++] = mover_state_dir;
+    int out = open(m->out, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    int err = open(m->err, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    int null = open("/dev/null", O_RDONLY);
+    dup2(null, 0);
+    dup2(out, 1);
+    dup2(err, 2);
+    close_range(3, ~0u, 0);
+    if (mover_namespace)
+        enter(mover_namespace);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(126);
+    execv(items[0], (char *const *)(uintptr_t)items);
+    _exit(127);
+}
+
+void mover_start(struct mover *m, const char *const *arguments)
+{
+    memset(m, 0, sizeof(*m));
+    snprintf(m->out, sizeof(m->out), "%s/%u.out", mover_folder, count);
+    snprintf(m->err, sizeof(m->err), "%s/%u.err", mover_folder, count++);
+    for (unsigned i = 0; i < MOVERS_MAX; i++) {
+        if (!running[i]) {
+            running[i] = m;
+            break;
+        }
+    }
+    pid_t self = getpid();
+    m->pid = fork();
+    assert_true(m->pid >= 0);
+    if (!m->pid)
+        become_tool(m, arguments, self);
+}
+
+static size_t read_file(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = 0;
+    size_t length = 0;
+    while (fd >= 0 && length < size - 1 && (n = read(fd, text + length, size - 1 - length)) > 0)
+        length += (size_t)n;
+    text[length] = '\0';
+    if (fd >= 0)
+        close(fd);
+    return length;
+}
+
+static void fail_with_words(const struct mover *m, const char *what)
+{
+    static char out[65536], err[65536];
+    size_t length = read_file(m->out, out, sizeof(out));
+    read_file(m->err, err, sizeof(err));
+    fail_msg("%s\nit said: %s\nand printed, at last: %s", what, err,
+             length > 1500 ? out + length - 1500 : out);
+}
+
+static void note_end(struct mover *m)
+{
+    for (unsigned i = 0; i < MOVERS_MAX; i++)
+        if (running[i] == m)
+            running[i] = NULL;
+    m->pid = 0;
+}
+
+int mover_wait(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    int status = 0;
+    pid_t rc;
+    while (!(rc = waitpid(m->pid, &status, WNOHANG))) {
+        if (ibx_now_ns() >= deadline)
+            fail_with_words(m, "ib-migrate does not end");
+        poll(NULL, 0, LOOK_MS);
+    }
+    assert_int_equal(rc, m->pid);
+    note_end(m);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void mover_ends(struct mover *m, int status)
+{
+    char what[64];
+    int is = mover_wait(m);
+    snprintf(what, sizeof(what), "ib-migrate ended with %d, not %d", is, status);
+    if (is != status)
+        fail_with_words(m, what);
+}
+
+bool mover_ends_or_says(struct mover *m, int status, const char *words)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t ended = {0};
+    while (!waitid(P_PID, (id_t)m->pid, &ended, WEXITED | WNOHANG | WNOWAIT) && !ended.si_pid) {
+        if (mover_said(m, words))
+            return false;
+        if (ibx_now_ns() >= deadline)
+            fail_with_words(m, "ib-migrate neither ends nor says so");
+        poll(NULL, 0, LOOK_MS);
+    }
+    mover_ends(m, status);
+    return true;
+}
+
+void mover_kill(struct mover *m, int signal)
+{
+    if (!m->pid)
+        return;
+    kill(m->pid, signal);
+    if (signal == SIGKILL) {
+        waitpid(m->pid, NULL, 0);
+        note_end(m);
+    }
+}
+
+bool mover_said(const struct mover *m, const char *words)
+{
+    static char text[1 << 20];
+    read_file(m->err, text, sizeof(text));
+    if (strstr(text, words))
+        return true;
+    read_file(m->out, text, sizeof(text));
+    return strstr(text, words) != NULL;
+}
+
+void mover_must_say(const struct mover *m, const char *words)
+{
+    char what[256];
+    snprintf(what, sizeof(what), "ib-migrate did not say \"%s\"", words);
+    if (!mover_said(m, words))
+        fail_with_words(m, what);
+}
+
+static void look_again(struct mover *m, uint64_t deadline, const char *what)
+{
+    int status;
+    if (m->pid && waitpid(m->pid, &status, WNOHANG) == m->pid) {
+        note_end(m);
+        return;
+    }
+    if (!m->pid || ibx_now_ns() >= deadline)
+        fail_with_words(m, what);
+    poll(NULL, 0, LOOK_MS);
+}
+
+void mover_await_words(struct mover *m, const char *words)
+{
+    const uint64_t deadline = vm_soon();
+    char what[256];
+    snprintf(what, sizeof(what), "waited for \"%s\"", words);
+    while (!mover_said(m, words))
+        look_again(m, deadline, what);
+}
+
+/* The last whole line that is an object. */
+json_t *mover_summary(const struct mover *m)
+{
+    static char text[1 << 20];
+    size_t length = read_file(m->out, text, sizeof(text));
+    while (length) {
+        while (length && text[length - 1] != '\n')
+            length--;
+        if (!length)
+            return NULL;
+        text[--length] = '\0';
+        size_t begin = length;
+        while (begin && text[begin - 1] != '\n')
+            begin--;
+        json_t *object = json_loads(text + begin, 0, NULL);
+        json_t *inner = json_object_get(object, "summary");
+        inner = inner ? inner : json_object_get(object, "status");
+        json_incref(inner);
+        json_decref(object);
+        if (inner)
+            return inner;
+        length = begin;
+    }
+    return NULL;
+}
+
+static bool reached(const struct mover *m, const char *phase, unsigned present)
+{
+    json_t *last = mover_summary(m);
+    const char *is = json_string_value(json_object_get(last, "phase"));
+    json_int_t pages = json_integer_value(json_object_get(last, "pages"));
+    json_int_t there = json_integer_value(json_object_get(last, "present_pages"));
+    bool yes = is && !strcmp(is, phase) && (!present || (pages && there * 100 >= pages * present));
+    json_decref(last);
+    return yes;
+}
+
+void mover_await(struct mover *m, const char *phase, unsigned present)
+{
+    const uint64_t deadline = vm_soon();
+    char what[128];
+    snprintf(what, sizeof(what), "waited for phase %s, %u %% present", phase, present);
+    while (!reached(m, phase, present))
+        look_again(m, deadline, what);
+}
+
+static bool is_silent(const struct mover *m)
+{
+    json_t *last = mover_summary(m);
+    bool yes = json_integer_value(json_object_get(last, "silent_ns")) > 0;
+    json_decref(last);
+    return yes;
+}
+
+void mover_await_silent(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    while (!is_silent(m))
+        look_again(m, deadline, "waited for silent_ns");
+}
+
+/* A port that stays free until the end for receivers of a URI without one, also when they are
+ * killed and another is started there: a socket of this process stays at it, so that the kernel
+ * gives it to nobody else. */
+static void choose_port(const char *uri, char *chosen, size_t size)
+{
+    static const char none[] = "//127.0.0.1:0";
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(address);
+    const char *at = strstr(uri, none);
+    if (!at || strncmp(uri, "tcp", 3) || mover_namespace) {
+        snprintf(chosen, size, "%s", uri);
+        return;
+    }
+    assert_true(port_count < PORTS_MAX);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+    ports[port_count++] = fd;
+    snprintf(chosen, size, "tcp://127.0.0.1:%u%s", ntohs(address.sin_port), at + strlen(none));
+}
+
+void mover_receive(struct mover *m, const struct vm *vm, const char *uri, const char *const *more)
+{
+    char chosen[256];
+    choose_port(uri, chosen, sizeof(chosen));
+    const char *arguments[32] = {"receive", "--qmp", vm->tool, "--listen", chosen, "--json"};
+    unsigned n = 6;
+    for (; more && *more; more++)
+        arguments[n++] = *more;
+    mover_start(m, arguments);
+    mover_await_words(m, "waiting at ");
+    static char text[65536];
+    read_file(m->err, text, sizeof(text));
+    const char *at = strstr(text, "waiting at ");
+    if (!at) {
+        read_file(m->out, text, sizeof(text));
+        at = strstr(text, "waiting at ");
+    }
+    at += strlen("waiting at ");
+    snprintf(m->uri, sizeof(m->uri), "%.*s", (int)strcspn(at, " \"\n"), at);
+}
+
+void mover_send(struct mover *m, const struct vm *vm, const char *uri, const char *const *more)
+{
+    const char *arguments[32] = {"send", "--qmp", vm->tool, uri, "--json"};
+    unsigned n = 5;
+    for (; more && *more; more++)
+        arguments[n++] = *more;
+    mover_start(m, arguments);
+}
+
+void mover_await_stop(struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    siginfo_t info = {0};
+    for (;;) {
+        const int what = WSTOPPED | WEXITED | WNOHANG | WNOWAIT;
+        assert_int_equal(waitid(P_PID, (id_t)m->pid, &info, what), 0);
+        if (info.si_pid == m->pid && info.si_code == CLD_STOPPED)
+            return;
+        if (info.si_pid == m->pid || ibx_now_ns() >= deadline)
+            fail_with_words(m, "the tool did not come to its state");
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
+void mover_heartbeats(const struct vm *const *of, const char *options)
+{
+    char said[256];
+    int rc = vm_expect(of, options, said, sizeof(said));
+    if (rc)
+        fail_msg("expect: %d %s", rc, said);
+}
+
+bool mover_resumed(struct vm *vm)
+{
+    json_t *event;
+    struct ibx_error silent;
+    bool yes = false;
+    ibx_qmp_pump(vm->qmp, &silent);
+    while ((event = ibx_qmp_event_next(vm->qmp))) {
+        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
+        json_decref(event);
+    }
+    return yes;
+}

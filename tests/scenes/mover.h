@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The tool ib-migrate as a test runs it: processes with their output in files, waited for by what
+ * they say. Failures fail the test at once.
+ */
+#ifndef IBX_TESTS_MIGRATE_MOVER_H
+#define IBX_TESTS_MIGRATE_MOVER_H
+
+#include "tests/scenes/vm.h"
+
+struct mover {
+    pid_t pid; /* 0: not running */
+    char out[96], err[96];
+    char uri[300]; /* of a receiver */
+};
+
+/* A folder for this test's records and logs, made anew; removed by mover_end_all. */
+extern char mover_folder[64], mover_state_dir[96];
+/* The network namespace that the next tools are started in; NULL: this one. */
+extern const char *mover_namespace;
+void mover_begin(void);
+/* Ends what still runs and all VMs. */
+int mover_end_all(void **state);
+
+/* ib-migrate with these arguments, NULL behind the last; --state-dir is added. */
+void mover_start(struct mover *mover, const char *const *arguments);
+/* `receive` for a VM at `uri`, and its real URI once it waits; `more` may be NULL. */
+void mover_receive(struct mover *mover, const struct vm *vm, const char *uri,
+                   const char *const *more);
+void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const char *const *more);
+/* Until it ends: its exit status, or 128 + the signal. */
+int mover_wait(struct mover *mover);
+/* It must end with this status; otherwise the test fails with what it said. */
+void mover_ends(struct mover *mover, int status);
+/* Whether it ended, with this status; false: it said `words` instead. */
+bool mover_ends_or_says(struct mover *mover, int status, const char *words);
+void mover_kill(struct mover *mover, int signal);
+/* Until a line of its JSON output has `phase`; with `present` (percent of all pages) as well. */
+void mover_await(struct mover *mover, const char *phase, unsigned present);
+/* Until a line of it tells for how long nothing has come. */
+void mover_await_silent(struct mover *mover);
+/* Whether its output or its sentences contain `words`. */
+bool mover_said(const struct mover *mover, const char *words);
+void mover_must_say(const struct mover *mover, const char *words);
+/* Until it has said them. */
+void mover_await_words(struct mover *mover, const char *words);
+/* Until it has stopped itself at its state (IBX_MOVE_STOP_AT). */
+void mover_await_stop(struct mover *mover);
+/* The heartbeats of these VMs, one after the other up to a NULL, are right for a guest with these
+ * options. */
+void mover_heartbeats(const struct vm *const *of, const char *options);
+/* Whether its QEMU, which may be gone, has said RESUME since this was asked last. */
+bool mover_resumed(struct vm *vm);
+/* The last status, or the summary, that it printed: a reference. */
+json_t *mover_summary(const struct mover *mover);
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/scenes/session_pair.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+struct ibx_faults *session_faults_server, *session_faults_client;
+static const char *provider = "auto", *host, *more_key, *more_value;
+
+void session_pair_use(const char *name, const char *address, const char *key, const char *value)
+{
+    provider = name;
+    host = address;
+    more_key = key;
+    more_value = value;
+}
+
+unsigned session_crew;
+
+static const char *listen_uri(void)
+{
+    static char uri[128];
+    snprintf(uri, sizeof(uri), "rdma://%s:0", host ? host : "127.0.0.1");
+    return uri;
+}
+
+static void set_options(struct ibx_options *options, struct ibx_faults *faults)
+{
+    ibx_options_init(options);
+    assert_int_equal(ibx_options_set(options, "provider", provider, NULL), 0);
+    if (more_key)
+        assert_int_equal(ibx_options_set(options, more_key, more_value, NULL), 0);
+    options->insecure = host != NULL;
+    options->faults = faults;
+}
+
+/* ------------------------------------------------------------------------- pairs */
+
+static void *accept_one(void *argument)
+{
+    struct session_pair *pair = argument;
+    uint8_t none;
+    if (!ibx_session_accept(pair->listening, &pair->server, NULL))
+        ibx_session_read(pair->server, &none, 0); /* establishes */
+    return NULL;
+}
+
+static void open_listening(struct session_pair *pair)
+{
+    struct ibx_error err = {0};
+    struct ibx_options options;
+    *pair = (struct session_pair){0};
+    set_options(&options, session_faults_server);
+    if (ibx_session_create(listen_uri(), &options, &pair->listening, &err) ||
+        ibx_session_serve(pair->listening, &err))
+        fail_msg("%s", err.message);
+    struct ibx_gpu_options gpu = {.mode = IBX_GPU_OFF, .threads = session_crew};
+    ibx_session_set_gpu(pair->listening, &gpu);
+    pthread_create(&pair->thread, NULL, accept_one, pair);
+}
+
+static void note_caps(struct session_pair *pair, const struct ibx_caps *caps)
+{
+    pair->rendezvous = caps->rendezvous;
+    pair->message = caps->message_max;
+}
+
+void session_pair_open(struct session_pair *pair)
+{
+    struct ibx_error err = {0};
+    struct ibx_options options;
+    open_listening(pair);
+    set_options(&options, session_faults_client);
+    int rc = ibx_session_create(ibx_session_uri(pair->listening), &options, &pair->client, &err);
+    if (!rc)
+        rc = ibx_session_connect(pair->client, &err);
+    pthread_join(pair->thread, NULL);
+    if (rc || pair->server->state != SESSION_LIVE)
+        fail_msg("no pair: %s", err.message);
+    note_caps(pair, pair->client->caps);
+}
+
+struct ibx_conn *session_pair_open_bare_client(struct session_pair *pair)
+{
+    struct ibx_error err = {0};
+    struct ibx_options options;
+    struct ibx_conn *conn;
+    open_listening(pair);
+    set_options(&options, NULL);
+    int rc = ibx_connect(ibx_session_uri(pair->listening), &options, &conn, &err);
+    pthread_join(pair->thread, NULL);
+    if (rc || pair->server->state != SESSION_LIVE)
+        fail_msg("no pair: %s", err.message);
+    note_caps(pair, ibx_conn_caps(conn));
+    return conn;
+}
+
+struct bare_server {
+    struct ibx_listener *listener;
+    struct ibx_conn *conn;
+};
+
+static void *establish_one(void *argument)
+{
+    struct bare_server *bare = argument;
+    struct pollfd knock = {.fd = ibx_listener_fd(bare->listener), .events = POLLIN};
+    if (poll(&knock, 1, 20000) == 1 && !ibx_accept(bare->listener, &bare->conn, NULL) &&
+        ibx_establish(bare->conn, NULL)) {
+        ibx_close(bare->conn);
+        bare->conn = NULL;
+    }
+    return NULL;
+}
+
+struct ibx_conn *session_pair_open_bare_server(struct session_pair *pair)
+{
+    struct ibx_error err = {0};
+    struct ibx_options options;
+    struct bare_server bare = {0};
+    *pair = (struct session_pair){0};
+    set_options(&options, NULL);
+    if (ibx_listen(listen_uri(), &options, &bare.listener, &err))
+        fail_msg("%s", err.message);
+    pthread_create(&pair->thread, NULL, establish_one, &bare);
+    int rc = ibx_session_create(ibx_listener_uri(bare.listener), &options, &pair->client, &err);
+    if (!rc)
+        rc = ibx_session_connect(pair->client, &err);
+    pthread_join(pair->thread, NULL);
+    ibx_listener_close(bare.listener);
+    if (rc || !bare.conn)
+        fail_msg("no pair: %s", err.message);
+    note_caps(pair, pair->client->caps);
+    return bare.conn;
+}
+
+static void *serve(void *argument)
+{
+    struct session_pair *pair = argument;
+    pair->served = pair->serve(pair, pair->argument);
+    return NULL;
+}
+
+void session_pair_start(struct session_pair *pair, int (*run)(struct session_pair *, void *),
+                        void *argument)
+{
+    pair->serve = run;
+    pair->argument = argument;
+    pthread_create(&pair->thread, NULL, serve, pair);
+}
+
+int session_pair_join(struct session_pair *pair)
+{
+    pthread_join(pair->thread, NULL);
+    return pair->served;
+}
+
+void session_pair_close(struct session_pair *pair)
+{
+    ibx_session_destroy(pair->client);
+    ibx_session_destroy(pair->server);
+    ibx_session_destroy(pair->listening);
+    *pair = (struct session_pair){0};
+}
+
+/* ----------------------------------------------------------------- numbers, patterns */
+
+/* splitmix64 */
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+uint64_t random_next(struct random *r)
+{
+    r->state += 0x9e3779b97f4a7c15;
+    return mix(r->state);
+}
+
+size_t random_below(struct random *r, size_t below)
+{
+    return (size_t)(random_next(r) % below);
+}
+
+void pattern_fill(uint8_t *bytes, size_t length, uint64_t seed)
+{
+    for (size_t at = 0; at < length; at += 8) {
+        uint64_t word = mix(seed ^ at << 8);
+        memcpy(bytes + at, &word, length - at < 8 ? length - at : 8);
+    }
+}
+
+size_t pattern_check(const uint8_t *bytes, size_t length, uint64_t seed)
+{
+    for (size_t at = 0; at < length; at += 8) {
+        uint64_t word = mix(seed ^ at << 8);
+        size_t n = length - at < 8 ? length - at : 8;
+        if (!memcmp(bytes + at, &word, n))
+            continue;
+        while (bytes[at] == ((const uint8_t *)&word)[at % 8])
+            at++;
+        return at;
+    }
+    return length;
+}
+
+/* ------------------------------------------------------------- messages by hand */
+
+void say(struct ibx_conn *conn, const void *bytes, size_t length)
+{
+    struct iovec iov = {(void *)(uintptr_t)bytes, length};
+    assert_int_equal(ibx_send(conn, &iov, 1, 0, 0), 0);
+}
+
+/* The next message, copied; its length. */
+size_t hear(struct ibx_conn *conn, uint8_t *out, size_t size)
+{
+    struct ibx_event event;
+    while (ibx_wait(conn, 10000) == 1) {
+        int n = ibx_poll(conn, &event, 1);
+        assert_true(n >= 0);
+        if (!n)
+            continue;
+        assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+        assert_true(event.length <= size);
+        memcpy(out, event.data, event.length);
+        ibx_message_release(conn, &event);
+        return event.length;
+    }
+    fail_msg("no message comes");
+    return 0;
+}
+
+void expect_closed(struct ibx_conn *conn)
+{
+    struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+    while (event.type != IBX_EVENT_CLOSED) {
+        assert_int_equal(ibx_wait(conn, 10000), 1);
+        if (ibx_poll(conn, &event, 1) == 1 && event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(conn, &event);
+    }
+}
+
+void expect_reason(const struct ibx_session *s)
+{
+    assert_non_null(strstr(ibx_session_reason(s), "127.0.0.1:"));
+}

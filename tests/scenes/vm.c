@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/scenes/vm.h"
+
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define VMS_MAX   16
+#define ARGUMENTS 64
+#define NOBODY    65534
+#define LOOK_MS   5 /* between two looks at a file or a process */
+#define EXIT_SKIP 77
+
+struct ibx_error vm_error;
+static struct vm *running[VMS_MAX];
+static const char *qemu, *guest, *expect;
+
+/* RAM that programs before this one left behind, as they were killed: whose it was is in its name.
+ */
+static void sweep(void)
+{
+    char path[300];
+    struct dirent *file;
+    DIR *folder = opendir("/dev/shm");
+    while (folder && (file = readdir(folder))) {
+        int pid, end = 0;
+        if (sscanf(file->d_name, "ibx-vm-%d-%n", &pid, &end) != 1 || !end || !kill(pid, 0) ||
+            errno != ESRCH)
+            continue;
+        snprintf(path, sizeof(path), "/dev/shm/%s", file->d_name);
+        unlink(path);
+    }
+    if (folder)
+        closedir(folder);
+}
+
+int vm_available(void)
+{
+    sweep();
+    qemu = getenv("QEMU");
+    guest = getenv("GUEST_ELF");
+    expect = getenv("GUEST_EXPECT");
+    if (qemu && guest && expect && !access(qemu, X_OK) && !geteuid())
+        return 0;
+    fprintf(stderr,
+            "skipped: needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root\n");
+    return EXIT_SKIP;
+}
+
+uint64_t vm_soon(void)
+{
+    memset(&vm_error, 0, sizeof(vm_error));
+    return ibx_deadline_in_ms(VM_WAIT_MS);
+}
+
+void vm_check(int rc, const char *what, const char *file, int line)
+{
+    if (!rc)
+        return;
+    print_error("%s: %d %s\n", what, rc, vm_error.message);
+    _fail(file, line);
+}
+
+void vm_refused(int rc, int code, const char *words)
+{
+    if (rc != code || vm_error.code != code || !strstr(vm_error.message, words))
+        fail_msg("%d (wanted %d) \"%s\" does not say \"%s\"", rc, code, vm_error.message, words);
+}
+
+/* ------------------------------------------------------------ starting and ending */
+
+struct arguments {
+    const char *items[ARGUMENTS];
+    size_t count;
+};
+
+static void add(struct arguments *a, const char *item)
+{
+    assert_true(a->count + 1 < ARGUMENTS);
+    a->items[a->count++] = item;
+}
+
+static void add_all(struct arguments *a, const char *const *items)
+{
+    for (; *items; items++)
+        add(a, *items);
+}
+
+static void become_qemu(const struct vm *vm, const struct vm_options *o, const struct arguments *a,
+                        pid_t parent)
+{
+    int log = open(vm->log, O_WRONLY | O_CREAT | O_APPEND, 0644);
+    int null = open("/dev/null", O_RDONLY);
+    dup2(null, 0);
+    dup2(log, 1);
+    dup2(log, 2);
+    if (o->nobody && (setgid(NOBODY) || setuid(NOBODY)))
+        _exit(126);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(126);
+    execv(qemu, (char *const *)(uintptr_t)a->items);
+    _exit(127);
+}
+
+static void make_places(struct vm *vm, const struct vm_options *o)
+{
+    snprintf(vm->dir, sizeof(vm->dir), "/tmp/ibx-vm-%d-XXXXXX", (int)getpid());
+    assert_non_null(mkdtemp(vm->dir));
+    snprintf(vm->socket, sizeof(vm->socket), "%s/qmp", vm->dir);
+    snprintf(vm->tool, sizeof(vm->tool), "%s/tool", vm->dir);
+    snprintf(vm->serial, sizeof(vm->serial), "%s/serial", vm->dir);
+    snprintf(vm->log, sizeof(vm->log), "%s/log", vm->dir);
+    snprintf(vm->ram, sizeof(vm->ram), "/dev/shm/%s", vm->dir + strlen("/tmp/"));
+    int fd = open(vm->ram, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    if (o->nobody) {
+        assert_int_equal(chown(vm->dir, NOBODY, NOBODY), 0);
+        assert_int_equal(chown(vm->ram, NOBODY, NOBODY), 0);
+    }
+}
+
+static void say_log(const struct vm *vm)
+{
+    char text[2048] = "";
+    int fd = open(vm->log, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : 0;
+    text[n > 0 ? n : 0] = '\0';
+    if (fd >= 0)
+        close(fd);
+    fail_msg("QEMU did not start: %s\n%s", vm_error.message, text);
+}
+
+static void connect_monitor(struct vm *vm)
+{
+    uint64_t deadline = vm_soon();
+    while (access(vm->socket, F_OK) ||
+           ibx_qmp_connect(vm->socket, deadline, &vm->qmp, &vm_error) == -ECONNREFUSED) {
+        if (waitpid(vm->pid, NULL, WNOHANG) == vm->pid)
+            vm->pid = 0;
+        if (!vm->pid || ibx_now_ns() >= deadline)
+            break;
+        poll(NULL, 0, LOOK_MS);
+    }
+    if (!vm->qmp)
+        say_log(vm);
+}
+
+void vm_start(struct vm *vm, const struct vm_options *o)
+{
+    memset(vm, 0, sizeof(*vm));
+    make_places(vm, o);
+    for (size_t i = 0; i < VMS_MAX; i++) {
+        if (!running[i]) {
+            running[i] = vm;
+            break;
+        }
+    }
+    char ram[256], serial[128], qmp[160], tool[160], mib[16];
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
+             VM_RAM_MIB, vm->ram);
+    snprintf(serial, sizeof(serial), "file:%s", vm->serial);
+    snprintf(qmp, sizeof(qmp), "unix:%s,server=on,wait=off", vm->socket);
+    snprintf(tool, sizeof(tool), "unix:%s,server=on,wait=off", vm->tool);
+    snprintf(mib, sizeof(mib), "%u", VM_RAM_MIB);
+    struct arguments a = {.count = 0};
+    add_all(&a, (const char *[]){qemu,
+                                 "-M",
+                                 o->machine ? o->machine : "q35",
+                                 "-accel",
+                                 "tcg,thread=multi",
+                                 "-m",
+                                 mib,
+                                 "-nodefaults",
+                                 "-display",
+                                 "none",
+                                 "-no-reboot",
+                                 "-smp",
+                                 o->two ? "2" : "1",
+                                 "-kernel",
+                                 guest,
+                                 "-append",
+                                 o->append ? o->append : "",
+                                 "-serial",
+                                 serial,
+                                 "-qmp",
+                                 qmp,
+                                 "-qmp",
+                                 tool,
+                                 NULL});
+    if (!o->ram || *o->ram)
+        add_all(&a, (const char *[]){"-object", o->ram ? o->ram : ram, NULL});
+    if (!o->ram || strstr(o->ram, "id=mem0"))
+        add_all(&a, (const char *[]){"-machine", "memory-backend=mem0", NULL});
+    if (o->incoming)
+        add_all(&a, (const char *[]){"-incoming", "defer", NULL});
+    add_all(&a, o->extra);
+    pid_t self = getpid();
+    vm->pid = fork();
+    assert_true(vm->pid >= 0);
+    if (!vm->pid)
+        become_qemu(vm, o, &a, self);
+    connect_monitor(vm);
+}
+
+void vm_end(struct vm *vm)
+{
+    for (size_t i = 0; i < VMS_MAX; i++) {
+        if (running[i] == vm)
+            running[i] = NULL;
+    }
+    ibx_qmp_close(vm->qmp);
+    if (vm->pid > 0) {
+        kill(vm->pid, SIGKILL);
+        waitpid(vm->pid, NULL, 0);
+    }
+    char state[128]; /* the device state's way, left behind by a QEMU that was killed */
+    snprintf(state, sizeof(state), "%s.state", vm->socket);
+    unlink(state);
+    unlink(vm->ram);
+    unlink(vm->socket);
+    unlink(vm->tool);
+    unlink(vm->serial);
+    unlink(vm->log);
+    rmdir(vm->dir);
+    memset(vm, 0, sizeof(*vm));
+}
+
+int vm_end_all(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < VMS_MAX; i++) {
+        if (running[i])
+            vm_end(running[i]);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------ heartbeats */
+
+unsigned long vm_beats(const struct vm *vm)
+{
+    FILE *file = fopen(vm->serial, "re");
+    char line[256];
+    unsigned long count = 0;
+    while (file && fgets(line, sizeof(line), file))
+        count += !strncmp(line, "beat ", 5) && strchr(line, '\n');
+    if (file)
+        fclose(file);
+    return count;
+}
+
+void vm_wait_beats(const struct vm *vm, unsigned long count)
+{
+    uint64_t deadline = vm_soon();
+    while (vm_beats(vm) < count) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("%lu heartbeats of %lu came", vm_beats(vm), count);
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* What they have printed up to now: a guest that goes on may well be faster than who checks it. */
+int vm_expect(const struct vm *const *vms, const char *options, char *said, size_t size)
+{
+    char command[4096] = "(:";
+    for (size_t n; *vms; vms++) {
+        struct stat st;
+        assert_int_equal(stat((*vms)->serial, &st), 0);
+        n = strlen(command);
+        snprintf(command + n, sizeof(command) - n, "; head -c %lld %s", (long long)st.st_size,
+                 (*vms)->serial);
+    }
+    size_t used = strlen(command);
+    snprintf(command + used, sizeof(command) - used, ") | %s %s", expect, options);
+    FILE *pipe = popen(command, "re");
+    assert_non_null(pipe);
+    said[0] = '\0';
+    if (!fgets(said, (int)size, pipe))
+        said[0] = '\0';
+    int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* ------------------------------------------------------------ commands */
+
+json_t *vm_run(struct vm *vm, const char *command, json_t *arguments)
+{
+    json_t *result;
+    uint64_t deadline = vm_soon();
+    vm_ok(ibx_qmp_execute(vm->qmp, command, arguments, &result, deadline, &vm_error));
+    return result;
+}
+
+void vm_do(struct vm *vm, const char *command, json_t *arguments)
+{
+    json_decref(vm_run(vm, command, arguments));
+}
+
+void vm_hmp(struct vm *vm, const char *line, char *text, size_t size)
+{
+    json_t *result = vm_run(vm, "human-monitor-command", json_pack("{s:s}", "command-line", line));
+    snprintf(text, size, "%s", json_string_value(result));
+    json_decref(result);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Real QEMUs for tests: started with the guest of tests/moves/guest, watched by their heartbeats.
+ * Every failure fails the test at once; whatever still runs then ends with vm_end_all or the test
+ * program.
+ */
+#ifndef IBX_TESTS_MIGRATE_VM_H
+#define IBX_TESTS_MIGRATE_VM_H
+
+#include "migrate/qemu/qmp.h"
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#define VM_RAM_MIB 64u
+#define VM_WAIT_MS 90000 /* for anything that is to come, on a loaded machine */
+
+struct vm_options {
+    const char *machine; /* NULL: q35 */
+    const char *ram;     /* what describes mem0, see vm_ram_*; NULL: a file in /dev/shm */
+    const char *append;  /* the guest's command line */
+    bool two;            /* vCPUs */
+    bool incoming;       /* -incoming defer */
+    bool nobody;         /* as an unprivileged user */
+    const char *extra[16];
+};
+
+struct vm {
+    pid_t pid;
+    struct ibx_qmp *qmp;
+    char dir[64]; /* of everything below */
+    char socket[96], serial[96], log[96];
+    char tool[96]; /* a second monitor, for somebody else */
+    char ram[96];  /* file in /dev/shm, made and removed here */
+};
+
+extern struct ibx_error vm_error; /* cleared by vm_soon */
+
+/* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. */
+int vm_available(void);
+/* Starts one and connects to its monitor. */
+void vm_start(struct vm *vm, const struct vm_options *options);
+void vm_end(struct vm *vm);
+int vm_end_all(void **state);
+/* The deadline for something that is to come. */
+uint64_t vm_soon(void);
+
+/* Complete heartbeats of the guest so far, and until there are `count` of them. */
+unsigned long vm_beats(const struct vm *vm);
+void vm_wait_beats(const struct vm *vm, unsigned long count);
+/* Feeds the serial output of these, one after the other up to a NULL, to tests/moves/guest/expect
+ * with `options`: its exit status, its sentence in `said`. */
+int vm_expect(const struct vm *const *vms, const char *options, char *said, size_t size);
+
+/* A command that must succeed, its result (a reference) and, for the human monitor, its text. */
+json_t *vm_run(struct vm *vm, const char *command, json_t *arguments);
+void vm_do(struct vm *vm, const char *command, json_t *arguments);
+void vm_hmp(struct vm *vm, const char *line, char *text, size_t size);
+
+/* Fails the test when rc is not 0, with vm_error's sentence. */
+#define vm_ok(call) vm_check((call), #call, __FILE__, __LINE__)
+void vm_check(int rc, const char *what, const char *file, int line);
+/* ... when it is not this error, or its sentence lacks `words`. */
+void vm_refused(int rc, int code, const char *words);
+
+#endif

@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* One client captures a stream, as most programs do in the mode that forbids much to all others in
+ * the process, while another one's copies are run: neither is to notice.
+ *
+ *   test_captures PROVIDER */
+#include "tests/scenes/copies_scene.h"
+
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define NONBLOCKING 1u
+#define GRAPH       ((void *)2) /* the double's, of two copies */
+
+static bool over_shm;
+
+/* ----------------------------------------------------------------- the other client */
+
+static struct {
+    pthread_t thread;
+    sem_t begun, enough;
+    void *stream, *graph;
+    uint64_t memory;
+    int code;
+    bool captures;
+} neighbour;
+
+static void *capture(void *argument)
+{
+    (void)argument;
+    uint64_t at = neighbour.memory;
+    cuda_application_use(0);
+    neighbour.code = app->begin_capture(neighbour.stream, IBX_CUDA_CAPTURE_GLOBAL);
+    app->copy_async(at, at + 512, 512, neighbour.stream);
+    sem_post(&neighbour.begun);
+    sem_wait(&neighbour.enough);
+    app->copy_async(at + 512, at, 512, neighbour.stream);
+    int code = app->end_capture(neighbour.stream, &neighbour.graph);
+    neighbour.code = neighbour.code ? neighbour.code : code;
+    return NULL;
+}
+
+static void capture_begin(void)
+{
+    sem_init(&neighbour.begun, 0, 0);
+    sem_init(&neighbour.enough, 0, 0);
+    pthread_create(&neighbour.thread, NULL, capture, NULL);
+    sem_wait(&neighbour.begun);
+    neighbour.captures = true;
+    assert_int_equal(neighbour.code, 0);
+}
+
+static void capture_stop(void)
+{
+    if (!neighbour.captures)
+        return;
+    sem_post(&neighbour.enough);
+    pthread_join(neighbour.thread, NULL);
+    neighbour.captures = false;
+}
+
+/* It ends, and has captured all. */
+static void capture_end(void)
+{
+    capture_stop();
+    assert_int_equal(neighbour.code, 0);
+    assert_ptr_equal(neighbour.graph, GRAPH);
+}
+
+/* ------------------------------------------------------------------ GVirtuS's handlers */
+
+static _Atomic int mode_found, mode_wanted, own_code;
+static void *own_stream;
+
+/* In the thread that runs the copies. */
+static void handle(const char *name)
+{
+    int mode = mode_wanted;
+    void *graph;
+    if (!strcmp(name, "exchange"))
+        mode_found = app->exchange_mode(&mode) ? -1 : mode;
+    else if (!strcmp(name, "begin"))
+        own_code = app->begin_capture(own_stream, IBX_CUDA_CAPTURE_GLOBAL);
+    else if (!strcmp(name, "end"))
+        own_code = app->end_capture(own_stream, &graph);
+}
+
+static int set_up_both(void **state)
+{
+    on_request = handle;
+    int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL, rc = set_up(state);
+    app->exchange_mode(&mode); /* this thread looks on, and is no client */
+    assert_int_equal(app->mem_alloc(&neighbour.memory, 1024), 0);
+    if (!neighbour.stream)
+        assert_int_equal(app->stream_create(&neighbour.stream, NONBLOCKING), 0);
+    return rc;
+}
+
+static int tear_down_both(void **state)
+{
+    capture_stop();
+    app->hold_stream(NULL);
+    app->mem_free(neighbour.memory);
+    return tear_down(state);
+}
+
+/* ----------------------------------------------------------------------- the copies */
+
+static int copy(struct ibx_frontend_copy wish)
+{
+    int code = -1;
+    wish.device = device;
+    assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
+    return code;
+}
+
+static const size_t sizes[] = {4, 3000, 70000, 300000, 2000001, DEVICE_BYTES - 8};
+#define SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+/* As GVirtuS's front end has them copied: from messages, by chunks, by several threads. */
+static void test_pageable(void **state)
+{
+    (void)state;
+    capture_begin();
+    for (size_t i = 0; i < SIZES; i++) {
+        size_t n = sizes[i];
+        uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+        struct frame request = to_device(bytes, n), back = from_device(n);
+        send_frame("cudaMemcpy", &request);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_device(n, n);
+        send_frame("cudaMemcpy", &back);
+        assert_int_equal(receive_reply(out, n + 8), 0);
+        assert_memory_equal(out + 8, bytes, n);
+        free(bytes);
+        free(out);
+        free(request.bytes);
+        free(back.bytes);
+    }
+    assert_int_equal(seen().requests, 1);
+    capture_end();
+}
+
+/* From where they are, asynchronous ones too, in a stream that nobody captures. */
+static void test_from_the_application(void **state)
+{
+    (void)state;
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    capture_begin();
+    for (size_t i = 0; i < 2 * SIZES; i++) {
+        size_t n = sizes[i / 2];
+        bool async = i % 2;
+        uint8_t *bytes = pattern(n, i);
+        struct ibx_frontend_copy wish = {
+            .async = async, .host = bytes, .n = n, .stream = async ? (uintptr_t)stream : 0};
+        wish.to_device = true;
+        assert_int_equal(copy(wish), 0);
+        assert_device(n, i);
+        memset(bytes, 0, n);
+        wish.to_device = false;
+        assert_int_equal(copy(wish), 0);
+        assert_int_equal(pattern_check(bytes, n, i), n);
+        free(bytes);
+    }
+    assert_int_equal(seen().requests, 1);
+    capture_end();
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    enum { WIDTH = 1000, PITCH = 1024, ROWS = 700 };
+    uint8_t *bytes = pattern(PITCH * ROWS, 7), *out = calloc(ROWS, PITCH);
+    struct ibx_frontend_copy wish = {.to_device = true,
+                                     .host = bytes,
+                                     .n = WIDTH,
+                                     .rows = ROWS,
+                                     .host_pitch = PITCH,
+                                     .device_pitch = 2 * PITCH};
+    capture_begin();
+    assert_int_equal(copy(wish), 0);
+    wish.host = out;
+    wish.to_device = false;
+    assert_int_equal(copy(wish), 0);
+    for (size_t i = 0; i < ROWS; i++)
+        assert_memory_equal(out + i * PITCH, bytes + i * PITCH, WIDTH);
+    assert_int_equal(seen().requests, 1);
+    capture_end();
+    free(bytes);
+    free(out);
+}
+
+static struct ibx_frontend_copy lasting(uint8_t *memory, size_t n, void *stream)
+{
+    return (struct ibx_frontend_copy){
+        .async = true, .host = memory, .n = n, .stream = (uintptr_t)stream, .lasting = true};
+}
+
+/* Memory that both ends map is pinned, copied in place, and let go when there is other memory at
+ * its place, with a copy under way until then. */
+static void test_lasting(void **state)
+{
+    (void)state;
+    const size_t n = 3000000;
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    app->slow(2000);
+    capture_begin();
+    for (unsigned i = 0; i < 4; i++) {
+        uint8_t *memory = ibx_shared_allocate(n, NULL);
+        assert_non_null(memory);
+        struct ibx_frontend_copy wish = lasting(memory, n, stream);
+        pattern_fill(memory, n, i);
+        wish.to_device = true;
+        assert_int_equal(copy(wish), 0);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+        assert_device(n, i);
+        memset(memory, 0, n);
+        wish.to_device = false;
+        assert_int_equal(copy(wish), 0);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+        assert_int_equal(pattern_check(memory, n, i), n);
+        wish.to_device = true;
+        assert_int_equal(copy(wish), 0);
+        assert_true(ibx_shared_free(memory));
+    }
+    assert_int_equal(seen().requests, 1);
+    capture_end();
+}
+
+/* The back end's thread finds that its client has gone, with copies under way. */
+static void test_client_leaves(void **state)
+{
+    (void)state;
+    const size_t n = 3000000;
+    void *stream;
+    uint8_t *memory = ibx_shared_allocate(n, NULL), *bytes = pattern(n, 1);
+    assert_non_null(memory);
+    pattern_fill(memory, n, 5);
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    capture_begin();
+    assert_int_equal(copy((struct ibx_frontend_copy){.to_device = true, .host = bytes, .n = n}), 0);
+    app->slow(50000);
+    struct ibx_frontend_copy wish = lasting(memory, n, stream);
+    wish.to_device = true;
+    assert_int_equal(copy(wish), 0);
+    ibx_session_close(pair.client);
+    join_server();
+    capture_end();
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    assert_device(n, 5);
+    assert_true(ibx_shared_free(memory));
+    free(bytes);
+}
+
+/* ---------------------------------------------------------- what GVirtuS's handler runs */
+
+#define HANDED ((size_t)8 << 20) /* in 16 frames, of which the last says SETTLE */
+#define PART   ((size_t)512 << 10)
+
+/* As in test_stage.c: no chunks, and no short copy in place that may not be left under way. */
+static int set_up_poor(void **state)
+{
+    const struct ibx_gpu_options before = gpu;
+    gpu.memory = 1;
+    gpu.tuning = (struct ibx_tuning){.found = true, .choice = ibx_choice_default, .file = "a file"};
+    gpu.tuning.choice.ways[IBX_CHOICE_TO_DEVICE].in_place_min = 2 * PART;
+    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    int rc = set_up_both(state);
+    gpu = before;
+    return rc;
+}
+
+/* The copies before it are waited for, and nothing else: neither what is captured nor what runs for
+ * another client without end. */
+static void test_settles_alone(void **state)
+{
+    (void)state;
+    void *endless;
+    uint8_t *host = pattern(HANDED, 3), *got = malloc(HANDED);
+    assert_non_null(got);
+    assert_int_equal(app->stream_create(&endless, NONBLOCKING), 0);
+    app->hold_stream(endless);
+    assert_int_equal(app->copy_async(neighbour.memory, neighbour.memory + 512, 512, endless), 0);
+    capture_begin();
+    app->slow(2000);
+    handler_says = 0;
+    assert_int_equal(copy((struct ibx_frontend_copy){
+                         .to_device = true, .async = true, .host = host, .n = HANDED}),
+                     0);
+    memset(host, 0, HANDED);
+    handler_says = HANDLED;
+    assert_true(app->peek(device, got, HANDED - PART));
+    assert_int_equal(pattern_check(got, HANDED - PART, 3), HANDED - PART);
+    assert_int_equal(seen().requests, 2);
+    capture_end();
+    assert_int_equal(app->stream_query(endless), IBX_CUDA_NOT_READY);
+    free(host);
+    free(got);
+}
+
+/* ------------------------------------------------------------------- its own captures */
+
+static void call(const char *name)
+{
+    struct frame nothing = {0};
+    send_frame(name, &nothing);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+}
+
+/* The client's own cudaThreadExchangeStreamCaptureMode() finds what it left there. */
+static void test_mode_is_the_clients(void **state)
+{
+    (void)state;
+    uint8_t *bytes = pattern(300000, 1);
+    int before = IBX_CUDA_CAPTURE_GLOBAL;
+    for (int i = 0; i < 6; i++) {
+        mode_wanted = i % 3;
+        call("exchange");
+        assert_int_equal(mode_found, before);
+        before = mode_wanted;
+        for (size_t n = 4; n <= 300000; n += 299996)
+            assert_int_equal(
+                copy((struct ibx_frontend_copy){.to_device = true, .host = bytes, .n = n}), 0);
+    }
+    free(bytes);
+}
+
+/* As on a driver (580) without GVirtuS: a client copies while it captures a stream that does not
+ * wait for the legacy one, and neither fails. */
+static void test_own_capture(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t n;
+        int mode;
+    } cases[] = {{100, IBX_CUDA_CAPTURE_GLOBAL},
+                 {DEVICE_BYTES, IBX_CUDA_CAPTURE_GLOBAL},
+                 {DEVICE_BYTES, IBX_CUDA_CAPTURE_THREAD_LOCAL},
+                 {DEVICE_BYTES, IBX_CUDA_CAPTURE_RELAXED}};
+    uint8_t *bytes = pattern(DEVICE_BYTES, 1);
+    assert_int_equal(app->stream_create(&own_stream, NONBLOCKING), 0);
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct frame request = to_device(bytes, cases[i].n);
+        mode_wanted = cases[i].mode;
+        call("exchange");
+        call("begin");
+        assert_int_equal(own_code, 0);
+        app->slow(5000);
+        send_frame("cudaMemcpy", &request);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_int_equal(app->stream_query(NULL), 0); /* its chunks are other clients' again */
+        app->slow(0);
+        call("end");
+        assert_int_equal(own_code, 0);
+        free(request.bytes);
+    }
+    free(bytes);
+}
+
+/* A client that leaves in the middle of a capture of its own: what was pinned for it is let go. */
+static void test_leaves_capturing(void **state)
+{
+    (void)state;
+    const size_t n = 3000000;
+    void *stream;
+    struct ibx_double_stats before, after;
+    uint8_t *memory = ibx_shared_allocate(n, NULL);
+    assert_non_null(memory);
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    assert_int_equal(app->stream_create(&own_stream, NONBLOCKING), 0);
+    struct ibx_frontend_copy wish = lasting(memory, n, stream);
+    wish.to_device = true;
+    assert_int_equal(copy(wish), 0); /* pins it, too */
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    app->get_stats(&before);
+    call("begin");
+    app->slow(20000);
+    assert_int_equal(copy(wish), 0);
+    ibx_session_close(pair.client);
+    join_server();
+    app->get_stats(&after);
+    assert_int_equal(after.host_pins, before.host_pins - over_shm);
+    assert_true(ibx_shared_free(memory));
+}
+
+/* A reset takes the events behind such copies along, as it does the copies. */
+static void test_reset(void **state)
+{
+    (void)state;
+    const size_t n = 3000000;
+    void *stream;
+    uint8_t *memory = ibx_shared_allocate(n, NULL);
+    assert_non_null(memory);
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    struct ibx_frontend_copy wish = lasting(memory, n, stream);
+    wish.to_device = true;
+    for (unsigned i = 0; i < 3; i++) {
+        pattern_fill(memory, n, i);
+        assert_int_equal(copy(wish), 0);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+        assert_device(n, i);
+        call("cudaDeviceReset");
+    }
+    ibx_session_close(pair.client);
+    join_server();
+    assert_true(ibx_shared_free(memory));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_both, tear_down_both)
+
+static struct session_pair second;
+
+static void destroy_context(struct ibx_session *client, void *context)
+{
+    uint8_t body[16] = {8}, reply[20];
+    memcpy(body + 8, &context, sizeof(context));
+    assert_int_equal(ibx_session_write(client, "cuCtxDestroy", 13), 13);
+    assert_int_equal(ibx_session_write(client, body, sizeof(body)), sizeof(body));
+    assert_int_equal(ibx_session_sync(client), 0);
+    assert_int_equal(ibx_session_read(client, reply, sizeof(reply)), sizeof(reply));
+}
+
+/* A copy is left under way, a client names a context that goes, and the next copy heeds it: the
+ * first one is waited for all the same before its memory is let go. */
+static void leave_while_a_context_goes(struct session_pair *whose, void *context, int answer)
+{
+    const size_t n = 3000000;
+    struct ibx_double_stats before, after;
+    uint8_t few[100] = {0};
+    void *stream;
+    uint8_t *memory = ibx_shared_allocate(n, NULL);
+    assert_non_null(memory);
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    struct ibx_frontend_copy wish = lasting(memory, n, stream), other = {.to_device = true};
+    other.device = device + n; /* what the first one does not write */
+    other.host = few;
+    other.n = sizeof(few);
+    int code = -1;
+    wish.to_device = true;
+    session_pair_open(&second);
+    ibx_session_set_gpu(second.server, &gpu);
+    session_pair_start(&second, serve, NULL);
+    app->get_stats(&before);
+    app->slow(100000);
+    assert_int_equal(copy(wish), 0);
+    handler_says = answer;
+    destroy_context(whose->client, context);
+    handler_says = HANDLED;
+    assert_int_equal(ibx_session_copy(pair.client, &other, &code), 0);
+    assert_int_equal(code, 0);
+    ibx_session_close(pair.client);
+    join_server();
+    app->get_stats(&after);
+    assert_int_equal(after.busy_unpins, before.busy_unpins);
+    assert_int_equal(after.lost_events, before.lost_events);
+    assert_int_equal(after.events, before.events);
+    ibx_session_close(second.client);
+    session_pair_join(&second);
+    session_pair_close(&second);
+    assert_true(ibx_shared_free(memory));
+}
+
+static void test_anothers_context_goes(void **state)
+{
+    (void)state;
+    leave_while_a_context_goes(&second, &second, HANDLED);
+}
+
+/* One that is refused, also because there is none, takes nothing away. */
+static void test_no_context_goes(void **state)
+{
+    (void)state;
+    void *context;
+    assert_int_equal(app->primary_retain(&context, 0), 0);
+    leave_while_a_context_goes(&second, context, 201);
+}
+
+static void test_none_is_named(void **state)
+{
+    (void)state;
+    leave_while_a_context_goes(&second, NULL, HANDLED);
+}
+
+static void test_own_context_goes(void **state)
+{
+    (void)state;
+    leave_while_a_context_goes(&pair, &second, HANDLED);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        /* First: the process has one pool, which others make. */
+        cmocka_unit_test_setup_teardown(test_settles_alone, set_up_poor, tear_down_both),
+        TEST(test_pageable),
+        TEST(test_from_the_application),
+        TEST(test_rows),
+        TEST(test_lasting),
+        TEST(test_client_leaves),
+        TEST(test_mode_is_the_clients),
+        TEST(test_own_capture),
+        TEST(test_reset),
+        TEST(test_anothers_context_goes),
+        TEST(test_own_context_goes),
+        TEST(test_no_context_goes),
+        TEST(test_none_is_named),
+        TEST(test_leaves_capturing),
+    };
+    over_shm = argc > 1 && !strcmp(argv[1], "shm");
+    session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
+    app = cuda_application();
+    /* The first one is about memory that both ends map. */
+    return _cmocka_run_group_tests("captures", tests + !over_shm,
+                                   sizeof(tests) / sizeof(tests[0]) - !over_shm, NULL, NULL);
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A session whose server runs copies takes the ways that a file of choices says, where that was
+ * measured on this GPU, and only there.
+ *
+ *   test_choice shm */
+#include "tests/scenes/copies_scene.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* The other way round than without a file, as far as that shows. */
+static const struct ibx_choice unusual = {
+    .ways = {{.inline_max = 0,
+              .in_place_min = IBX_CHOICE_NEVER,
+              .crew_min = 100000,
+              .direct_min = IBX_CHOICE_NEVER},
+             {.inline_max = 10000,
+              .in_place_min = IBX_CHOICE_NEVER,
+              .crew_min = IBX_CHOICE_NEVER,
+              .direct_min = IBX_CHOICE_NEVER}},
+    .chunk = 64u << 10,
+    .threads = 5, /* no number of processors brings that */
+};
+
+static _Atomic unsigned
+    threads_made; /* of the crew that was made last, as many as were asked for */
+
+int __real_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
+int __wrap_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
+
+int __wrap_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err)
+{
+    threads_made = threads;
+    return __real_ibx_crew_create(threads, crew, err);
+}
+
+static int set_up_tuned(void **state)
+{
+    gpu.threads = 0;
+    gpu.tuning = (struct ibx_tuning){.found = true, .choice = unusual, .file = "a file"};
+    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    int rc = set_up(state);
+    /* Otherwise it would have all memory in parts in what both ends map. */
+    strcpy(pair.client->path.provider, "another");
+    return rc;
+}
+
+static int set_up_elsewhere(void **state)
+{
+    int rc = set_up_tuned(state);
+    strcpy(pair.server->copies.options.tuning.place.gpu, "another");
+    return rc;
+}
+
+struct counts {
+    unsigned long sync, async;   /* by CUDA */
+    struct ibx_copy_counts ways; /* by us */
+};
+
+/* What one copy adds to them. */
+static struct counts copy(bool to_device, void *host, size_t n)
+{
+    struct ibx_double_stats before, after;
+    struct ibx_frontend_copy wish = {
+        .to_device = to_device, .device = device, .host = host, .n = n};
+    struct ibx_copy_counts was = seen().copies, is;
+    struct frame other = {0};
+    int code = -1;
+    put_u64(&other, 5);
+    app->get_stats(&before);
+    assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
+    assert_int_equal(code, 0);
+    app->get_stats(&after);
+    send_frame("cudaOther", &other); /* brings seen() up to date */
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    free(other.bytes);
+    is = seen().copies;
+    assert_int_equal(is.all, was.all + 1);
+    return (struct counts){
+        .sync = after.copies_sync - before.copies_sync,
+        .async = after.copies_async - before.copies_async,
+        .ways = {.inlined = is.inlined - was.inlined,
+                 .in_place = is.in_place - was.in_place,
+                 .by_crew = is.by_crew - was.by_crew},
+    };
+}
+
+/* To the device and back. */
+static void both(void *host, size_t n, struct counts *to, struct counts *from)
+{
+    pattern_fill(host, n, n);
+    *to = copy(true, host, n);
+    assert_device(n, n);
+    memset(host, 0, n);
+    *from = copy(false, host, n);
+    assert_int_equal(pattern_check(host, n, n), n);
+}
+
+static void test_as_said(void **state)
+{
+    (void)state;
+    const size_t n = 800000;
+    uint8_t *own = malloc(n), *shared = ibx_shared_allocate(n, NULL);
+    struct counts to, from;
+    assert_non_null(shared);
+    both(own, 1000, &to, &from);
+    assert_true(to.sync == 0 && to.async == 1); /* by way of a chunk */
+    both(own, 8000, &to, &from);
+    assert_true(from.sync == 1 && from.async == 0 && from.ways.inlined == 1);
+    both(own, n, &to, &from);
+    assert_int_equal(to.async, (n + (64u << 10) - 1) / (64u << 10));
+    assert_true(to.ways.by_crew == 1 && from.ways.by_crew == 0);
+    both(shared, n, &to, &from);
+    assert_true(to.async > 1 && from.async > 1 && !to.ways.in_place && !from.ways.in_place);
+    assert_int_equal(seen().requests, 9);
+    assert_true(ibx_shared_free(shared));
+    free(own);
+}
+
+/* A module of a program that is as long comes before all copies, when it is not known yet what the
+ * file says of this GPU. */
+static void test_threads_behind_a_long_body(void **state)
+{
+    (void)state;
+    const size_t n = 800000;
+    uint8_t *own = malloc(n);
+    struct frame module = {.bytes = calloc(1, (size_t)4 << 20), .n = (size_t)4 << 20};
+    struct counts to, from;
+    assert_true(own && module.bytes);
+    threads_made = 0;
+    send_frame("__cudaRegisterFatBinary", &module);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    assert_int_not_equal(threads_made, unusual.threads);
+    both(own, n, &to, &from);
+    assert_int_equal(to.ways.by_crew, 1);
+    assert_int_equal(threads_made, unusual.threads);
+    free(module.bytes);
+    free(own);
+}
+
+static void test_elsewhere(void **state)
+{
+    (void)state;
+    const size_t n = 800000;
+    uint8_t *own = malloc(n), *shared = ibx_shared_allocate(n, NULL);
+    struct counts to, from;
+    assert_non_null(shared);
+    both(own, 1000, &to, &from);
+    assert_true(to.sync == 1 && to.async == 0 && to.ways.inlined == 1);
+    both(own, 8000, &to, &from);
+    assert_true(from.sync == 0 && from.async == 1);
+    both(own, n, &to, &from);
+    assert_true(to.ways.by_crew == 0 && from.ways.by_crew == 0);
+    both(shared, n, &to, &from);
+    assert_true(to.sync == 1 && from.sync == 1 && to.ways.in_place && from.ways.in_place);
+    assert_true(ibx_shared_free(shared));
+    free(own);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_as_said, set_up_tuned, tear_down),
+        cmocka_unit_test_setup_teardown(test_threads_behind_a_long_body, set_up_tuned, tear_down),
+        cmocka_unit_test_setup_teardown(test_elsewhere, set_up_elsewhere, tear_down),
+    };
+    session_pair_use(argc > 1 ? argv[1] : "shm", NULL, NULL, NULL);
+    app = cuda_application();
+    return cmocka_run_group_tests_name("choice", tests, NULL, NULL);
+}

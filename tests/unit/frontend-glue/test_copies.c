@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A session whose server runs copies, against what GVirtuS's front ends do not do every day:
+ * requests ahead, in pieces, and ends in the middle.
+ *
+ *   test_copies PROVIDER */
+#include "tests/scenes/copies_scene.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static bool over_shm;
+
+/* ------------------------------------------------------------------------- tests */
+
+/* Several requests before the first reply: each is answered, in order, by whom it is for. */
+static void test_ahead(void **state)
+{
+    (void)state;
+    for (size_t n = 100; n < 3000000; n *= 31) {
+        uint8_t *one = pattern(n, n), *two = pattern(n, n + 1);
+        struct frame first = to_device(one, n), second = to_device(two, n), other = {0};
+        unsigned before = seen().requests;
+        put_u64(&other, 5);
+        send_frame("cudaMemcpy", &first);
+        send_frame("cudaOther", &other);
+        send_frame("cudaMemcpy", &second);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_int_equal(receive_reply(NULL, 0), HANDLED);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_int_equal(seen().requests, before + 1);
+        assert_string_equal(seen().last_name, "cudaOther");
+        assert_device(n, n + 1);
+        free(one);
+        free(two);
+        free(first.bytes);
+        free(second.bytes);
+        free(other.bytes);
+    }
+}
+
+/* A request in messages that end anywhere: run by us or by GVirtuS, but whole. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(3000, 4);
+    struct frame body = to_device(payload, 3000), all = {0};
+    put(&all, "cudaMemcpy", 11);
+    put_u64(&all, body.n);
+    put(&all, body.bytes, body.n);
+    const size_t cuts[] = {1, 5, 10, 11, 12, 18, 19, 20, 34, 35, 36, 1500, 3034, 3035, all.n - 1};
+    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i++) {
+        unsigned before = seen().requests;
+        assert_true(app->poke(device, "garbage", 8));
+        assert_true(ibx_session_write(pair.client, all.bytes, cuts[i]) > 0);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_true(ibx_session_write(pair.client, all.bytes + cuts[i], all.n - cuts[i]) > 0);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        int code = receive_reply(NULL, 0);
+        if (cuts[i] < 19) { /* name and length in two messages */
+            assert_int_equal(code, HANDLED);
+            assert_int_equal(seen().requests, before + 1);
+            assert_string_equal(seen().last_name, "cudaMemcpy");
+            assert_int_equal(seen().last_length, body.n);
+            assert_memory_equal(seen().last_body, body.bytes, 64);
+        } else {
+            assert_int_equal(code, 0);
+            assert_int_equal(seen().requests, before);
+            assert_device(3000, 4);
+        }
+    }
+    free(payload);
+    free(body.bytes);
+    free(all.bytes);
+}
+
+/* The body's ends inline and its payload exposed, with more behind it in the same message. */
+static void test_payload_apart(void **state)
+{
+    (void)state;
+    for (size_t n = 100000; n <= DEVICE_BYTES; n = n * 3 + 1) {
+        uint8_t *bytes = pattern(n, n);
+        struct frame good = to_device(bytes, n), bad = to_device(bytes, n), other = {0};
+        unsigned before = seen().requests;
+        bad.bytes[8]++; /* more than is there */
+        put_u64(&other, 5);
+        send_apart("cudaMemcpy", &good, n);
+        send_frame("cudaOther", &other);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_device(n, n);
+        assert_int_equal(receive_reply(NULL, 0), HANDLED);
+        assert_int_equal(seen().requests, before + 1);
+        assert_string_equal(seen().last_name, "cudaOther");
+        send_apart("cudaMemcpy", &bad, n);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(receive_reply(NULL, 0), HANDLED);
+        assert_int_equal(seen().requests, before + 2);
+        assert_int_equal(seen().last_length, bad.n);
+        assert_memory_equal(seen().last_body, bad.bytes, 64);
+        send_apart("cudaMemcpy", &good, n - 1); /* and the last byte with the tail */
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(receive_reply(NULL, 0), n > pair.rendezvous ? HANDLED : 0);
+        free(bytes);
+        free(good.bytes);
+        free(bad.bytes);
+        free(other.bytes);
+    }
+}
+
+/* Memory of the client's that both ends have mapped: the GPU uses it in place. */
+static void test_in_place(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr;
+    struct ibx_double_stats before, after;
+    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    for (unsigned round = 0; round < 5; round++) {
+        /* Each time at the same place, but of the connection's region it is other memory. */
+        bool process = round > 2;
+        assert_int_equal(ibx_mr_allocate(pair.client->conn, 3 << 20, both, &mr, NULL), 0);
+        uint8_t *memory = process ? ibx_shared_allocate(3 << 20, NULL) : ibx_mr_address(mr);
+        assert_non_null(memory);
+        uint8_t *bytes = memory + 4096 + 64, head[8];
+        const size_t n = 2000001;
+        pattern_fill(bytes, n, round);
+        struct frame request = to_device(bytes, n), back = from_device(n);
+        app->get_stats(&before);
+        for (unsigned i = 0; i < 2; i++) {
+            uint64_t length = request.n;
+            assert_true(ibx_session_write(pair.client, "cudaMemcpy", 11) > 0);
+            assert_true(ibx_session_write(pair.client, &length, 8) == 8);
+            assert_true(ibx_session_write(pair.client, request.bytes, 16) == 16);
+            assert_true(ibx_session_write(pair.client, bytes, n) == (ssize_t)n);
+            assert_true(ibx_session_write(pair.client, request.bytes + 16 + n, 12) == 12);
+            assert_int_equal(ibx_session_sync(pair.client), 0);
+            assert_int_equal(receive_reply(NULL, 0), 0);
+        }
+        app->get_stats(&after);
+        assert_device(n, round);
+        if (over_shm) {
+            assert_int_equal(after.copies_sync, before.copies_sync + 2);
+            assert_int_equal(after.copies_async, before.copies_async);
+            assert_int_equal(after.host_pinned, before.host_pinned + (round < 4));
+        }
+        /* Back again: the first time a chunk comes in front, then nothing but the copy. */
+        for (unsigned i = 0; i < 3; i++) {
+            memset(bytes, 0, n);
+            app->get_stats(&before);
+            send_frame("cudaMemcpy", &back);
+            int32_t code;
+            uint64_t numbers[2];
+            assert_int_equal(ibx_session_read(pair.client, &code, 4), 4);
+            assert_int_equal(code, 0);
+            assert_int_equal(ibx_session_read(pair.client, numbers, 16), 16);
+            assert_int_equal(ibx_session_read(pair.client, head, 8), 8);
+            assert_int_equal(ibx_session_read(pair.client, bytes, n), n);
+            assert_int_equal(pattern_check(bytes, n, round), n);
+            app->get_stats(&after);
+            if (over_shm && i)
+                assert_int_equal(after.copies_async, before.copies_async + 2);
+        }
+        ibx_mr_deregister(mr);
+        if (process)
+            assert_true(ibx_shared_free(memory));
+        free(request.bytes);
+        free(back.bytes);
+    }
+    assert_int_equal(seen().requests, 1);
+    ibx_session_close(pair.client);
+    join_server();
+    app->get_stats(&after);
+    assert_true(after.host_pins <= 1); /* the pool */
+}
+
+/* Long copies of memory that only one process has: by several threads where the kernel reaches it.
+ */
+static void test_by_crew(void **state)
+{
+    (void)state;
+    struct frame other = {0};
+    unsigned long copies = 0;
+    put_u64(&other, 5);
+    for (size_t n = (2 << 20) - 1; n <= DEVICE_BYTES; n = n * 3 / 2 + 1) {
+        uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+        struct frame request = to_device(bytes, n), back = from_device(n);
+        send_frame("cudaMemcpy", &request);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_device(n, n);
+        send_apart("cudaMemcpy", &request, n);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(receive_reply(NULL, 0), 0);
+        assert_device(n, n);
+        send_frame("cudaMemcpy", &back);
+        assert_int_equal(receive_reply(out, n + 8), 0);
+        assert_memory_equal(out + 8, bytes, n);
+        send_frame("cudaOther", &other);
+        assert_int_equal(receive_reply(NULL, 0), HANDLED);
+        copies += over_shm ? (n >= 4 << 20 ? 3 : 1) : 0;
+        assert_int_equal(seen().copies.by_crew, copies);
+        free(bytes);
+        free(out);
+        free(request.bytes);
+        free(back.bytes);
+    }
+    free(other.bytes);
+}
+
+#define PARTS_OUT 3 /* of one copy without an answer: IN_FLIGHT of client_stage.c */
+
+/* The payload of a reply goes where the request said; what fails on the way there is GVirtuS's. */
+static void test_aimed(void **state)
+{
+    (void)state;
+    uint8_t *bytes = pattern(DEVICE_BYTES, 8), *out = malloc(DEVICE_BYTES);
+    assert_true(app->poke(device, bytes, DEVICE_BYTES));
+    const size_t sizes[] = {pair.rendezvous, pair.rendezvous + 1, 777777, 6000001};
+    unsigned requests = 1;
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        int code = -1;
+        struct ibx_frontend_copy copy = {
+            .async = i % 2, .device = device + i, .host = out, .n = sizes[i]};
+        memset(out, 0, DEVICE_BYTES);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        assert_memory_equal(out, bytes + i, sizes[i]);
+        assert_int_equal(out[sizes[i]], 0);
+        assert_int_equal(seen().requests, requests);
+        app->inject("dma", i == 3 ? 4 : 1, 700, true);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        app->inject(NULL, 0, 0, false);
+        assert_int_equal(code, HANDLED);
+        assert_in_range(seen().requests, requests + 1, requests + (over_shm ? PARTS_OUT : 1));
+        requests = seen().requests;
+    }
+    free(bytes);
+    free(out);
+}
+
+/* Memory that the client does not have, or has not opened for writing. */
+static void test_aimed_at_nothing(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr;
+    struct ibx_remote remote = {.address = 4096, .length = 1000000, .keys = {77}};
+    uint8_t segment[1 + IBX_REMOTE_BYTES] = {SEGMENT_AIM};
+    struct frame back = from_device(remote.length);
+    if (over_shm) {
+        assert_int_equal(
+            ibx_mr_allocate(pair.client->conn, remote.length, IBX_ACCESS_REMOTE_READ, &mr, NULL),
+            0);
+        assert_int_equal(ibx_mr_remote(mr, 0, remote.length, &remote), 0);
+    }
+    struct ibx_writer w = ibx_writer_of(segment + 1, IBX_REMOTE_BYTES);
+    ibx_remote_put(&w, &remote);
+    assert_int_equal(session_add_segment(pair.client, segment, sizeof(segment)), 0);
+    send_frame("cudaMemcpy", &back);
+    assert_int_equal(receive_reply(NULL, 0), -1);
+    join_server();
+    assert_int_equal(seen().end, -EACCES);
+    free(back.bytes);
+}
+
+static void test_from_device(void **state)
+{
+    (void)state;
+    uint8_t *bytes = pattern(DEVICE_BYTES, 6), *out = malloc(DEVICE_BYTES + 8);
+    assert_true(app->poke(device, bytes, DEVICE_BYTES));
+    app->slow(300);
+    for (size_t n = 1; n <= DEVICE_BYTES; n = n * 2 + n / 3) {
+        struct frame request = from_device(n);
+        send_frame("cudaMemcpy", &request);
+        assert_int_equal(receive_reply(out, n + 8), 0);
+        assert_memory_equal(out, &(uint64_t){n}, 8);
+        assert_memory_equal(out + 8, bytes, n);
+        free(request.bytes);
+    }
+    assert_int_equal(seen().requests, 1);
+    free(bytes);
+    free(out);
+}
+
+/* What is copied in a stream that is being captured belongs into a graph: GVirtuS's to run, in the
+ * per-thread stream (2), too. */
+static void test_captured(void **state)
+{
+    (void)state;
+    uint8_t *bytes = pattern(300000, 3);
+    void *own;
+    cuda_application_use(0);
+    assert_int_equal(app->stream_create(&own, 0), 0);
+    void *const streams[] = {own, (void *)2};
+    for (unsigned i = 0; i < 4; i++) {
+        bool captured = i < 2;
+        void *stream = streams[i % 2];
+        struct frame request = to_device(bytes, i % 2 ? 300000 : 100), back = from_device(100);
+        unsigned before = seen().requests;
+        put_u64(&request, (uintptr_t)stream);
+        put_u64(&back, (uintptr_t)stream);
+        app->capture(captured ? stream : NULL);
+        send_frame("cudaMemcpyAsync", &request);
+        assert_int_equal(receive_reply(NULL, 0), captured ? HANDLED : 0);
+        uint8_t out[108];
+        send_frame("cudaMemcpyAsync", &back);
+        assert_int_equal(receive_reply(out, sizeof(out)), captured ? HANDLED : 0);
+        assert_int_equal(seen().requests, before + (captured ? 2 : 0));
+        free(request.bytes);
+        free(back.bytes);
+    }
+    free(bytes);
+}
+
+/* The back end lets go of pinned memory when the events behind its copies have passed. None of its
+ * context can be put into a stream of another device, in which CUDA copies, too: what is copied
+ * there has ended when it is answered. */
+static void test_stream_of_another_device(void **state)
+{
+    (void)state;
+    void *streams[2];
+    for (int i = 1; i >= 0; i--) {
+        cuda_application_use(i);
+        assert_int_equal(app->stream_create(&streams[i], 0), 0);
+    }
+    uint8_t *memory = over_shm ? ibx_shared_allocate(65536, NULL) : pattern(65536, 1);
+    assert_non_null(memory);
+    app->slow(100000);
+    for (int i = 0; i < 4; i++) {
+        int code = -1;
+        void *stream = streams[i % 2];
+        struct ibx_frontend_copy copy = {.to_device = i / 2,
+                                         .async = true,
+                                         .device = device,
+                                         .host = memory,
+                                         .n = 65536,
+                                         .stream = (uintptr_t)stream,
+                                         .lasting = true};
+        bool early = over_shm && i % 2 == 0;
+        pattern_fill(memory, 65536, (unsigned)i);
+        app->hold(early);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        assert_int_equal(app->stream_query(stream), early ? IBX_CUDA_NOT_READY : 0);
+        app->hold(false);
+        assert_int_equal(app->stream_synchronize(stream), 0);
+    }
+    assert_device(65536, 3);
+    app->slow(0);
+    if (over_shm)
+        assert_true(ibx_shared_free(memory));
+    else
+        free(memory);
+}
+
+/* A READ that fails ends this session, and nothing else. */
+static void test_read_fails(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(4000000, 9);
+    struct frame request = to_device(payload, 4000000);
+    session_faults_server->fail_in = 5;
+    send_frame("cudaMemcpy", &request);
+    assert_int_equal(receive_reply(NULL, 0), -1);
+    join_server();
+    assert_int_equal(seen().requests, 1);
+    assert_true(seen().end < 0);
+    expect_reason(pair.server);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    free(payload);
+    free(request.bytes);
+}
+
+/* The GPU fails when half of the reply is with the client: no success is ever told. */
+static void test_gpu_fails_in_reply(void **state)
+{
+    (void)state;
+    uint8_t *out = malloc(DEVICE_BYTES);
+    struct frame request = from_device(DEVICE_BYTES - 8);
+    app->inject("dma", 12, 700, true);
+    send_frame("cudaMemcpy", &request);
+    assert_int_equal(receive_reply(out, DEVICE_BYTES), -1);
+    join_server();
+    assert_int_equal(seen().requests, 1);
+    assert_non_null(strstr(ibx_session_reason(pair.server), "ILLEGAL_ADDRESS"));
+    assert_int_equal(ibx_pinned_taken(), 0);
+    app->inject(NULL, 0, 0, false);
+    free(request.bytes);
+    free(out);
+}
+
+/* The client leaves with a request half sent ... */
+static void test_client_leaves_early(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(2000, 3);
+    struct frame request = to_device(payload, 2000);
+    uint64_t length = request.n;
+    assert_int_equal(ibx_session_write(pair.client, "cudaMemcpy", 11), 11);
+    assert_int_equal(ibx_session_write(pair.client, &length, 8), 8);
+    assert_int_equal(ibx_session_write(pair.client, request.bytes, 1000), 1000);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    ibx_session_close(pair.client);
+    join_server();
+    assert_int_equal(seen().requests, 1);
+    assert_int_equal(seen().end, 0); /* between requests, as far as GVirtuS knows */
+    free(payload);
+    free(request.bytes);
+}
+
+/* ... or a result not taken. */
+static void test_client_leaves_late(void **state)
+{
+    (void)state;
+    struct frame request = from_device(DEVICE_BYTES);
+    send_frame("cudaMemcpy", &request);
+    int32_t code;
+    assert_int_equal(ibx_session_read(pair.client, &code, 4), 4);
+    ibx_session_close(pair.client);
+    join_server();
+    assert_int_equal(seen().requests, 1);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    free(request.bytes);
+}
+
+/* An application's last call is often a reset, which takes our events with it. Some do not wait for
+ * the answer. */
+static void test_reset_and_end(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(3000000, 5);
+    struct frame request = to_device(payload, 3000000), nothing = {0};
+    send_frame("cudaMemcpy", &request);
+    assert_int_equal(receive_reply(NULL, 0), 0);
+    send_frame("cudaDeviceReset", &nothing);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    ibx_session_close(pair.client);
+    join_server();
+    free(payload);
+    free(request.bytes);
+}
+
+static void test_reset_and_leave(void **state)
+{
+    (void)state;
+    uint8_t *payload = pattern(3000000, 7);
+    struct frame request = to_device(payload, 3000000), nothing = {0};
+    send_frame("cudaMemcpy", &request);
+    assert_int_equal(receive_reply(NULL, 0), 0);
+    send_frame("cudaDeviceReset", &nothing);
+    ibx_session_close(pair.client);
+    join_server();
+    free(payload);
+    free(request.bytes);
+}
+
+/* A body that goes on behind a copy in pieces has not been read when the copy is answered, and no
+ * FLUSHED may say so. */
+static void test_flush_before_all_is_read(void **state)
+{
+    (void)state;
+    struct session_pair by_hand;
+    struct ibx_conn *client = session_pair_open_bare_client(&by_hand);
+    ibx_session_set_gpu(by_hand.server, &gpu);
+    session_pair_start(&by_hand, serve, NULL);
+    uint8_t bytes[128] = {1, 1, 14, 0, 0, 0, 'f', 'i', 'r', 's', 't'};
+    say(client, bytes, 20);
+    assert_true(hear(client, bytes, sizeof(bytes)) > 5);
+
+    struct frame body = from_device(DEVICE_BYTES), all = {0};
+    put(&all, "cudaMemcpy", 11);
+    put_u64(&all, body.n);
+    put(&all, body.bytes, body.n);
+    struct ibx_mr *mr;
+    struct ibx_remote rest;
+    assert_int_equal(ibx_mr_allocate(client, 19, IBX_ACCESS_REMOTE_READ, &mr, NULL), 0);
+    assert_int_equal(ibx_mr_remote(mr, 0, 19, &rest), 0);
+    memcpy(ibx_mr_address(mr), all.bytes + all.n - 9, 9);
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u16(&w, 0x0101);
+    ibx_put_u32(&w, (uint32_t)all.n - 9);
+    ibx_put_bytes(&w, all.bytes, all.n - 9);
+    ibx_put_u8(&w, 2);
+    ibx_remote_put(&w, &rest);
+    say(client, bytes, w.length);
+    assert_true(hear(client, bytes, sizeof(bytes)) > 5); /* there is a body to grant memory for */
+    say(client, "\4", 1);
+    expect_closed(client);
+    session_pair_join(&by_hand);
+    assert_non_null(strstr(ibx_session_reason(by_hand.server), "ahead of long replies"));
+    ibx_close(client);
+    session_pair_close(&by_hand);
+    free(body.bytes);
+    free(all.bytes);
+}
+
+static struct ibx_faults faults;
+
+static int set_up_faulty(void **state)
+{
+    faults = (struct ibx_faults){0};
+    session_faults_server = &faults;
+    return set_up(state);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_ahead),
+        TEST(test_pieces),
+        TEST(test_payload_apart),
+        TEST(test_in_place),
+        TEST(test_by_crew),
+        TEST(test_aimed),
+        TEST(test_aimed_at_nothing),
+        TEST(test_from_device),
+        TEST(test_captured),
+        TEST(test_stream_of_another_device),
+        cmocka_unit_test_setup_teardown(test_read_fails, set_up_faulty, tear_down),
+        TEST(test_gpu_fails_in_reply),
+        TEST(test_client_leaves_early),
+        TEST(test_client_leaves_late),
+        TEST(test_reset_and_end),
+        TEST(test_reset_and_leave),
+        TEST(test_flush_before_all_is_read),
+    };
+    session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
+    over_shm = argc > 1 && !strcmp(argv[1], "shm");
+    app = cuda_application();
+    return cmocka_run_group_tests_name("copies", tests, NULL, NULL);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Copies by the fabric alone. A real one reaches the memory of a real GPU; here the double's
+ * dma-bufs can be mapped, and what the session asks of its connection (the linker's --wrap) is done
+ * in that mapping.
+ *
+ *   test_direct PROVIDER */
+#include "tests/scenes/copies_scene.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <cmocka.h>
+
+#define REGIONS 8u
+
+/* The device of the fabric. */
+static struct {
+    atomic_bool there, refuses;
+    atomic_uint registered, ever, reads, writes;
+    struct {
+        struct ibx_mr *mr;
+        uint8_t *mapped, *address;
+        size_t length;
+    } regions[REGIONS];
+} nic;
+
+const struct ibx_caps *__wrap_ibx_conn_caps(const struct ibx_conn *conn);
+const struct ibx_caps *__real_ibx_conn_caps(const struct ibx_conn *conn);
+int __wrap_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
+                           struct ibx_mr **mr, struct ibx_error *err);
+int __real_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
+                           struct ibx_mr **mr, struct ibx_error *err);
+void __wrap_ibx_mr_deregister(struct ibx_mr *mr);
+void __real_ibx_mr_deregister(struct ibx_mr *mr);
+int __wrap_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
+                    const struct ibx_remote *remote, uint64_t offset, size_t length,
+                    uint64_t cookie, unsigned flags);
+int __real_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
+                    const struct ibx_remote *remote, uint64_t offset, size_t length,
+                    uint64_t cookie, unsigned flags);
+int __wrap_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t length,
+                     uint64_t cookie, unsigned flags);
+int __real_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t length,
+                     uint64_t cookie, unsigned flags);
+
+const struct ibx_caps *__wrap_ibx_conn_caps(const struct ibx_conn *conn)
+{
+    static struct ibx_caps caps[64]; /* a session keeps the pointer */
+    static atomic_uint next;
+    struct ibx_caps *mine = &caps[next++ % 64];
+    *mine = *__real_ibx_conn_caps(conn);
+    mine->dmabuf = nic.there;
+    return mine;
+}
+
+int __wrap_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
+                           struct ibx_mr **mr, struct ibx_error *err)
+{
+    if (span->kind == IBX_MEMORY_HOST)
+        return __real_ibx_mr_register(conn, span, access, mr, err);
+    if (access != IBX_ACCESS_LOCAL || fcntl(span->dmabuf_fd, F_GETFD) < 0)
+        abort(); /* no key to GPU memory, for anybody */
+    if (nic.refuses)
+        return ibx_error_set(err, -EOPNOTSUPP, "this device refuses");
+    unsigned i = 0;
+    while (nic.regions[i].mr)
+        i++;
+    void *mapped = mmap(NULL, span->length, PROT_READ | PROT_WRITE, MAP_SHARED, span->dmabuf_fd,
+                        (off_t)span->dmabuf_offset);
+    if (mapped == MAP_FAILED)
+        abort();
+    struct ibx_span host = ibx_span_host(mapped, span->length);
+    int rc = __real_ibx_mr_register(conn, &host, access, mr, err);
+    if (rc)
+        return rc;
+    nic.regions[i].mr = *mr;
+    nic.regions[i].mapped = mapped;
+    nic.regions[i].address = span->address;
+    nic.regions[i].length = span->length;
+    nic.registered++;
+    nic.ever++;
+    return 0;
+}
+
+/* The region of GPU memory, or REGIONS. */
+static unsigned region_of(const struct ibx_mr *mr)
+{
+    unsigned i = 0;
+    while (i < REGIONS && (!mr || nic.regions[i].mr != mr))
+        i++;
+    return i;
+}
+
+void __wrap_ibx_mr_deregister(struct ibx_mr *mr)
+{
+    unsigned i = region_of(mr);
+    __real_ibx_mr_deregister(mr);
+    if (i == REGIONS)
+        return;
+    munmap(nic.regions[i].mapped, nic.regions[i].length);
+    nic.regions[i].mr = NULL;
+    nic.registered--;
+}
+
+int __wrap_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
+                    const struct ibx_remote *remote, uint64_t offset, size_t length,
+                    uint64_t cookie, unsigned flags)
+{
+    unsigned i = region_of(mr);
+    if (i < REGIONS) {
+        local = nic.regions[i].mapped + ((uint8_t *)local - nic.regions[i].address);
+        nic.reads++;
+    }
+    return __real_ibx_read(conn, mr, local, remote, offset, length, cookie, flags);
+}
+
+int __wrap_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t length,
+                     uint64_t cookie, unsigned flags)
+{
+    unsigned i = region_of(mr);
+    if (i < REGIONS) {
+        local = nic.regions[i].mapped + ((const uint8_t *)local - nic.regions[i].address);
+        nic.writes++;
+    }
+    return __real_ibx_write(conn, mr, local, remote, offset, length, cookie, flags);
+}
+
+/* ------------------------------------------------------------------------- tests */
+
+static int set_up_direct(void **state)
+{
+    nic.there = true;
+    nic.refuses = false;
+    nic.ever = nic.reads = nic.writes = 0;
+    on_request = NULL;
+    gpu.threads = 1;
+    return set_up(state);
+}
+
+/* Copies so far that were the fabric's. */
+static unsigned long by_fabric(void)
+{
+    struct frame other = {0};
+    put_u64(&other, 5);
+    send_frame("cudaOther", &other);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    free(other.bytes);
+    return seen().copies.direct;
+}
+
+static struct ibx_double_stats stats(void)
+{
+    struct ibx_double_stats now;
+    app->get_stats(&now);
+    return now;
+}
+
+static void round_trip(size_t n, bool apart)
+{
+    uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+    struct frame request = to_device(bytes, n), back = from_device(n);
+    if (apart)
+        send_apart("cudaMemcpy", &request, n);
+    else
+        send_frame("cudaMemcpy", &request);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    assert_int_equal(receive_reply(NULL, 0), 0);
+    assert_device(n, n);
+    send_frame("cudaMemcpy", &back);
+    assert_int_equal(receive_reply(out, n + 8), 0);
+    assert_memory_equal(out + 8, bytes, n);
+    free(bytes);
+    free(out);
+    free(request.bytes);
+    free(back.bytes);
+}
+
+/* No CPU of ours and no copy engine: a READ and a WRITE, and one registration for all. */
+static void test_both_ways(void **state)
+{
+    (void)state;
+    unsigned long copies = stats().copies_async;
+    unsigned rounds = 0;
+    for (size_t n = 1000000; n <= DEVICE_BYTES; n = n * 2 + 7) {
+        round_trip(n, false);
+        round_trip(n, true);
+        rounds += 2;
+        assert_int_equal(by_fabric(), 2 * rounds);
+    }
+    assert_int_equal(stats().copies_async, copies);
+    assert_true(nic.reads == rounds && nic.writes >= rounds && nic.ever == 1);
+    ibx_session_close(pair.client);
+    join_server();
+    assert_int_equal(nic.registered, 0);
+}
+
+/* The device does not want it: through chunks, after one sentence. */
+static void test_refused(void **state)
+{
+    (void)state;
+    nic.refuses = true;
+    unsigned long copies = stats().copies_async;
+    round_trip(1000000, false);
+    round_trip(2000000, true);
+    assert_int_equal(by_fabric(), 0);
+    assert_int_equal(seen().requests, 2); /* and not by GVirtuS */
+    assert_non_null(strstr(seen().refused, "this device refuses"));
+    assert_true(stats().copies_async > copies && !nic.ever);
+}
+
+/* What the fabric wrote is flushed where the GPU does not order it, and nothing is written where
+ * that cannot be. */
+static void test_flush(void **state)
+{
+    (void)state;
+    app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, 0);
+    app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, IBX_CUDA_FLUSH_BY_HOST);
+    unsigned long flushes = stats().flushes;
+    round_trip(1000000, false);
+    assert_int_equal(by_fabric(), 2);
+    assert_int_equal(stats().flushes, flushes + 1);
+    tear_down(state);
+    app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, 0);
+    set_up_direct(state);
+    round_trip(1000000, false);
+    assert_int_equal(by_fabric(), 0);
+    app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
+}
+
+/* Memory that is freed is let go before the handler frees it; a reset takes all of it. */
+static atomic_uint registered_then;
+
+static void note_registered(const char *name)
+{
+    if (!strcmp(name, "cudaFree") || !strcmp(name, "cudaDeviceReset"))
+        registered_then = nic.registered;
+}
+
+static void test_freed(void **state)
+{
+    (void)state;
+    struct frame request = {0}, other = {0}, nothing = {0};
+    on_request = note_registered;
+    round_trip(1000000, false);
+    assert_int_equal(nic.registered, 1);
+    put_u64(&other, device - 4096);
+    send_frame("cudaFree", &other);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    assert_int_equal(registered_then, 1);
+    put_u64(&request, device);
+    send_frame("cudaFree", &request);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    assert_int_equal(registered_then, 0);
+    round_trip(1000000, false); /* the handler did not free it here */
+    assert_int_equal(nic.registered, 1);
+    send_frame("cudaDeviceReset", &nothing);
+    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    assert_int_equal(registered_then, 0);
+    free(request.bytes);
+    free(other.bytes);
+}
+
+/* Earlier work of all blocking streams comes first, and its errors are the copy's. */
+static void test_order(void **state)
+{
+    (void)state;
+    const size_t n = 2000000;
+    uint8_t *bytes = pattern(n, 5), *out = malloc(n + 8);
+    struct frame back = from_device(n), request = to_device(bytes, n);
+    uint64_t other;
+    void *stream;
+    round_trip(n, false);
+    assert_int_equal(app->mem_alloc(&other, n), 0);
+    assert_true(app->poke(other, bytes, n));
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    app->slow(50000);
+    assert_int_equal(app->copy_async(device, other, n, stream), 0);
+    send_frame("cudaMemcpy", &back);
+    assert_int_equal(receive_reply(out, n + 8), 0);
+    assert_memory_equal(out + 8, bytes, n);
+    /* A copy over the same memory that has not begun yet does not overwrite what came later. */
+    memset(bytes, 0x77, n);
+    free(request.bytes);
+    request = to_device(bytes, n);
+    assert_int_equal(app->copy_async(device, other, n, stream), 0);
+    send_frame("cudaMemcpy", &request);
+    assert_int_equal(receive_reply(NULL, 0), 0);
+    assert_int_equal(app->stream_synchronize(stream), 0);
+    assert_true(app->peek(device, out, n));
+    assert_memory_equal(out, bytes, n);
+    assert_int_equal(by_fabric(), 4);
+    app->slow(0);
+    app->inject("dma", 1, 700, true);
+    assert_int_equal(app->copy_async(device, other, n, stream), 0);
+    send_frame("cudaMemcpy", &back);
+    assert_int_equal(receive_reply(out, n + 8), HANDLED); /* so that the error is the runtime's */
+    app->inject(NULL, 0, 0, false);
+    app->mem_free(other);
+    free(bytes);
+    free(out);
+    free(back.bytes);
+    free(request.bytes);
+}
+
+/* From the size on that a file of choices says. */
+static void test_chosen(void **state)
+{
+    (void)state;
+    round_trip(1000000, false);
+    assert_int_equal(by_fabric(), 1); /* to the device */
+    round_trip(3000000, true);
+    assert_int_equal(by_fabric(), 3);
+    round_trip(1999999, true);
+    assert_int_equal(by_fabric(), 4);
+}
+
+static int set_up_chosen(void **state)
+{
+    gpu.tuning = (struct ibx_tuning){.found = true, .choice = ibx_choice_default};
+    gpu.tuning.choice.ways[IBX_CHOICE_FROM_DEVICE].direct_min = 2000000;
+    int rc = set_up_direct(state);
+    gpu.tuning.found = false;
+    return rc;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_direct, tear_down)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_both_ways),
+        TEST(test_refused),
+        TEST(test_flush),
+        TEST(test_freed),
+        TEST(test_order),
+        cmocka_unit_test_setup_teardown(test_chosen, set_up_chosen, tear_down),
+    };
+    session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
+    app = cuda_application();
+    return cmocka_run_group_tests_name("direct", tests, NULL, NULL);
+}

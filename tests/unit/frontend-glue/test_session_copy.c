@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies that a client asks for by itself: the bytes of docs/protocol.md, and every way to get the
+ * answer wrong. Runs on the fabric inside the process.
+ */
+#include "tests/scenes/memory_provider.h"
+#include "tests/scenes/session_pair.h"
+
+#include "common/log.h"
+#include "frontend-glue/session/session_internal.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define BODY    (64u << 10)
+#define DEVICE  0x0102030405060708ull
+#define UNKNOWN 999
+
+static uint8_t memory[BODY];
+
+static struct ibx_frontend_copy copy_of(bool to_device, bool async, size_t n)
+{
+    return (struct ibx_frontend_copy){.to_device = to_device,
+                                      .async = async,
+                                      .device = DEVICE,
+                                      .host = memory,
+                                      .n = n,
+                                      .stream = async ? 0x77 : 0};
+}
+
+/* Over the fabric inside the process; as over `shm` long copies go through memory of the session's
+ * own, otherwise they are what these tests say the bytes of. */
+static struct ibx_conn *open_server(struct session_pair *pair, bool as_shm)
+{
+    struct ibx_conn *server = session_pair_open_bare_server(pair);
+    if (!as_shm)
+        strcpy(pair->client->path.provider, "memory");
+    return server;
+}
+
+/* A reply: exit code, seconds, length, and then these bytes of segments. */
+static void say_reply(struct ibx_conn *server, uint32_t bodies, int code, uint64_t out,
+                      const void *more, size_t n)
+{
+    uint8_t bytes[128];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u8(&w, 1);
+    ibx_put_u32(&w, bodies);
+    ibx_put_u8(&w, 1);
+    ibx_put_u32(&w, 20);
+    ibx_put_u32(&w, (uint32_t)code);
+    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, out);
+    ibx_put_bytes(&w, more, n);
+    say(server, bytes, w.length);
+}
+
+/* The end of such a reply: the count inline, and where the payload is. */
+static size_t payload_at(uint8_t *bytes, uint64_t count, uint8_t kind, uint64_t length)
+{
+    struct ibx_writer w = ibx_writer_of(bytes, 64);
+    ibx_put_u8(&w, 1);
+    ibx_put_u32(&w, 8);
+    ibx_put_u64(&w, count);
+    ibx_put_u8(&w, kind);
+    ibx_put_u64(&w, length);
+    return w.length;
+}
+
+/* ------------------------------------------------------------------- golden bytes */
+
+static void to_device_golden_bytes(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t heard[256], frame[128];
+    int code = -1;
+    struct ibx_conn *server = open_server(&pair, false);
+    for (unsigned async = 0; async < 2; async++) {
+        struct ibx_frontend_copy copy = copy_of(true, async, BODY);
+        say_reply(server, async + 1, 17, 0, NULL, 0);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 17);
+        size_t n = hear(server, heard, sizeof(heard)), tail = async ? 20 : 12;
+        struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
+        const char *name = async ? "cudaMemcpyAsync" : "cudaMemcpy";
+        ibx_put_u8(&w, 1);
+        ibx_put_u8(&w, 1);
+        ibx_put_u32(&w, (uint32_t)strlen(name) + 1 + 24);
+        ibx_put_bytes(&w, name, strlen(name) + 1);
+        ibx_put_u64(&w, 16 + BODY + tail);
+        ibx_put_u64(&w, DEVICE);
+        ibx_put_u64(&w, BODY);
+        ibx_put_u8(&w, 2);
+        assert_int_equal(n, w.length + 48 + 5 + tail);
+        assert_memory_equal(heard, frame, w.length);
+        struct ibx_reader r = ibx_reader_of(heard + w.length, 48);
+        struct ibx_remote remote;
+        ibx_remote_get(&r, &remote);
+        assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+        static const uint8_t rest[] = {0, 0, 1,    0, 0, 0, 0, 0, 1, 0,
+                                       0, 0, 0x77, 0, 0, 0, 0, 0, 0, 0};
+        assert_int_equal(heard[n - tail - 5], 1);
+        assert_memory_equal(heard + n - tail, rest, tail);
+    }
+    ibx_close(server);
+    session_pair_close(&pair);
+}
+
+static void from_device_golden_bytes(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t heard[256], frame[128], end[64];
+    int code = -1;
+    struct ibx_conn *server = open_server(&pair, false);
+    for (unsigned i = 0; i < 2; i++) {
+        struct ibx_frontend_copy copy = copy_of(false, false, BODY);
+        say_reply(server, 0, 0, BODY + 8, end, payload_at(end, BODY, 7, BODY));
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
+        ibx_put_u8(&w, 1);
+        ibx_put_u32(&w, 11 + 8 + 29);
+        ibx_put_bytes(&w, "cudaMemcpy", 11);
+        ibx_put_u64(&w, 29);
+        ibx_put_u64(&w, 1);
+        ibx_put_u8(&w, 0);
+        ibx_put_u64(&w, DEVICE);
+        ibx_put_u64(&w, BODY);
+        ibx_put_u32(&w, 2);
+        assert_int_equal(hear(server, heard, sizeof(heard)), 2 + 48 + w.length);
+        assert_memory_equal(heard, "\1\6", 2);
+        assert_memory_equal(heard + 50, frame, w.length);
+        struct ibx_reader r = ibx_reader_of(heard + 2, 48);
+        struct ibx_remote remote;
+        ibx_remote_get(&r, &remote);
+        assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+    }
+    ibx_close(server);
+    session_pair_close(&pair);
+}
+
+/* Of rows with gaps the frame says, and has, nothing but the rows; a reply fills nothing else. */
+static void rows_golden_bytes(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t heard[256], frame[160], end[64];
+    int code = -1;
+    struct ibx_conn *server = open_server(&pair, false);
+    for (unsigned to_device = 0; to_device < 2; to_device++) {
+        struct ibx_frontend_copy copy = copy_of(to_device, false, 3);
+        copy.rows = 4;
+        copy.host_pitch = 5;
+        copy.device_pitch = 512;
+        memcpy(memory, "abc..def..ghi..jkl..", 20);
+        struct ibx_writer reply = ibx_writer_of(end, sizeof(end));
+        ibx_put_u8(&reply, 1);
+        ibx_put_u32(&reply, 20);
+        ibx_put_u64(&reply, 12);
+        ibx_put_bytes(&reply, "ABCDEFGHIJKL", 12);
+        say_reply(server, 0, 0, to_device ? 0 : 20, end, to_device ? 0 : reply.length);
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(code, 0);
+        assert_memory_equal(memory, to_device ? "abc..def..ghi..jkl.." : "ABC..DEF..GHI..JKL..",
+                            20);
+        struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
+        ibx_put_u8(&w, 1);
+        ibx_put_u8(&w, 1);
+        ibx_put_u32(&w, 13 + 8 + (to_device ? 28 : 17) + 36);
+        ibx_put_bytes(&w, "cudaMemcpy2D", 13);
+        ibx_put_u64(&w, (to_device ? 28 : 17) + 36);
+        ibx_put_u64(&w, to_device ? DEVICE : 1);
+        if (to_device) {
+            ibx_put_u64(&w, 12);
+            ibx_put_bytes(&w, "abcdefghijkl", 12);
+        } else {
+            ibx_put_u8(&w, 0);
+            ibx_put_u64(&w, DEVICE);
+        }
+        ibx_put_u64(&w, to_device ? 512 : 3);
+        ibx_put_u64(&w, to_device ? 3 : 512);
+        ibx_put_u64(&w, 3);
+        ibx_put_u64(&w, 4);
+        ibx_put_u32(&w, to_device ? 1 : 2);
+        assert_int_equal(hear(server, heard, sizeof(heard)), w.length);
+        assert_memory_equal(heard, frame, w.length);
+    }
+    ibx_close(server);
+    session_pair_close(&pair);
+}
+
+/* --------------------------------------------------------------------- odd answers */
+
+/* That GVirtuS's handlers give, or might: the session goes on. */
+static void answers_of_handlers(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t end[64], heard[256];
+    int code;
+    struct ibx_conn *server = open_server(&pair, false);
+    struct ibx_frontend_copy from = copy_of(false, true, 5), to = copy_of(true, false, 5);
+    memset(memory, 'm', 16);
+    /* Memory, although it has failed; the count of something else; nothing at all. */
+    struct {
+        int code, expected;
+        uint64_t out, count;
+        const char *payload;
+        bool to_device;
+    } answers[] = {
+        {700, 700, 13, 5, "junk!", false},  {0, UNKNOWN, 13, 6, "junk!", false},
+        {0, UNKNOWN, 12, 5, "junk", false}, {0, UNKNOWN, 14, 5, "junk!!", false},
+        {0, UNKNOWN, 0, 0, NULL, false},    {3, 3, 0, 0, NULL, false},
+        {0, 0, 13, 5, "junk!", true},       {0, 0, 13, 5, "bytes", false},
+    };
+    for (size_t i = 0; i < sizeof(answers) / sizeof(answers[0]); i++) {
+        struct ibx_writer w = ibx_writer_of(end, sizeof(end));
+        if (answers[i].out) {
+            ibx_put_u8(&w, 1);
+            ibx_put_u32(&w, (uint32_t)answers[i].out);
+            ibx_put_u64(&w, answers[i].count);
+            ibx_put_bytes(&w, answers[i].payload, (size_t)answers[i].out - 8);
+        }
+        say_reply(server, 0, answers[i].code, answers[i].out, end, w.length);
+        code = -1;
+        assert_int_equal(ibx_session_copy(pair.client, answers[i].to_device ? &to : &from, &code),
+                         0);
+        assert_int_equal(code, answers[i].expected);
+        assert_true(hear(server, heard, sizeof(heard)) > 0);
+        bool good = !code && !answers[i].to_device;
+        assert_memory_equal(memory, good ? "bytesm" : "mmmmmm", 6);
+    }
+    ibx_close(server);
+    session_pair_close(&pair);
+}
+
+static void nonsense_instead_of_an_answer(void **state)
+{
+    (void)state;
+    for (unsigned way = 0; way < 12; way++) {
+        struct session_pair pair;
+        uint8_t end[64];
+        int code = -1;
+        unsigned i = way % 6;
+        struct ibx_conn *server = open_server(&pair, way > 5);
+        struct ibx_frontend_copy copy = copy_of(i == 2, false, i == 1 ? 100 : BODY);
+        size_t n = payload_at(end, copy.n, 7, i == 0 ? BODY - 1 : copy.n);
+        uint64_t out = copy.n + 8;
+        if (i == 3) { /* to more memory than it said, and elsewhere */
+            n = payload_at(end, copy.n + 1, 7, copy.n);
+            out++;
+        }
+        if (i == 4)
+            n = payload_at(end, copy.n, 6, copy.n);
+        say_reply(server, i == 2, i == 5 ? 700 : 0, out, end, n);
+        if (i == 3)
+            say(server, "\1\0\0\0\0\1\1\0\0\0x", 11);
+        memset(memory, 'm', sizeof(memory));
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        if (code != UNKNOWN || !*ibx_session_reason(pair.client))
+            fail_msg("answer %u: %d \"%s\"", i, code, ibx_session_reason(pair.client));
+        expect_reason(pair.client);
+        /* From now on GVirtuS is asked, and answers likewise. */
+        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), -ENOTCONN);
+        ibx_close(server);
+        session_pair_close(&pair);
+    }
+}
+
+/* GVirtuS is in the middle of a request. */
+static void not_between_requests(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    int code = -1;
+    struct ibx_conn *server = open_server(&pair, false);
+    struct ibx_frontend_copy copy = copy_of(true, false, 10);
+    assert_int_equal(ibx_session_write(pair.client, "cuda", 4), 4);
+    assert_int_equal(ibx_session_copy(pair.client, &copy, &code), -ENOTCONN);
+    assert_int_equal(code, -1);
+    ibx_close(server);
+    session_pair_close(&pair);
+}
+
+/* What is to be aimed at is said once a request. */
+static void aimed_twice(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t aim[50] = {1, 6, 0, 16}, byte;
+    aim[10] = 1; /* the length */
+    struct ibx_conn *client = session_pair_open_bare_client(&pair);
+    say(client, aim, sizeof(aim));
+    say(client, "\1\1\1\0\0\0q", 7);
+    assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
+    assert_int_equal(ibx_session_write(pair.server, "a", 1), 1);
+    assert_int_equal(ibx_session_sync(pair.server), 0);
+    say(client, aim, sizeof(aim)); /* of the next one */
+    say(client, aim, sizeof(aim));
+    assert_int_equal(ibx_session_read(pair.server, &byte, 1), -EPROTO);
+    expect_reason(pair.server);
+    ibx_close(client);
+    session_pair_close(&pair);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    memory_control_reset();
+    alarm(60);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    alarm(0);
+    return memory_live_endpoints() || memory_live_regions() ? -1 : 0;
+}
+
+static int quiet(void **state)
+{
+    (void)state;
+    ibx_log_set_level(IBX_LOG_ERROR);
+    session_pair_use("shm", NULL, NULL, NULL);
+    return 0;
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
+    const struct CMUnitTest tests[] = {
+        TEST(to_device_golden_bytes),
+        TEST(from_device_golden_bytes),
+        TEST(rows_golden_bytes),
+        TEST(answers_of_handlers),
+        TEST(nonsense_instead_of_an_answer),
+        TEST(not_between_requests),
+        TEST(aimed_twice),
+    };
+    return cmocka_run_group_tests_name("session_copy", tests, quiet, NULL);
+}

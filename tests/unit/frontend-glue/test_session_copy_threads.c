@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Long bodies that several threads of the server copy, where the client's memory is within its
+ * reach: over shm.
+ */
+#include "tests/scenes/session_pair.h"
+
+#include "common/log.h"
+#include "gpudirect/copy_threads.h"
+#include "transport/core/conn.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define BYTES    ((size_t)8 << 20)
+#define THREADS  3u
+#define SHORTLY  100u   /* ms, for which a client waits for a server that stands still */
+#define FOR_LONG 90000u /* ms, likewise */
+#define YIELDS   500u   /* for whoever would be too early; others may want the core */
+
+static const size_t sizes[] = {(3u << 20) - 1, 3u << 20, (5u << 20) + 77, 3, (33u << 20) + 4097};
+#define SIZES  (sizeof(sizes) / sizeof(sizes[0]))
+#define READS  4u /* of them by the crew: the last one is two ... */
+#define WRITES 3u /* ... and the first is too short, as is another one */
+
+/* ------------------------------------------------------------------ the crew, watched */
+
+enum stand { NOT_AT_ALL, UNTIL_LEAVING, UNTIL_LEFT };
+
+static struct {
+    atomic_uint copies;
+    enum stand stand; /* before a copy, until the client does so */
+    atomic_bool there, leaving, left, over;
+} crew;
+
+int __real_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, void *local,
+                        uint64_t offset, size_t n);
+int __wrap_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, void *local,
+                        uint64_t offset, size_t n);
+
+int __wrap_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, void *local,
+                        uint64_t offset, size_t n)
+{
+    crew.copies++;
+    crew.there = true;
+    while (crew.stand == UNTIL_LEAVING ? !crew.leaving : crew.stand == UNTIL_LEFT && !crew.left)
+        sched_yield();
+    for (unsigned i = 0; crew.stand == UNTIL_LEAVING && i < YIELDS; i++)
+        sched_yield();
+    int rc = __real_ibx_crew_run(of, copy, context, local, offset, n);
+    crew.over = true;
+    return rc;
+}
+
+static void open_pair(struct session_pair *pair, const char *direct)
+{
+    session_pair_use("shm", NULL, "shm_direct", direct);
+    session_crew = THREADS;
+    session_pair_open(pair);
+    crew.copies = 0;
+    crew.there = crew.leaving = crew.left = crew.over = false;
+}
+
+/* ------------------------------------------------------------------------ whole bodies */
+
+static int serve_sizes(struct session_pair *pair, void *argument)
+{
+    int rc = 0;
+    (void)argument;
+    for (unsigned i = 0; i < SIZES && !rc; i++) {
+        size_t n = sizes[i];
+        uint8_t *bytes = malloc(n);
+        size_t first = i == SIZES - 1 ? n / 2 : n;
+        rc = ibx_session_read(pair->server, bytes, first) == (ssize_t)first ? 0 : -1;
+        if (!rc && first < n)
+            rc = ibx_session_read(pair->server, bytes + first, n - first) < 0;
+        if (!rc && pattern_check(bytes, n, i) != n)
+            rc = -2;
+        pattern_fill(bytes, n, 1000 + i);
+        if (!rc && ibx_session_write(pair->server, bytes, n) != (ssize_t)n)
+            rc = -3;
+        rc = rc ? rc : ibx_session_sync(pair->server);
+        free(bytes);
+    }
+    if (rc)
+        ibx_session_close(pair->server); /* so that the other side ends, too */
+    return rc;
+}
+
+/* There and back, between memory of the client's that is `bytes` of at least the longest and 64
+ * more. */
+static void exchange(struct session_pair *pair, uint8_t *bytes)
+{
+    session_pair_start(pair, serve_sizes, NULL);
+    for (unsigned i = 0; i < SIZES; i++) {
+        size_t n = sizes[i], at = i * 13;
+        pattern_fill(bytes + at, n, i);
+        assert_int_equal(ibx_session_write(pair->client, bytes + at, n), n);
+        assert_int_equal(ibx_session_sync(pair->client), 0);
+        memset(bytes + at + n, 77, 1);
+        assert_int_equal(ibx_session_read(pair->client, bytes + at, n), n);
+        assert_int_equal(pattern_check(bytes + at, n, 1000 + i), n);
+        assert_int_equal(bytes[at + n], 77);
+    }
+    assert_int_equal(session_pair_join(pair), 0);
+    session_pair_close(pair);
+}
+
+#define ROOM (sizes[SIZES - 1] + 64)
+
+static void memory_of_the_client_alone(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t *bytes = malloc(ROOM);
+    open_pair(&pair, "yes");
+    bool reached = pair.server->caps->direct;
+    exchange(&pair, bytes);
+    assert_int_equal(crew.copies, reached ? READS + WRITES : 0);
+    open_pair(&pair, "no");
+    exchange(&pair, bytes);
+    assert_int_equal(crew.copies, 0);
+    free(bytes);
+}
+
+static void memory_that_both_map(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    uint8_t *bytes = ibx_shared_allocate(ROOM, NULL);
+    assert_non_null(bytes);
+    open_pair(&pair, "no");
+    exchange(&pair, bytes);
+    assert_int_equal(crew.copies, READS + WRITES);
+    assert_true(ibx_shared_free(bytes));
+}
+
+/* Which the server has mapped for reading alone: nothing is written there. */
+static void memory_that_both_map_for_reading(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    struct ibx_mr *mr;
+    open_pair(&pair, "no");
+    assert_int_equal(ibx_mr_allocate(pair.client->conn, ROOM, IBX_ACCESS_REMOTE_READ, &mr, NULL),
+                     0);
+    exchange(&pair, ibx_mr_address(mr));
+    assert_int_equal(crew.copies, READS);
+}
+
+/* ---------------------------------------------------------------------------- ends */
+
+static int serve_one_read(struct session_pair *pair, void *argument)
+{
+    (void)argument;
+    uint8_t *bytes = malloc(BYTES);
+    ssize_t n = ibx_session_read(pair->server, bytes, BYTES);
+    free(bytes);
+    return (int)n;
+}
+
+static uint8_t *expose(struct session_pair *pair)
+{
+    uint8_t *bytes = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(bytes != MAP_FAILED);
+    assert_int_equal(ibx_session_write(pair->client, bytes, BYTES), BYTES);
+    assert_int_equal(ibx_session_sync(pair->client), 0);
+    return bytes;
+}
+
+/* What the client has exposed is not there any more. */
+static void memory_that_is_gone(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    open_pair(&pair, "yes");
+    if (pair.server->caps->direct) {
+        uint8_t *bytes = expose(&pair);
+        munmap(bytes + BYTES / 2, BYTES / 2);
+        session_pair_start(&pair, serve_one_read, NULL);
+        assert_int_equal(session_pair_join(&pair), -EFAULT);
+        assert_non_null(strstr(ibx_session_reason(pair.server), "copying with"));
+        assert_int_equal(crew.copies, 1);
+        munmap(bytes, BYTES / 2);
+    }
+    session_pair_close(&pair);
+}
+
+/* It has its memory back only when nobody is at it any more. */
+static void client_that_leaves_meanwhile(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    open_pair(&pair, "yes");
+    if (pair.server->caps->direct) {
+        crew.stand = UNTIL_LEAVING;
+        pair.client->conn->options.timeout_ms = FOR_LONG;
+        uint8_t *bytes = expose(&pair);
+        session_pair_start(&pair, serve_one_read, NULL);
+        while (!crew.there)
+            sched_yield();
+        crew.leaving = true;
+        ibx_session_close(pair.client);
+        assert_true(crew.over);
+        munmap(bytes, BYTES);
+        assert_int_equal(session_pair_join(&pair), BYTES);
+        crew.stand = NOT_AT_ALL;
+    }
+    session_pair_close(&pair);
+}
+
+/* One that has waited for as long as it was told takes it back, and nobody comes to it later. */
+static void client_that_has_waited_for_long(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    open_pair(&pair, "yes");
+    if (pair.server->caps->direct) {
+        crew.stand = UNTIL_LEFT;
+        pair.client->conn->options.timeout_ms = SHORTLY;
+        uint8_t *bytes = expose(&pair);
+        session_pair_start(&pair, serve_one_read, NULL);
+        while (!crew.there)
+            sched_yield();
+        ibx_session_close(pair.client);
+        assert_false(crew.over);
+        crew.left = true;
+        assert_int_equal(session_pair_join(&pair), -ESRCH);
+        munmap(bytes, BYTES);
+        crew.stand = NOT_AT_ALL;
+    }
+    session_pair_close(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_of_the_client_alone),
+        cmocka_unit_test(memory_that_both_map),
+        cmocka_unit_test(memory_that_both_map_for_reading),
+        cmocka_unit_test(memory_that_is_gone),
+        cmocka_unit_test(client_that_leaves_meanwhile),
+        cmocka_unit_test(client_that_has_waited_for_long),
+    };
+    ibx_log_set_level(IBX_LOG_ERROR);
+    alarm(110);
+    return cmocka_run_group_tests_name("session_crew", tests, NULL, NULL);
+}

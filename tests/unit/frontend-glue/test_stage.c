@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Long copies of a client's pageable memory, in parts, through memory that both ends map. */
+#include "tests/scenes/copies_scene.h"
+
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LONGEST  ((size_t)40 << 20) /* more than all that is in flight at once */
+#define GUARD    16u
+#define INVALID  700 /* an illegal address */
+#define MOST_OUT 3u  /* frames of one copy without an answer: IN_FLIGHT of client_stage.c */
+
+static const size_t sizes[] = {32 << 10,  (32 << 10) + 1,   131071,        131073,
+                               262144,    777777,           (1 << 20) + 3, (2 << 20) - 1,
+                               (2 << 20), (4 << 20) + 4097, 17000001,      LONGEST - 7};
+#define SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+static uint64_t far; /* LONGEST bytes of the device */
+
+static int set_up_long(void **state)
+{
+    int rc = set_up(state);
+    assert_int_equal(app->mem_alloc(&far, LONGEST), 0);
+    return rc;
+}
+
+static int set_up_crew(void **state)
+{
+    int rc = set_up_long(state);
+    struct ibx_gpu_options options = gpu;
+    options.threads = 3;
+    ibx_session_set_gpu(pair.client, &options);
+    return rc;
+}
+
+static int tear_down_long(void **state)
+{
+    app->inject(NULL, 0, 0, false);
+    app->mem_free(far);
+    return tear_down(state);
+}
+
+static int copy_by(struct ibx_session *client, bool to_device, bool async, uint8_t *host,
+                   uint64_t at, size_t n)
+{
+    int code = -1;
+    struct ibx_frontend_copy wish = {
+        .to_device = to_device, .async = async, .device = far + at, .host = host, .n = n};
+    assert_int_equal(ibx_session_copy(client, &wish, &code), 0);
+    return code;
+}
+
+static int copy(bool to_device, bool async, uint8_t *host, uint64_t at, size_t n)
+{
+    return copy_by(pair.client, to_device, async, host, at, n);
+}
+
+/* The copies that the back end has run so far. */
+static struct ibx_copy_counts counts(void)
+{
+    struct frame other = {0};
+    put_u64(&other, 5);
+    send_frame("cudaOther", &other); /* brings seen() up to date */
+    assert_int_equal(receive_reply(NULL, 0), handler_says);
+    free(other.bytes);
+    return seen().copies;
+}
+
+/* There and back, wherever in a page the memory begins, and nothing beside it. */
+static void check(size_t n, size_t into_page, bool async)
+{
+    uint8_t *memory = aligned_alloc(4096, (n + into_page + GUARD + 4095) & ~(size_t)4095);
+    uint8_t *host = memory + into_page;
+    uint64_t at = n < LONGEST / 2 ? into_page % 64 : 0;
+    assert_non_null(memory);
+    pattern_fill(host, n, n + async);
+    assert_int_equal(copy(true, async, host, at, n), 0);
+    memset(memory, 0, into_page);
+    memset(host, 0, n + GUARD);
+    assert_int_equal(copy(false, async, host, at, n), 0);
+    assert_int_equal(pattern_check(host, n, n + async), n);
+    for (size_t i = 0; i < GUARD; i++)
+        assert_int_equal(host[n + i], 0);
+    for (size_t i = 0; i < into_page; i++)
+        assert_int_equal(memory[i], 0);
+    free(memory);
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const size_t places[] = {0, 16, 64, 2063, 4095};
+    for (size_t i = 0; i < SIZES; i++)
+        check(sizes[i], places[i % 5], i % 2);
+    for (size_t i = 0; i < 5; i++)
+        check(3 << 20, places[i], true);
+    /* No copy was GVirtuS's, and every part one in place. */
+    struct ibx_copy_counts now = counts();
+    assert_int_equal(seen().requests, 2);
+    assert_int_equal(now.in_place, now.all);
+    assert_true(now.all > 4 * SIZES);
+}
+
+/* What the GPU has not taken yet is not written over: it is slower than the client here. */
+static void test_slow_gpu(void **state)
+{
+    (void)state;
+    app->slow(500);
+    check(LONGEST, 16, false);
+    check(LONGEST - 12345, 48, true);
+}
+
+/* The first failure is the call's; the rest of the copy is not tried for ever. */
+static void test_failures(void **state)
+{
+    (void)state;
+    const size_t n = 9 << 20;
+    uint8_t *host = malloc(n);
+    assert_non_null(host);
+    for (unsigned i = 0; i < 12; i++) {
+        bool to_device = i % 2;
+        unsigned before = seen().requests;
+        app->inject("dma", 1 + i % 5, INVALID, true);
+        assert_int_equal(copy(to_device, i % 3 == 0, host, 0, n), HANDLED);
+        app->inject(NULL, 0, 0, false);
+        assert_in_range(seen().requests, before + 1, before + MOST_OUT);
+        check(n, 16, to_device);
+    }
+    free(host);
+}
+
+/* ------------------------------------------------------------------------ giving up */
+
+#define EXITING 4u /* the kernel's PF_EXITING */
+
+/* One that was joined may be seen for a little longer. */
+static bool is_alive(const char *thread)
+{
+    char path[64], text[512];
+    unsigned flags = EXITING;
+    snprintf(path, sizeof(path), "/proc/self/task/%.20s/stat", thread);
+    FILE *file = fopen(path, "re");
+    const char *behind = file && fgets(text, sizeof(text), file) ? strrchr(text, ')') : NULL;
+    if (behind)
+        sscanf(behind, ") %*c %*d %*d %*d %*d %*d %u", &flags);
+    if (file)
+        fclose(file);
+    return !(flags & EXITING);
+}
+
+static unsigned threads_now(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    unsigned count = 0;
+    assert_non_null(folder);
+    for (struct dirent *thread; (thread = readdir(folder));)
+        count += thread->d_name[0] != '.' && is_alive(thread->d_name);
+    closedir(folder);
+    return count;
+}
+
+/* A back end that runs nothing by itself sees what it would of a client without such memory, but
+ * for the first copies; and nobody is left who would copy. */
+static void test_useless(void **state)
+{
+    (void)state;
+    const size_t n = 5 << 20;
+    uint8_t *host = calloc(1, n);
+    assert_non_null(host);
+    unsigned before = 0, frames = 0, threads = threads_now();
+    handler_says = 0;
+    for (unsigned i = 0; i < 6; i++) {
+        before = seen().requests;
+        assert_int_equal(copy(true, false, host, 0, n), 0);
+        frames = seen().requests - before;
+        if (!i)
+            assert_int_equal(threads_now(), threads + 2);
+    }
+    handler_says = HANDLED;
+    assert_int_equal(frames, 1);
+    assert_int_equal(threads_now(), threads);
+    free(host);
+}
+
+static int set_up_off(void **state)
+{
+    const struct ibx_gpu_options before = gpu;
+    gpu.mode = IBX_GPU_OFF;
+    gpu.threads = 1; /* only the client has a crew */
+    int rc = set_up_crew(state);
+    gpu = before;
+    return rc;
+}
+
+static int serve_twin(struct session_pair *twin, void *argument)
+{
+    const struct ibx_gpu_options off = {.mode = IBX_GPU_OFF, .threads = 1};
+    if (ibx_session_accept(twin->listening, &twin->server, NULL))
+        return -1;
+    ibx_session_set_gpu(twin->server, &off);
+    return serve(twin, argument);
+}
+
+/* A further connection of an application, for its copies in the background, has as many threads. */
+static void test_twins_have_crews(void **state)
+{
+    (void)state;
+    const size_t n = 5 << 20;
+    uint8_t *host = calloc(1, n);
+    struct session_pair twin = {.listening = pair.listening};
+    assert_non_null(host);
+    assert_int_equal(ibx_session_create_like(pair.client, &twin.client, NULL), 0);
+    session_pair_start(&twin, serve_twin, NULL);
+    assert_int_equal(ibx_session_connect(twin.client, NULL), 0);
+    unsigned threads = threads_now();
+    handler_says = 0;
+    assert_int_equal(copy_by(twin.client, true, false, host, 0, n), 0);
+    handler_says = HANDLED;
+    assert_int_equal(threads_now(), threads + 2);
+    ibx_session_destroy(twin.client);
+    assert_int_equal(session_pair_join(&twin), 0);
+    ibx_session_destroy(twin.server);
+    free(host);
+}
+
+#define SHORT ((size_t)1 << 20) /* in four parts of 256 KiB */
+#define LONG  ((size_t)3 << 20) /* in six of 512 KiB */
+
+/* A back end for which copies in place begin with `least` bytes. */
+static int set_up_tuned(void **state, uint64_t least)
+{
+    struct ibx_choice choice = ibx_choice_default;
+    choice.ways[IBX_CHOICE_TO_DEVICE].in_place_min = least;
+    choice.ways[IBX_CHOICE_FROM_DEVICE].in_place_min = least;
+    gpu.tuning = (struct ibx_tuning){.found = true, .choice = choice, .file = "a file"};
+    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    int rc = set_up_long(state);
+    gpu.tuning = (struct ibx_tuning){0};
+    return rc;
+}
+
+static int set_up_long_in_place(void **state)
+{
+    return set_up_tuned(state, 300000);
+}
+
+static int set_up_none_in_place(void **state)
+{
+    return set_up_tuned(state, IBX_CHOICE_NEVER);
+}
+
+static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
+{
+    unsigned long before = counts().all;
+    assert_int_equal(copy(to_device, false, host, 0, n), 0);
+    return (unsigned)(counts().all - before);
+}
+
+/* Here each part is waited for, and so is in place only if it is long enough. */
+static unsigned parts_from_device(uint8_t *host, size_t n)
+{
+    return parts_of(false, host, n);
+}
+
+/* What pays for long copies only is not given up for them. */
+static void test_short_ones_are_given_up_alone(void **state)
+{
+    (void)state;
+    uint8_t *host = malloc(LONG);
+    assert_non_null(host);
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned j = 0; j < 2; j++)
+            assert_int_equal(parts_from_device(host, SHORT), 4);
+        assert_int_equal(parts_from_device(host, LONG), 6); /* one that was of use */
+    }
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(parts_from_device(host, SHORT), 4);
+    assert_int_equal(parts_from_device(host, SHORT), 1);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(parts_from_device(host, LONG), 6);
+    assert_int_equal(parts_from_device(host, SHORT), 1);
+    free(host);
+}
+
+static void test_long_ones_are_judged_for_themselves(void **state)
+{
+    (void)state;
+    uint8_t *host = malloc(LONG);
+    assert_non_null(host);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(parts_from_device(host, SHORT), 4);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(parts_from_device(host, LONG), 6);
+    assert_int_equal(parts_from_device(host, LONG), 1);
+    assert_int_equal(parts_from_device(host, SHORT), 1);
+    free(host);
+}
+
+/* ------------------------------------------------------------- parts to a fast GPU */
+
+static unsigned parts_to_device(uint8_t *host, size_t n)
+{
+    return parts_of(true, host, n);
+}
+
+/* Each is a third of the one before, unless the last one were too short for a frame. */
+static void test_parts_shrink(void **state)
+{
+    (void)state;
+    uint8_t *host = calloc(1, SHORT);
+    assert_non_null(host);
+    assert_int_equal(parts_to_device(host, (4 * 64 << 10) - 1), 1);
+    assert_int_equal(parts_to_device(host, 4 * 64 << 10), 2);
+    assert_int_equal(parts_to_device(host, (13 * 64 << 10) - 1), 2);
+    assert_int_equal(parts_to_device(host, 13 * 64 << 10), 3);
+    assert_int_equal(parts_to_device(host, SHORT), 3);
+    free(host);
+}
+
+/* A GPU, or a bus, that is no faster than this processor gets parts of one length, and is asked now
+ * and then whether it is still so slow. */
+static void test_parts_for_a_slow_gpu(void **state)
+{
+    (void)state;
+    uint8_t *host = calloc(1, SHORT);
+    assert_non_null(host);
+    unsigned least = 3; /* copies in a row; more where this host stood still in one */
+    for (unsigned round = 0; round < 2; round++) {
+        unsigned tries = 0;
+        app->slow(200000);
+        while (parts_to_device(host, SHORT) == 3 && tries < 20)
+            tries++;
+        assert_in_range(tries, least, 19);
+        app->slow(0);
+        for (unsigned i = 1; i < 64; i++)
+            assert_int_equal(parts_to_device(host, SHORT), 4);
+        least = 1;
+    }
+    free(host);
+}
+
+/* --------------------------------------------------------- what GVirtuS's handler runs */
+
+#define HANDED ((size_t)8 << 20)   /* in 16 frames, of which the last says SETTLE */
+#define PART   ((size_t)512 << 10) /* bytes of it */
+
+/* It has no chunks, and shorter copies are not in place unless they may be left to the GPU. */
+static int set_up_poor(void **state)
+{
+    size_t pool = gpu.memory;
+    gpu.memory = 1;
+    int rc = set_up_tuned(state, 2 * PART);
+    gpu.memory = pool;
+    return rc;
+}
+
+/* The answer to such a frame says that all copies before it have ended, too, for which the handler
+ * does not wait: memory that the client used anew would change under the GPU. */
+static void test_handled_frames_settle(void **state)
+{
+    (void)state;
+    uint8_t *host = malloc(HANDED), *got = malloc(HANDED);
+    assert_non_null(host);
+    assert_non_null(got);
+    unsigned before = seen().requests;
+    app->slow(2000);
+    handler_says = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        pattern_fill(host, HANDED, i);
+        assert_int_equal(copy(true, true, host, i * HANDED, HANDED), 0);
+    }
+    assert_int_equal(counts().in_place, 30);
+    assert_int_equal(seen().requests, before + 3); /* the last frames, and that of counts() */
+    handler_says = HANDLED;
+    assert_int_equal(app->ctx_synchronize(), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_true(app->peek(far + i * HANDED, got, HANDED - PART));
+        assert_int_equal(pattern_check(got, HANDED - PART, i), HANDED - PART);
+    }
+    free(got);
+    free(host);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        /* First: the process has one pool, which others make. */
+        cmocka_unit_test_setup_teardown(test_handled_frames_settle, set_up_poor, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_sizes, set_up_long, tear_down_long),
+        {"test_sizes_by_several", test_sizes, set_up_crew, tear_down_long, NULL},
+        cmocka_unit_test_setup_teardown(test_slow_gpu, set_up_crew, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_failures, set_up_crew, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_useless, set_up_off, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_twins_have_crews, set_up_crew, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_short_ones_are_given_up_alone, set_up_long_in_place,
+                                        tear_down_long),
+        cmocka_unit_test_setup_teardown(test_long_ones_are_judged_for_themselves,
+                                        set_up_none_in_place, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_parts_shrink, set_up_long, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_parts_for_a_slow_gpu, set_up_long, tear_down_long),
+    };
+    session_pair_use("shm", NULL, NULL, NULL);
+    app = cuda_application();
+    return cmocka_run_group_tests_name("stage", tests, NULL, NULL);
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* GPU memory as spans: what the double exports, and who would register it. */
+#include "gpudirect/gpu_spans.h"
+#include "tests/scenes/cuda_application.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define BYTES ((size_t)300000)
+
+static const struct ibx_cuda *cuda;
+static const struct cuda_calls *app;
+
+/* A fabric's device. */
+static struct device {
+    bool refuse_dmabuf, refuse_pointer;
+    unsigned entered, left, by_pointer;
+    struct ibx_span last;
+    uint8_t first; /* of the exported bytes */
+} nic;
+
+static int enter(void *context, const struct ibx_span *span, void **registration,
+                 struct ibx_error *err)
+{
+    struct device *d = context;
+    bool pointer = span->dmabuf_fd < 0;
+    assert_int_equal(span->kind, IBX_MEMORY_CUDA);
+    assert_int_equal((uintptr_t)span->address % 4096, span->dmabuf_offset % 4096);
+    if (pointer ? d->refuse_pointer : d->refuse_dmabuf)
+        return ibx_error_set(err, -EOPNOTSUPP, pointer ? "no pointer" : "no such dma-buf");
+    d->last = *span;
+    if (!pointer) {
+        uint8_t *bytes = mmap(NULL, span->length, PROT_READ, MAP_SHARED, span->dmabuf_fd,
+                              (off_t)span->dmabuf_offset);
+        assert_ptr_not_equal(bytes, MAP_FAILED);
+        d->first = bytes[0];
+        munmap(bytes, span->length);
+    }
+    d->by_pointer += pointer;
+    d->entered++;
+    *registration = malloc(1);
+    return 0;
+}
+
+static void leave(void *context, void *registration)
+{
+    struct device *d = context;
+    d->left++;
+    free(registration);
+}
+
+static struct ibx_gpu_spans spans_of(bool by_dmabuf, bool by_pointer)
+{
+    nic = (struct device){0};
+    return (struct ibx_gpu_spans){.registrar = {by_dmabuf, by_pointer, enter, leave, &nic}};
+}
+
+static struct ibx_double_stats stats(void)
+{
+    struct ibx_double_stats now;
+    app->get_stats(&now);
+    return now;
+}
+
+static int get(struct ibx_gpu_spans *spans, uint64_t device, size_t n, void **out)
+{
+    struct ibx_error err = {0};
+    return ibx_gpu_span_get(spans, cuda, device, n, out, &err);
+}
+
+/* The whole allocation, once, whatever part is asked for; the descriptor does not stay open. */
+static void test_once(void **state)
+{
+    (void)state;
+    struct ibx_gpu_spans spans = spans_of(true, true);
+    uint64_t device;
+    void *first = NULL, *again = NULL;
+    assert_int_equal(app->mem_alloc(&device, BYTES), 0);
+    assert_true(app->poke(device, "Q", 1));
+    unsigned long exports = stats().exports, sync = stats().sync_memops;
+    assert_int_equal(get(&spans, device + 777, 1000, &first), 0);
+    assert_int_equal(nic.first, 'Q');
+    assert_ptr_equal(nic.last.address, (void *)(uintptr_t)device);
+    assert_true(nic.last.length >= BYTES && nic.last.length % 4096 == 0);
+    assert_int_equal(nic.last.device, 0);
+    assert_int_equal(fcntl(nic.last.dmabuf_fd, F_GETFD), -1);
+    assert_int_equal(stats().sync_memops, sync + 1);
+    assert_int_equal(get(&spans, device, BYTES, &again), 0);
+    assert_ptr_equal(first, again);
+    assert_int_equal(get(&spans, device + 1, BYTES, &again), -ERANGE);
+    assert_int_equal(get(&spans, 4096, 1, &again), -ERANGE);
+    assert_int_equal(stats().exports, exports + 1);
+    assert_true(nic.entered == 1 && nic.by_pointer == 0);
+    ibx_gpu_spans_drop(&spans, 0);
+    assert_int_equal(nic.left, 1);
+    app->mem_free(device);
+}
+
+/* Mapped by PCIe where the driver can; where only the device cannot, the other way. */
+static void test_pcie_first(void **state)
+{
+    (void)state;
+    uint64_t device;
+    void *registration;
+    assert_int_equal(app->mem_alloc(&device, BYTES), 0);
+    for (int pcie = 0; pcie < 2; pcie++) {
+        struct ibx_gpu_spans spans = spans_of(true, false);
+        unsigned long exports = stats().exports;
+        app->attribute(0, pcie);
+        assert_int_equal(get(&spans, device, 1, &registration), 0);
+        assert_int_equal(stats().exports, exports + 1);
+        ibx_gpu_spans_drop(&spans, 0);
+        nic.refuse_dmabuf = true;
+        assert_int_equal(get(&spans, device, 1, &registration), -EIO);
+        assert_int_equal(stats().exports, exports + 2 + (unsigned)pcie);
+        ibx_gpu_spans_drop(&spans, 0);
+    }
+    app->attribute(0, 0);
+    app->mem_free(device);
+}
+
+/* Without dma-bufs the address, where that means something; a refusal is told once. */
+static void test_second_choice(void **state)
+{
+    (void)state;
+    uint64_t device;
+    void *registration;
+    struct ibx_error err = {0}, again = {0};
+    assert_int_equal(app->mem_alloc(&device, BYTES), 0);
+    for (unsigned why = 0; why < 3; why++) {
+        struct ibx_gpu_spans spans = spans_of(why != 0, true);
+        app->attribute(IBX_CUDA_DEVICE_DMA_BUF, why != 1);
+        nic.refuse_dmabuf = true;
+        assert_int_equal(get(&spans, device, BYTES, &registration), 0);
+        assert_true(nic.entered == 1 && nic.by_pointer == 1);
+        ibx_gpu_spans_drop(&spans, device + 5);
+        assert_int_equal(nic.left, 1);
+    }
+    app->attribute(IBX_CUDA_DEVICE_DMA_BUF, 0);
+    struct ibx_gpu_spans spans = spans_of(true, false);
+    assert_true(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &err) < 0);
+    assert_non_null(strstr(err.message, "GPU 0 has none"));
+    assert_int_equal(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &again), -EOPNOTSUPP);
+    assert_int_equal(again.code, 0);
+    app->attribute(IBX_CUDA_DEVICE_DMA_BUF, 1);
+    ibx_gpu_spans_drop(&spans, 0);
+    app->inject("cuPointerSetAttribute", 1, 801, false);
+    assert_true(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &err) < 0);
+    assert_non_null(strstr(err.message, "synchronous"));
+    ibx_gpu_spans_drop(&spans, 0);
+    app->inject("cuMemGetHandleForAddressRange", 2, 999, false);
+    assert_true(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &err) < 0);
+    assert_non_null(strstr(err.message, "no dma-buf of"));
+    assert_int_equal(nic.entered, 0);
+    app->mem_free(device);
+}
+
+/* Memory at the same address that is other memory. */
+static void test_another_buffer(void **state)
+{
+    (void)state;
+    struct ibx_gpu_spans spans = spans_of(true, true);
+    uint64_t device, next;
+    void *registration;
+    assert_int_equal(app->mem_alloc(&device, BYTES), 0);
+    assert_int_equal(get(&spans, device, 1, &registration), 0);
+    spans.spans[0].id++; /* as if this had been the buffer before it */
+    assert_int_equal(get(&spans, device, 1, &registration), 0);
+    assert_true(nic.entered == 2 && nic.left == 1);
+    app->mem_free(device);
+    assert_int_equal(app->mem_alloc(&next, BYTES), 0);
+    assert_int_equal(get(&spans, next, 1, &registration), 0);
+    assert_true(nic.entered == 3 && (next != device || nic.left == 2));
+    ibx_gpu_spans_drop(&spans, 0);
+    assert_int_equal(nic.left, 3);
+    app->mem_free(next);
+}
+
+static void test_bounded(void **state)
+{
+    (void)state;
+    struct ibx_gpu_spans spans = spans_of(true, true);
+    uint64_t devices[IBX_GPU_SPANS + 3];
+    void *registration;
+    for (unsigned i = 0; i < IBX_GPU_SPANS + 3; i++) {
+        assert_int_equal(app->mem_alloc(&devices[i], 4096), 0);
+        assert_int_equal(get(&spans, devices[i], 1, &registration), 0);
+        assert_int_equal(get(&spans, devices[0], 1, &registration), 0); /* in use all the time */
+    }
+    assert_int_equal(nic.entered, IBX_GPU_SPANS + 3);
+    assert_int_equal(nic.left, 3);
+    ibx_gpu_spans_drop(&spans, devices[0]);
+    assert_int_equal(nic.left, 4);
+    ibx_gpu_spans_drop(&spans, 0);
+    assert_int_equal(nic.left, nic.entered);
+    for (unsigned i = 0; i < IBX_GPU_SPANS + 3; i++)
+        app->mem_free(devices[i]);
+}
+
+/* Flushed only where the GPU does not order by itself; refused where it cannot be. */
+static void test_order(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    unsigned long flushes = stats().flushes;
+    assert_true(ibx_gpu_writes_ordered(cuda, &err));
+    assert_int_equal(ibx_gpu_writes_flush(cuda), 0);
+    assert_int_equal(stats().flushes, flushes);
+    app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, 0);
+    assert_false(ibx_gpu_writes_ordered(cuda, &err));
+    assert_non_null(strstr(err.message, "flushed"));
+    app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, IBX_CUDA_FLUSH_BY_HOST);
+    assert_true(ibx_gpu_writes_ordered(cuda, &err));
+    assert_int_equal(ibx_gpu_writes_flush(cuda), 0);
+    assert_int_equal(stats().flushes, flushes + 1);
+    app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, 0);
+    app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
+}
+
+static int find_cuda(void **state)
+{
+    (void)state;
+    app = cuda_application();
+    cuda_application_use(0);
+    cuda = ibx_cuda_load(NULL);
+    return cuda ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_once),          cmocka_unit_test(test_pcie_first),
+        cmocka_unit_test(test_second_choice), cmocka_unit_test(test_another_buffer),
+        cmocka_unit_test(test_bounded),       cmocka_unit_test(test_order),
+    };
+    return cmocka_run_group_tests_name("spans", tests, find_cuda, NULL);
+}

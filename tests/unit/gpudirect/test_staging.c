@@ -1,0 +1,668 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The staging pipeline between a wire in memory and the double of libcuda. */
+#include "gpudirect/staging.h"
+#include "tests/scenes/cuda_application.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define POOL_CHUNKS 10u
+#define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* places are used again */
+
+static const struct ibx_cuda *cuda;
+static const struct cuda_calls *app;
+
+/* A peer. Moves are done when they are reported, the latest first unless in order. */
+struct wire {
+    uint8_t *bytes;
+    size_t length;
+    bool to_peer, in_order;
+    unsigned fail_in; /* the n-th move fails */
+    unsigned open_in; /* the n-th call of open knows where to */
+    bool refuse;      /* ... and says no */
+    struct ibx_gpu_copy target;
+    unsigned spread;   /* 0: 1 */
+    uint64_t first[4]; /* offsets of the first moves */
+    struct {
+        bool busy;
+        uint8_t *local;
+        uint64_t offset;
+        size_t n;
+        unsigned number;
+    } moves[IBX_STAGING_DEPTH];
+    unsigned moved;
+};
+
+static int wire_move(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
+                     size_t n)
+{
+    struct wire *wire = context;
+    uint8_t *payload = ibx_pinned_payload(chunk);
+    if (wire->fail_in && !--wire->fail_in)
+        return -ECONNRESET;
+    assert_false(wire->moves[place].busy);
+    assert_true(n && offset <= wire->length && n <= wire->length - offset);
+    assert_true((uint8_t *)local >= payload);
+    assert_true((uint8_t *)local + n <= payload + IBX_PINNED_CHUNK);
+    wire->moves[place].busy = true;
+    wire->moves[place].local = local;
+    wire->moves[place].offset = offset;
+    wire->moves[place].n = n;
+    if (wire->moved < 4)
+        wire->first[wire->moved] = offset;
+    wire->moves[place].number = ++wire->moved;
+    return 0;
+}
+
+static int wire_arrived(void *context, bool wait, uint32_t *places)
+{
+    struct wire *wire = context;
+    int found = -1;
+    (void)wait;
+    for (int i = 0; i < (int)IBX_STAGING_DEPTH; i++) {
+        if (!wire->moves[i].busy)
+            continue;
+        bool later = found >= 0 && wire->moves[i].number > wire->moves[found].number;
+        if (found < 0 || later != wire->in_order)
+            found = i;
+    }
+    *places = 0;
+    if (found < 0)
+        return 0;
+    uint8_t *peer = wire->bytes + wire->moves[found].offset, *local = wire->moves[found].local;
+    memcpy(wire->to_peer ? peer : local, wire->to_peer ? local : peer, wire->moves[found].n);
+    wire->moves[found].busy = false;
+    *places = 1u << found;
+    return 0;
+}
+
+static int wire_open(void *context, struct ibx_gpu_copy *copy)
+{
+    struct wire *wire = context;
+    if (wire->open_in && --wire->open_in)
+        return 1;
+    if (wire->refuse)
+        return IBX_STAGING_REFUSED;
+    *copy = wire->target;
+    return 0;
+}
+
+static struct ibx_staging_wire ops_of(struct wire *wire, bool gated)
+{
+    return (struct ibx_staging_wire){wire, wire_move, wire_arrived, gated ? wire_open : NULL,
+                                     wire->spread ? wire->spread : 1};
+}
+
+static void fill(uint8_t *bytes, size_t n, uint32_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        bytes[i] = (uint8_t)(seed >> 24);
+    }
+}
+
+/* ------------------------------------------------------------------------ scene */
+
+struct scene {
+    struct ibx_staging *staging;
+    struct wire wire;
+    uint8_t *device_bytes; /* what the device's memory should hold */
+    uint64_t device;
+    size_t size;
+};
+
+static void scene_open(struct scene *scene, size_t size)
+{
+    *scene = (struct scene){.size = size};
+    scene->wire.bytes = malloc(size + 64);
+    scene->wire.length = size;
+    scene->device_bytes = malloc(size + 64);
+    assert_true(scene->wire.bytes && scene->device_bytes);
+    fill(scene->wire.bytes, size, 1);
+    fill(scene->device_bytes, size, 2);
+    assert_int_equal(app->mem_alloc(&scene->device, size), 0);
+    assert_true(app->poke(scene->device, scene->device_bytes, size));
+    assert_int_equal(ibx_pinned_open(cuda, POOL_CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &scene->staging, NULL), 0);
+}
+
+static void scene_close(struct scene *scene)
+{
+    struct ibx_double_stats stats;
+    ibx_staging_destroy(scene->staging);
+    app->inject(NULL, 0, 0, false);
+    app->slow(0);
+    app->mem_free(scene->device);
+    free(scene->wire.bytes);
+    free(scene->device_bytes);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    app->get_stats(&stats);
+    assert_int_equal(stats.unpinned_async, 0);
+}
+
+static void assert_device(const struct scene *scene, const uint8_t *expected, size_t n)
+{
+    uint8_t *got = malloc(n);
+    assert_true(app->peek(scene->device, got, n));
+    assert_memory_equal(got, expected, n);
+    free(got);
+}
+
+static int send_plain(struct scene *scene, size_t n)
+{
+    struct ibx_staging_wire ops = ops_of(&scene->wire, false);
+    struct ibx_gpu_copy copy = {.device = scene->device, .width = n, .height = 1};
+    assert_true(ibx_staging_begin(scene->staging, n));
+    int rc = ibx_staging_to_device(scene->staging, &ops, &copy);
+    if (rc >= 0)
+        ibx_staging_end(scene->staging);
+    return rc;
+}
+
+static int fetch_plain(struct scene *scene, size_t n, size_t piece)
+{
+    struct ibx_staging_wire ops = ops_of(&scene->wire, false);
+    struct ibx_gpu_copy copy = {.device = scene->device, .width = n, .height = 1};
+    uint8_t *all = scene->wire.bytes;
+    assert_true(ibx_staging_begin(scene->staging, n));
+    int rc = ibx_staging_from_device(scene->staging, &copy, piece > 300000);
+    for (size_t at = 0; !rc && at < n; at += piece) {
+        size_t some = n - at < piece ? n - at : piece;
+        scene->wire.bytes = all + at;
+        scene->wire.length = some;
+        rc = ibx_staging_deliver(scene->staging, &ops, some);
+    }
+    scene->wire.bytes = all;
+    ibx_staging_end(scene->staging);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ tests */
+
+static const size_t sizes[] = {1, 63, 65536, 65537, 1000003, 4 * IBX_PINNED_CHUNK, LARGE};
+
+static void test_to_device(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        for (int in_order = 0; in_order < 2; in_order++) {
+            struct scene scene;
+            scene_open(&scene, LARGE);
+            scene.wire.in_order = in_order;
+            assert_int_equal(send_plain(&scene, sizes[i]), 0);
+            memcpy(scene.device_bytes, scene.wire.bytes, sizes[i]);
+            assert_device(&scene, scene.device_bytes, LARGE);
+            scene_close(&scene);
+        }
+    }
+}
+
+/* Threads that move at the same time are 2 MiB apart, and nothing is left out. */
+static void test_spread(void **state)
+{
+    (void)state;
+    static const size_t far[] = {0, 2u << 20, 4u << 20, 512u << 10};
+    const size_t most = (size_t)20 << 20;
+    for (unsigned spread = 1; spread <= 5; spread++) {
+        for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += IBX_PINNED_CHUNK / 2 + 1) {
+            struct scene scene;
+            scene_open(&scene, most);
+            scene.wire.spread = spread;
+            assert_int_equal(send_plain(&scene, n), 0);
+            memcpy(scene.device_bytes, scene.wire.bytes, n);
+            assert_device(&scene, scene.device_bytes, most);
+            for (unsigned i = 0; i < 4 && spread == 3; i++)
+                assert_int_equal(scene.wire.first[i], far[i]);
+            scene_close(&scene);
+        }
+    }
+}
+
+static void test_from_device(void **state)
+{
+    (void)state;
+    const size_t pieces[] = {1u << 20, 300000, LARGE};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct scene scene;
+        scene_open(&scene, LARGE);
+        scene.wire.to_peer = true;
+        scene.wire.bytes = realloc(scene.wire.bytes, LARGE + 64);
+        for (size_t p = 0; p < 3; p++) {
+            memset(scene.wire.bytes, 0x55, LARGE + 64);
+            assert_int_equal(fetch_plain(&scene, sizes[i], pieces[p]), 0);
+            assert_memory_equal(scene.wire.bytes, scene.device_bytes, sizes[i]);
+            assert_int_equal(scene.wire.bytes[sizes[i]], 0x55);
+        }
+        scene_close(&scene);
+    }
+}
+
+/* Chunks are used again only when the GPU has read them (the double reads when a copy runs). */
+static void test_slow_dma(void **state)
+{
+    (void)state;
+    struct scene scene;
+    struct ibx_double_stats stats;
+    scene_open(&scene, LARGE);
+    app->slow(1000);
+    assert_int_equal(send_plain(&scene, LARGE), 0);
+    assert_device(&scene, scene.wire.bytes, LARGE);
+    app->get_stats(&stats);
+    assert_true(stats.in_flight_max >= 2);
+    scene.wire.to_peer = true;
+    uint8_t *sent = malloc(LARGE);
+    memcpy(sent, scene.wire.bytes, LARGE);
+    assert_int_equal(fetch_plain(&scene, LARGE, 1u << 20), 0);
+    assert_memory_equal(scene.wire.bytes, sent, LARGE);
+    free(sent);
+    scene_close(&scene);
+}
+
+/* Earlier work of the stream is waited for, and the copy has ended when the call returns. */
+static void test_stream_order(void **state)
+{
+    (void)state;
+    struct scene scene;
+    uint64_t other;
+    void *stream;
+    scene_open(&scene, 4 << 20);
+    uint8_t *old = malloc(4 << 20);
+    fill(old, 4 << 20, 9);
+    assert_int_equal(app->mem_alloc(&other, 4 << 20), 0);
+    assert_true(app->poke(other, old, 4 << 20));
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    app->slow(20000);
+    /* A blocking stream's copy over the same memory, slow, and then ours on the legacy stream. */
+    assert_int_equal(app->copy_async(scene.device, other, 4 << 20, stream), 0);
+    assert_int_equal(send_plain(&scene, 4 << 20), 0);
+    assert_device(&scene, scene.wire.bytes, 4 << 20);
+    /* ... and one that its result waits for. */
+    assert_int_equal(app->copy_async(scene.device, other, 4 << 20, stream), 0);
+    scene.wire.to_peer = true;
+    assert_int_equal(fetch_plain(&scene, 4 << 20, 1 << 20), 0);
+    assert_memory_equal(scene.wire.bytes, old, 4 << 20);
+    app->mem_free(other);
+    free(old);
+    scene_close(&scene);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    struct scene scene;
+    const size_t width = 1000, host_pitch = 1111, device_pitch = 2048, height = 3000;
+    scene_open(&scene, device_pitch * height);
+    struct ibx_staging_wire ops = ops_of(&scene.wire, false);
+    struct ibx_gpu_copy copy = {.device = scene.device,
+                                .width = width,
+                                .height = height,
+                                .host_pitch = host_pitch,
+                                .device_pitch = device_pitch};
+    assert_true(ibx_gpu_copy_fits(&copy));
+    assert_true(ibx_gpu_copy_bytes(&copy) == host_pitch * height);
+    assert_true(ibx_staging_begin(scene.staging, host_pitch * height));
+    assert_int_equal(ibx_staging_to_device(scene.staging, &ops, &copy), 0);
+    ibx_staging_end(scene.staging);
+    for (size_t row = 0; row < height; row++)
+        memcpy(scene.device_bytes + row * device_pitch, scene.wire.bytes + row * host_pitch, width);
+    assert_device(&scene, scene.device_bytes, scene.size);
+
+    scene.wire.to_peer = true;
+    memset(scene.wire.bytes, 0x55, host_pitch * height);
+    assert_true(ibx_staging_begin(scene.staging, host_pitch * height));
+    assert_int_equal(ibx_staging_from_device(scene.staging, &copy, true), 0);
+    assert_int_equal(ibx_staging_deliver(scene.staging, &ops, host_pitch * height), 0);
+    ibx_staging_end(scene.staging);
+    const uint8_t gap[111] = {0}; /* nobody else's bytes */
+    for (size_t row = 0; row < height; row++) {
+        const uint8_t *got = scene.wire.bytes + row * host_pitch;
+        assert_memory_equal(got, scene.device_bytes + row * device_pitch, width);
+        assert_memory_equal(got + width, gap, sizeof(gap));
+    }
+    scene_close(&scene);
+}
+
+static void test_refusals_of_cuda(void **state)
+{
+    (void)state;
+    struct scene scene;
+    scene_open(&scene, LARGE + 8);
+    for (unsigned in = 1; in < 4; in++) {
+        app->inject("cuMemcpyHtoDAsync", in, 1, false);
+        assert_int_equal(send_plain(&scene, LARGE), 1);
+        app->inject("cuMemcpyDtoHAsync", in, 2, false);
+        scene.wire.to_peer = true;
+        assert_int_equal(fetch_plain(&scene, LARGE, LARGE + 8), 2);
+        scene.wire.to_peer = false;
+        app->inject("dma", in, 700, true);
+        assert_int_equal(send_plain(&scene, LARGE), 700);
+        assert_int_equal(send_plain(&scene, LARGE), 700); /* it stays */
+        app->inject(NULL, 0, 0, false);
+        for (unsigned i = 0; i < IBX_STAGING_DEPTH; i++)
+            assert_false(scene.wire.moves[i].busy);
+        fill(scene.wire.bytes, LARGE, 40 + in);
+        assert_int_equal(send_plain(&scene, LARGE), 0);
+        assert_device(&scene, scene.wire.bytes, LARGE);
+    }
+    scene_close(&scene);
+}
+
+/* What the next user of the chunk that was given back last puts there, and what becomes of it. */
+static void use_chunk(const struct scene *scene, uint8_t byte)
+{
+    int chunk = ibx_pinned_take(0);
+    assert_true(chunk >= 0);
+    uint8_t *payload = ibx_pinned_payload((unsigned)chunk);
+    memset(payload, byte, IBX_PINNED_CHUNK);
+    assert_int_equal(app->stream_synchronize(IBX_CUDA_STREAM_LEGACY), 0);
+    for (size_t i = 0; i < scene->size; i++)
+        assert_int_equal(payload[i], byte);
+    ibx_pinned_give((unsigned)chunk);
+}
+
+/* CUDA copies on the stream of another device, but records no event there. The copy has begun, and
+ * the chunk is somebody else's only when it is over. */
+static void test_event_refused(void **state)
+{
+    (void)state;
+    struct scene scene;
+    scene_open(&scene, 65536);
+    app->slow(100000);
+    app->inject("cuEventRecord", 1, 400, false);
+    assert_int_equal(send_plain(&scene, scene.size), 400);
+    use_chunk(&scene, 0xee);
+    assert_device(&scene, scene.wire.bytes, scene.size);
+    scene.wire.to_peer = true;
+    app->inject("cuEventRecord", 1, 400, false);
+    assert_int_equal(fetch_plain(&scene, scene.size, scene.size + 8), 400);
+    use_chunk(&scene, 0xdd);
+    scene_close(&scene);
+}
+
+static void test_wire_fails(void **state)
+{
+    (void)state;
+    for (unsigned in = 1; in < 14; in += 4) {
+        struct scene scene;
+        scene_open(&scene, LARGE);
+        app->slow(200);
+        scene.wire.fail_in = in;
+        assert_int_equal(send_plain(&scene, LARGE), -ECONNRESET);
+        scene_close(&scene); /* waits for what the GPU reads */
+    }
+}
+
+static void test_gate(void **state)
+{
+    (void)state;
+    for (unsigned in = 1; in < 8; in++) {
+        struct scene scene;
+        scene_open(&scene, LARGE);
+        struct ibx_staging_wire ops = ops_of(&scene.wire, true);
+        struct ibx_gpu_copy size_only = {.width = LARGE, .height = 1};
+        scene.wire.target = size_only;
+        scene.wire.target.device = scene.device;
+        scene.wire.open_in = in;
+        scene.wire.refuse = true;
+        assert_true(ibx_staging_begin(scene.staging, LARGE));
+        assert_int_equal(ibx_staging_to_device(scene.staging, &ops, &size_only),
+                         IBX_STAGING_REFUSED);
+        assert_device(&scene, scene.device_bytes, LARGE);
+        scene.wire.open_in = in;
+        scene.wire.refuse = false;
+        assert_int_equal(ibx_staging_to_device(scene.staging, &ops, &size_only), 0);
+        assert_device(&scene, scene.wire.bytes, LARGE);
+        scene_close(&scene);
+    }
+}
+
+static void test_exhausted(void **state)
+{
+    (void)state;
+    struct scene scene;
+    struct ibx_staging *second, *third;
+    scene_open(&scene, LARGE);
+    assert_int_equal(ibx_pinned_count(), POOL_CHUNKS);
+    assert_int_equal(ibx_staging_create(cuda, &second, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &third, NULL), 0);
+    assert_true(ibx_staging_begin(scene.staging, LARGE));
+    assert_int_equal(ibx_staging_chunks(scene.staging), IBX_STAGING_DEPTH);
+    assert_true(ibx_staging_begin(second, LARGE));
+    assert_int_equal(ibx_staging_chunks(second), POOL_CHUNKS - IBX_STAGING_DEPTH);
+    assert_false(ibx_staging_begin(third, LARGE));
+    ibx_staging_end(second);
+    assert_true(ibx_staging_begin(third, 4));
+    assert_int_equal(ibx_staging_chunks(third), 1);
+    ibx_staging_destroy(second);
+    ibx_staging_destroy(third);
+    ibx_staging_end(scene.staging);
+    scene_close(&scene);
+}
+
+static void *client(void *argument)
+{
+    struct scene *scene = argument;
+    cuda_application_use(0);
+    for (int i = 0; i < 6; i++) {
+        struct ibx_gpu_copy copy = {.device = scene->device, .width = LARGE, .height = 1};
+        struct ibx_staging_wire ops = ops_of(&scene->wire, false);
+        while (!ibx_staging_begin(scene->staging, LARGE))
+            ;
+        int rc = ibx_staging_to_device(scene->staging, &ops, &copy);
+        ibx_staging_end(scene->staging);
+        if (rc)
+            return scene;
+    }
+    return NULL;
+}
+
+/* More connections than the pool has chunks for: all get on, none waits while it holds some. */
+static void test_many_clients(void **state)
+{
+    (void)state;
+    enum { CLIENTS = 6 };
+    struct scene scenes[CLIENTS];
+    pthread_t threads[CLIENTS];
+    app->slow(50);
+    for (int i = 0; i < CLIENTS; i++) {
+        scene_open(&scenes[i], LARGE);
+        fill(scenes[i].wire.bytes, LARGE, 100 + (uint32_t)i);
+    }
+    for (int i = 0; i < CLIENTS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, client, &scenes[i]), 0);
+    for (int i = 0; i < CLIENTS; i++) {
+        void *failed = &i;
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        assert_device(&scenes[i], scenes[i].wire.bytes, LARGE);
+        scene_close(&scenes[i]);
+    }
+}
+
+/* Pinned memory that is no chunk: whole copies out of it, and parts of a copy into it, between
+ * parts that take the other way. */
+static void test_straight(void **state)
+{
+    (void)state;
+    const size_t parts[] = {70000, 1, 3 * IBX_PINNED_CHUNK, 65536, LARGE};
+    struct scene scene;
+    struct ibx_double_stats before, after;
+    scene_open(&scene, LARGE);
+    uint8_t *host = scene.wire.bytes, *again = malloc(LARGE);
+    struct ibx_gpu_copy copy = {.device = scene.device, .width = LARGE, .height = 1};
+    assert_int_equal(app->host_register(host, LARGE, 0), 0);
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    for (unsigned own = 0; own < 2; own++) { /* of the default stream by one call of the driver */
+        copy.stream = own ? stream : NULL;
+        memset(host, (int)own + 1, LARGE / 2);
+        app->get_stats(&before);
+        assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 0);
+        app->get_stats(&after);
+        assert_int_equal(after.copies_async, before.copies_async + own);
+        assert_int_equal(after.copies_sync, before.copies_sync + !own);
+        assert_device(&scene, host, LARGE);
+    }
+    for (unsigned first = 0; first < 2; first++) {
+        uint64_t at = 0;
+        memcpy(again, host, LARGE);
+        memset(host, 0x55, LARGE);
+        scene.wire.to_peer = true;
+        struct ibx_staging_wire ops = ops_of(&scene.wire, false);
+        assert_true(ibx_staging_begin(scene.staging, LARGE));
+        assert_int_equal(ibx_staging_from_device(scene.staging, &copy, first), 0);
+        for (unsigned i = 0; i < 5; i++) {
+            size_t n = LARGE - at < parts[i] ? LARGE - at : parts[i];
+            scene.wire.bytes = host + at;
+            if (i % 2 == first)
+                assert_int_equal(ibx_staging_deliver_straight(scene.staging, host + at, n), 0);
+            else
+                assert_int_equal(ibx_staging_deliver(scene.staging, &ops, n), 0);
+            at += n;
+        }
+        assert_int_equal(ibx_staging_deliver_straight(scene.staging, host, 1), -ERANGE);
+        assert_int_equal(ibx_staging_deliver(scene.staging, &ops, 1), -ERANGE);
+        ibx_staging_end(scene.staging);
+        assert_memory_equal(host, again, LARGE);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        app->inject(i ? "dma" : "cuMemcpyHtoDAsync", 1, 700, i);
+        assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 700);
+        app->inject(NULL, 0, 0, false);
+    }
+    assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 0);
+    assert_int_equal(app->host_unregister(host), 0);
+    scene.wire.bytes = host;
+    free(again);
+    scene_close(&scene);
+}
+
+static void test_context_reset(void **state)
+{
+    (void)state;
+    struct scene scene;
+    scene_open(&scene, LARGE);
+    assert_int_equal(send_plain(&scene, LARGE), 0);
+    app->primary_reset(0);
+    ibx_staging_forget(scene.staging, NULL);
+    assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
+    fill(scene.wire.bytes, LARGE, 77);
+    assert_int_equal(send_plain(&scene, LARGE), 0);
+    assert_device(&scene, scene.wire.bytes, LARGE);
+    scene_close(&scene);
+}
+
+/* A client that goes from device to device and back leaves no events behind. */
+static void test_devices_in_turn(void **state)
+{
+    (void)state;
+    struct scene scene;
+    struct ibx_double_stats before, after;
+    scene_open(&scene, LARGE);
+    app->get_stats(&before);
+    for (int i = 0; i < 20; i++) {
+        cuda_application_use(i % 2);
+        assert_int_equal(send_plain(&scene, LARGE), 0);
+        assert_device(&scene, scene.wire.bytes, LARGE);
+        app->get_stats(&after);
+        assert_in_range(after.events, before.events, before.events + IBX_STAGING_DEPTH);
+    }
+    cuda_application_use(0); /* and ends on another one than that of its last copy */
+    scene_close(&scene);
+    app->get_stats(&after);
+    assert_int_equal(after.events, before.events);
+    assert_int_equal(after.lost_events, before.lost_events);
+}
+
+static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t driver_changed = PTHREAD_COND_INITIALIZER;
+static bool asked, answers;
+
+/* As a driver that another client's work holds up. */
+static int flags_later(unsigned *flags, void *address)
+{
+    pthread_mutex_lock(&driver);
+    asked = true;
+    pthread_cond_broadcast(&driver_changed);
+    while (!answers)
+        pthread_cond_wait(&driver_changed, &driver);
+    pthread_mutex_unlock(&driver);
+    return cuda->mem_host_get_flags(flags, address);
+}
+
+static void *open_late(void *argument)
+{
+    struct ibx_cuda late = *cuda;
+    late.mem_host_get_flags = flags_later;
+    cuda_application_use(0);
+    *(int *)argument = ibx_pinned_open(&late, 1, NULL);
+    return NULL;
+}
+
+/* While a driver keeps one client waiting, all others go on. */
+static void test_driver_stands_still(void **state)
+{
+    (void)state;
+    struct scene scene;
+    pthread_t thread;
+    int rc = 1;
+    scene_open(&scene, LARGE);
+    asked = answers = false;
+    assert_int_equal(pthread_create(&thread, NULL, open_late, &rc), 0);
+    pthread_mutex_lock(&driver);
+    while (!asked)
+        pthread_cond_wait(&driver_changed, &driver);
+    pthread_mutex_unlock(&driver);
+    assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
+    assert_int_equal(send_plain(&scene, LARGE), 0);
+    assert_device(&scene, scene.wire.bytes, LARGE);
+    pthread_mutex_lock(&driver);
+    answers = true;
+    pthread_cond_broadcast(&driver_changed);
+    pthread_mutex_unlock(&driver);
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    scene_close(&scene);
+}
+
+static int find_cuda(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    app = cuda_application();
+    cuda_application_use(0);
+    cuda = ibx_cuda_load(&err);
+    if (!cuda)
+        print_error("%s\n", err.message);
+    return cuda ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_to_device),
+        cmocka_unit_test(test_from_device),
+        cmocka_unit_test(test_slow_dma),
+        cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_refusals_of_cuda),
+        cmocka_unit_test(test_wire_fails),
+        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_exhausted),
+        cmocka_unit_test(test_many_clients),
+        cmocka_unit_test(test_context_reset),
+        cmocka_unit_test(test_event_refused),
+        cmocka_unit_test(test_straight),
+        cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_devices_in_turn),
+        cmocka_unit_test(test_driver_stands_still),
+    };
+    return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
+}

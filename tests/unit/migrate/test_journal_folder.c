@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Around the records of moves: files that are none, the folder, its rights, the lock, processes. */
+#include "tests/scenes/journal_scene.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------ damaged files */
+
+static void list_refuses(const char *name, const char *word)
+{
+    struct ibx_record *all = NULL, r;
+    size_t count = 77;
+    assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    assert_null(all);
+    assert_int_equal(count, 77);
+    says(folder);
+    says(name);
+    says(word);
+    assert_false(strchr(error.message, '\n') || strchr(error.message, '\033'));
+    assert_int_equal(ibx_record_find(folder, true, NULL, &r, &error), -EBADMSG);
+}
+
+static void every_truncation_is_noticed(void **state)
+{
+    (void)state;
+    char path[PATH_MAX], text[4096];
+    struct ibx_record r = sample(true, 0xab);
+    assert_int_equal(write_record(&r), 0);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    size_t length = get_file(path, text, sizeof(text));
+    for (size_t n = 0; n < length; n += n < 40 ? 1 : 13) {
+        put_file(path, text, n);
+        list_refuses("abababababababababababababababab.source.json", "line ");
+    }
+    assert_int_equal(write_record(&r), -EBADMSG); /* and it is not written over */
+    put_file(path, text, length);
+    assert_int_equal(write_record(&r), 0);
+}
+
+static void hostile_files_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *word;
+    } cases[] = {
+        {"\"ibx-record\": 3", "\"ibx-record\": 4", "version 4"},
+        {"\"ibx-record\": 3", "\"ibx-record\": \"2\"", "ibx-record"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 1", "unpacked"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 0", "version 0"},
+        {"\"ibx-record\": 3", "\"ibx-record\": 2", "unpacked"},
+        {"\"ibx-record\": 3,", "", "ibx-record"},
+        {"\"complete\": null", "\"complete\": {}", "does not fit"},
+        {"\"complete\": null,", "", "complete"},
+        {"\"was-running\": true,", "", "was-running"},
+        {"\"was-running\": true", "\"was-running\": 1", "true or false"},
+        {"\"guest-ram\": []", "\"guest-ram\": {}", "guest-ram"},
+        {"\"guest-ram\": []", "\"guest-ram\": [{}]", "empty for a source"},
+        {"\"epoch\": 1", "\"epoch\": 0", "epoch 0"},
+        {"\"epoch\": 1", "\"epoch\": -1", "epoch -1"},
+        {"\"epoch\": 1", "\"epoch\": 1.5", "integer"},
+        {"\"epoch\": 1", "\"epoch\": 99999999999999999999", "line"},
+        {"\"epoch\": 1", "\"epoch\": 1, \"epoch\": 2", "line"},
+        {"\"epoch\": 1,", "", "epoch"},
+        {"\"epoch\": 1", "\"epoch\": 1, \"more\": true", "unpacked"},
+        {"\"pid\": 4242", "\"pid\": -4242", "pid -4242"},
+        {"\"pid\": 4242", "\"pid\": 4294967297", "pid 4294967297"},
+        {"\"uffd\": -1", "\"uffd\": -2", "uffd -2"},
+        {"\"uffd\": -1", "\"uffd\": 4294967296", "uffd 4294967296"},
+        {"\"written\": ", "\"written\": -", "written -"},
+        {"\"state\": \"here\"", "\"state\": \"running\"", "state \"running\""},
+        {"\"state\": \"here\"", "\"state\": \"x\\u001b[2J\"", "state \"x?[2J\""},
+        {"\"state\": \"here\"", "\"state\": null", "null"},
+        {"\"role\": \"source\"", "\"role\": \"both\"", "role \"both\""},
+        {"\"role\": \"source\"", "\"role\": \"destination\"", "here"},
+        {"\"id\": \"ab", "\"id\": \"AB", "hexadecimal"},
+        {"\"id\": \"ab", "\"id\": \"", "hexadecimal"},
+        {"\"id\": \"ab", "\"id\": \"ac", "name"},
+        {"\"uuid\": \"0", "\"uuid\": \"0000000", "uuid has 42 bytes"},
+        {"\"name\": \"db1", "\"name\": \"db1\\u0000", "line"},
+        {"{", "[", "line"},
+    };
+    char path[PATH_MAX], text[4096];
+    struct ibx_record r = sample(true, 0xab);
+    assert_int_equal(write_record(&r), 0);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        with(path, text, cases[i].from, cases[i].to);
+        list_refuses("abab.source.json", cases[i].word);
+    }
+    put_file(path, "[]", 2);
+    list_refuses("abab.source.json", "ibx-record");
+}
+
+static void hostile_layouts_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *word;
+    } cases[] = {
+        {"\"id\": \"mem0\"", "\"id\": \"\"", "no id"},
+        {"\"id\": \"mem0\"", "\"id\": \"mem1\"", "follow"},
+        {"\"id\": \"mem0\"", "\"id\": 5", "guest-ram"},
+        {"\"id\": \"mem0\",", "", "id"},
+        {"\"id\": \"mem0\"", "\"id\": \"mem0\", \"more\": 1", "unpacked"},
+        {"\"size\": 67108864", "\"size\": 0", "size 0"},
+        {"\"size\": 67108864", "\"size\": 67108865", "size 67108865"},
+        {"\"size\": 67108864", "\"size\": 9223372036854771712", "size 9223372036854771712"},
+        {"\"page-size\": 4096", "\"page-size\": 0", "page-size 0"},
+        {"\"page-size\": 4096", "\"page-size\": 12288", "page-size 12288"},
+        {"\"offset\": 0", "\"offset\": -4096", "offset -4096"},
+        {"\"address\": ", "\"address\": -", "address -"},
+        {"\"address\": 4096", "\"address\": 4097", "address 4097"},
+        {"\"ino\": -1", "\"ino\": \"-1\"", "guest-ram"},
+    };
+    char path[PATH_MAX], text[4096];
+    struct ibx_record r = sample(false, 0xab);
+    r.blocks[0].address = 4096;
+    assert_int_equal(write_record(&r), 0);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        with(path, text, cases[i].from, cases[i].to);
+        list_refuses("abab.destination.json", cases[i].word);
+    }
+}
+
+static void deep_and_large_files_are_refused(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    char *text = malloc(70000);
+    assert_non_null(text);
+    struct ibx_record r = sample(true, 0xab);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    memset(text, '[', 70000);
+    put_file(path, text, 65536);
+    list_refuses("abab.source.json", "line");
+    put_file(path, text, 65537);
+    list_refuses("abab.source.json", "64 KiB");
+    free(text);
+}
+
+static void only_plain_files_of_this_user_count(void **state)
+{
+    (void)state;
+    char path[PATH_MAX], other[PATH_MAX];
+    struct ibx_record r = sample(true, 0xab), *all;
+    size_t count;
+    assert_int_equal(write_record(&r), 0);
+    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    assert_int_equal(chmod(path, 0622), 0);
+    list_refuses("abab.source.json", "regular");
+    snprintf(other, sizeof(other), "%s/elsewhere", folder);
+    assert_int_equal(rename(path, other), 0);
+    assert_int_equal(chmod(other, 0600), 0);
+    assert_int_equal(symlink(other, path), 0);
+    list_refuses("abab.source.json", "regular");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    list_refuses("abab.source.json", "regular");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    list_refuses("abab.source.json", "regular");
+    assert_int_equal(rmdir(path), 0);
+    snprintf(path, sizeof(path), "%s/copy.json", folder);
+    assert_int_equal(rename(other, path), 0);
+    list_refuses("copy.json", "name");
+    assert_int_equal(unlink(path), 0);
+    snprintf(path, sizeof(path), "%s/notes.txt", folder); /* no concern of ours */
+    put_file(path, "x", 1);
+    assert_int_equal(ibx_record_list(folder, &all, &count, &error), 0);
+    assert_int_equal(count, 0);
+    free(all);
+}
+
+/* ------------------------------------------------------------ folder, rights */
+
+static mode_t mode_of(const char *path)
+{
+    struct stat st;
+    assert_int_equal(lstat(path, &st), 0);
+    return st.st_mode & 07777;
+}
+
+static void folders_are_chosen_and_made(void **state)
+{
+    (void)state;
+    char chosen[PATH_MAX], expected[PATH_MAX], deep[PATH_MAX];
+    struct ibx_record r = sample(true, 1);
+    mode_t mask = umask(0);
+    snprintf(deep, sizeof(deep), "%s/a/b//c/", folder);
+    snprintf(expected, sizeof(expected), "%s/a/b//c", folder);
+    assert_int_equal(ibx_record_folder(deep, chosen, sizeof(chosen), &error), 0);
+    assert_string_equal(chosen, expected);
+    assert_int_equal(mode_of(chosen), 0700);
+    assert_int_equal(ibx_record_folder(deep, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_record_write(chosen, &r, &error), 0);
+    ibx_record_path(chosen, &r, ".json", deep, sizeof(deep));
+    assert_int_equal(mode_of(deep), 0600);
+    umask(0777); /* takes nothing away from the owner either */
+    assert_int_equal(ibx_record_write(chosen, &r, &error), 0);
+    umask(mask);
+    assert_int_equal(mode_of(deep), 0600);
+    snprintf(expected, sizeof(expected), "%s/env", folder);
+    setenv("IBX_STATE_DIR", expected, 1);
+    assert_int_equal(ibx_record_folder(NULL, chosen, sizeof(chosen), &error), 0);
+    assert_string_equal(chosen, expected);
+    assert_int_equal(ibx_record_folder(folder, chosen, sizeof(chosen), &error), 0);
+    assert_string_equal(chosen, folder);
+    assert_int_equal(ibx_record_folder(NULL, chosen, strlen(expected), &error), -ENAMETOOLONG);
+    unsetenv("IBX_STATE_DIR");
+}
+
+static int as_a_user(void)
+{
+    char chosen[PATH_MAX], expected[PATH_MAX];
+    if (!geteuid() && (setgid(65534) || setuid(65534)))
+        return SKIP;
+    unsetenv("IBX_STATE_DIR");
+    snprintf(expected, sizeof(expected), "%s/xdg", folder);
+    setenv("XDG_STATE_HOME", expected, 1);
+    setenv("HOME", folder, 1);
+    strcat(expected, "/ibx");
+    CHECK(!ibx_record_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
+    setenv("XDG_STATE_HOME", "relative", 1); /* which that standard says to ignore */
+    snprintf(expected, sizeof(expected), "%s/.local/state/ibx", folder);
+    CHECK(!ibx_record_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
+    CHECK(ibx_record_folder("/proc/1/ibx", chosen, sizeof(chosen), &error) < 0);
+    CHECK(strstr(error.message, "/proc/1/ibx") && strstr(error.message, "--state-dir"));
+    return 0;
+}
+
+static void users_have_theirs_at_home(void **state)
+{
+    (void)state;
+    assert_true(geteuid() || !chown(folder, 65534, 65534));
+    int rc = in_child(as_a_user);
+    if (rc == SKIP)
+        skip();
+    assert_int_equal(rc, 0);
+}
+
+static void unfit_folders_are_refused(void **state)
+{
+    (void)state;
+    char path[PATH_MAX], chosen[PATH_MAX] = "untouched";
+    assert_int_equal(ibx_record_folder("", chosen, sizeof(chosen), &error), -EINVAL);
+    assert_int_equal(ibx_record_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
+    says("/tmp");
+    snprintf(path, sizeof(path), "%s/file", folder);
+    put_file(path, "x", 1);
+    assert_int_equal(ibx_record_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
+    strcat(path, "/below");
+    assert_int_equal(ibx_record_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
+    /* What fits leaves room for the longest name in it. */
+    struct ibx_record r = sample(false, 1);
+    snprintf(path, sizeof(path), "%s/", folder);
+    memset(path + strlen(path), 'x', 200);
+    for (size_t n = strlen(folder) + 2; n < 100; n++) {
+        char socket_path[PATH_MAX + 100];
+        path[n] = '\0';
+        int rc = ibx_record_folder(path, chosen, sizeof(chosen), &error);
+        ibx_record_path(path, &r, ".sock", socket_path, sizeof(socket_path));
+        assert_int_equal(rc, strlen(socket_path) < 108 ? 0 : -ENAMETOOLONG);
+        path[n] = 'x';
+    }
+    says("--state-dir");
+}
+
+/* ------------------------------------------------------------ lock, processes */
+
+/* A child that holds the lock, says so, and keeps it until it is killed. */
+static pid_t lock_in_child(const struct ibx_record *r)
+{
+    int pipes[2];
+    char byte = 0;
+    assert_int_equal(pipe(pipes), 0);
+    pid_t child = fork_bound();
+    if (!child) {
+        int fd;
+        close(pipes[0]);
+        if (ibx_record_lock(folder, r, &fd, NULL) || write(pipes[1], "x", 1) != 1)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    close(pipes[1]);
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    close(pipes[0]);
+    return child;
+}
+
+static void locks_name_their_holder(void **state)
+{
+    (void)state;
+    struct ibx_record r = sample(true, 1), other = sample(false, 1);
+    char expected[64];
+    int fd = -1, second = -1;
+    pid_t child = lock_in_child(&r);
+    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), -EBUSY);
+    assert_int_equal(fd, -1);
+    snprintf(expected, sizeof(expected), "process %d (", (int)child);
+    says(expected);
+    assert_int_equal(ibx_record_lock(folder, &other, &fd, &error), 0); /* the other role's */
+    assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    close(fd);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), 0);
+    assert_int_equal(ibx_record_lock(folder, &r, &second, &error), -EBUSY);
+    close(fd);
+    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), 0);
+    close(fd);
+}
+
+/* Removing the record takes the lock's file away: who comes next locks the new one. */
+static void locks_outlive_their_file(void **state)
+{
+    (void)state;
+    struct ibx_record r = sample(true, 1);
+    int first, second, third;
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(ibx_record_lock(folder, &r, &first, &error), 0);
+    assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
+    assert_int_equal(ibx_record_lock(folder, &r, &second, &error), 0);
+    assert_int_equal(ibx_record_lock(folder, &r, &third, &error), -EBUSY);
+    close(first);
+    close(second);
+}
+
+/* Takes the lock again and again and removes its file, as the end of a move does. */
+static int lock_and_remove(const struct ibx_record *r)
+{
+    char path[PATH_MAX], marker[PATH_MAX];
+    ibx_record_path(folder, r, ".lock", path, sizeof(path));
+    snprintf(marker, sizeof(marker), "%s/held", folder);
+    for (unsigned held = 0; held < 500;) {
+        int fd, rc = ibx_record_lock(folder, r, &fd, &error);
+        if (rc == -EBUSY)
+            continue;
+        CHECK(!rc);
+        int mine = open(marker, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        CHECK(mine >= 0); /* else two hold it */
+        close(mine);
+        CHECK(!unlink(marker) && !unlink(path));
+        close(fd);
+        held++;
+    }
+    return 0;
+}
+
+static void one_holds_it_at_a_time(void **state)
+{
+    (void)state;
+    struct ibx_record r = sample(true, 1);
+    pid_t children[3];
+    for (unsigned i = 0; i < 3; i++) {
+        children[i] = fork_bound();
+        if (!children[i])
+            _exit(lock_and_remove(&r));
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        int status;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(status, 0);
+    }
+}
+
+/* A lock kept by a child of the one who took it (the source's guardian). */
+static void an_ended_holder_is_told_apart(void **state)
+{
+    (void)state;
+    struct ibx_record r = sample(true, 1);
+    int kept;
+    pid_t child = fork_bound();
+    if (!child)
+        _exit(0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    char path[PATH_MAX], text[32], expected[64];
+    assert_int_equal(ibx_record_lock(folder, &r, &kept, &error), 0);
+    ibx_record_path(folder, &r, ".lock", path, sizeof(path));
+    snprintf(text, sizeof(text), "%d\n", (int)child);
+    put_file(path, text, strlen(text));
+    int fd;
+    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), -EBUSY);
+    snprintf(expected, sizeof(expected), "process %d worked", (int)child);
+    says(expected);
+    put_file(path, "nonsense", 8);
+    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), -EBUSY);
+    says("another ib-migrate");
+    close(kept);
+}
+
+static void processes_are_told_apart(void **state)
+{
+    (void)state;
+    const uint64_t mine = ibx_process_started(getpid());
+    assert_true(mine > 0);
+    assert_int_equal(ibx_process_started(getpid()), mine);
+    assert_true(ibx_process_started(1) <= mine);
+    assert_int_equal(ibx_process_started(0), 0);
+    assert_int_equal(ibx_process_started(-1), 0);
+    int pipes[2];
+    char byte;
+    assert_int_equal(pipe(pipes), 0);
+    pid_t child = fork_bound();
+    if (!child) {
+        /* A name that looks like what follows it. */
+        int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
+        if (fd < 0 || write(fd, "a) Z 1 (", 8) != 8 || write(pipes[1], "x", 1) != 1)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    const uint64_t started = ibx_process_started(child);
+    assert_true(started >= mine);
+    /* Its number alone names nobody: one that is there with another start is not it. */
+    struct ibx_record r = sample(true, 1);
+    r.pid = child;
+    r.pid_started = started + 1;
+    assert_true(ibx_process_started(r.pid) != r.pid_started);
+    kill(child, SIGKILL);
+    siginfo_t info;
+    assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+    assert_int_equal(ibx_process_started(child), 0); /* a zombie runs nothing */
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(ibx_process_started(child), 0);
+    close(pipes[0]);
+    close(pipes[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(every_truncation_is_noticed),
+        TEST(hostile_files_are_named),
+        TEST(hostile_layouts_are_named),
+        TEST(deep_and_large_files_are_refused),
+        TEST(only_plain_files_of_this_user_count),
+        TEST(folders_are_chosen_and_made),
+        TEST(users_have_theirs_at_home),
+        TEST(unfit_folders_are_refused),
+        TEST(locks_name_their_holder),
+        TEST(locks_outlive_their_file),
+        TEST(one_holds_it_at_a_time),
+        TEST(an_ended_holder_is_told_apart),
+        TEST(processes_are_told_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

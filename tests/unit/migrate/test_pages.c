@@ -1,0 +1,607 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Pages of a guest over real connections: exported, fetched by the fault engine. */
+#include "tests/scenes/pages_scene.h"
+
+#include "common/clock.h"
+#include "common/locked.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define MORE_MAX (5 * (2u << 20) / SMALL) /* pages: what five regions hold at most */
+
+static uint64_t data_bytes(const struct scene *s)
+{
+    const struct ibx_page_map *map = &s->map;
+    uint64_t bytes = 0;
+    for (uint64_t page = 0; page < map->pages; page++)
+        if (ibx_page_map_data(map, page))
+            bytes += page < map->blocks[1].first ? SMALL : s->page_size;
+    return bytes;
+}
+
+static void move_all(struct scene *s, bool minor)
+{
+    struct toucher touchers[TOUCHERS];
+    struct ibx_fault_stats stats;
+    struct ibx_error err = {0};
+    uint64_t before = scene_allocated(s);
+    scene_connect(s);
+    bool whole = ibx_conn_caps(ibx_page_source_conn(s->sources[0]))->register_free;
+    scene_expose(s);
+    assert_int_equal(s->regions, whole ? 2 : 5);
+    scene_fill(s, minor);
+    touchers_start(touchers, s);
+    assert_true(scene_waits(s, TOUCHERS));
+    assert_int_equal(ibx_fault_serve(s->engine), 0);
+    touchers_end(touchers);
+    assert_int_equal(scene_settled(s), IBX_FAULT_COMPLETE);
+    scene_check(s);
+    ibx_fault_stats(s->engine, &stats);
+    assert_int_equal(stats.bytes, data_bytes(s));
+    assert_int_equal(ibx_page_export_failed(s->pages, &err), 0);
+    assert_string_equal(ibx_page_source_reason(s->sources[0]), "");
+    assert_string_equal(ibx_page_export_path(s->pages)->provider,
+                        ibx_page_source_path(s->sources[0])->provider);
+    /* Where to register is to allocate, holes far from data stay holes. */
+    assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
+    scene_end(s);
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    struct scene s;
+    assert_true(scene_make(&s, 2, false));
+    move_all(&s, false);
+}
+
+static void test_minor(void **state)
+{
+    (void)state;
+    struct scene s;
+    assert_true(scene_make(&s, 2, false));
+    move_all(&s, true);
+}
+
+static void test_huge(void **state)
+{
+    (void)state;
+    struct scene s;
+    if (!scene_make(&s, 1, true)) {
+        print_message("SKIPPED: no 6 huge pages of 2 MiB here (vm.nr_hugepages)\n");
+        skip();
+    }
+    move_all(&s, false);
+}
+
+/* ------------------------------------------------------------------- exposing */
+
+/* Waits until the export says that it has failed, while the destination's ends go on. */
+static bool export_fails(struct scene *s, int code, const char *says)
+{
+    struct pollfd fd = {.fd = ibx_page_export_fd(s->pages), .events = POLLIN};
+    uint64_t deadline = ibx_deadline_in_ms(60000);
+    struct ibx_error err = {0};
+    while (!ibx_page_export_failed(s->pages, &err) && ibx_now_ns() < deadline) {
+        for (unsigned i = 0; i < s->links; i++)
+            if (s->sources[i])
+                ibx_page_source_regions(s->sources[i], NULL);
+        poll(&fd, 1, 10);
+    }
+    return err.code == code && strstr(err.message, says);
+}
+
+/* What came to hold data while the VM ran is exposed when it has stopped. */
+static void test_later_data(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct toucher touchers[TOUCHERS];
+    assert_true(scene_make(&s, 2, false));
+    scene_connect(&s);
+    scene_expose(&s);
+    uint32_t before = s.regions;
+    bool whole = ibx_conn_caps(ibx_page_source_conn(s.sources[0]))->register_free;
+    page_write(&s, IBX_EXPORT_STRETCH / SMALL + 17); /* in a stretch that was a hole */
+    page_write(&s, 700);                             /* in one that was not */
+    scene_expose(&s);
+    assert_int_equal(s.regions, whole ? before : before + 1);
+    struct pollfd fd = {.fd = ibx_page_export_fd(s.pages), .events = POLLIN};
+    assert_int_equal(ibx_page_export_failed(s.pages, NULL), 0);
+    assert_int_equal(poll(&fd, 1, 0), 0);
+    assert_int_equal(ibx_page_export_expose(s.pages, &s.map, NULL), 0);
+    assert_int_equal(poll(&fd, 1, 0), 1); /* nothing new: at once */
+    scene_expose(&s);
+    assert_int_equal(s.regions, whole ? before : before + 1);
+    scene_fill(&s, false);
+    touchers_start(touchers, &s);
+    assert_int_equal(ibx_fault_serve(s.engine), 0);
+    touchers_end(touchers);
+    assert_int_equal(scene_settled(&s), IBX_FAULT_COMPLETE);
+    scene_check(&s);
+    scene_end(&s);
+}
+
+/* What exposing pins, and in minor mode aliases, does not grow with the connections. */
+static void test_pinned_once(void **state)
+{
+    (void)state;
+    uint64_t exposed[2], armed[2];
+    for (unsigned i = 0; i < 2; i++) {
+        struct scene s;
+        assert_true(scene_make(&s, i ? 4 : 1, false));
+        scene_connect(&s);
+        const struct ibx_caps *caps = ibx_conn_caps(ibx_page_source_conn(s.sources[0]));
+        if (caps->register_free || !caps->shares) {
+            scene_end(&s);
+            print_message("SKIPPED: this provider pins nothing, or cannot share it\n");
+            skip();
+        }
+        const uint64_t before = ibx_locked_now();
+        scene_expose(&s);
+        exposed[i] = ibx_locked_now() - before;
+        if (!exposed[i] && !strcmp(ibx_page_source_path(s.sources[0])->provider, "ofi")) {
+            scene_end(&s);
+            print_message("SKIPPED: libfabric pins nothing here\n");
+            skip();
+        }
+        assert_true(exposed[i] >= data_bytes(&s));
+        scene_fill(&s, true);
+        const uint64_t buffers = s.links * ibx_fault_buffer_bytes(&s.config);
+        armed[i] = ibx_locked_now() - before - exposed[i] - buffers;
+        assert_true(armed[i] >= s.bytes);
+        scene_end(&s);
+    }
+    assert_int_equal(exposed[0], exposed[1]);
+    assert_int_equal(armed[0], armed[1]);
+}
+
+static void test_cpu_time(void **state)
+{
+    (void)state;
+    struct scene s;
+    assert_true(scene_make(&s, 1, false));
+    scene_connect(&s);
+    scene_expose(&s);
+    bool drives = ibx_conn_caps(ibx_page_source_conn(s.sources[0]))->peer_drives;
+    scene_fill(&s, false);
+    assert_int_equal(ibx_fault_serve(s.engine), 0);
+    assert_int_equal(scene_settled(&s), IBX_FAULT_COMPLETE);
+    uint64_t spent = ibx_page_export_cpu_ns(s.pages);
+    assert_true(spent > 0 || !drives);
+    ibx_fault_destroy(s.engine);
+    s.engine = NULL;
+    ibx_page_source_destroy(s.sources[0]);
+    s.sources[0] = NULL;
+    assert_true(export_fails(&s, -ECONNRESET, "has ended"));
+    /* Now the thread rests: its time is the same from one look to the next. */
+    uint64_t deadline = ibx_deadline_in_ms(60000), last;
+    do {
+        last = ibx_page_export_cpu_ns(s.pages);
+        sched_yield();
+    } while (ibx_page_export_cpu_ns(s.pages) != last && ibx_now_ns() < deadline);
+    assert_true(last >= spent && ibx_page_export_cpu_ns(s.pages) == last);
+    scene_end(&s);
+}
+
+static void test_destination_speaks(void **state)
+{
+    (void)state;
+    struct scene s;
+    uint32_t regions;
+    struct iovec iov = {"?", 1};
+    assert_true(scene_make(&s, 2, false));
+    scene_connect(&s);
+    assert_int_equal(ibx_page_export_failed(s.pages, NULL), 0);
+    struct ibx_conn *conn = ibx_page_source_conn(s.sources[1]);
+    assert_int_equal(ibx_send(conn, &iov, 1, 0, 0), 0);
+    assert_true(export_fails(&s, -EPROTO, "nothing to say"));
+    assert_int_equal(ibx_page_export_done(s.pages, &regions, NULL), -EPROTO);
+    assert_int_equal(ibx_page_export_expose(s.pages, &s.map, NULL), -EPROTO);
+    scene_end(&s);
+}
+
+static void test_bad_config(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct ibx_error err = {0};
+    struct ibx_page_export *pages = NULL;
+    struct ibx_options options = pages_options();
+    assert_true(scene_make(&s, 1, false));
+    struct ibx_page_export_config config = {
+        .ram = &s.ram, .uri = ibx_listener_uri(s.listener), .options = &options};
+    assert_int_equal(ibx_page_export_open(&config, &pages, &err), -EINVAL);
+    config.links = IBX_MOVE_LINKS_MAX + 1;
+    assert_int_equal(ibx_page_export_open(&config, &pages, &err), -EINVAL);
+    config.links = 1;
+    config.uri = "tcp://127.0.0.1:1";
+    assert_int_equal(ibx_page_export_open(&config, &pages, &err), -ECONNREFUSED);
+    assert_non_null(strstr(err.message, "page connection 0"));
+    assert_null(pages);
+    scene_end(&s);
+}
+
+/* ---------------------------------------------------------------- connections die */
+
+/* New connections, and on it goes from what is there. */
+static void go_on(struct scene *s)
+{
+    struct toucher touchers[TOUCHERS];
+    struct ibx_fault_stats stats;
+    struct ibx_error err = {0};
+    scene_disconnect(s);
+    touchers_start(touchers, s);
+    assert_true(scene_waits(s, 1));
+    scene_connect(s);
+    scene_expose(s);
+    scene_arm(s);
+    ibx_fault_set_bandwidth(s->engine, 0);
+    if (ibx_fault_resume(s->engine, s->as, &err))
+        fail_msg("%s", err.message);
+    touchers_end(touchers);
+    assert_int_equal(scene_settled(s), IBX_FAULT_COMPLETE);
+    scene_check(s);
+    ibx_fault_stats(s->engine, &stats);
+    assert_int_equal(stats.bytes, data_bytes(s)); /* each byte once */
+}
+
+static void test_source_dies(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct ibx_error err = {0};
+    assert_true(scene_make(&s, 2, false));
+    scene_connect(&s);
+    scene_expose(&s);
+    scene_fill(&s, false);
+    ibx_fault_set_bandwidth(s.engine, 128 << 10); /* not over before it is cut */
+    assert_int_equal(ibx_fault_serve(s.engine), 0);
+    assert_true(scene_fetched(&s, 1));
+    ibx_page_export_close(s.pages);
+    s.pages = NULL;
+    assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
+    assert_true(ibx_fault_reason(s.engine, &err) < 0);
+    assert_non_null(strstr(err.message, "page source has ended"));
+    /* One that had nothing in flight when the other one ended has not noticed. */
+    assert_true(*ibx_page_source_reason(s.sources[0]) || *ibx_page_source_reason(s.sources[1]));
+    go_on(&s);
+    scene_end(&s);
+}
+
+/* In the midst of many READs: the connection breaks, or one READ alone. */
+static void broken(unsigned disconnect_in, unsigned fail_in, int code)
+{
+    struct ibx_faults faults = {0};
+    struct scene s;
+    struct ibx_error err = {0};
+    pages_faults = &faults;
+    assert_true(scene_make(&s, 1, false));
+    scene_connect(&s);
+    scene_expose(&s);
+    faults.disconnect_in = disconnect_in;
+    faults.fail_in = fail_in;
+    scene_fill(&s, false);
+    assert_int_equal(ibx_fault_serve(s.engine), 0);
+    assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
+    assert_int_equal(ibx_fault_reason(s.engine, &err), code);
+    assert_true(*ibx_page_source_reason(s.sources[0]));
+    faults = (struct ibx_faults){0};
+    go_on(&s);
+    pages_faults = NULL;
+    scene_end(&s);
+}
+
+static void test_disconnect(void **state)
+{
+    (void)state;
+    broken(5, 0, -ECONNRESET);
+}
+
+static void test_read_fails(void **state)
+{
+    (void)state;
+    broken(0, 5, -EIO);
+}
+
+/* ---------------------------------------------------------------- one request */
+
+struct asked {
+    struct scene scene;
+    uint8_t *buffer;
+    size_t each; /* bytes of it for one cookie */
+};
+
+static void ask_make(struct asked *a, size_t each)
+{
+    struct ibx_error err = {0};
+    struct scene *s = &a->scene;
+    assert_true(scene_make(s, 1, false));
+    scene_connect(s);
+    scene_expose(s);
+    if (ibx_page_source_arm(s->sources[0], 120 * each, &s->as[0], &err))
+        fail_msg("%s", err.message);
+    a->buffer = s->as[0].buffer;
+    a->each = each;
+}
+
+static int ask(struct asked *a, uint64_t offset, uint64_t length, uint64_t cookie, bool urgent)
+{
+    struct ibx_fault_request request = {.offset = offset,
+                                        .length = length,
+                                        .buffer = a->buffer + cookie * a->each,
+                                        .cookie = cookie,
+                                        .urgent = urgent};
+    return a->scene.as[0].ops->request(a->scene.as[0].source, &request);
+}
+
+/* Waits until `count` have arrived, or the source has ended: returns poll's answer then. */
+static int arrive(struct asked *a, struct ibx_fault_arrival *arrivals, int count)
+{
+    const struct ibx_fault_source *as = &a->scene.as[0];
+    uint64_t deadline = ibx_deadline_in_ms(60000);
+    int got = 0;
+    while (got < count && ibx_now_ns() < deadline) {
+        struct pollfd fd = {.fd = as->ops->fd(as->source), .events = POLLIN};
+        int n = as->ops->poll(as->source, arrivals + got, count - got);
+        if (n < 0)
+            return n;
+        got += n;
+        if (!n && !as->ops->arm(as->source))
+            assert_int_equal(poll(&fd, 1, 60000), 1);
+    }
+    return got;
+}
+
+/* Through two regions, and arrives once. */
+static void test_request_is_cut(void **state)
+{
+    (void)state;
+    struct asked a;
+    struct ibx_fault_arrival arrivals[2];
+    ask_make(&a, SMALL);
+    uint64_t last = a.scene.map.blocks[1].first - 1;
+    assert_int_equal(ask(&a, last * SMALL, 3 * SMALL, 7, false), 0);
+    assert_int_equal(arrive(&a, arrivals, 1), 1);
+    assert_int_equal(arrivals[0].cookie, 7);
+    assert_int_equal(arrivals[0].status, 0);
+    assert_int_equal(arrivals[0].length, 3 * SMALL);
+    for (unsigned i = 0; i < 3; i++)
+        assert_true(bytes_right(&a.scene, last + i, a.buffer + (7 + i) * SMALL));
+    assert_int_equal(a.scene.as[0].ops->poll(a.scene.as[0].source, arrivals, 2), 0);
+    scene_end(&a.scene);
+}
+
+/* Bulk finds the source full before what is urgent does; all arrive once. */
+static void test_full(void **state)
+{
+    (void)state;
+    struct asked a;
+    struct ibx_fault_arrival arrivals[120];
+    unsigned bulk = 0, all, seen[120] = {0};
+    int rc = 0;
+    ask_make(&a, SMALL);
+    while (bulk < 120 && !(rc = ask(&a, (3 + bulk) * SMALL, SMALL, bulk, false)))
+        bulk++;
+    assert_int_equal(rc, -EAGAIN);
+    for (all = bulk; all < 120 && !(rc = ask(&a, (3 + all) * SMALL, SMALL, all, true)); all++)
+        ;
+    assert_int_equal(rc, -EAGAIN);
+    assert_in_range(bulk, 8, 64);
+    assert_true(all >= bulk + 48); /* the engine's pages of faults, and ahead of them */
+    assert_int_equal(arrive(&a, arrivals, (int)all), all);
+    for (unsigned i = 0; i < all; i++) {
+        assert_int_equal(arrivals[i].status, 0);
+        seen[arrivals[i].cookie]++;
+        assert_true(
+            bytes_right(&a.scene, 3 + arrivals[i].cookie, a.buffer + arrivals[i].cookie * SMALL));
+    }
+    for (unsigned i = 0; i < all; i++)
+        assert_int_equal(seen[i], 1);
+    assert_int_equal(ask(&a, 3 * SMALL, SMALL, 0, false), 0); /* there is room again */
+    assert_int_equal(arrive(&a, arrivals, 1), 1);
+    scene_end(&a.scene);
+}
+
+/* More than is in flight at once on any fabric, then one that somebody waits for. */
+static void test_urgent(void **state)
+{
+    (void)state;
+    struct asked a;
+    struct ibx_fault_arrival arrivals[80];
+    const size_t each = 1u << 20;
+    unsigned bulk = 0, place = 0;
+    int rc = 0;
+    ask_make(&a, each);
+    uint64_t run = 3 * IBX_EXPORT_STRETCH - 300ull * SMALL;
+    while (!rc && bulk < 79 && !(rc = ask(&a, run, each, bulk, false)))
+        bulk++;
+    assert_int_equal(ask(&a, 3 * SMALL, SMALL, bulk, true), 0);
+    assert_int_equal(arrive(&a, arrivals, (int)bulk + 1), bulk + 1);
+    while (arrivals[place].cookie != bulk)
+        place++;
+    assert_true(place < bulk); /* not behind all of the others */
+    assert_true(bytes_right(&a.scene, 3, a.buffer + bulk * each));
+    scene_end(&a.scene);
+}
+
+/* Nobody exposes what is behind the end: the source ends, with a sentence. */
+static void test_not_exposed(void **state)
+{
+    (void)state;
+    struct asked a;
+    struct ibx_fault_arrival arrival;
+    ask_make(&a, SMALL);
+    assert_int_equal(ask(&a, a.scene.bytes - SMALL, 2 * SMALL, 1, true), -EAGAIN);
+    assert_true(arrive(&a, &arrival, 1) < 0);
+    assert_non_null(strstr(ibx_page_source_reason(a.scene.sources[0]), "does not expose"));
+    assert_true(ask(&a, 3 * SMALL, SMALL, 1, true) < 0);
+    scene_end(&a.scene);
+}
+
+/* After a cancel what is in flight comes back, and then the source is over. */
+static void test_cancel(void **state)
+{
+    (void)state;
+    struct asked a;
+    struct ibx_fault_arrival arrivals[4];
+    ask_make(&a, SMALL);
+    assert_int_equal(ask(&a, 3 * SMALL, SMALL, 1, false), 0);
+    a.scene.as[0].ops->cancel(a.scene.as[0].source, 1);
+    int rc = arrive(&a, arrivals, 1);
+    if (rc == 1) { /* with its data, or not */
+        assert_int_equal(arrivals[0].cookie, 1);
+        assert_true(arrivals[0].status == 0 || arrivals[0].status == -ECANCELED);
+        rc = arrive(&a, arrivals, 1);
+    }
+    assert_true(rc < 0);
+    scene_end(&a.scene);
+}
+
+/* -------------------------------------------------------------- hostile sources */
+
+static struct ibx_move_any region_of(unsigned block, uint64_t offset, uint64_t length)
+{
+    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    message.is.region = (struct ibx_move_region){
+        (uint16_t)block, offset, length, {.address = 1u << 20, .length = length}};
+    return message;
+}
+
+/* How the destination takes these, and then the arming. */
+static int hostile(const struct ibx_move_any *messages, unsigned count, struct ibx_error *err)
+{
+    struct scene s;
+    uint64_t deadline = ibx_deadline_in_ms(60000);
+    int rc = 0;
+    assert_true(scene_make(&s, 1, false));
+    struct ibx_conn *conn = scene_connect_raw(&s);
+    for (unsigned i = 0; i < count; i++)
+        raw_send(conn, &messages[i]);
+    while (rc >= 0 && rc < (int)count && ibx_now_ns() < deadline) {
+        struct ibx_event event;
+        ibx_poll(conn, &event, 1);
+        rc = ibx_page_source_regions(s.sources[0], err);
+    }
+    if (rc >= 0)
+        rc = ibx_page_source_arm(s.sources[0], SMALL, &s.as[0], err);
+    if (rc == 0)
+        rc = ibx_page_source_covers(s.sources[0], &s.map, err);
+    ibx_close(conn);
+    scene_end(&s);
+    return rc;
+}
+
+static void test_hostile_regions(void **state)
+{
+    (void)state;
+    const uint64_t last = 256 * SMALL; /* bytes of the last block */
+    const struct {
+        struct ibx_move_any messages[3];
+        unsigned count;
+        const char *says;
+    } cases[] = {
+        {{region_of(BLOCKS, 0, SMALL)}, 1, "block 2"},
+        {{region_of(UINT16_MAX, 0, SMALL)}, 1, "65535"},
+        {{region_of(1, last, SMALL)}, 1, "outside"},
+        {{region_of(1, last + SMALL, SMALL)}, 1, "outside"},
+        {{region_of(1, last - SMALL, 2 * SMALL)}, 1, "outside"},
+        {{region_of(1, UINT64_MAX - SMALL + 1, SMALL)}, 1, ""},
+        {{region_of(1, SMALL, UINT64_MAX - SMALL + 1)}, 1, ""},
+        {{region_of(1, 0, 0)}, 1, ""},
+        {{region_of(1, 1, SMALL)}, 1, ""},
+        {{region_of(1, 0, SMALL + 1)}, 1, ""},
+        {{region_of(1, 0, last), region_of(0, 0, SMALL), region_of(1, last - SMALL, SMALL)},
+         3,
+         "in two regions"},
+        {{region_of(1, 0, SMALL), region_of(1, 0, SMALL)}, 2, "in two regions"},
+        {{{.type = IBX_MOVE_READY}}, 1, "READY"},
+        {{region_of(1, 0, last), region_of(0, 0, 4 * SMALL)}, 2, "page 4 of"},
+        {{region_of(0, 0, SMALL)}, 1, "page 3 of"},
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct ibx_error err = {0};
+        assert_int_equal(hostile(cases[i].messages, cases[i].count, &err), -EPROTO);
+        if (!strstr(err.message, cases[i].says))
+            fail_msg("case %u: %s", i, err.message);
+    }
+}
+
+static void test_hostile_key(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    struct ibx_move_any message = region_of(1, 0, 4 * SMALL);
+    message.is.region.remote.length = SMALL;
+    assert_int_equal(hostile(&message, 1, &err), -EPROTO);
+    message = region_of(1, 0, 4 * SMALL);
+    message.is.region.remote.address = UINT64_MAX - SMALL;
+    assert_int_equal(hostile(&message, 1, &err), -EPROTO);
+}
+
+/* A source that speaks when it is to be silent. */
+static void test_late_region(void **state)
+{
+    (void)state;
+    struct asked a;
+    struct ibx_error err = {0};
+    struct ibx_fault_arrival arrival;
+    struct scene *s = &a.scene;
+    struct ibx_move_any message = region_of(1, 0, SMALL);
+    assert_true(scene_make(s, 1, false));
+    struct ibx_conn *conn = scene_connect_raw(s);
+    assert_int_equal(ibx_page_source_arm(s->sources[0], SMALL, &s->as[0], &err), 0);
+    assert_int_equal(ibx_page_source_regions(s->sources[0], &err), -EBUSY);
+    raw_send(conn, &message);
+    struct ibx_event event;
+    ibx_poll(conn, &event, 1);
+    assert_true(arrive(&a, &arrival, 1) < 0);
+    assert_non_null(strstr(ibx_page_source_reason(s->sources[0]), "where pages are expected"));
+    ibx_close(conn);
+    scene_end(s);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_minor),
+        cmocka_unit_test(test_huge),
+        cmocka_unit_test(test_later_data),
+        cmocka_unit_test(test_pinned_once),
+        cmocka_unit_test(test_cpu_time),
+        cmocka_unit_test(test_destination_speaks),
+        cmocka_unit_test(test_bad_config),
+        cmocka_unit_test(test_source_dies),
+        cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_read_fails),
+        cmocka_unit_test(test_request_is_cut),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_urgent),
+        cmocka_unit_test(test_not_exposed),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_hostile_regions),
+        cmocka_unit_test(test_hostile_key),
+        cmocka_unit_test(test_late_region),
+    };
+    struct ibx_error err = {0};
+    char description[256];
+    int uffd;
+    pages_use(argc > 1 ? argv[1] : "tcp", argc > 2 ? argv[2] : NULL);
+    struct ibx_options options = pages_options();
+    if (ibx_fault_uffd_open(0, &uffd, &err) ||
+        (!close(uffd) &&
+         ibx_provider_probe(options.provider, &options, description, sizeof(description), &err))) {
+        print_message("SKIPPED: %s\n", err.message);
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

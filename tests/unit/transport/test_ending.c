@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The end of a connection comes, whatever the peer goes on doing. */
+#include "tests/scenes/memory_pair.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define ROUNDS_MAX 10000u
+
+static struct memory_pair pair;
+static struct ibx_options options;
+static struct iovec word = {"word", 4};
+
+static int reset(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    memory_control_reset();
+    ibx_options_init(&options);
+    if (memory_pair_open(&pair, &options, &err))
+        fail_msg("%s", err.message);
+    return 0;
+}
+
+/* Takes one event of the server's, gives messages back: how many that were. */
+static unsigned take(bool *closed)
+{
+    struct ibx_event event;
+    int n = ibx_poll(pair.server, &event, 1);
+    assert_true(n >= 0);
+    if (!n)
+        return 0;
+    *closed = event.type == IBX_EVENT_CLOSED;
+    if (event.type != IBX_EVENT_MESSAGE)
+        return 0;
+    ibx_message_release(pair.server, &event);
+    return 1;
+}
+
+/* Each message that is given back is credit for the next one. */
+static void test_a_talker_does_not_put_off_the_end(void **state)
+{
+    (void)state;
+    bool closed = false;
+    unsigned heard = 0, rounds = 0;
+    assert_int_equal(ibx_send(pair.client, &word, 1, 0, 0), 0);
+    ibx_abort(pair.server);
+    while (!closed && rounds++ < ROUNDS_MAX) {
+        int rc = ibx_send(pair.client, &word, 1, 0, 0);
+        assert_true(rc == 0 || rc == -EAGAIN || rc == -ENOTCONN);
+        heard += take(&closed);
+    }
+    assert_true(closed);
+    assert_true(heard <= 2 * options.slots);
+    memory_pair_close(&pair);
+}
+
+/* What had been sent before is heard all the same. */
+static void test_all_that_was_sent_before_is_heard(void **state)
+{
+    (void)state;
+    bool closed = false;
+    unsigned heard = 0, rounds = 0;
+    for (unsigned i = 0; i < options.slots; i++)
+        assert_int_equal(ibx_send(pair.client, &word, 1, 0, 0), 0);
+    ibx_close(pair.client);
+    pair.client = NULL;
+    while (!closed && rounds++ < ROUNDS_MAX)
+        heard += take(&closed);
+    assert_true(closed);
+    assert_int_equal(heard, options.slots);
+    memory_pair_close(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_a_talker_does_not_put_off_the_end, reset),
+        cmocka_unit_test_setup(test_all_that_was_sent_before_is_heard, reset),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The registration cache among threads and in forked children. */
+#include "tests/scenes/regcache_fake.h"
+
+#include "transport/core/regcache_watch.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+/* --------------------------------------------------------------------- threads */
+
+static unsigned thread_count(void)
+{
+    unsigned count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry; (entry = readdir(tasks));)
+        count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+/* A thread that was joined still takes a moment to leave the kernel's list. */
+static void await_threads(unsigned count)
+{
+    time_t end = time(NULL) + 20;
+    while (thread_count() != count)
+        assert_true(time(NULL) < end);
+}
+
+static void test_reader_ends(void **state)
+{
+    (void)state;
+    unsigned before = thread_count();
+    struct registrar r = {0};
+    char *memory = map(1);
+    for (int i = 0; i < 50; i++) {
+        struct ibx_regcache *one = make(&r), *two = make(&r);
+        assert_int_equal(thread_count(), before); /* it starts when it is needed */
+        get_and_put(one, memory, 1);
+        get_and_put(two, memory, 1);
+        assert_int_equal(thread_count(), before + 1);
+        ibx_regcache_destroy(one);
+        assert_int_equal(thread_count(), before + 1);
+        ASSERT_HIT(r, get_and_put(two, memory, 1));
+        ibx_regcache_destroy(two);
+        await_threads(before);
+    }
+    munmap(memory, PAGE);
+}
+
+/* One thread unmaps what another has cached; the other maps the same address the moment it is free,
+ * when the first has not yet returned from munmap. */
+struct swap {
+    char *where;
+    _Atomic(unsigned) turn; /* even: the owner's */
+    unsigned rounds;
+};
+
+static void *unmapper(void *argument)
+{
+    struct swap *swap = argument;
+    for (unsigned turn = 1; turn < 2 * swap->rounds; turn += 2) {
+        while (atomic_load(&swap->turn) != turn)
+            sched_yield();
+        munmap(swap->where, 16 * PAGE);
+        atomic_store(&swap->turn, turn + 1);
+    }
+    return NULL;
+}
+
+static void test_unmapped_by_another(void **state)
+{
+    (void)state;
+    struct registrar r = {0};
+    struct ibx_regcache *cache = make(&r);
+    struct swap swap = {.where = map(16), .rounds = 3000};
+    pthread_t thread;
+    unsigned early = 0;
+    assert_int_equal(pthread_create(&thread, NULL, unmapper, &swap), 0);
+    for (unsigned round = 0; round < swap.rounds; round++) {
+        *(uint64_t *)swap.where = round;
+        struct ibx_mr *mr = get(cache, swap.where, 16 * PAGE, LOCAL);
+        assert_int_equal(mr->keys[0], round);
+        ibx_regcache_put(cache, mr);
+        atomic_store(&swap.turn, 2 * round + 1);
+        while (mmap(swap.where, 16 * PAGE, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
+            ;
+        early += atomic_load(&swap.turn) == 2 * round + 1;
+        touch(swap.where, 16 * PAGE);
+        *(uint64_t *)swap.where = round + 1;
+        mr = get(cache, swap.where, 16 * PAGE, LOCAL);
+        assert_int_equal(mr->keys[0], round + 1);
+        ibx_regcache_put(cache, mr);
+        while (atomic_load(&swap.turn) != 2 * round + 2)
+            sched_yield();
+    }
+    pthread_join(thread, NULL);
+    print_message("mapped before munmap had returned: %u of %u\n", early, swap.rounds);
+    ibx_regcache_destroy(cache);
+    munmap(swap.where, 16 * PAGE);
+}
+
+/* A handler that unmaps waits for the reader; were it to run while its thread holds the lock that
+ * the reader wants, both would wait for ever. */
+static char *handler_memory;
+static volatile sig_atomic_t handled;
+
+static void handler_unmaps(int number)
+{
+    (void)number;
+    munmap(handler_memory, PAGE);
+    handled = 1;
+}
+
+static void test_a_signal_waits_for_the_lock(void **state)
+{
+    (void)state;
+    struct registrar r = {0};
+    struct ibx_regcache *cache = make(&r);
+    struct sigaction before, unmaps = {.sa_handler = handler_unmaps};
+    sigset_t mask;
+    handler_memory = map(1);
+    get_and_put(cache, handler_memory, PAGE);
+    assert_int_equal(sigaction(SIGUSR1, &unmaps, &before), 0);
+    ibx_watch_lock();
+    raise(SIGUSR1);
+    bool early = handled;
+    ibx_watch_unlock();
+    assert_false(early);
+    assert_true(handled);
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &mask), 0);
+    assert_false(sigismember(&mask, SIGUSR1));
+    map_at(handler_memory, PAGE, MAP_FIXED_NOREPLACE);
+    ASSERT_MISS(r, get_and_put(cache, handler_memory, PAGE));
+    sigaction(SIGUSR1, &before, NULL);
+    ibx_regcache_destroy(cache);
+    munmap(handler_memory, PAGE);
+}
+
+/* Several caches at once, each thread with the allocator and mappings of all. */
+struct churn {
+    unsigned seed, rounds;
+};
+
+static void *churn(void *argument)
+{
+    const struct churn *c = argument;
+    struct registrar r = {0};
+    struct ibx_regcache *cache = make(&r);
+    for (unsigned round = 0; round < c->rounds; round++) {
+        size_t size = (c->seed * 31 + round * 17) % 60 * PAGE / 2 + 4096;
+        char *heap = malloc(size), *mapped = map(4);
+        memset(heap, 1, size);
+        *(uint64_t *)mapped = round;
+        struct ibx_mr *one = get(cache, heap, size, LOCAL);
+        struct ibx_mr *two = get(cache, mapped, 4 * PAGE, LOCAL);
+        assert_int_equal(two->keys[0], round);
+        ibx_regcache_put(cache, one);
+        free(heap);
+        ibx_regcache_put(cache, two);
+        munmap(mapped, 4 * PAGE);
+    }
+    ibx_regcache_destroy(cache);
+    assert_int_equal(r.left, r.entered);
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    pthread_t threads[4];
+    struct churn churns[4] = {{1, 400}, {2, 400}, {3, 400}, {4, 400}};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, churn, &churns[i]), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* ------------------------------------------------------------------------ fork */
+
+/* Sanitizers lose their bearings in the children of processes with threads. */
+static void need_fork(bool threads_allocate)
+{
+#if defined(__SANITIZE_THREAD__)
+    (void)threads_allocate;
+    skip();
+#elif defined(__SANITIZE_ADDRESS__)
+    if (threads_allocate)
+        skip();
+#else
+    (void)threads_allocate;
+#endif
+}
+
+/* In a child; its exit status says whether it got to the end. */
+static void in_child(void (*run)(void))
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        run();
+        _exit(42);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 42);
+}
+
+static struct registrar family;
+static struct ibx_regcache *family_cache;
+static char *family_memory;
+static struct ibx_mr *family_held;
+
+#define CHILD_CHECK(condition)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            print_error("line %d: not true in the child: %s\n", __LINE__, #condition);             \
+            _exit(1);                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static void child_with_the_parents_cache(void)
+{
+    unsigned entered = family.entered;
+    /* The parent's registrations are not this process's to use, nor to end. */
+    get_and_put(family_cache, family_memory, PAGE);
+    CHILD_CHECK(family.entered == entered + 1 && family.left == 0);
+    get_and_put(family_cache, family_memory, PAGE);
+    CHILD_CHECK(family.entered == entered + 1);
+    ibx_regcache_put(family_cache, family_held);
+    CHILD_CHECK(family.left == 0);
+    /* This process's memory is watched now. */
+    munmap(family_memory, PAGE);
+    map_at(family_memory, PAGE, MAP_FIXED_NOREPLACE);
+    get_and_put(family_cache, family_memory, PAGE);
+    CHILD_CHECK(family.entered == entered + 2 && family.left == 1);
+    ibx_regcache_destroy(family_cache);
+    CHILD_CHECK(family.left == 2);
+}
+
+static void child_that_destroys_only(void)
+{
+    ibx_regcache_put(family_cache, family_held);
+    ibx_regcache_destroy(family_cache);
+    CHILD_CHECK(family.left == 0);
+}
+
+static void test_forked_child(void **state)
+{
+    (void)state;
+    need_fork(false);
+    family = (struct registrar){0};
+    family_cache = make(&family);
+    family_memory = map(2);
+    get_and_put(family_cache, family_memory, PAGE);
+    family_held = get(family_cache, family_memory + PAGE, PAGE, LOCAL);
+    in_child(child_with_the_parents_cache);
+    in_child(child_that_destroys_only);
+    ASSERT_HIT(family, get_and_put(family_cache, family_memory, PAGE));
+    munmap(family_memory, PAGE);
+    map_at(family_memory, PAGE, MAP_FIXED_NOREPLACE);
+    ASSERT_MISS(family, get_and_put(family_cache, family_memory, PAGE));
+    ibx_regcache_put(family_cache, family_held);
+    ibx_regcache_destroy(family_cache);
+    munmap(family_memory, 2 * PAGE);
+}
+
+static void child_of_threads(void)
+{
+    struct churn few = {9, 3};
+    churn(&few);
+}
+
+/* Whatever other threads were at when the fork came: holding the lock, waiting for the reader. */
+static void test_fork_amid_threads(void **state)
+{
+    (void)state;
+    pthread_t threads[2];
+    struct churn churns[2] = {{5, 1000}, {6, 1000}};
+    need_fork(true);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, churn, &churns[i]), 0);
+    for (int i = 0; i < 100; i++)
+        in_child(child_of_threads);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* Without userfaultfd - here for want of descriptors - everything still works, without a cache. */
+static void without_userfaultfd(void)
+{
+    struct rlimit none = {3, 3};
+    char *memory = map(4);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    check_uncached(memory, PAGE);
+}
+
+static void test_without_userfaultfd(void **state)
+{
+    (void)state;
+    in_child(without_userfaultfd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_userfaultfd),         cmocka_unit_test(test_reader_ends),
+        cmocka_unit_test(test_unmapped_by_another),         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_a_signal_waits_for_the_lock), cmocka_unit_test(test_forked_child),
+        cmocka_unit_test(test_fork_amid_threads),
+    };
+    if (!watch_works()) {
+        print_message("SKIPPED: userfaultfd is not available here\n");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The shm provider between two honest ends: messages, sleep, and copies. */
+#include "tests/scenes/shm_pair.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+
+static struct end *const server = &both.server, *const client = &both.client;
+
+static bool readable(const struct end *end)
+{
+    struct pollfd wait = {.fd = end->watched, .events = POLLIN};
+    return poll(&wait, 1, 0) > 0;
+}
+
+static void release(struct end *end, int note)
+{
+    ibx_provider_shm.release(end->shm, end->notes[note].token);
+}
+
+/* ------------------------------------------------------------------- messages */
+
+static void test_messages_of_all_lengths(void **state)
+{
+    (void)state;
+    const size_t lengths[] = {0, 1, IBX_SHM_INLINE, IBX_SHM_INLINE + 1, 4000, 8192};
+    uint8_t bytes[8192];
+    fill(bytes, sizeof(bytes));
+    /* Three laps through slots and commands, and both ways. */
+    for (int lap = 0; lap < 30; lap++) {
+        struct end *from = lap % 2 ? server : client, *to = lap % 2 ? client : server;
+        to->count = 0;
+        for (int i = 0; i < 6; i++)
+            assert_int_equal(send_bytes(from, bytes, lengths[i], 0), 0);
+        await_notes(to, NULL, 6);
+        for (int i = 0; i < 6; i++) {
+            assert_int_equal(to->notes[i].kind, NOTE_MESSAGE);
+            assert_int_equal(to->notes[i].length, lengths[i]);
+            check(to->notes[i].data, lengths[i], 0);
+            release(to, i);
+        }
+    }
+    struct ibx_caps caps;
+    char description[128];
+    ibx_provider_shm.query(server->shm, &caps, description, sizeof(description));
+    assert_int_equal(caps.message_max, 8192);
+    assert_true(caps.register_free);
+}
+
+static void test_credit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(send_bytes(client, &i, sizeof(i), 0), 0);
+    assert_int_equal(send_bytes(client, "x", 1, 0), -EAGAIN);
+    await_notes(server, NULL, 8);
+    assert_int_equal(send_bytes(client, "x", 1, 0), -EAGAIN);
+    assert_int_equal(progress(client), 0);
+    /* Out of order; a second release of the same message counts for nothing. */
+    release(server, 5);
+    release(server, 5);
+    assert_true(progress(client) > 0); /* credit is worth a look */
+    assert_int_equal(send_bytes(client, "y", 1, 0), 0);
+    assert_int_equal(send_bytes(client, "z", 1, 0), -EAGAIN);
+    await_notes(server, NULL, 9);
+    assert_int_equal(server->notes[8].data[0], 'y');
+    for (int i = 0; i < 8; i++) /* those that are held have not changed */
+        assert_memory_equal(server->notes[i].data, i == 5 ? (void *)"y" : (void *)&i, 1);
+}
+
+static void test_signalled_sends(void **state)
+{
+    (void)state;
+    assert_int_equal(send_bytes(client, "a", 1, 0), 0);
+    assert_int_equal(send_bytes(client, "b", 1, IBX_SIGNALED), 0);
+    assert_int_equal(client->count, 0); /* not from inside send */
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 1);
+    await_notes(client, NULL, 1);
+    assert_int_equal(client->notes[0].kind, NOTE_SEND);
+    assert_int_equal(client->notes[0].token, 77);
+    assert_int_equal(client->notes[0].status, 0);
+    assert_int_equal(send_bytes(client, "c", 1, IBX_SIGNALED), 0);
+    ibx_provider_shm.abort(client->shm);
+    await_notes(client, NULL, 2);
+    assert_int_equal(client->notes[1].status, -ECONNRESET);
+}
+
+/* ------------------------------------------------------------------- sleeping */
+
+static void test_sleeping(void **state)
+{
+    (void)state;
+    /* Who is awake is not woken. */
+    assert_int_equal(send_bytes(client, "a", 1, 0), 0);
+    assert_false(readable(server));
+    /* Who has something to do does not sleep. */
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 1);
+    await_notes(server, NULL, 1);
+    /* Who sleeps is woken, once. */
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
+    assert_false(readable(server));
+    assert_int_equal(send_bytes(client, "b", 1, 0), 0);
+    assert_int_equal(send_bytes(client, "c", 1, 0), 0);
+    char packet;
+    assert_int_equal(recv(server->watched, &packet, 1, MSG_DONTWAIT), 1);
+    assert_false(readable(server));
+    await_notes(server, NULL, 3);
+    assert_false(readable(server));
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
+}
+
+static void test_sleeping_for_credit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(send_bytes(client, "a", 1, 0), 0);
+    await_notes(server, NULL, 8);
+    /* Not hungry yet: a release is no reason to wake up. */
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    release(server, 0);
+    assert_false(readable(client));
+    assert_int_equal(send_bytes(client, "a", 1, 0), 0);
+    assert_int_equal(send_bytes(client, "a", 1, 0), -EAGAIN);
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    release(server, 1);
+    assert_true(readable(client));
+    assert_true(progress(client) > 0);
+    assert_int_equal(send_bytes(client, "a", 1, 0), 0);
+    /* Credit that came before is seen in time. */
+    assert_int_equal(send_bytes(client, "a", 1, 0), -EAGAIN);
+    release(server, 2);
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 1);
+}
+
+/* ---------------------------------------------------------------------- copies */
+
+#define LENGTH (1000003u)
+
+enum way { MAPPED, DIRECT, ASKED };
+
+/* Has `end` copy in one way only. */
+static void choose(struct end *end, enum way way)
+{
+    end->shm->direct = way != ASKED;
+    end->shm->present = false;
+}
+
+static void assert_done(const struct end *end, int i, const struct ibx_chunk *chunk, int status)
+{
+    assert_int_equal(end->notes[i].kind, NOTE_CHUNK);
+    assert_ptr_equal(end->notes[i].chunk, chunk);
+    assert_int_equal(end->notes[i].status, status);
+}
+
+/* Unaligned on both sides, larger than all bounce buffers together, with guards. */
+static void read_and_write(enum way way)
+{
+    uint8_t *theirs = way == MAPPED ? NULL : malloc(LENGTH + 64), *mine = calloc(1, LENGTH + 64);
+    struct ibx_mr *mr = region(client, theirs, LENGTH + 64, BOTH);
+    struct ibx_chunk chunk;
+    /* A direct copy and a mapped one need nobody's help. */
+    struct end *helper = way == ASKED ? client : NULL;
+    choose(server, way);
+    theirs = mr->span.address;
+    fill(theirs, LENGTH + 64);
+    post(server, &chunk, IBX_RDMA_READ, 1, mine + 3, mr, 5, LENGTH);
+    await_notes(server, helper, 1);
+    assert_done(server, 0, &chunk, 0);
+    check(mine + 3, LENGTH, 5);
+    assert_int_equal(mine[2] | mine[LENGTH + 3], 0);
+
+    memset(theirs, 0, LENGTH + 64);
+    post(server, &chunk, IBX_RDMA_WRITE, 1, mine + 3, mr, 1, LENGTH);
+    await_notes(server, helper, 2);
+    assert_done(server, 1, &chunk, 0);
+    check(theirs + 1, LENGTH, 5);
+    assert_int_equal(theirs[0] | theirs[LENGTH + 1], 0);
+    region_drop(client, mr);
+    if (way != MAPPED)
+        free(theirs);
+    free(mine);
+}
+
+static void test_mapped(void **state)
+{
+    (void)state;
+    read_and_write(MAPPED);
+}
+
+static void test_direct(void **state)
+{
+    (void)state;
+    read_and_write(DIRECT);
+}
+
+static void test_asked(void **state)
+{
+    (void)state;
+    read_and_write(ASKED);
+}
+
+static void refusals(enum way way)
+{
+    uint8_t theirs[4096] = "theirs", mine[4096] = "mine";
+    struct ibx_mr *reads = region(client, theirs, 100, IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr *writes = region(client, theirs, 100, IBX_ACCESS_REMOTE_WRITE);
+    struct ibx_mr forged = *reads, dropped = *writes;
+    struct {
+        enum ibx_rdma_kind kind;
+        struct ibx_mr *mr;
+        size_t offset, length;
+        int status;
+    } cases[] = {
+        {IBX_RDMA_WRITE, reads, 0, 1, -EACCES},
+        {IBX_RDMA_READ, writes, 0, 1, -EACCES},
+        {IBX_RDMA_READ, reads, 0, 101, -ERANGE},
+        {IBX_RDMA_READ, reads, 100, 1, -ERANGE},
+        {IBX_RDMA_READ, reads, 200, 1, -ERANGE},
+        {IBX_RDMA_READ, reads, (size_t)-1, 1, -ERANGE},
+        {IBX_RDMA_READ, reads, (size_t)-1, 2, -ERANGE},
+        {IBX_RDMA_READ, &forged, 0, 1, -EACCES},
+        {IBX_RDMA_WRITE, &dropped, 0, 1, -EACCES},
+    };
+    forged.keys[0] ^= 1ull << 40;
+    region_drop(client, writes);
+    writes = region(client, theirs, 100, IBX_ACCESS_REMOTE_WRITE); /* in the same place */
+    choose(server, way);
+    cases[1].mr = writes;
+    for (int i = 0; i < 9; i++) {
+        struct ibx_chunk chunk;
+        post(server, &chunk, cases[i].kind, 1, mine, cases[i].mr, cases[i].offset, cases[i].length);
+        await_notes(server, client, i + 1);
+        assert_done(server, i, &chunk, cases[i].status);
+    }
+    assert_string_equal((char *)theirs, "theirs");
+    assert_string_equal((char *)mine, "mine");
+    region_drop(client, reads);
+    region_drop(client, writes);
+}
+
+static void test_refusals_direct(void **state)
+{
+    (void)state;
+    refusals(DIRECT);
+}
+
+/* What the published table says is not all: the owner checks by itself. */
+static void test_refusals_asked(void **state)
+{
+    (void)state;
+    uint8_t theirs[64] = "theirs", mine[64] = "mine";
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ);
+    refusals(ASKED);
+    server->count = 0;
+    struct shm_published *shared = &server->shm->theirs.regions[mr->keys[0] & 0xffff];
+    struct ibx_chunk chunk;
+    shared->access = BOTH;
+    post(server, &chunk, IBX_RDMA_WRITE, 1, mine, mr, 0, 8);
+    await_notes(server, client, 1);
+    assert_done(server, 0, &chunk, -EACCES);
+    shared->length = 1000;
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 60, 8);
+    await_notes(server, client, 2);
+    assert_done(server, 1, &chunk, -ERANGE);
+    struct ibx_mr forged = *mr;
+    forged.keys[0] ^= 1ull << 63;
+    atomic_store(&shared->key, forged.keys[0]);
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, &forged, 0, 8);
+    await_notes(server, client, 3);
+    assert_done(server, 2, &chunk, -EACCES);
+    for (int i = -1; i < 2; i += 2) { /* the ends of the range, one byte beyond */
+        post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, 1);
+        chunk.remote_address = (uintptr_t)theirs + (i < 0 ? (size_t)-1 : sizeof(theirs));
+        atomic_store(&shared->key, mr->keys[0]);
+        shared->address = 0;
+        shared->length = UINT64_MAX;
+        await_notes(server, client, server->count + 1);
+        assert_int_equal(server->notes[server->count - 1].status, -ERANGE);
+    }
+    assert_string_equal((char *)theirs, "theirs");
+    assert_string_equal((char *)mine, "mine");
+    region_drop(client, mr);
+}
+
+static void test_unmapped_memory(void **state)
+{
+    (void)state;
+    size_t length = 4 * 4096;
+    uint8_t *theirs =
+        mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t mine[4 * 4096];
+    struct ibx_mr *mr = region(client, theirs, length, BOTH);
+    assert_int_equal(munmap(theirs + 4096, 4096), 0);
+    struct ibx_chunk chunk;
+    choose(server, DIRECT);
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, length);
+    await_notes(server, NULL, 1);
+    assert_done(server, 0, &chunk, -EFAULT);
+    post(server, &chunk, IBX_RDMA_WRITE, 1, mine, mr, 0, length);
+    await_notes(server, NULL, 2);
+    assert_done(server, 1, &chunk, -EFAULT);
+    region_drop(client, mr);
+    munmap(theirs, length);
+}
+
+static void urgent_first(enum way way)
+{
+    static uint8_t theirs[8 * IBX_SHM_PIECE], mine[8 * IBX_SHM_PIECE], word[8];
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), BOTH);
+    struct ibx_chunk bulk, urgent;
+    choose(server, way);
+    post(server, &bulk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(theirs));
+    while (way == ASKED && ibx_shm_ask_room(server->shm, &bulk))
+        progress(server); /* until every bounce buffer for bulk is asked for */
+    post(server, &urgent, IBX_RDMA_READ, 0, word, mr, 0, sizeof(word));
+    await_notes(server, way == ASKED ? client : NULL, 2);
+    assert_done(server, 0, &urgent, 0);
+    assert_done(server, 1, &bulk, 0);
+    region_drop(client, mr);
+}
+
+static void test_urgent_first(void **state)
+{
+    (void)state;
+    urgent_first(DIRECT);
+    server->count = 0;
+    urgent_first(ASKED);
+}
+
+static void test_urgent_does_not_starve_bulk(void **state)
+{
+    (void)state;
+    static uint8_t theirs[LENGTH], mine[LENGTH], word[8];
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), BOTH);
+    struct ibx_chunk bulk, urgent;
+    choose(server, DIRECT);
+    post(server, &bulk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
+    int i = 0;
+    do { /* there always is an urgent one */
+        server->count = 0;
+        post(server, &urgent, IBX_RDMA_READ, 0, word, mr, 0, sizeof(word));
+        await_notes(server, NULL, 1);
+        assert_true(++i < 100);
+    } while (server->notes[0].chunk == &urgent);
+    assert_ptr_equal(server->notes[0].chunk, &bulk);
+    await_notes(server, NULL, 2);
+    region_drop(client, mr);
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    static uint8_t theirs[LENGTH], mine[LENGTH];
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), BOTH);
+    struct ibx_chunk chunks[4];
+    choose(server, ASKED);
+    for (int i = 0; i < 4; i++)
+        post(server, &chunks[i], IBX_RDMA_READ, i ? 1 : 0, mine, mr, 0, i == 1 ? LENGTH : 64);
+    for (int i = 0; i < 3; i++)
+        progress(server); /* some are asked for, some still wait */
+    assert_non_null(server->shm->bulk.head);
+    ibx_provider_shm.abort(server->shm);
+    assert_int_equal(server->count, 4);
+    unsigned seen = 0;
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(server->notes[i].status, -ECONNRESET);
+        seen |= 1u << (server->notes[i].chunk - chunks);
+    }
+    assert_int_equal(seen, 15);
+    region_drop(client, mr);
+}
+
+/* ------------------------------------------------------------- the absent peer */
+
+static void test_a_peer_that_polls_is_asked(void **state)
+{
+    (void)state;
+    static uint8_t theirs[4096], mine[4096];
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), BOTH);
+    struct ibx_chunk chunk;
+    if (!server->shm->direct)
+        skip();
+    server->shm->present = true;
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
+    progress(server);
+    assert_int_equal(server->count, 0);
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 1); /* no answer may come */
+    await_notes(server, client, 1);
+    /* One that sleeps is left alone. */
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
+    progress(server);
+    assert_int_equal(server->count, 2);
+    assert_false(readable(client));
+    region_drop(client, mr);
+}
+
+static void test_what_nobody_serves_is_taken_back(void **state)
+{
+    (void)state;
+    static uint8_t theirs[3 * IBX_SHM_PIECE], mine[3 * IBX_SHM_PIECE];
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), BOTH);
+    struct ibx_chunk chunk;
+    if (!server->shm->direct)
+        skip();
+    fill(mine, sizeof(mine));
+    server->shm->present = true;
+    post(server, &chunk, IBX_RDMA_WRITE, 1, mine, mr, 0, sizeof(mine));
+    await_notes(server, NULL, 1);
+    assert_done(server, 0, &chunk, 0);
+    check(theirs, sizeof(theirs), 0);
+    assert_false(server->shm->present);
+    /* When the peer comes to it at last it must not write old bytes over new ones. */
+    memset(theirs, 1, sizeof(theirs));
+    assert_int_equal(progress(client) > 0, 1);
+    while (progress(client))
+        ;
+    for (size_t i = 0; i < sizeof(theirs); i++)
+        assert_int_equal(theirs[i], 1);
+    /* Its answers make it present again, and complete nothing twice. */
+    progress(server);
+    assert_int_equal(server->count, 1);
+    assert_true(server->shm->present);
+    for (unsigned i = 0; i < IBX_SHM_PIECES; i++)
+        assert_false(server->shm->pieces[i].busy);
+    region_drop(client, mr);
+}
+
+static void test_an_absent_peer_is_asked_now_and_then(void **state)
+{
+    (void)state;
+    static uint8_t theirs[4 << 20], mine[4 << 20];
+    struct ibx_mr *mr = region(client, theirs, sizeof(theirs), BOTH);
+    struct ibx_chunk chunk;
+    if (!server->shm->direct)
+        skip();
+    server->shm->present = false;
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
+    while (!readable(client)) {
+        assert_int_equal(server->count, 0);
+        progress(server);
+    }
+    assert_in_range(chunk.cookie[0], 1 << 20, 2 << 20);
+    progress(client);
+    progress(server);
+    assert_true(server->shm->present);
+    await_notes(server, client, 1);
+    assert_done(server, 0, &chunk, 0);
+    region_drop(client, mr);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
+    const struct CMUnitTest tests[] = {
+        TEST(test_messages_of_all_lengths),
+        TEST(test_credit),
+        TEST(test_signalled_sends),
+        TEST(test_sleeping),
+        TEST(test_sleeping_for_credit),
+        TEST(test_mapped),
+        TEST(test_direct),
+        TEST(test_asked),
+        TEST(test_refusals_direct),
+        TEST(test_refusals_asked),
+        TEST(test_unmapped_memory),
+        TEST(test_urgent_first),
+        TEST(test_urgent_does_not_starve_bulk),
+        TEST(test_abort),
+        TEST(test_a_peer_that_polls_is_asked),
+        TEST(test_what_nobody_serves_is_taken_back),
+        TEST(test_an_absent_peer_is_asked_now_and_then),
+    };
+    alarm(120);
+    return cmocka_run_group_tests_name("shm", tests, NULL, NULL);
+}

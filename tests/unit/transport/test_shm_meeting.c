@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How the two ends of the shm provider meet: strangers at its socket, false servers, and the wrong
+ * namespace. */
+#include "tests/scenes/shm_pair.h"
+
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define NAME "ibx-0123456789abcdef0123456789abcdef"
+
+static struct end *const server = &both.server, *const client = &both.client;
+
+/* -------------------------------------------------------------------- meeting */
+
+static socklen_t server_address(struct sockaddr_un *address)
+{
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(address->sun_path + 1, server->shm->path, strlen(server->shm->path));
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(server->shm->path));
+}
+
+static int stranger(const char *says)
+{
+    struct sockaddr_un address;
+    socklen_t length = server_address(&address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
+    if (says)
+        assert_int_equal(send(fd, says, strlen(says), MSG_NOSIGNAL), strlen(says));
+    return fd;
+}
+
+static void join_client(const uint8_t *bytes, size_t length)
+{
+    struct ibx_reader offer = ibx_reader_of(bytes, length);
+    struct ibx_writer answer = {0};
+    if (ibx_provider_shm.join(client->shm, &offer, &answer, &client->err))
+        fail_msg("join: %s", client->err.message);
+}
+
+static void test_strangers_before_the_client(void **state)
+{
+    (void)state;
+    uint8_t bytes[512];
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
+    struct finishing one, other;
+    int fds[5] = {stranger("let me in"), stranger(NULL), stranger(NULL), stranger("\1\0"),
+                  stranger(NULL)};
+    finish_start(&one, server);
+    /* Who spoke without a proof is sent away, the others may wait. */
+    char byte;
+    assert_int_equal(recv(fds[0], &byte, 1, 0), 0);
+    join_client(bytes, length);
+    finish_start(&other, client);
+    assert_int_equal(finish_join(&one), 0);
+    assert_int_equal(finish_join(&other), 0);
+    for (int i = 0; i < 5; i++)
+        close(fds[i]);
+    assert_int_equal(send_bytes(client, "hello", 5, 0), 0);
+    await_notes(server, NULL, 1);
+}
+
+static void test_more_strangers_than_room(void **state)
+{
+    (void)state;
+    uint8_t bytes[512];
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
+    struct finishing one, other;
+    int fds[20];
+    finish_start(&one, server);
+    for (int i = 0; i < 20; i++) {
+        fds[i] = stranger(NULL);
+        struct pollfd first = {.fd = fds[0], .events = POLLIN};
+        if (i == 19) /* the oldest had to go */
+            assert_int_equal(poll(&first, 1, 20000), 1);
+    }
+    join_client(bytes, length);
+    finish_start(&other, client);
+    assert_int_equal(finish_join(&one), 0);
+    assert_int_equal(finish_join(&other), 0);
+    for (int i = 0; i < 20; i++)
+        close(fds[i]);
+}
+
+static void test_wrong_key(void **state)
+{
+    (void)state;
+    uint8_t bytes[512];
+    client->secret = 1;
+    server->options.timeout_ms = client->options.timeout_ms = 1;
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
+    join_client(bytes, length);
+    struct finishing one;
+    finish_start(&one, client); /* sees its socket closed */
+    struct ibx_reader none = ibx_reader_of("", 0);
+    assert_int_equal(
+        ibx_provider_shm.finish(server->shm, &none, ibx_deadline_in_ms(200), &server->err),
+        -ETIMEDOUT);
+    assert_int_equal(finish_join(&one), -EPROTO);
+    assert_null(client->shm->segment);
+    assert_null(server->shm->segment);
+}
+
+/* The client alone, and a server of the test's own making. */
+static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int segment,
+                           int expected)
+{
+    uint8_t bytes[512], packet[128], proof[IBX_PROOF_BYTES], hello[128];
+    size_t length = pair_offer(&both, bytes, sizeof(bytes));
+    join_client(bytes, length);
+    int fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(recv(fd, hello, sizeof(hello), 0), 2 + IBX_PROOF_BYTES);
+    server->secret = secret;
+    ibx_link_proof(&server->link, "shm server", proof);
+    struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
+    ibx_put_u16(&w, IBX_SHM_VERSION);
+    ibx_put_bytes(&w, proof, sizeof(proof));
+    ibx_put_u32(&w, slots);
+    ibx_put_u32(&w, message);
+    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, 0);
+    assert_int_equal(ibx_shm_packet_send(fd, packet, w.length, segment), 0);
+    int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(20000), &client->err);
+    assert_int_equal(rc, expected);
+    assert_null(client->shm->segment);
+    close(fd);
+    if (segment >= 0)
+        close(segment);
+}
+
+static void test_a_false_server(void **state)
+{
+    (void)state;
+    refuse_segment(9, 8, 8192, ibx_shm_memfd("segment", 16 << 20), -EACCES);
+}
+
+static void test_segment_of_another_size(void **state)
+{
+    (void)state;
+    refuse_segment(0, 8, 8192, ibx_shm_memfd("segment", 4096), -EPROTO);
+}
+
+static void test_segment_without_seals(void **state)
+{
+    (void)state;
+    /* As large as it has to be. */
+    struct pair honest;
+    pair_init(&honest);
+    pair_meet(&honest);
+    int fd = memfd_create("loose", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, (off_t)(2 * honest.client.shm->geometry.half)), 0);
+    pair_fini(&honest);
+    refuse_segment(0, 8, 8192, fd, -EPROTO);
+}
+
+static void test_no_segment(void **state)
+{
+    (void)state;
+    refuse_segment(0, 8, 8192, -1, -EPROTO);
+}
+
+static void test_impossible_geometry(void **state)
+{
+    (void)state;
+    refuse_segment(0, 0x80000001, 8192, ibx_shm_memfd("segment", 4096), -EPROTO);
+}
+
+static void test_more_slots_than_agreed(void **state)
+{
+    (void)state;
+    refuse_segment(0, 64, 8192, ibx_shm_memfd("segment", 4096), -EPROTO);
+}
+
+static void test_impossible_message(void **state)
+{
+    (void)state;
+    refuse_segment(0, 8, UINT32_MAX, ibx_shm_memfd("segment", 4096), -EPROTO);
+}
+
+/* --------------------------------------------------------------- names and paths */
+
+static int join_by(const char *name, const char *directory)
+{
+    uint8_t bytes[512];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes)), answer = {0};
+    ibx_put_u16(&w, IBX_SHM_VERSION);
+    ibx_put_string(&w, name);
+    ibx_put_string(&w, directory);
+    struct ibx_reader offer = ibx_reader_of(bytes, w.length);
+    return ibx_provider_shm.join(client->shm, &offer, &answer, &client->err);
+}
+
+static void assert_says(const char *words)
+{
+    if (!strstr(client->err.message, words))
+        fail_msg("\"%s\" does not say \"%s\"", client->err.message, words);
+}
+
+static void test_another_network_namespace(void **state)
+{
+    (void)state;
+    assert_int_equal(join_by(NAME, ""), -ECONNREFUSED);
+    assert_says("network namespace");
+    assert_says("shm_dir");
+}
+
+static void test_a_directory_that_is_not_shared(void **state)
+{
+    (void)state;
+    assert_int_equal(join_by(NAME, "/nowhere/at/all"), -ENOENT);
+    assert_says("/nowhere/at/all/" NAME);
+    assert_says("shm_dir");
+}
+
+static void test_names_that_are_none(void **state)
+{
+    (void)state;
+    const char *names[] = {"",
+                           "ibx-",
+                           "../run/docker.sock",
+                           NAME "0",
+                           "ibx-0123456789abcdef0123456789abcde/",
+                           "ibx-0123456789ABCDEF0123456789abcdef"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        assert_int_equal(join_by(names[i], "/tmp"), -EPROTO);
+    struct ibx_reader cut = ibx_reader_of("\1", 1);
+    struct ibx_writer answer = {0};
+    assert_int_equal(ibx_provider_shm.join(client->shm, &cut, &answer, &client->err), -EPROTO);
+}
+
+static void test_a_path_too_long(void **state)
+{
+    (void)state;
+    char directory[200];
+    memset(directory, 'd', sizeof(directory));
+    directory[sizeof(directory) - 1] = '\0';
+    assert_int_equal(join_by(NAME, directory), -ENAMETOOLONG);
+    uint8_t bytes[512];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    snprintf(server->options.shm_dir, sizeof(server->options.shm_dir), "%s", directory);
+    assert_int_equal(ibx_provider_shm.offer(server->shm, &w, &server->err), -ENAMETOOLONG);
+}
+
+static unsigned entries(const char *directory)
+{
+    unsigned n = 0;
+    DIR *dir = opendir(directory);
+    assert_non_null(dir);
+    for (struct dirent *e; (e = readdir(dir));)
+        n += e->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+/* Two containers that see one directory under different names. */
+static void test_a_shared_directory(void **state)
+{
+    (void)state;
+    char directory[] = "/tmp/ibx-test-XXXXXX", other[64];
+    assert_non_null(mkdtemp(directory));
+    snprintf(other, sizeof(other), "%s-link", directory);
+    assert_int_equal(symlink(directory, other), 0);
+    snprintf(server->options.shm_dir, sizeof(server->options.shm_dir), "%s", directory);
+    snprintf(client->options.shm_dir, sizeof(client->options.shm_dir), "%s", other);
+    pair_meet(&both);
+    assert_int_equal(strncmp(client->shm->path, other, strlen(other)), 0);
+    assert_int_equal(send_bytes(client, "hello", 5, 0), 0);
+    await_notes(server, NULL, 1);
+    assert_int_equal(entries(directory), 0); /* the name is gone once it has served */
+    unlink(other);
+    assert_int_equal(rmdir(directory), 0);
+}
+
+static void test_an_attempt_given_up_leaves_nothing(void **state)
+{
+    (void)state;
+    char directory[] = "/tmp/ibx-test-XXXXXX";
+    uint8_t bytes[512];
+    struct pair other;
+    assert_non_null(mkdtemp(directory));
+    pair_init(&other);
+    snprintf(other.server.options.shm_dir, sizeof(other.server.options.shm_dir), "%s", directory);
+    pair_offer(&other, bytes, sizeof(bytes));
+    assert_int_equal(entries(directory), 1);
+    pair_fini(&other);
+    assert_int_equal(entries(directory), 0);
+    assert_int_equal(rmdir(directory), 0);
+}
+
+static void test_a_bad_directory(void **state)
+{
+    (void)state;
+    uint8_t bytes[512];
+    char description[128];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    snprintf(server->options.shm_dir, sizeof(server->options.shm_dir), "/nowhere/at/all");
+    assert_int_equal(ibx_provider_shm.offer(server->shm, &w, &server->err), -ENOENT);
+    assert_non_null(strstr(server->err.message, "/nowhere/at/all"));
+    assert_int_equal(
+        ibx_provider_shm.probe(&server->options, description, sizeof(description), &server->err),
+        -ENOENT);
+    server->options.shm_dir[0] = '\0';
+    assert_int_equal(
+        ibx_provider_shm.probe(&server->options, description, sizeof(description), &server->err),
+        0);
+}
+
+/* Descriptors and mappings of a whole life are given back. */
+static void test_nothing_is_left(void **state)
+{
+    (void)state;
+    struct pair other;
+    unsigned before = entries("/proc/self/fd");
+    for (int i = 0; i < 3; i++) {
+        pair_init(&other);
+        pair_meet(&other);
+        struct ibx_mr *mr = region(&other.client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
+        struct ibx_remote remote = {(uintptr_t)mr->span.address, 4096, {mr->keys[0]}};
+        assert_non_null(ibx_provider_shm.remote_pointer(other.server.shm, &remote));
+        region_drop(&other.client, mr);
+        pair_fini(&other);
+    }
+    assert_int_equal(entries("/proc/self/fd"), before);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_apart, both_part)
+    const struct CMUnitTest tests[] = {
+        TEST(test_strangers_before_the_client),
+        TEST(test_more_strangers_than_room),
+        TEST(test_wrong_key),
+        TEST(test_a_false_server),
+        TEST(test_segment_of_another_size),
+        TEST(test_segment_without_seals),
+        TEST(test_no_segment),
+        TEST(test_impossible_geometry),
+        TEST(test_more_slots_than_agreed),
+        TEST(test_impossible_message),
+        TEST(test_another_network_namespace),
+        TEST(test_a_directory_that_is_not_shared),
+        TEST(test_names_that_are_none),
+        TEST(test_a_path_too_long),
+        TEST(test_a_shared_directory),
+        TEST(test_an_attempt_given_up_leaves_nothing),
+        TEST(test_a_bad_directory),
+        TEST(test_nothing_is_left),
+    };
+    alarm(120);
+    return cmocka_run_group_tests_name("shm_meeting", tests, NULL, NULL);
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Regions of the shm provider between two honest ends: how they end, and those that both map. */
+#include "tests/scenes/shm_pair.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BOTH   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+#define LENGTH (1000003u)
+
+static struct end *const server = &both.server, *const client = &both.client;
+
+/* -------------------------------------------------------------- deregistration */
+
+struct dropping {
+    struct ibx_mr *mr;
+    pthread_t thread;
+    _Atomic bool done;
+};
+
+static void *drop_run(void *arg)
+{
+    struct dropping *d = arg;
+    region_drop(client, d->mr);
+    atomic_store(&d->done, true);
+    return NULL;
+}
+
+/* Starts the deregistration of a region that the server pretends to be copying. */
+static uint32_t drop_in_use(struct dropping *d, void *memory)
+{
+    d->mr = region(client, memory, 64, BOTH);
+    uint32_t index = d->mr->keys[0] & 0xffff;
+    atomic_store(&server->shm->mine.control->copying, index + 1);
+    assert_int_equal(pthread_create(&d->thread, NULL, drop_run, d), 0);
+    return index;
+}
+
+static void test_deregistration_waits_for_a_copy(void **state)
+{
+    (void)state;
+    uint8_t memory[64];
+    struct dropping d = {0};
+    uint32_t index = drop_in_use(&d, memory);
+    uint64_t deadline = ibx_deadline_in_ms(20000);
+    while (atomic_load(&server->shm->theirs.regions[index].key))
+        assert_true(ibx_now_ns() < deadline); /* the key goes first */
+    assert_false(atomic_load(&d.done));
+    atomic_store(&server->shm->mine.control->copying, 0);
+    pthread_join(d.thread, NULL);
+    assert_true(atomic_load(&d.done));
+    progress(client);
+    assert_int_equal(client->count, 0);
+}
+
+static void test_deregistration_does_not_wait_for_the_dead(void **state)
+{
+    (void)state;
+    uint8_t memory[64];
+    struct dropping d = {0};
+    drop_in_use(&d, memory);
+    shutdown(server->shm->control, SHUT_RDWR);
+    pthread_join(d.thread, NULL); /* the test's own time limit is the deadline */
+    progress(client);
+    assert_int_equal(client->count, 0);
+}
+
+static void test_deregistration_does_not_wait_forever(void **state)
+{
+    (void)state;
+    uint8_t memory[64];
+    struct dropping d = {0};
+    client->options.timeout_ms = 1;
+    drop_in_use(&d, memory);
+    pthread_join(d.thread, NULL);
+    progress(client);
+    assert_lost(client, -ETIMEDOUT);
+}
+
+static void test_many_regions(void **state)
+{
+    (void)state;
+    static struct ibx_mr *mrs[IBX_SHM_REGIONS];
+    uint8_t memory[64];
+    for (unsigned i = 0; i < IBX_SHM_REGIONS; i++)
+        mrs[i] = region(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr more = {.span = ibx_span_host(memory, 1), .access = IBX_ACCESS_REMOTE_READ};
+    assert_int_equal(ibx_provider_shm.mr_register(client->shm, &more, &client->err), -ENOMEM);
+    assert_non_null(strstr(client->err.message, "16384"));
+    /* Memory that the peer never names needs no place. */
+    region_drop(client, region(client, memory, sizeof(memory), IBX_ACCESS_LOCAL));
+    for (unsigned i = 0; i < IBX_SHM_REGIONS; i++)
+        region_drop(client, mrs[i]);
+    region_drop(client, region(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ));
+}
+
+/* ---------------------------------------------------------------------- arenas */
+
+static const uint8_t *pointer(struct end *end, const struct ibx_mr *mr, size_t length)
+{
+    struct ibx_remote remote = {.address = (uintptr_t)mr->span.address, .length = length};
+    remote.keys[0] = mr->keys[0];
+    return ibx_provider_shm.remote_pointer(end->shm, &remote);
+}
+
+static void test_remote_pointer(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr = region(client, NULL, LENGTH, IBX_ACCESS_REMOTE_READ);
+    assert_int_equal((uintptr_t)mr->span.address % 4096, 0);
+    const uint8_t *there = pointer(server, mr, LENGTH);
+    assert_non_null(there);
+    assert_ptr_not_equal(there, mr->span.address);
+    for (size_t i = 0; i < LENGTH; i++)
+        assert_int_equal(there[i], 0);
+    fill(mr->span.address, LENGTH);
+    check(there, LENGTH, 0);
+    /* What may only be read cannot be made writable either. */
+    uintptr_t page = (uintptr_t)there & ~4095ul;
+    assert_int_equal(mprotect((void *)page, 4096, PROT_READ | PROT_WRITE), -1);
+    assert_int_equal(errno, EACCES);
+
+    assert_null(pointer(server, mr, LENGTH + 4096));
+    struct ibx_mr old = *mr;
+    region_drop(client, mr);
+    assert_null(pointer(server, &old, 1));
+    /* Memory of the heap has none. */
+    uint8_t memory[64];
+    mr = region(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
+    assert_null(pointer(server, mr, 1));
+    region_drop(client, mr);
+}
+
+static int hold(const struct ibx_mr *mr, size_t at, size_t length, unsigned access,
+                struct ibx_reach *reach)
+{
+    struct ibx_remote remote = {.address = (uintptr_t)mr->span.address + at, .length = length};
+    remote.keys[0] = mr->keys[0];
+    *reach = (struct ibx_reach){0};
+    return ibx_provider_shm.remote_hold(server->shm, &remote, access, reach);
+}
+
+/* The whole allocation under one id, which the next one at the same place does not have; a part of
+ * it that is registered by itself is in the same. */
+static void test_reach(void **state)
+{
+    (void)state;
+    struct ibx_reach whole, part, next;
+    struct ibx_mr *first = region(client, NULL, 8192, BOTH);
+    struct ibx_mr *mr = region(client, NULL, 300000, BOTH);
+    assert_int_equal(hold(mr, 0, 300000, IBX_ACCESS_REMOTE_WRITE, &whole), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_true(whole.address == whole.base && whole.length >= 300000 && whole.id);
+    assert_true(whole.writable && !whole.copies);
+    fill(mr->span.address, 300000);
+    check(whole.base, 300000, 0);
+
+    uint8_t *inner = (uint8_t *)mr->span.address + 5000;
+    struct ibx_mr *sub = region(client, inner, 1000, BOTH);
+    assert_int_equal(hold(sub, 100, 900, IBX_ACCESS_REMOTE_READ, &part), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_true(part.base == whole.base && part.id == whole.id && part.length == whole.length);
+    assert_ptr_equal(part.address, (uint8_t *)whole.base + 5100);
+    assert_int_equal(hold(sub, 100, 901, IBX_ACCESS_REMOTE_READ, &part), -ERANGE);
+    const struct ibx_mr old = *sub;
+    region_drop(client, sub);
+    assert_int_equal(hold(&old, 0, 1, IBX_ACCESS_REMOTE_READ, &part), -EACCES);
+    /* One that reaches beyond the allocation lies nowhere in particular. */
+    sub = region(client, (uint8_t *)mr->span.address + 299000, 10000, IBX_ACCESS_REMOTE_READ);
+    part = (struct ibx_reach){0};
+    if (!hold(sub, 0, 1, IBX_ACCESS_REMOTE_READ, &part))
+        ibx_provider_shm.remote_release(server->shm);
+    assert_null(part.address);
+    region_drop(client, sub);
+
+    region_drop(client, mr);
+    mr = region(client, NULL, 300000, BOTH);
+    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_true(next.base == whole.base && next.id != whole.id);
+    region_drop(client, mr);
+    region_drop(client, first);
+
+    /* What is only read is not writable, and a WRITE has no business there. */
+    mr = region(client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
+    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_false(next.writable);
+    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_WRITE, &next), -EACCES);
+    region_drop(client, mr);
+}
+
+/* Memory of the heap: not mapped, but copied by the kernel, from any thread. */
+static void test_reach_of_the_heap(void **state)
+{
+    (void)state;
+    struct ibx_reach reach;
+    uint8_t memory[5000], got[5000];
+    fill(memory, sizeof(memory));
+    struct ibx_mr *mr = region(client, memory, sizeof(memory), BOTH);
+    int rc = hold(mr, 0, sizeof(memory), IBX_ACCESS_REMOTE_READ, &reach);
+    assert_int_equal(rc, server->shm->direct ? 0 : -EOPNOTSUPP);
+    if (!rc) {
+        assert_true(!reach.address && !reach.id && reach.copies);
+        assert_int_equal(
+            ibx_provider_shm.remote_copy(server->shm, true, got, (uintptr_t)memory + 7, 4000), 0);
+        check(got, 4000, 7);
+        memset(got, 0x55, 10);
+        assert_int_equal(
+            ibx_provider_shm.remote_copy(server->shm, false, got, (uintptr_t)memory + 100, 10), 0);
+        assert_memory_equal(memory + 100, got, 10);
+        check(memory, 100, 0);
+        check(memory + 110, 4000, 110);
+        ibx_provider_shm.remote_release(server->shm);
+    }
+    region_drop(client, mr);
+}
+
+/* Deregistration waits for who holds. */
+static void test_reach_is_held(void **state)
+{
+    (void)state;
+    struct ibx_reach reach;
+    struct dropping d = {.mr = region(client, NULL, 4096, BOTH)};
+    uint32_t index = d.mr->keys[0] & 0xffff;
+    assert_int_equal(hold(d.mr, 0, 1, IBX_ACCESS_REMOTE_READ, &reach), 0);
+    assert_int_equal(pthread_create(&d.thread, NULL, drop_run, &d), 0);
+    uint64_t deadline = ibx_deadline_in_ms(20000);
+    while (atomic_load(&server->shm->theirs.regions[index].key))
+        assert_true(ibx_now_ns() < deadline);
+    assert_false(atomic_load(&d.done));
+    ibx_provider_shm.remote_release(server->shm);
+    pthread_join(d.thread, NULL);
+    assert_true(atomic_load(&d.done));
+}
+
+static blkcnt_t blocks(int fd)
+{
+    struct stat status;
+    assert_int_equal(fstat(fd, &status), 0);
+    return status.st_blocks;
+}
+
+static void test_arena_memory_is_given_back(void **state)
+{
+    (void)state;
+    /* Of different sizes, freed in another order than allocated. */
+    struct ibx_mr *mrs[4];
+    for (size_t i = 0; i < 4; i++) {
+        mrs[i] = region(client, NULL, (i + 1) * 300000, BOTH);
+        fill(mrs[i]->span.address, mrs[i]->span.length);
+    }
+    for (size_t i = 0; i < 4; i++)
+        check(mrs[i]->span.address, mrs[i]->span.length, 0);
+    int fd = client->shm->arenas[SHM_ARENA_WRITE].fd;
+    assert_true(blocks(fd) > 0);
+    const uint8_t *hole = pointer(server, mrs[1], 1);
+    region_drop(client, mrs[1]);
+    region_drop(client, mrs[3]);
+    struct ibx_mr *again = region(client, NULL, 400000, BOTH);
+    assert_ptr_equal(pointer(server, again, 1), hole); /* first fit */
+    for (size_t i = 0; i < 400000; i++)
+        assert_int_equal(((uint8_t *)again->span.address)[i], 0);
+    region_drop(client, mrs[0]);
+    region_drop(client, again);
+    check(mrs[2]->span.address, mrs[2]->span.length, 0);
+    region_drop(client, mrs[2]);
+    assert_int_equal(blocks(fd), 0);
+}
+
+static void test_more_than_an_arena(void **state)
+{
+    (void)state;
+    struct ibx_mr *mr = region(client, NULL, IBX_SHM_ARENA + 1, BOTH);
+    static uint8_t mine[100];
+    assert_null(pointer(server, mr, 1));
+    fill(mr->span.address, 100);
+    struct ibx_chunk chunk;
+    post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, 100);
+    await_notes(server, client, 1);
+    check(mine, 100, 0);
+    region_drop(client, mr);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
+    const struct CMUnitTest tests[] = {
+        TEST(test_deregistration_waits_for_a_copy),
+        TEST(test_deregistration_does_not_wait_for_the_dead),
+        TEST(test_deregistration_does_not_wait_forever),
+        TEST(test_many_regions),
+        TEST(test_remote_pointer),
+        TEST(test_reach),
+        TEST(test_reach_of_the_heap),
+        TEST(test_reach_is_held),
+        TEST(test_arena_memory_is_given_back),
+        TEST(test_more_than_an_arena),
+    };
+    alarm(120);
+    return cmocka_run_group_tests_name("shm_regions", tests, NULL, NULL);
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A peer that is stopped just before it copies, and continued when the memory is no longer
+ * registered. It stands in front of its system call while the owner deregisters: the calls lead
+ * here first (the linker's --wrap).
+ */
+#include "tests/scenes/shm_pair.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+
+#define LENGTH 4096u
+#define BOTH   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+
+static struct pair pair;
+static uint8_t owned[LENGTH], local[LENGTH];
+static struct ibx_mr *mr;
+static bool stop_here; /* at the next call that moves more than the nonce ... */
+static bool crowded;   /* ... when the process has as many mappings as it may have */
+
+ssize_t __real_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
+                                const struct iovec *from, unsigned long from_count,
+                                unsigned long flags);
+ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
+                                const struct iovec *from, unsigned long from_count,
+                                unsigned long flags);
+ssize_t __real_process_vm_writev(pid_t pid, const struct iovec *from, unsigned long from_count,
+                                 const struct iovec *to, unsigned long to_count,
+                                 unsigned long flags);
+ssize_t __wrap_process_vm_writev(pid_t pid, const struct iovec *from, unsigned long from_count,
+                                 const struct iovec *to, unsigned long to_count,
+                                 unsigned long flags);
+
+#define CROWD ((size_t)4 << 30) /* a million pages: more mappings than most kernels allow */
+#define PAGE  4096u
+
+/* Every second page differs from the first, until there is no mapping left. */
+static uint8_t *crowd(void)
+{
+    uint8_t *pages =
+        mmap(NULL, CROWD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(pages != MAP_FAILED);
+    size_t at = PAGE;
+    while (at < CROWD && !mprotect(pages + at, PAGE, PROT_READ))
+        at += (size_t)2 * PAGE;
+    return pages;
+}
+
+static void maybe_stopped(void)
+{
+    if (!stop_here)
+        return;
+    stop_here = false;
+    uint8_t *pages = crowded ? crowd() : NULL;
+    region_drop(&pair.client, mr);
+    mr = NULL;
+    if (pages)
+        munmap(pages, CROWD);
+    memset(owned, 0x0f, sizeof(owned)); /* somebody else's now */
+}
+
+ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
+                                const struct iovec *from, unsigned long from_count,
+                                unsigned long flags)
+{
+    if (to_count > 1)
+        maybe_stopped();
+    return __real_process_vm_readv(pid, to, to_count, from, from_count, flags);
+}
+
+ssize_t __wrap_process_vm_writev(pid_t pid, const struct iovec *from, unsigned long from_count,
+                                 const struct iovec *to, unsigned long to_count,
+                                 unsigned long flags)
+{
+    maybe_stopped();
+    return __real_process_vm_writev(pid, from, from_count, to, to_count, flags);
+}
+
+static void copy(enum ibx_rdma_kind kind, int status)
+{
+    struct ibx_chunk chunk;
+    int before = pair.server.count;
+    post(&pair.server, &chunk, kind, 1, local, mr, 0, LENGTH);
+    await_notes(&pair.server, NULL, before + 1 + (status != 0));
+    assert_int_equal(pair.server.notes[before].kind, NOTE_CHUNK);
+    assert_int_equal(pair.server.notes[before].status, status);
+}
+
+static void stopped_before(enum ibx_rdma_kind kind)
+{
+    pair_init(&pair);
+    pair_meet(&pair);
+    if (!pair.server.shm->direct) {
+        pair_fini(&pair);
+        skip();
+    }
+    pair.client.options.timeout_ms = 1;
+    mr = region(&pair.client, owned, LENGTH, BOTH);
+    memset(owned, 0xaa, sizeof(owned));
+    memset(local, 0x55, sizeof(local));
+    copy(kind, 0); /* the way is open */
+    assert_memory_equal(owned, local, LENGTH);
+    memset(local, 0x55, sizeof(local));
+    stop_here = true;
+    copy(kind, -ECONNRESET);
+    assert_false(stop_here);
+    for (size_t i = 0; i < LENGTH; i++) {
+        assert_int_equal(owned[i], 0x0f);
+        assert_int_equal(local[i], 0x55);
+    }
+    assert_lost(&pair.server, -ECONNRESET);
+    /* The owner knows that it is over, and gives out no place where the other may still be. */
+    struct ibx_mr next = {.span = ibx_span_host(NULL, LENGTH), .access = BOTH, .allocated = true};
+    assert_int_equal(ibx_provider_shm.mr_register(pair.client.shm, &next, NULL), -ENOTCONN);
+    progress(&pair.client);
+    assert_lost(&pair.client, -ETIMEDOUT);
+    pair_fini(&pair);
+}
+
+static void test_stopped_before_a_write(void **state)
+{
+    (void)state;
+    stopped_before(IBX_RDMA_WRITE);
+}
+
+static void test_stopped_before_a_read(void **state)
+{
+    (void)state;
+    stopped_before(IBX_RDMA_READ);
+}
+
+static void test_stopped_in_a_crowd(void **state)
+{
+    (void)state;
+    crowded = true;
+    stopped_before(IBX_RDMA_WRITE);
+    stopped_before(IBX_RDMA_READ);
+    crowded = false;
+}
+
+/* Who forbids them keeps the peer's out as well. */
+static void test_forbidden_by_one(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        pair_init(&pair);
+        (i ? &pair.client : &pair.server)->options.shm_direct = false;
+        pair_meet(&pair);
+        assert_false(pair.client.shm->direct || pair.server.shm->direct);
+        assert_non_null(strstr((i ? &pair.server : &pair.client)->shm->direct_reason, "the peer"));
+        pair_fini(&pair);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stopped_before_a_write),
+        cmocka_unit_test(test_stopped_before_a_read),
+        cmocka_unit_test(test_stopped_in_a_crowd),
+        cmocka_unit_test(test_forbidden_by_one),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

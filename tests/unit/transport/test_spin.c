@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Busy polling, where it helps and where it does not. Both ends are this thread's: the server acts
+ * when the client gives its core away, by sched_yield() in its polling or by going to sleep, or at
+ * a certain time. The clock is the test's as well, or a busy machine would take part, and so is the
+ * number of processors, the first argument.
+ */
+#include "tests/scenes/memory_pair.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <cmocka.h>
+
+#define LOOK_NS   100        /* from one look at the clock to the next */
+#define OTHERS_NS 4000000ull /* another process has the core for so long */
+#define PLENTY    4          /* so many processors, and polling goes about it in another way */
+#define LATER_NS  10000u     /* there the first yield comes after so long */
+
+static int processors;
+static struct memory_pair pair;
+static unsigned yields, sleeps;
+static bool on_yield, on_sleep; /* when the server sends; once a wait */
+static bool others;             /* who want this core, and get it by a yield */
+static uint64_t now_ns;
+static uint64_t sends_at_ns;    /* when the server sends all the same; 0: not so */
+static uint64_t first_yield_ns; /* of a wait */
+
+int __real_sched_yield(void);
+int __wrap_sched_yield(void);
+int __real_epoll_wait(int fd, struct epoll_event *events, int max, int timeout_ms);
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int max, int timeout_ms);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set);
+
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+    (void)pid;
+    if (processors > CPU_SETSIZE) {
+        errno = EINVAL;
+        return -1;
+    }
+    CPU_ZERO_S(size, set);
+    for (int i = 0; i < processors; i++)
+        CPU_SET_S((size_t)i, size, set);
+    return 0;
+}
+
+static void server_sends(void)
+{
+    struct ibx_event event;
+    struct iovec word = {"word", 4};
+    on_yield = on_sleep = false;
+    sends_at_ns = 0;
+    assert_int_equal(ibx_poll(pair.server, &event, 1), 0); /* credit comes this way */
+    assert_int_equal(ibx_send(pair.server, &word, 1, 0, 0), 0);
+}
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    (void)clock;
+    now_ns += LOOK_NS;
+    t->tv_sec = (time_t)(now_ns / 1000000000u);
+    t->tv_nsec = (long)(now_ns % 1000000000u);
+    if (sends_at_ns && now_ns >= sends_at_ns)
+        server_sends();
+    return 0;
+}
+
+int __wrap_sched_yield(void)
+{
+    if (!yields++)
+        first_yield_ns = now_ns;
+    now_ns += others ? OTHERS_NS : 0;
+    if (on_yield)
+        server_sends();
+    return __real_sched_yield();
+}
+
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int max, int timeout_ms)
+{
+    sleeps++;
+    if (on_sleep)
+        server_sends();
+    return __real_epoll_wait(fd, events, max, timeout_ms);
+}
+
+static int reset(void **state)
+{
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    (void)state;
+    on_yield = on_sleep = others = false;
+    sends_at_ns = 0;
+    memory_control_reset();
+    ibx_options_init(&options);
+    options.spin_us = processors < PLENTY ? 1 : 2 * LATER_NS / 1000;
+    if (memory_pair_open(&pair, &options, &err))
+        fail_msg("%s", err.message);
+    return 0;
+}
+
+static int drop(void **state)
+{
+    (void)state;
+    memory_pair_close(&pair);
+    return 0;
+}
+
+/* One message waited for: whether that took polling. */
+static bool wait_polls(bool yield_helps)
+{
+    struct ibx_event event;
+    yields = sleeps = 0;
+    on_yield = yield_helps;
+    on_sleep = true;
+    do {
+        assert_int_equal(ibx_wait(pair.client, 10000), 1);
+    } while (!ibx_poll(pair.client, &event, 1));
+    assert_int_equal(event.type, IBX_EVENT_MESSAGE);
+    ibx_message_release(pair.client, &event);
+    return yields > 0;
+}
+
+/* Likewise, with the message in so many microseconds or at the first sleep: whether it slept. */
+static bool wait_sleeps(unsigned us)
+{
+    sends_at_ns = now_ns + us * 1000u;
+    wait_polls(false);
+    return sleeps > 0;
+}
+
+/* As where sched_yield() does not give the core to the peer, which then waits for the end of each
+ * polling: it would take two of these times to say anything and be answered. */
+static void test_polling_in_vain_is_left_out(void **state)
+{
+    unsigned polled = 0;
+    (void)state;
+    for (unsigned i = 0; i < 400; i++)
+        polled += wait_polls(false);
+    assert_true(polled < 40);
+}
+
+static void test_polling_that_finds_goes_on(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 400; i++) {
+        assert_true(wait_polls(true));
+        assert_int_equal(sleeps, 0);
+    }
+}
+
+static void test_polling_comes_back_when_it_helps_again(void **state)
+{
+    unsigned slept = 0;
+    (void)state;
+    for (unsigned i = 0; i < 100; i++)
+        wait_polls(false);
+    for (unsigned i = 0; i < 400; i++) {
+        wait_polls(true);
+        slept += sleeps > 0;
+    }
+    assert_true(slept < 100);
+}
+
+/* A peer that takes longer now and then, or an application that pauses, is not that peer. */
+static void test_one_success_counts_for_some_failures(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 400; i++)
+        assert_true(wait_polls(i % 4 == 3));
+}
+
+/* Where somebody else has the core for milliseconds after each yield, a sleeper is better off: it
+ * has the core back as soon as it is woken. That the message is there by then is no success. */
+static void test_polling_that_loses_the_core_is_left_out(void **state)
+{
+    unsigned polled = 0;
+    (void)state;
+    others = true;
+    for (unsigned i = 0; i < 1000; i++)
+        polled += wait_polls(true);
+    assert_true(polled < 10);
+    others = false;
+    for (unsigned i = 0; i < 4000; i++)
+        wait_polls(true);
+    assert_true(wait_polls(true));
+}
+
+static void test_the_core_lost_now_and_then_is_borne(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 1000; i++) {
+        others = i % 20 == 0;
+        assert_true(wait_polls(true));
+    }
+}
+
+/* Where the peer has a processor of its own a yield only makes this side late. */
+static void test_the_first_yield_waits_where_processors_abound(void **state)
+{
+    (void)state;
+    uint64_t start = now_ns;
+    assert_true(wait_polls(true));
+    assert_int_equal(first_yield_ns - start >= LATER_NS, processors >= PLENTY);
+}
+
+static void test_expected_events_are_polled_for(void **state)
+{
+    (void)state;
+    ibx_expect(pair.client, 200);
+    assert_int_equal(wait_sleeps(100), processors < PLENTY);
+    assert_true(wait_sleeps(200)); /* they were due before */
+    ibx_expect(pair.client, 200);
+    assert_true(wait_sleeps(300));
+}
+
+static void test_expectations_do_not_bring_polling_back(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 20; i++)
+        wait_polls(false);
+    ibx_expect(pair.client, 200);
+    assert_true(wait_sleeps(100));
+}
+
+/* It makes no event, but more of it follows. */
+static void test_work_done_for_the_peer_keeps_the_poller_awake(void **state)
+{
+    (void)state;
+    assert_true(wait_sleeps(500));
+    memory_control.busy = true;
+    assert_false(wait_sleeps(500));
+}
+
+static void test_work_done_for_the_peer_brings_polling_back(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 20; i++)
+        wait_polls(false);
+    assert_false(wait_polls(true));
+    memory_control.busy = true;
+    assert_false(wait_sleeps(500));
+    memory_control.busy = false;
+    assert_true(wait_polls(true));
+}
+
+/* ... but not where the core is lost by it. */
+static void test_work_done_for_the_peer_does_not_cost_the_core(void **state)
+{
+    (void)state;
+    others = true;
+    for (unsigned i = 0; i < 100; i++)
+        wait_polls(true);
+    memory_control.busy = true;
+    assert_true(wait_sleeps(500));
+}
+
+int main(int argc, char **argv)
+{
+    processors = argc == 2 ? atoi(argv[1]) : 0;
+    if (processors <= 0) {
+        fprintf(stderr, "usage: test_spin PROCESSORS\n");
+        return 2;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_polling_in_vain_is_left_out, reset, drop),
+        cmocka_unit_test_setup_teardown(test_polling_that_finds_goes_on, reset, drop),
+        cmocka_unit_test_setup_teardown(test_polling_comes_back_when_it_helps_again, reset, drop),
+        cmocka_unit_test_setup_teardown(test_one_success_counts_for_some_failures, reset, drop),
+        cmocka_unit_test_setup_teardown(test_polling_that_loses_the_core_is_left_out, reset, drop),
+        cmocka_unit_test_setup_teardown(test_the_core_lost_now_and_then_is_borne, reset, drop),
+        cmocka_unit_test_setup_teardown(test_the_first_yield_waits_where_processors_abound, reset,
+                                        drop),
+        cmocka_unit_test_setup_teardown(test_expected_events_are_polled_for, reset, drop),
+        cmocka_unit_test_setup_teardown(test_expectations_do_not_bring_polling_back, reset, drop),
+        cmocka_unit_test_setup_teardown(test_work_done_for_the_peer_keeps_the_poller_awake, reset,
+                                        drop),
+        cmocka_unit_test_setup_teardown(test_work_done_for_the_peer_brings_polling_back, reset,
+                                        drop),
+        cmocka_unit_test_setup_teardown(test_work_done_for_the_peer_does_not_cost_the_core, reset,
+                                        drop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

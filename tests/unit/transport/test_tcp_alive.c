@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Who is dead and who is only slow. Runs in a network of its own, where that is permitted, to be
+ * able to take it down; a peer that is stopped is one that has no turn.
+ */
+#include "tests/scenes/tcp_end.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BOTH        (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+#define TIMEOUT_MS  200u
+#define LENGTH      ((size_t)48 << 20) /* more than the sockets hold */
+#define PATIENCE_MS 60000u
+
+static struct end server, client;
+static struct ibx_mr *source, *target;
+static struct ibx_chunk chunk;
+static bool own_network;
+
+static void network(bool up)
+{
+    struct ifreq request = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(ioctl(fd, SIOCGIFFLAGS, &request), 0);
+    request.ifr_flags = (short)(up ? request.ifr_flags | IFF_UP : request.ifr_flags & ~IFF_UP);
+    assert_int_equal(ioctl(fd, SIOCSIFFLAGS, &request), 0);
+    close(fd);
+}
+
+/* As where a firewall lets no further socket pass. */
+static void meet_at_one_socket(void)
+{
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
+    close(server.tcp->listener);
+    server.tcp->listener = -1;
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
+    r = ibx_reader_of(answered, answer.length);
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, deadline, NULL), 0);
+    assert_int_equal(ibx_provider_tcp.finish(client.tcp, NULL, deadline, NULL), 0);
+}
+
+static void meet(unsigned lanes)
+{
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 4);
+    server.options.timeout_ms = client.options.timeout_ms = TIMEOUT_MS;
+    if (lanes)
+        ends_meet(&server, &client);
+    else
+        meet_at_one_socket();
+    source = end_register(&client, NULL, LENGTH, 0);
+    target = end_register(&server, NULL, LENGTH, BOTH);
+    memset(source->span.address, 0x77, LENGTH);
+    chunk = (struct ibx_chunk){
+        .kind = IBX_RDMA_WRITE,
+        .lane = lanes,
+        .local = source->span.address,
+        .remote_address = (uintptr_t)target->span.address,
+        .remote_keys = target->keys,
+        .length = LENGTH,
+    };
+}
+
+static void part(void)
+{
+    end_deregister(&client, source);
+    end_deregister(&server, target);
+    end_fini(&client);
+    end_fini(&server);
+}
+
+/* One turn of a client that sleeps in between as long as it may. */
+static void doze(int limit_ms)
+{
+    end_turn(&client);
+    if (!ibx_provider_tcp.arm(client.tcp))
+        end_wakes(&client, limit_ms);
+}
+
+static struct tcp_info info_of(const struct end *end, unsigned lane)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof(info);
+    assert_int_equal(getsockopt(end->tcp->lanes[lane].fd, IPPROTO_TCP, TCP_INFO, &info, &length),
+                     0);
+    return info;
+}
+
+/* Writes until the server's window is full and its kernel has answered several probes: that takes
+ * several times TIMEOUT_MS. */
+static void write_into_full_window(unsigned lane)
+{
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    while (info_of(&client, lane).tcpi_backoff < 4 && !client.count) {
+        assert_true(ibx_now_ns() < deadline);
+        doze(10);
+    }
+}
+
+static void stopped(unsigned lanes)
+{
+    meet(lanes);
+    assert_int_equal(client.tcp->lane_count, lanes);
+    write_into_full_window(lanes);
+    assert_int_equal(client.count, 0);
+    /* Goes on where it was. */
+    assert_true(end_await(&client, &server, 1));
+    assert_int_equal(client.notes[0].kind, NOTE_CHUNK);
+    assert_int_equal(client.notes[0].status, 0);
+    assert_memory_equal(target->span.address, source->span.address, LENGTH);
+    part();
+}
+
+static void test_a_peer_that_takes_nothing_lives(void **state)
+{
+    (void)state;
+    stopped(1);
+}
+
+/* Without the keepalive of another lane. */
+static void test_it_lives_also_on_one_socket(void **state)
+{
+    (void)state;
+    stopped(0);
+}
+
+/* The client's last words: that the peer is dead. */
+static void await_death(void)
+{
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    while (!client.count) {
+        assert_true(ibx_now_ns() < deadline);
+        doze((int)PATIENCE_MS);
+    }
+    assert_int_equal(client.notes[0].kind, NOTE_LOST);
+    assert_int_equal(client.notes[0].status, -ETIMEDOUT);
+    assert_non_null(strstr(client.notes[0].reason, "200 ms"));
+    network(true);
+    part();
+}
+
+static void test_dead_while_data_is_on_its_way(void **state)
+{
+    (void)state;
+    if (!own_network)
+        skip();
+    meet(1);
+    end_settle(&client);
+    network(false);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    await_death();
+}
+
+static void test_dead_while_idle(void **state)
+{
+    (void)state;
+    if (!own_network)
+        skip();
+    meet(1);
+    end_settle(&client);
+    network(false);
+    await_death();
+}
+
+static void test_dead_behind_a_full_window(void **state)
+{
+    (void)state;
+    if (!own_network)
+        skip();
+    meet(1);
+    write_into_full_window(1);
+    network(false);
+    await_death();
+}
+
+/* What is acknowledged needs no look, so an idle connection wakes nobody. */
+static void test_an_idle_connection_sleeps(void **state)
+{
+    (void)state;
+    struct itimerspec timer;
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    meet(1);
+    assert_int_equal(end_send(&client, "abcd", 4, 0), 0);
+    assert_true(end_await(&server, &client, 1));
+    end_settle(&client);
+    assert_int_equal(ibx_provider_tcp.arm(client.tcp), 0);
+    assert_true(client.tcp->look_at);
+    while (client.tcp->look_at) {
+        assert_true(ibx_now_ns() < deadline);
+        end_turn(&client);
+        if (!ibx_provider_tcp.arm(client.tcp) && client.tcp->look_at)
+            assert_true(end_wakes(&client, (int)PATIENCE_MS));
+    }
+    assert_int_equal(timerfd_gettime(client.tcp->timer, &timer), 0);
+    assert_true(!timer.it_value.tv_sec && !timer.it_value.tv_nsec);
+    assert_false(end_wakes(&client, 0));
+    assert_int_equal(client.count, 0);
+    part();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_peer_that_takes_nothing_lives),
+        cmocka_unit_test(test_it_lives_also_on_one_socket),
+        cmocka_unit_test(test_an_idle_connection_sleeps),
+        cmocka_unit_test(test_dead_while_data_is_on_its_way),
+        cmocka_unit_test(test_dead_while_idle),
+        cmocka_unit_test(test_dead_behind_a_full_window),
+    };
+    own_network = !unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET);
+    if (own_network)
+        network(true);
+    if (argc > 1)
+        end_engine = argv[1];
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

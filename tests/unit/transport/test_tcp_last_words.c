@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a peer said before it closed the connection arrives, however slow this side is to read. */
+#include "tests/scenes/tcp_end.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SLOTS     16u
+#define MESSAGES  15u   /* one less than would leave no credit */
+#define BYTES     12288 /* of each: together more than a receiver that does not read takes */
+#define SEND_ROOM (1 << 20)
+#define LONG      ((size_t)48 << 20) /* more than the sockets hold */
+
+static struct end server, client;
+static int lanes[3]; /* of a raw client: the door, two bulk lanes */
+
+static void say(const char *four)
+{
+    uint8_t bytes[IBX_TCP_FRAME_BYTES + 4];
+    ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE, .length = 4}, bytes);
+    memcpy(bytes + IBX_TCP_FRAME_BYTES, four, 4);
+    assert_int_equal(send(lanes[0], bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+}
+
+static void expect_end(unsigned messages)
+{
+    assert_true(end_await(&server, NULL, messages + 1));
+    for (unsigned i = 0; i < messages; i++)
+        assert_int_equal(server.notes[i].kind, NOTE_MESSAGE);
+    assert_int_equal(server.notes[messages].kind, NOTE_LOST);
+    assert_int_equal(server.notes[messages].status, -ECONNRESET);
+    assert_non_null(strstr(server.notes[messages].reason, "closed"));
+}
+
+/* Three messages. */
+static void meet(void)
+{
+    int door[2];
+    sockets_tcp(door);
+    lanes[0] = door[1];
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    end_meet_raw(&server, lanes, 2);
+    for (int i = 0; i < 3; i++)
+        say("soon");
+    assert_true(end_await(&server, NULL, 3));
+}
+
+/* The bulk lanes end, which the server knows. */
+static void lose_lanes(void)
+{
+    close(lanes[1]);
+    close(lanes[2]);
+    end_settle(&server);
+    assert_int_equal(server.count, 3);
+}
+
+static void arm(void)
+{
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
+}
+
+/* As where it had to wait for the window. The host of a closed socket drops what it still has for
+ * us when it hears anything but an end, so the server says nothing more. */
+static void test_later_than_the_end_of_other_lanes(void **state)
+{
+    (void)state;
+    uint8_t byte;
+    meet();
+    lose_lanes();
+    for (unsigned i = 0; i < 3; i++) /* room that is worth a word */
+        ibx_provider_tcp.release(server.tcp, server.notes[i].token);
+    assert_int_equal(end_send(&server, "hello", 5, 0), -EAGAIN);
+    arm();
+    assert_int_equal(recv(lanes[0], &byte, 1, 0), 0);
+    assert_false(end_wakes(&server, 0));
+    say("last");
+    assert_true(end_wakes(&server, 10000));
+    assert_true(end_await(&server, NULL, 4));
+    assert_memory_equal(server.notes[3].data, "last", 4);
+    close(lanes[0]);
+    expect_end(4);
+    end_fini(&server);
+}
+
+/* What the server had to say, and the peer did not read, is no reason to stay awake any more. */
+static void test_behind_output_that_waits(void **state)
+{
+    (void)state;
+    uint64_t key = 1;
+    struct ibx_chunk chunk = {.kind = IBX_RDMA_WRITE, .remote_keys = &key, .length = LONG};
+    chunk.local = calloc(1, LONG);
+    assert_non_null(chunk.local);
+    meet();
+    assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+    while (!server.tcp->lanes[0].blocked)
+        end_turn(&server);
+    arm();
+    assert_false(end_wakes(&server, 0)); /* but for room there */
+    lose_lanes();
+    arm();
+    assert_false(end_wakes(&server, 0));
+    say("last");
+    assert_true(end_wakes(&server, 10000));
+    assert_true(end_await(&server, NULL, 4));
+    assert_int_equal(server.notes[3].kind, NOTE_MESSAGE);
+    close(lanes[0]); /* with bytes that it has not read, which is no orderly end */
+    assert_true(end_await(&server, NULL, 5));
+    assert_int_equal(server.notes[4].kind, NOTE_LOST);
+    assert_int_equal(server.notes[4].status, -ECONNRESET);
+    end_fini(&server);
+    free(chunk.local);
+}
+
+/* A peer that keeps the door's socket and closes others is no peer for long. */
+static void test_no_end_of_the_door(void **state)
+{
+    (void)state;
+    meet();
+    lose_lanes();
+    arm();
+    assert_true(end_wakes(&server, 10000));
+    expect_end(3);
+    close(lanes[0]);
+    end_fini(&server);
+}
+
+/* More than the server's window takes before it reads, given back while the rest arrives. */
+static void test_behind_a_full_window(void **state)
+{
+    (void)state;
+    static uint8_t text[BYTES];
+    int door[2], room = SEND_ROOM;
+    unsigned seen = 0;
+    sockets_tcp(door);
+    setsockopt(door[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, SLOTS);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, SLOTS);
+    ends_meet(&server, &client);
+    for (unsigned i = 0; i < MESSAGES; i++) {
+        memset(text, 'a' + (int)i, sizeof(text));
+        assert_int_equal(end_send(&client, text, sizeof(text), 0), 0);
+        assert_false(ibx_tcp_lane_has_output(&client.tcp->lanes[0]));
+    }
+    ibx_provider_tcp.abort(client.tcp);
+    end_fini(&client);
+    while (seen < MESSAGES) {
+        assert_true(end_await(&server, NULL, seen + 1));
+        for (; seen < server.count; seen++) {
+            assert_int_equal(server.notes[seen].kind, NOTE_MESSAGE);
+            assert_int_equal(server.notes[seen].length, BYTES);
+            assert_int_equal(*(const uint8_t *)server.notes[seen].data, 'a' + seen);
+            ibx_provider_tcp.release(server.tcp, server.notes[seen].token);
+        }
+    }
+    expect_end(MESSAGES);
+    end_fini(&server);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        end_engine = argv[1];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_later_than_the_end_of_other_lanes),
+        cmocka_unit_test(test_behind_output_that_waits),
+        cmocka_unit_test(test_no_end_of_the_door),
+        cmocka_unit_test(test_behind_a_full_window),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What is fetched before it faults, and what is fetched twice because it comes too slowly. */
+#include "tests/scenes/fault_memory.h"
+
+#include "userfaultfd/fault_trend.h"
+#include "userfaultfd/pagemap.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define PAGES 1024u
+#define MOST  16u
+
+/* ------------------------------------------------------------ trends */
+
+static void expect_next(struct trends *t, uint64_t page, uint64_t from, uint64_t step, unsigned n)
+{
+    struct trend_next next = ibx_fault_trend(t, page, MOST);
+    assert_int_equal(next.pages, n);
+    if (n) {
+        assert_int_equal(next.from, from);
+        assert_int_equal(next.step, step);
+    }
+}
+
+/* Seen with its third page, and then twice as far ahead each time that it comes as foreseen: at the
+ * end of what was asked for, or within. */
+static void test_walk(void **state)
+{
+    (void)state;
+    const uint64_t steps[] = {1, 3, 1607, (uint64_t)-1, (uint64_t)-700};
+    for (unsigned i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+        struct trends t = {0};
+        const uint64_t s = steps[i], p = 1 << 20;
+        expect_next(&t, p, 0, 0, 0);
+        expect_next(&t, p + s, 0, 0, 0);
+        expect_next(&t, p + 2 * s, p + 2 * s, s, 4);
+        expect_next(&t, p + 7 * s, p + 7 * s, s, 8);
+        expect_next(&t, p + 9 * s, p + 15 * s, s, 10);
+        expect_next(&t, p + 26 * s, p + 26 * s, s, MOST);
+        expect_next(&t, p + 50 * s, p + 50 * s, s, MOST); /* some were there already */
+    }
+}
+
+/* Two walks at once, each with faults of the other in between. */
+static void test_two_walks(void **state)
+{
+    (void)state;
+    struct trends t = {0};
+    for (unsigned i = 0; i < 2; i++) {
+        expect_next(&t, 1000 + i, 0, 0, 0);
+        expect_next(&t, 90000 - 40 * i, 0, 0, 0);
+    }
+    expect_next(&t, 1002, 1002, 1, 4);
+    expect_next(&t, 89920, 89920, (uint64_t)-40, 4);
+    expect_next(&t, 1007, 1007, 1, 8);
+    expect_next(&t, 89720, 89720, (uint64_t)-40, 8);
+}
+
+/* A loop in a loop: the walk that begins elsewhere is known by its step, for a while. */
+static void test_next_walk(void **state)
+{
+    (void)state;
+    struct trends t = {0};
+    for (unsigned i = 0; i < 3; i++)
+        ibx_fault_trend(&t, 5000 + 64 * i, MOST);
+    expect_next(&t, 5000 + 64 * 7, 5000 + 64 * 7, 64, 8);
+    expect_next(&t, 900001, 900001, 64, 4);
+    expect_next(&t, 900001 + 64 * 5, 900001 + 64 * 5, 64, 8);
+    uint32_t seed = 5;
+    unsigned asked = 0;
+    for (unsigned i = 0; i < 4; i++)
+        ibx_fault_trend(&t, (uint64_t)next_random(&seed) << 20, MOST);
+    for (unsigned i = 0; i < 1000; i++)
+        asked += ibx_fault_trend(&t, (uint64_t)next_random(&seed) << 20, MOST).pages;
+    assert_int_equal(asked, 0); /* who goes nowhere is not followed */
+}
+
+static void test_not_wanted(void **state)
+{
+    (void)state;
+    struct trends t = {0};
+    for (unsigned i = 0; i < 20; i++)
+        assert_int_equal(ibx_fault_trend(&t, i, 0).pages, 0);
+}
+
+/* ------------------------------------------------------------ the map, word by word */
+
+static void test_runs_of_the_map(void **state)
+{
+    (void)state;
+    static _Atomic uint64_t words[8];
+    struct pagemap map = {words, 8 * PAGES_A_WORD};
+    uint32_t seed = 17;
+    for (unsigned round = 0; round < 2000; round++) {
+        enum page_state before[8 * PAGES_A_WORD];
+        uint64_t first = next_random(&seed) % map.pages;
+        uint64_t n = next_random(&seed) % (map.pages - first + 1), moved = 0;
+        enum page_state from = next_random(&seed) % 4, to = next_random(&seed) % 4;
+        for (unsigned i = 0; i < 8; i++)
+            words[i] = (uint64_t)next_random(&seed) << 32 | next_random(&seed);
+        for (unsigned i = 0; i < map.pages; i++)
+            before[i] = pagemap_get(&map, i);
+        uint64_t said = pagemap_move_run(&map, first, n, from, to);
+        for (unsigned i = 0; i < map.pages; i++) {
+            bool moves = i >= first && i < first + n && before[i] == from;
+            assert_int_equal(pagemap_get(&map, i), moves ? to : before[i]);
+            moved += moves;
+        }
+        assert_int_equal(said, moved);
+    }
+}
+
+/* ------------------------------------------------------------ the engine */
+
+static struct memory_data data;
+static struct memory_source *sources[2];
+static struct ibx_fault_source as[2];
+static struct ibx_fault_config config;
+static struct ibx_fault_range range;
+static struct ibx_fault *engine;
+static uint8_t *memory;
+static int uffd;
+
+/* Worker 0 is for faults, worker 1 for the rest. */
+static int make(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    memory_data_make(&data, PAGES * PAGE, PAGE);
+    memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    madvise(memory, PAGES * PAGE, MADV_NOHUGEPAGE);
+    if (ibx_fault_uffd_open(IBX_FAULT_EVENT_REMOVE, &uffd, &err))
+        fail_msg("%s", err.message);
+    range = (struct ibx_fault_range){
+        .start = (uintptr_t)memory, .length = PAGES * PAGE, .page_size = PAGE};
+    assert_int_equal(ibx_fault_register(uffd, &range, &err), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        sources[i] = memory_source_make(&data);
+        as[i] = memory_source_as(sources[i]);
+    }
+    config = (struct ibx_fault_config){.uffd = uffd,
+                                       .events = true,
+                                       .ranges = &range,
+                                       .range_count = 1,
+                                       .sources = as,
+                                       .worker_count = 2,
+                                       .fault_workers = 1,
+                                       .chunk_min = 16 * PAGE};
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    close(uffd);
+    munmap(memory, PAGES * PAGE);
+    free(sources[0]);
+    free(sources[1]);
+    memory_data_free(&data);
+    return 0;
+}
+
+static void start(void)
+{
+    struct ibx_error err = {0};
+    if (ibx_fault_create(&config, &engine, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(ibx_fault_serve(engine), 0);
+}
+
+static void *look(void *arg)
+{
+    uint64_t page = *(uint64_t *)arg;
+    return (void *)(uintptr_t)(page_is_right(&data, memory, page) ? 1
+                               : page_is_zero(memory, page, PAGE) ? 2
+                                                                  : 0);
+}
+
+static void everything_is_right(void)
+{
+    struct ibx_fault_stats s;
+    assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
+    ibx_fault_stats(engine, &s);
+    assert_int_equal(s.present, PAGES);
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_SURROUNDINGS] +
+                         s.by_cause[IBX_FAULT_BY_BACKGROUND] + s.by_cause[IBX_FAULT_BY_REMOVE],
+                     PAGES);
+}
+
+/* Every fourth page, one after the other: few faults bring all of them, by the fault worker. */
+static void test_a_walk_is_followed(void **state)
+{
+    (void)state;
+    struct ibx_fault_stats s;
+    config.no_background = true;
+    config.surroundings = 2 * PAGE;
+    start();
+    for (unsigned i = 0; i < PAGES; i += 4) {
+        assert_true(page_is_right(&data, memory, i));
+        assert_int_equal(data.fetched[i], 1);
+    }
+    ibx_fault_stats(engine, &s);
+    assert_true(s.by_cause[IBX_FAULT_BY_SURROUNDINGS] > s.by_cause[IBX_FAULT_BY_FAULT]);
+    assert_int_equal(sources[1]->accepted, 0);
+    ibx_fault_set_background(engine, true);
+    everything_is_right();
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(data.fetched[i], 1);
+}
+
+/* ------------------------------------------------------------ who has nothing is not asked */
+
+static _Atomic unsigned looks;
+static int ready; /* readable when a request has arrived */
+
+static int ready_request(void *source, const struct ibx_fault_request *request)
+{
+    const uint64_t one = 1;
+    int rc = memory_source_ops.request(source, request);
+    return rc || write(ready, &one, sizeof(one)) == sizeof(one) ? rc : -EIO;
+}
+
+static int ready_poll(void *source, struct ibx_fault_arrival *arrivals, int max)
+{
+    uint64_t count;
+    ssize_t ignored = read(ready, &count, sizeof(count));
+    (void)ignored;
+    atomic_fetch_add(&looks, 1);
+    return memory_source_ops.poll(source, arrivals, max);
+}
+
+static int ready_fd(void *source)
+{
+    (void)source;
+    return ready;
+}
+
+/* One look at the source for a fault, when poll(2) says that the page has come: each further one is
+ * a system call or several, while others wait for the processor. */
+static void test_looks(void **state)
+{
+    (void)state;
+    struct ibx_fault_source_ops ops = memory_source_ops;
+    const unsigned faults = 300;
+    ops.request = ready_request;
+    ops.poll = ready_poll;
+    ops.fd = ready_fd;
+    ready = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    assert_true(ready >= 0);
+    as[0].ops = &ops;
+    config.no_background = true;
+    config.surroundings = PAGE;
+    start();
+    looks = 0;
+    for (unsigned i = 0; i < faults; i++)
+        assert_true(page_is_right(&data, memory, i * 7 % PAGES));
+    assert_in_range(looks, faults, faults + faults / 2);
+    ibx_fault_set_background(engine, true);
+    everything_is_right();
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    close(ready);
+}
+
+/* A page that is on its way with the background, which does not get on. */
+static void test_fetched_twice(void **state)
+{
+    (void)state;
+    uint64_t page = 5;
+    pthread_t thread;
+    void *seen;
+    sources[1]->hold = true;
+    start();
+    assert_true(source_asked(sources[1], 1));
+    assert_int_equal(sources[1]->log[0].page, 0);
+    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
+    pthread_join(thread, &seen);
+    assert_int_equal((uintptr_t)seen, 1);
+    memory[page * PAGE]++; /* and what comes later does not touch it */
+    sources[1]->hold = false;
+    everything_is_right();
+    for (unsigned i = 0; i < PAGES; i++) {
+        assert_int_equal(data.fetched[i], i == page ? 2 : 1);
+        assert_int_equal(page_is_right(&data, memory, i), i != page);
+    }
+}
+
+/* Discarded while it is on both ways, it is zero, whichever comes first. */
+static void discarded(unsigned first)
+{
+    uint64_t page = 5;
+    pthread_t thread;
+    void *seen;
+    sources[0]->hold = sources[1]->hold = true;
+    start();
+    assert_true(source_asked(sources[1], 1));
+    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
+    assert_true(source_asked(sources[0], 1));
+    assert_int_equal(sources[0]->log[0].page, page);
+    assert_int_equal(madvise(memory + page * PAGE, PAGE, MADV_DONTNEED), 0);
+    sources[first]->hold = false;
+    if (first)
+        assert_true(REACHES(engine, present, 16));
+    else
+        while (data.fetched[page] == 0)
+            sched_yield();
+    sources[!first]->hold = false;
+    pthread_join(thread, &seen);
+    assert_int_equal((uintptr_t)seen, 2);
+    everything_is_right();
+    assert_true(page_is_zero(memory, page, PAGE));
+}
+
+static void test_fetched_twice_and_discarded(void **state)
+{
+    (void)state;
+    discarded(1);
+}
+
+static void test_fetched_twice_and_discarded_early(void **state)
+{
+    (void)state;
+    discarded(0);
+}
+
+/* The one that has the claim gives it back: nothing is lost, nor counted twice. */
+static void test_fetched_twice_and_given_back(void **state)
+{
+    (void)state;
+    uint64_t page = 5;
+    pthread_t thread;
+    void *seen;
+    sources[0]->hold = sources[1]->hold = true;
+    sources[1]->again_every = 1;
+    start();
+    assert_true(source_asked(sources[1], 1));
+    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
+    assert_true(source_asked(sources[0], 1));
+    sources[1]->hold = false;
+    assert_true(REACHES(engine, retries, 1));
+    sources[1]->again_every = 0;
+    sources[0]->hold = false;
+    pthread_join(thread, &seen);
+    assert_int_equal((uintptr_t)seen, 1);
+    everything_is_right();
+}
+
+/* Every page has come, this one from the background, and once more it is still on its way. */
+static void complete_with_one_on_its_way(void)
+{
+    uint64_t page = 5;
+    pthread_t thread;
+    void *seen;
+    sources[0]->hold = sources[1]->hold = true;
+    start();
+    assert_true(source_asked(sources[1], 1));
+    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
+    assert_true(source_asked(sources[0], 1));
+    sources[1]->hold = false;
+    pthread_join(thread, &seen);
+    assert_int_equal((uintptr_t)seen, 1);
+    everything_is_right();
+    assert_int_equal(data.fetched[page], 1);
+}
+
+/* Then it is taken from its source all the same: who left it there would be woken by it for ever.
+ */
+static void test_fetched_twice_and_late(void **state)
+{
+    (void)state;
+    const uint64_t deadline = ibx_deadline_in_ms(20000);
+    complete_with_one_on_its_way();
+    sources[0]->hold = false;
+    while (data.fetched[5] < 2 && ibx_now_ns() < deadline)
+        sched_yield();
+    assert_int_equal(data.fetched[5], 2);
+    assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
+}
+
+/* And a source that breaks then is no harm. */
+static void test_fetched_twice_from_a_broken_source(void **state)
+{
+    (void)state;
+    complete_with_one_on_its_way();
+    sources[0]->fail_in = 1;
+    sources[0]->hold = false;
+    assert_true(REACHES(engine, retries, 1));
+    assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
+    assert_int_equal(madvise(memory, PAGE, MADV_DONTNEED), 0);
+    assert_true(page_is_zero(memory, 0, PAGE)); /* faults are answered as before */
+}
+
+/* Nor is it cancelled at the end, when it is about to come. */
+static void test_fetched_twice_and_ended(void **state)
+{
+    (void)state;
+    complete_with_one_on_its_way();
+    sources[0]->flying[0].polls_left = 2; /* while it is held nobody else looks there */
+    sources[0]->hold = false;
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    assert_int_equal(sources[0]->cancelled, 0);
+    assert_int_equal(data.fetched[5], 2);
+}
+
+/* But one that does not come is. */
+static void test_fetched_twice_and_never_come(void **state)
+{
+    (void)state;
+    complete_with_one_on_its_way();
+    ibx_fault_destroy(engine);
+    engine = NULL;
+    assert_int_equal(sources[0]->cancelled, 1);
+}
+
+#define ENGINE_TEST(name) cmocka_unit_test_setup_teardown(name, make, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_walk),
+        cmocka_unit_test(test_two_walks),
+        cmocka_unit_test(test_next_walk),
+        cmocka_unit_test(test_not_wanted),
+        cmocka_unit_test(test_runs_of_the_map),
+        ENGINE_TEST(test_a_walk_is_followed),
+        ENGINE_TEST(test_looks),
+        ENGINE_TEST(test_fetched_twice),
+        ENGINE_TEST(test_fetched_twice_and_discarded),
+        ENGINE_TEST(test_fetched_twice_and_discarded_early),
+        ENGINE_TEST(test_fetched_twice_and_given_back),
+        ENGINE_TEST(test_fetched_twice_and_late),
+        ENGINE_TEST(test_fetched_twice_from_a_broken_source),
+        ENGINE_TEST(test_fetched_twice_and_ended),
+        ENGINE_TEST(test_fetched_twice_and_never_come),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
