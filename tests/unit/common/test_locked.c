@@ -56,14 +56,14 @@ static int as_before(void **state)
 
 static void test_refused(void **state)
 {
-    struct ibx_refusals refusals = {0};
+    struct ibx_blockers refusals = {0};
     uint64_t limit = 0;
     char words[64];
     (void)state;
     assert_true(ibx_locked_limit(&limit));
-    ibx_refuse_locked("verbs", limit, &refusals);
+    ibx_preflight_locked("verbs", limit, &refusals);
     assert_int_equal(refusals.count, 0);
-    ibx_refuse_locked("verbs", limit + 1, &refusals);
+    ibx_preflight_locked("verbs", limit + 1, &refusals);
     assert_int_equal(refusals.count, 1);
     snprintf(words, sizeof(words), "verbs cannot register %llu bytes",
              (unsigned long long)limit + 1);
@@ -75,13 +75,13 @@ static void test_refused(void **state)
 /* Nobody is held to the limit who may lock what he likes. */
 static void test_a_capability_knows_no_limit(void **state)
 {
-    struct ibx_refusals refusals = {0};
+    struct ibx_blockers refusals = {0};
     uint64_t limit;
     (void)state;
     set_lock_capability(true);
     if (ibx_locked_limit(&limit))
         skip(); /* not to be had here */
-    ibx_refuse_locked("verbs", UINT64_MAX, &refusals);
+    ibx_preflight_locked("verbs", UINT64_MAX, &refusals);
     assert_int_equal(refusals.count, 0);
 }
 
@@ -97,11 +97,11 @@ static void test_pieces_that_hold_data(void **state)
     blocks[1].fd = memfd_create("ram", MFD_CLOEXEC);
     assert_true(blocks[1].fd >= 0);
     assert_int_equal(ftruncate(blocks[1].fd, 7 * MIB), 0);
-    assert_int_equal(ibx_refuse_locked_bytes(&ram, &bytes, &err), 0);
+    assert_int_equal(ibx_preflight_locked_bytes(&ram, &bytes, &err), 0);
     assert_int_equal(bytes, 0);
     assert_int_equal(pwrite(blocks[1].fd, "x", 1, 3 * MIB), 1);
     assert_int_equal(pwrite(blocks[1].fd, "x", 1, 7 * MIB - 1), 1);
-    assert_int_equal(ibx_refuse_locked_bytes(&ram, &bytes, &err), 0);
+    assert_int_equal(ibx_preflight_locked_bytes(&ram, &bytes, &err), 0);
     assert_int_equal(bytes, IBX_EXPORT_PIECE + MIB);
     close(blocks[1].fd);
 }

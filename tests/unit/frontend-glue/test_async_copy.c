@@ -88,7 +88,7 @@ static void *wait_for_stream(void *argument)
 {
     struct waiter *waiter = argument;
     watched = true;
-    ibx_later_wait(waiter->stream);
+    ibx_async_copy_wait(waiter->stream);
     waiter->over = over[10];
     return NULL;
 }
@@ -115,7 +115,7 @@ static void begin_copy(uint64_t stream)
 {
     struct ibx_frontend_copy copy = {
         .to_device = true, .async = true, .stream = stream, .host = bytes, .n = sizeof(bytes)};
-    assert_true(ibx_later_copy(&session, &copy, 0));
+    assert_true(ibx_async_copy_start(&session, &copy, 0));
 }
 
 static int reset(void **state)
@@ -138,10 +138,10 @@ static void wait_is_for_copies_begun_before(uint64_t stream, uint64_t other)
     may_end[10] = 1;
     waiter_end(&waiter);
     assert_int_equal(waiter.over, 1);
-    assert_true(ibx_later_pending(other));
+    assert_true(ibx_async_copy_pending(other));
     may_end[other]++;
-    ibx_later_wait(other);
-    assert_false(ibx_later_any());
+    ibx_async_copy_wait(other);
+    assert_false(ibx_async_copy_any());
 }
 
 static void test_wait_is_for_copies_begun_before(void **state)
@@ -168,11 +168,11 @@ static void test_wait_is_for_one_stream(void **state)
     may_end[10] = 1;
     waiter_end(&waiter);
     assert_int_equal(waiter.over, 1);
-    assert_true(ibx_later_pending(11));
-    assert_false(ibx_later_pending(10));
+    assert_true(ibx_async_copy_pending(11));
+    assert_false(ibx_async_copy_pending(10));
     may_end[11] = 1;
-    ibx_later_wait(0);
-    assert_false(ibx_later_any());
+    ibx_async_copy_wait(0);
+    assert_false(ibx_async_copy_any());
 }
 
 int main(void)

@@ -28,13 +28,16 @@ static const struct ibx_choice unusual = {
 static _Atomic unsigned
     threads_made; /* of the crew that was made last, as many as were asked for */
 
-int __real_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
-int __wrap_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err);
+int __real_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **crew,
+                                   struct ibx_error *err);
+int __wrap_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **crew,
+                                   struct ibx_error *err);
 
-int __wrap_ibx_crew_create(unsigned threads, struct ibx_crew **crew, struct ibx_error *err)
+int __wrap_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **crew,
+                                   struct ibx_error *err)
 {
     threads_made = threads;
-    return __real_ibx_crew_create(threads, crew, err);
+    return __real_ibx_copy_threads_create(threads, crew, err);
 }
 
 static int set_up_tuned(void **state)

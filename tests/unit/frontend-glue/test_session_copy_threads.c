@@ -41,13 +41,13 @@ static struct {
     atomic_bool there, leaving, left, over;
 } crew;
 
-int __real_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, void *local,
-                        uint64_t offset, size_t n);
-int __wrap_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, void *local,
-                        uint64_t offset, size_t n);
+int __real_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_copy copy,
+                                void *context, void *local, uint64_t offset, size_t n);
+int __wrap_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_copy copy,
+                                void *context, void *local, uint64_t offset, size_t n);
 
-int __wrap_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, void *local,
-                        uint64_t offset, size_t n)
+int __wrap_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_copy copy,
+                                void *context, void *local, uint64_t offset, size_t n)
 {
     crew.copies++;
     crew.there = true;
@@ -55,7 +55,7 @@ int __wrap_ibx_crew_run(struct ibx_crew *of, ibx_crew_copy copy, void *context, 
         sched_yield();
     for (unsigned i = 0; crew.stand == UNTIL_LEAVING && i < YIELDS; i++)
         sched_yield();
-    int rc = __real_ibx_crew_run(of, copy, context, local, offset, n);
+    int rc = __real_ibx_copy_threads_run(of, copy, context, local, offset, n);
     crew.over = true;
     return rc;
 }

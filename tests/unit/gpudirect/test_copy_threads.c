@@ -62,29 +62,29 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
 }
 
 /* All pieces through eight places. */
-static int copy_all(struct ibx_crew *crew, struct copying *c)
+static int copy_all(struct ibx_copy_threads *crew, struct copying *c)
 {
     unsigned next = 0, over = 0;
     uint32_t busy = 0;
     int rc = 0;
     c->owner = pthread_self();
-    ibx_crew_begin(crew, copy, c);
+    ibx_copy_threads_begin(crew, copy, c);
     while (over < PIECES && !rc) {
         for (unsigned place = 0; place < 8 && next < PIECES; place++) {
             if (busy & 1u << place)
                 continue;
             busy |= 1u << place;
-            ibx_crew_post(crew, place, local + next * PIECE, next * PIECE, PIECE);
+            ibx_copy_threads_post(crew, place, local + next * PIECE, next * PIECE, PIECE);
             next++;
         }
         uint32_t places = 0;
-        rc = ibx_crew_take(crew, true, &places);
+        rc = ibx_copy_threads_take(crew, true, &places);
         assert_true(rc || (places && (places & busy) == places));
         busy &= ~places;
         over += (unsigned)__builtin_popcount(places);
     }
     c->told = rc != 0;
-    ibx_crew_stop(crew);
+    ibx_copy_threads_stop(crew);
     assert_int_equal(c->running, 0);
     return rc;
 }
@@ -94,17 +94,17 @@ static void test_all_pieces(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(peer); i++)
         peer[i] = (uint8_t)(i * 31 + i / 997);
-    for (unsigned threads = 1; threads <= IBX_CREW_THREADS_MAX; threads += 3) {
-        struct ibx_crew *crew;
+    for (unsigned threads = 1; threads <= IBX_COPY_THREADS_THREADS_MAX; threads += 3) {
+        struct ibx_copy_threads *crew;
         struct copying c = {.meet = threads < 8 ? threads : 8};
-        assert_int_equal(ibx_crew_create(threads, &crew, NULL), 0);
+        assert_int_equal(ibx_copy_threads_create(threads, &crew, NULL), 0);
         memset(local, 0, sizeof(local));
         assert_int_equal(copy_all(crew, &c), 0);
         assert_memory_equal(local, peer, sizeof(peer));
         assert_int_equal(c.begun, PIECES);
         assert_true(c.most <= threads && c.most >= c.meet); /* and they did meet */
         assert_int_equal(c.others, threads > 1);
-        ibx_crew_destroy(crew);
+        ibx_copy_threads_destroy(crew);
     }
 }
 
@@ -115,22 +115,22 @@ static void test_one_copy(void **state)
     for (size_t i = 0; i < sizeof(peer); i++)
         peer[i] = (uint8_t)(i * 7 + i / 251 + 1);
     static const size_t lengths[] = {0, 1, 5000, (256u << 10) + 1, 1299999, sizeof(peer) - 3};
-    for (unsigned threads = 1; threads <= IBX_CREW_THREADS_MAX; threads += 5) {
-        struct ibx_crew *crew;
-        assert_int_equal(ibx_crew_create(threads, &crew, NULL), 0);
+    for (unsigned threads = 1; threads <= IBX_COPY_THREADS_THREADS_MAX; threads += 5) {
+        struct ibx_copy_threads *crew;
+        assert_int_equal(ibx_copy_threads_create(threads, &crew, NULL), 0);
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
             struct copying c = {.owner = pthread_self()};
             size_t n = lengths[i];
             memset(local, 0, sizeof(local));
-            assert_int_equal(ibx_crew_run(crew, copy, &c, local + 1, 2, n), 0);
+            assert_int_equal(ibx_copy_threads_run(crew, copy, &c, local + 1, 2, n), 0);
             assert_memory_equal(local + 1, peer + 2, n);
             assert_true(!local[0] && !local[n + 1]);
             assert_int_equal(c.running, 0);
         }
         struct copying c = {.owner = pthread_self(), .fail_at = 1, .told = true};
-        assert_int_equal(ibx_crew_run(crew, copy, &c, local, 0, sizeof(peer)), -ESRCH);
+        assert_int_equal(ibx_copy_threads_run(crew, copy, &c, local, 0, sizeof(peer)), -ESRCH);
         assert_int_equal(c.running, 0);
-        ibx_crew_destroy(crew);
+        ibx_copy_threads_destroy(crew);
     }
 }
 
@@ -138,8 +138,8 @@ static void test_one_copy(void **state)
 static void test_failure(void **state)
 {
     (void)state;
-    struct ibx_crew *crew;
-    assert_int_equal(ibx_crew_create(4, &crew, NULL), 0);
+    struct ibx_copy_threads *crew;
+    assert_int_equal(ibx_copy_threads_create(4, &crew, NULL), 0);
     for (unsigned at = 1; at < PIECES; at = at * 3 + 1) {
         struct copying c = {.fail_at = at}, again = {0};
         assert_int_equal(copy_all(crew, &c), -ESRCH);
@@ -147,25 +147,25 @@ static void test_failure(void **state)
         assert_int_equal(copy_all(crew, &again), 0);
         assert_int_equal(again.begun, PIECES);
     }
-    ibx_crew_destroy(crew);
-    ibx_crew_destroy(NULL);
+    ibx_copy_threads_destroy(crew);
+    ibx_copy_threads_destroy(NULL);
 }
 
 /* A child has no threads to wait for. */
 static void test_fork(void **state)
 {
     (void)state;
-    struct ibx_crew *crew;
-    assert_int_equal(ibx_crew_create(4, &crew, NULL), 0);
+    struct ibx_copy_threads *crew;
+    assert_int_equal(ibx_copy_threads_create(4, &crew, NULL), 0);
     pid_t child = fork();
     if (!child) {
-        ibx_crew_destroy(crew);
+        ibx_copy_threads_destroy(crew);
         _exit(0);
     }
     int status = -1;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    ibx_crew_destroy(crew);
+    ibx_copy_threads_destroy(crew);
 }
 
 #define WATCHED ((size_t)1 << 20)
@@ -188,15 +188,15 @@ static void touched(int number)
 }
 
 /* One piece, copied by the crew's other thread: whoever does not wait copies nothing. */
-static void copy_into_watched(struct ibx_crew *crew)
+static void copy_into_watched(struct ibx_copy_threads *crew)
 {
     struct copying c = {.owner = pthread_self()};
     uint32_t places = 0;
     watched.signal = 0;
-    ibx_crew_begin(crew, copy, &c);
-    ibx_crew_post(crew, 3, watched.at, 0, PIECE);
+    ibx_copy_threads_begin(crew, copy, &c);
+    ibx_copy_threads_post(crew, 3, watched.at, 0, PIECE);
     while (!places) {
-        assert_int_equal(ibx_crew_take(crew, false, &places), 0);
+        assert_int_equal(ibx_copy_threads_take(crew, false, &places), 0);
         sched_yield();
     }
     assert_int_equal(places, 1u << 3);
@@ -209,9 +209,9 @@ static void copy_into_watched(struct ibx_crew *crew)
 static void test_signals_of_memory(void **state)
 {
     (void)state;
-    struct ibx_crew *crew;
+    struct ibx_copy_threads *crew;
     struct sigaction action = {.sa_handler = touched}, segv, bus;
-    assert_int_equal(ibx_crew_create(2, &crew, NULL), 0);
+    assert_int_equal(ibx_copy_threads_create(2, &crew, NULL), 0);
     sigaction(SIGSEGV, &action, &segv);
     sigaction(SIGBUS, &action, &bus);
     watched.owner = pthread_self();
@@ -230,7 +230,7 @@ static void test_signals_of_memory(void **state)
     sigaction(SIGBUS, &bus, NULL);
     munmap(watched.at, WATCHED);
     close(watched.fd);
-    ibx_crew_destroy(crew);
+    ibx_copy_threads_destroy(crew);
 }
 
 int main(void)

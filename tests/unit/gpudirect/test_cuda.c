@@ -60,12 +60,12 @@ static void test_aside(void **state)
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     for (int mode = 0; mode < 3; mode++) {
         mode_of(cuda, mode);
-        int before = ibx_cuda_aside_begin(cuda);
+        int before = ibx_cuda_capture_relax(cuda);
         assert_int_equal(mode_of(cuda, inside), inside);
-        int again = ibx_cuda_aside_begin(cuda);
-        ibx_cuda_aside_end(cuda, again);
+        int again = ibx_cuda_capture_relax(cuda);
+        ibx_cuda_capture_restore(cuda, again);
         assert_int_equal(mode_of(cuda, inside), inside);
-        ibx_cuda_aside_end(cuda, before);
+        ibx_cuda_capture_restore(cuda, before);
         assert_int_equal(mode_of(cuda, mode), mode);
     }
 }
@@ -78,7 +78,7 @@ static void test_aside_without(void **state)
     old.thread_exchange_stream_capture_mode = NULL;
     const struct ibx_cuda *const none[] = {NULL, &old};
     for (unsigned i = 0; i < 2; i++) {
-        ibx_cuda_aside_end(none[i], ibx_cuda_aside_begin(none[i]));
+        ibx_cuda_capture_restore(none[i], ibx_cuda_capture_relax(none[i]));
     }
 }
 

@@ -33,8 +33,8 @@ static struct ibx_error error;
 
 /* The move's end in a thread of its own, served as a move serves it. */
 struct scene {
-    struct ibx_talk *talk;
-    struct ibx_move_status status;
+    struct ibx_control_socket *talk;
+    struct ibx_migrate_status status;
     int stop; /* eventfd */
     pthread_t thread;
     atomic_uint canceled;
@@ -42,7 +42,7 @@ struct scene {
     unsigned most_fds;
 };
 
-static void tell_status(void *context, struct ibx_move_status *status)
+static void tell_status(void *context, struct ibx_migrate_status *status)
 {
     *status = ((struct scene *)context)->status;
 }
@@ -62,20 +62,20 @@ static int set_bandwidth(void *context, uint64_t bytes, struct ibx_error *err)
     return 0;
 }
 
-static const struct ibx_talk_ops ops = {tell_status, cancel, set_bandwidth};
+static const struct ibx_control_socket_ops ops = {tell_status, cancel, set_bandwidth};
 
 static void *serve(void *arg)
 {
     struct scene *scene = arg;
-    struct pollfd fds[2 + IBX_TALK_CLIENTS_MAX];
+    struct pollfd fds[2 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     for (;;) {
         fds[0] = (struct pollfd){.fd = scene->stop, .events = POLLIN};
-        unsigned count = ibx_talk_poll_fds(scene->talk, fds + 1);
+        unsigned count = ibx_control_socket_poll_fds(scene->talk, fds + 1);
         scene->most_fds = count > scene->most_fds ? count : scene->most_fds;
         poll(fds, 1 + count, GENEROUS);
         if (fds[0].revents)
             return NULL;
-        ibx_talk_serve(scene->talk);
+        ibx_control_socket_serve(scene->talk);
     }
 }
 
@@ -83,7 +83,7 @@ static void open_scene(struct scene *scene)
 {
     *scene = (struct scene){.status = {.phase = IBX_PHASE_FILLING,
                                        .record = {.source = true,
-                                                  .state = IBX_RECORD_MOVED,
+                                                  .state = IBX_JOURNAL_MOVED,
                                                   .epoch = 3,
                                                   .name = "web-1",
                                                   .qmp = "/run/web.qmp",
@@ -100,7 +100,7 @@ static void open_scene(struct scene *scene)
                                        .max_bandwidth = 0,
                                        .downtime_ns = 12345678,
                                        .reconnects = 2}};
-    if (ibx_talk_open(path, &ops, scene, &scene->talk, &error))
+    if (ibx_control_socket_open(path, &ops, scene, &scene->talk, &error))
         fail_msg("%s", error.message);
     scene->stop = eventfd(0, EFD_CLOEXEC);
     assert_int_equal(pthread_create(&scene->thread, NULL, serve, scene), 0);
@@ -112,7 +112,7 @@ static void close_scene(struct scene *scene)
     assert_int_equal(write(scene->stop, &one, sizeof(one)), sizeof(one));
     pthread_join(scene->thread, NULL);
     close(scene->stop);
-    ibx_talk_close(scene->talk);
+    ibx_control_socket_close(scene->talk);
     assert_int_equal(access(path, F_OK), -1);
 }
 
@@ -121,7 +121,7 @@ static void close_scene(struct scene *scene)
 static int ask(json_t *request, json_t **answer)
 {
     memset(&error, 0, sizeof(error));
-    return ibx_talk_ask(path, request, answer, ibx_deadline_in_ms(GENEROUS), &error);
+    return ibx_control_socket_ask(path, request, answer, ibx_deadline_in_ms(GENEROUS), &error);
 }
 
 static int ask_command(const char *command)
@@ -178,8 +178,8 @@ static void test_status(void **state)
     open_scene(&scene);
     json_t *answer = NULL;
     assert_int_equal(ask(json_pack("{s:s}", "command", "status"), &answer), 0);
-    struct ibx_move_status taken = {.record = {.epoch = 9}};
-    assert_int_equal(ibx_move_status_take(json_object_get(answer, "status"), &taken, &error), 0);
+    struct ibx_migrate_status taken = {.record = {.epoch = 9}};
+    assert_int_equal(ibx_migrate_status_take(json_object_get(answer, "status"), &taken, &error), 0);
     assert_true(taken.source && taken.phase == IBX_PHASE_FILLING);
     assert_string_equal(taken.path, "tcp 10.0.0.1");
     assert_int_equal(taken.now_ns - taken.began_ns, 4000);
@@ -311,21 +311,21 @@ static void test_many_clients(void **state)
     (void)state;
     struct scene scene;
     open_scene(&scene);
-    int fds[3 * IBX_TALK_CLIENTS_MAX];
-    for (unsigned i = 0; i < 3 * IBX_TALK_CLIENTS_MAX; i++) {
+    int fds[3 * IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    for (unsigned i = 0; i < 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         fds[i] = raw();
         say(fds[i], "{\"command\": \"status\"}\n");
         hear_words(fds[i], "filling");
         assert_int_equal(ask_command("status"), 0); /* there is always room for one more */
     }
     assert_string_equal(hear(fds[0]), ""); /* that of who was silent for longest */
-    const unsigned last = 3 * IBX_TALK_CLIENTS_MAX - 1;
+    const unsigned last = 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX - 1;
     say(fds[last], "{\"command\": \"status\"}\n");
     hear_words(fds[last], "filling");
-    for (unsigned i = 0; i < 3 * IBX_TALK_CLIENTS_MAX; i++)
+    for (unsigned i = 0; i < 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX; i++)
         close(fds[i]);
     close_scene(&scene);
-    assert_in_range(scene.most_fds, 2, 1 + IBX_TALK_CLIENTS_MAX);
+    assert_in_range(scene.most_fds, 2, 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX);
 }
 
 static void test_half_a_line_and_gone(void **state)
@@ -333,7 +333,7 @@ static void test_half_a_line_and_gone(void **state)
     (void)state;
     struct scene scene;
     open_scene(&scene);
-    for (unsigned i = 0; i < 2 * IBX_TALK_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < 2 * IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         int fd = raw();
         say(fd, "{\"command\": \"can");
         close(fd);
@@ -399,8 +399,8 @@ static void test_live_socket_is_refused(void **state)
     (void)state;
     struct scene scene;
     open_scene(&scene);
-    struct ibx_talk *second = NULL;
-    assert_int_equal(ibx_talk_open(path, &ops, NULL, &second, &error), -EADDRINUSE);
+    struct ibx_control_socket *second = NULL;
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &second, &error), -EADDRINUSE);
     assert_null(second);
     assert_non_null(strstr(error.message, "another ib-migrate"));
     assert_int_equal(ask_command("status"), 0);
@@ -410,23 +410,23 @@ static void test_live_socket_is_refused(void **state)
 static void test_other_files_are_left_alone(void **state)
 {
     (void)state;
-    struct ibx_talk *talk = NULL;
+    struct ibx_control_socket *talk = NULL;
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     close(fd);
-    assert_int_equal(ibx_talk_open(path, &ops, NULL, &talk, &error), -EEXIST);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &talk, &error), -EEXIST);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
     /* Nor is a socket removed that has come into the place of ours. */
-    struct ibx_talk *other = NULL;
-    assert_int_equal(ibx_talk_open(path, &ops, NULL, &talk, &error), 0);
+    struct ibx_control_socket *other = NULL;
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &talk, &error), 0);
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(ibx_talk_open(path, &ops, NULL, &other, &error), 0);
-    ibx_talk_close(talk);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &other, &error), 0);
+    ibx_control_socket_close(talk);
     assert_int_equal(access(path, F_OK), 0);
-    ibx_talk_close(other);
+    ibx_control_socket_close(other);
     assert_int_equal(access(path, F_OK), -1);
-    ibx_talk_close(NULL);
+    ibx_control_socket_close(NULL);
 }
 
 static void test_path_too_long(void **state)
@@ -435,10 +435,11 @@ static void test_path_too_long(void **state)
     char longest[200];
     memset(longest, 'x', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
-    struct ibx_talk *talk = NULL;
-    assert_int_equal(ibx_talk_open(longest, &ops, NULL, &talk, &error), -ENAMETOOLONG);
+    struct ibx_control_socket *talk = NULL;
+    assert_int_equal(ibx_control_socket_open(longest, &ops, NULL, &talk, &error), -ENAMETOOLONG);
     json_t *answer = NULL;
-    assert_int_equal(ibx_talk_ask(longest, json_object(), &answer, 0, &error), -ENAMETOOLONG);
+    assert_int_equal(ibx_control_socket_ask(longest, json_object(), &answer, 0, &error),
+                     -ENAMETOOLONG);
 }
 
 /* ------------------------------------------------------------ a bad tool at the other end */
@@ -499,15 +500,15 @@ static void test_bad_answers(void **state)
 static void test_silent_tool(void **state)
 {
     (void)state;
-    struct ibx_talk *talk = NULL; /* never served: a tool that is stopped */
-    assert_int_equal(ibx_talk_open(path, &ops, NULL, &talk, &error), 0);
+    struct ibx_control_socket *talk = NULL; /* never served: a tool that is stopped */
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &talk, &error), 0);
     json_t *answer = NULL;
     for (unsigned i = 0; i < 40; i++) /* beyond its queue, too */
-        assert_int_equal(
-            ibx_talk_ask(path, json_object(), &answer, ibx_deadline_in_ms(i ? 0 : SHORT), &error),
-            -ETIMEDOUT);
+        assert_int_equal(ibx_control_socket_ask(path, json_object(), &answer,
+                                                ibx_deadline_in_ms(i ? 0 : SHORT), &error),
+                         -ETIMEDOUT);
     assert_non_null(strstr(error.message, "is it stopped?"));
-    ibx_talk_close(talk);
+    ibx_control_socket_close(talk);
 }
 
 /* ------------------------------------------------------------ status as JSON */
@@ -515,16 +516,16 @@ static void test_silent_tool(void **state)
 static void test_status_json(void **state)
 {
     (void)state;
-    struct ibx_move_status status = {.phase = IBX_PHASE_BROKEN,
-                                     .record = {.id = {0xab, 1}, .state = IBX_RECORD_RUNNING},
-                                     .sentence = "caf\xe9 \"is\" closed",
-                                     .bytes = UINT64_MAX,
-                                     .began_ns = 10,
-                                     .now_ns = 5};
+    struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
+                                        .record = {.id = {0xab, 1}, .state = IBX_JOURNAL_RUNNING},
+                                        .sentence = "caf\xe9 \"is\" closed",
+                                        .bytes = UINT64_MAX,
+                                        .began_ns = 10,
+                                        .now_ns = 5};
     snprintf(status.record.name, sizeof(status.record.name), "%s",
              "b\xc3\xbc"
              "cher");
-    json_t *json = ibx_move_status_json(&status);
+    json_t *json = ibx_migrate_status_json(&status);
     assert_string_equal(json_string_value(json_object_get(json, "role")), "destination");
     assert_string_equal(json_string_value(json_object_get(json, "phase")), "broken");
     assert_string_equal(json_string_value(json_object_get(json, "sentence")), "caf? \"is\" closed");
@@ -540,7 +541,7 @@ static void test_status_json(void **state)
     assert_true(json_is_false(json_object_get(record, "over")));
     json_decref(json);
     status.record.state = 0; /* not on record yet */
-    json = ibx_move_status_json(&status);
+    json = ibx_migrate_status_json(&status);
     assert_true(json_is_null(json_object_get(json, "record")));
     json_decref(json);
 }
@@ -553,27 +554,27 @@ static void test_status_json_is_checked(void **state)
         {"sentence", "[]"},    {"elapsed_ns", "-1"},         {"faults", "\"1\""}, {"faults", "1.0"},
         {"downtime_ns", "-1"}, {"reconnects", "5000000000"},
     };
-    struct ibx_move_status status = {.phase = IBX_PHASE_DONE}, taken;
+    struct ibx_migrate_status status = {.phase = IBX_PHASE_DONE}, taken;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        json_t *json = ibx_move_status_json(&status);
-        assert_int_equal(ibx_move_status_take(json, &taken, &error), 0);
+        json_t *json = ibx_migrate_status_json(&status);
+        assert_int_equal(ibx_migrate_status_take(json, &taken, &error), 0);
         assert_int_equal(
             json_object_set_new(json, bad[i][0], json_loads(bad[i][1], JSON_DECODE_ANY, NULL)), 0);
         memset(&taken, 0, sizeof(taken));
-        assert_int_equal(ibx_move_status_take(json, &taken, &error), -EPROTO);
+        assert_int_equal(ibx_migrate_status_take(json, &taken, &error), -EPROTO);
         assert_non_null(strstr(error.message, bad[i][0]));
         assert_int_equal(json_object_del(json, bad[i][0]), 0);
-        assert_int_equal(ibx_move_status_take(json, &taken, &error), -EPROTO);
+        assert_int_equal(ibx_migrate_status_take(json, &taken, &error), -EPROTO);
         json_decref(json);
     }
-    assert_int_equal(ibx_move_status_take(NULL, &taken, &error), -EPROTO);
+    assert_int_equal(ibx_migrate_status_take(NULL, &taken, &error), -EPROTO);
 }
 
 static void test_phase_names(void **state)
 {
     (void)state;
-    assert_string_equal(ibx_move_phase_name(IBX_PHASE_WAITING), "waiting");
-    assert_string_equal(ibx_move_phase_name(IBX_PHASE_FAILED), "failed");
+    assert_string_equal(ibx_migrate_phase_name(IBX_PHASE_WAITING), "waiting");
+    assert_string_equal(ibx_migrate_phase_name(IBX_PHASE_FAILED), "failed");
 }
 
 static int make_folder(void **state)

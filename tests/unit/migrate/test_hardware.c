@@ -113,12 +113,12 @@ static void odd_trees_do_no_harm(void **state)
     }
 }
 
-static struct ibx_refusals refused;
+static struct ibx_blockers refused;
 
 static void compare(const char *source, const char *destination, bool same_version)
 {
     memset(&refused, 0, sizeof(refused));
-    ibx_refuse_hardware(source, destination, same_version, &refused);
+    ibx_preflight_hardware(source, destination, same_version, &refused);
 }
 
 static void only(const char *source, const char *destination, const char *words)

@@ -22,11 +22,11 @@ static void records_come_back_as_they_were(void **state)
 {
     (void)state;
     for (int source = 0; source < 2; source++) {
-        struct ibx_record r = sample(source, 7);
+        struct ibx_journal r = sample(source, 7);
         const time_t before = time(NULL);
         assert_int_equal(write_record(&r), 0);
         assert_in_range(r.written_s, (uint64_t)before, (uint64_t)time(NULL));
-        struct ibx_record found = only();
+        struct ibx_journal found = only();
         assert_memory_equal(found.id, r.id, sizeof(r.id));
         assert_int_equal(found.source, r.source);
         assert_int_equal(found.epoch, r.epoch);
@@ -44,15 +44,15 @@ static void records_come_back_as_they_were(void **state)
         assert_int_equal(found.was_running, r.was_running);
         assert_int_equal(found.block_count, r.block_count);
         for (unsigned i = 0; i < r.block_count; i++) {
-            const struct ibx_record_block *a = &found.blocks[i], *b = &r.blocks[i];
+            const struct ibx_journal_block *a = &found.blocks[i], *b = &r.blocks[i];
             assert_string_equal(a->id, b->id);
             assert_true(a->size == b->size && a->page_size == b->page_size &&
                         a->offset == b->offset && a->address == b->address && a->dev == b->dev &&
                         a->ino == b->ino);
         }
         assert_int_equal(found.written_s, r.written_s);
-        assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
-        assert_int_equal(ibx_record_remove(folder, &r, &error), -ENOENT);
+        assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+        assert_int_equal(ibx_journal_remove(folder, &r, &error), -ENOENT);
     }
 }
 
@@ -67,72 +67,74 @@ static void records_of_the_first_version(void **state)
         "\"uri\": \"tcp://node-b:7471\", \"peer\": \"node-a\", \"key-file\": \"\", \"uffd\": 31, "
         "\"device-way\": false, \"written\": 1700000000%s}";
     char path[PATH_MAX], whole[1024];
-    struct ibx_record r = sample(false, 7), *all;
+    struct ibx_journal r = sample(false, 7), *all;
     size_t count;
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     snprintf(whole, sizeof(whole), text, "");
     put_file(path, whole, strlen(whole));
     r = only();
-    assert_int_equal(r.state, IBX_RECORD_MAY_RUN);
+    assert_int_equal(r.state, IBX_JOURNAL_MAY_RUN);
     assert_int_equal(r.uffd, 31);
     assert_int_equal(r.block_count, 0);
     assert_true(r.was_running); /* as it was taken to have been */
-    r.state = IBX_RECORD_RUNNING;
+    r.state = IBX_JOURNAL_RUNNING;
     assert_int_equal(write_record(&r), 0);
-    assert_int_equal(only().state, IBX_RECORD_RUNNING);
+    assert_int_equal(only().state, IBX_JOURNAL_RUNNING);
     snprintf(whole, sizeof(whole), text, ", \"was-running\": true, \"guest-ram\": []");
     put_file(path, whole, strlen(whole));
-    assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
     says("unpacked");
 }
 
 /* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
 static const unsigned source_table[11] = {
-    [0] = 1 << IBX_RECORD_HERE,
-    [IBX_RECORD_HERE] =
-        1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_KEPT | 1 << IBX_RECORD_ROLLED_BACK,
-    [IBX_RECORD_MAY_RUN] = 1 << IBX_RECORD_MOVED | 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_KEPT |
-                           1 << IBX_RECORD_ROLLED_BACK,
-    [IBX_RECORD_MOVED] = 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_ROLLED_BACK,
+    [0] = 1 << IBX_JOURNAL_HERE,
+    [IBX_JOURNAL_HERE] =
+        1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK,
+    [IBX_JOURNAL_MAY_RUN] = 1 << IBX_JOURNAL_MOVED | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT |
+                            1 << IBX_JOURNAL_ROLLED_BACK,
+    [IBX_JOURNAL_MOVED] = 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_ROLLED_BACK,
 };
 static const unsigned destination_table[11] = {
-    [0] = 1 << IBX_RECORD_NOT_YET,
-    [IBX_RECORD_NOT_YET] = 1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_GIVEN_UP,
-    [IBX_RECORD_MAY_RUN] =
-        1 << IBX_RECORD_RUNNING | 1 << IBX_RECORD_COMPLETE | 1 << IBX_RECORD_GIVEN_UP,
-    [IBX_RECORD_RUNNING] = 1 << IBX_RECORD_COMPLETE | 1 << IBX_RECORD_GIVEN_UP,
-    [IBX_RECORD_COMPLETE] = 1 << IBX_RECORD_DONE,
+    [0] = 1 << IBX_JOURNAL_NOT_YET,
+    [IBX_JOURNAL_NOT_YET] = 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_GIVEN_UP,
+    [IBX_JOURNAL_MAY_RUN] =
+        1 << IBX_JOURNAL_RUNNING | 1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP,
+    [IBX_JOURNAL_RUNNING] = 1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP,
+    [IBX_JOURNAL_COMPLETE] = 1 << IBX_JOURNAL_DONE,
 };
 
 /* What is known of a move when all of its pages are there, and not before. */
-static void complete_as_its_state(struct ibx_record *r)
+static void complete_as_its_state(struct ibx_journal *r)
 {
-    const bool has = !r->source && (r->state == IBX_RECORD_COMPLETE || r->state == IBX_RECORD_DONE);
+    const bool has =
+        !r->source && (r->state == IBX_JOURNAL_COMPLETE || r->state == IBX_JOURNAL_DONE);
     memset(&r->complete, 0, sizeof(r->complete));
     if (!has)
         return;
-    r->complete = (struct ibx_record_complete){1000, 600, 7, {0}};
+    r->complete = (struct ibx_journal_complete){1000, 600, 7, {0}};
     memset(r->complete.hash, 0xa7, sizeof(r->complete.hash));
 }
 
 /* The states by which one is reached, from new on. */
-static void bring_to(struct ibx_record *r, enum ibx_record_state wanted)
+static void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted)
 {
-    static const enum ibx_record_state ways[2][11][5] = {
-        {[IBX_RECORD_NOT_YET] = {IBX_RECORD_NOT_YET},
-         [IBX_RECORD_MAY_RUN] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN},
-         [IBX_RECORD_RUNNING] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN, IBX_RECORD_RUNNING},
-         [IBX_RECORD_COMPLETE] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN, IBX_RECORD_COMPLETE},
-         [IBX_RECORD_DONE] = {IBX_RECORD_NOT_YET, IBX_RECORD_MAY_RUN, IBX_RECORD_RUNNING,
-                              IBX_RECORD_COMPLETE, IBX_RECORD_DONE},
-         [IBX_RECORD_GIVEN_UP] = {IBX_RECORD_NOT_YET, IBX_RECORD_GIVEN_UP}},
-        {[IBX_RECORD_HERE] = {IBX_RECORD_HERE},
-         [IBX_RECORD_MAY_RUN] = {IBX_RECORD_HERE, IBX_RECORD_MAY_RUN},
-         [IBX_RECORD_MOVED] = {IBX_RECORD_HERE, IBX_RECORD_MAY_RUN, IBX_RECORD_MOVED},
-         [IBX_RECORD_DONE] = {IBX_RECORD_HERE, IBX_RECORD_MAY_RUN, IBX_RECORD_MOVED,
-                              IBX_RECORD_DONE},
-         [IBX_RECORD_KEPT] = {IBX_RECORD_HERE, IBX_RECORD_KEPT},
-         [IBX_RECORD_ROLLED_BACK] = {IBX_RECORD_HERE, IBX_RECORD_MAY_RUN, IBX_RECORD_ROLLED_BACK}}};
+    static const enum ibx_journal_state ways[2][11][5] = {
+        {[IBX_JOURNAL_NOT_YET] = {IBX_JOURNAL_NOT_YET},
+         [IBX_JOURNAL_MAY_RUN] = {IBX_JOURNAL_NOT_YET, IBX_JOURNAL_MAY_RUN},
+         [IBX_JOURNAL_RUNNING] = {IBX_JOURNAL_NOT_YET, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_RUNNING},
+         [IBX_JOURNAL_COMPLETE] = {IBX_JOURNAL_NOT_YET, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_COMPLETE},
+         [IBX_JOURNAL_DONE] = {IBX_JOURNAL_NOT_YET, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_RUNNING,
+                               IBX_JOURNAL_COMPLETE, IBX_JOURNAL_DONE},
+         [IBX_JOURNAL_GIVEN_UP] = {IBX_JOURNAL_NOT_YET, IBX_JOURNAL_GIVEN_UP}},
+        {[IBX_JOURNAL_HERE] = {IBX_JOURNAL_HERE},
+         [IBX_JOURNAL_MAY_RUN] = {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN},
+         [IBX_JOURNAL_MOVED] = {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_MOVED},
+         [IBX_JOURNAL_DONE] = {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_MOVED,
+                               IBX_JOURNAL_DONE},
+         [IBX_JOURNAL_KEPT] = {IBX_JOURNAL_HERE, IBX_JOURNAL_KEPT},
+         [IBX_JOURNAL_ROLLED_BACK] = {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN,
+                                      IBX_JOURNAL_ROLLED_BACK}}};
     for (unsigned i = 0; i < 5 && ways[r->source][wanted][i]; i++) {
         r->state = ways[r->source][wanted][i];
         complete_as_its_state(r);
@@ -154,21 +156,21 @@ static void what_a_complete_move_has_to_say(void **state)
         {"a7a7", "a7"},
         {"\"zero\": 600,", ""},
     };
-    struct ibx_record r = sample(false, 7), *all;
+    struct ibx_journal r = sample(false, 7), *all;
     char path[PATH_MAX], text[8192];
     size_t count;
-    bring_to(&r, IBX_RECORD_COMPLETE);
-    assert_false(ibx_record_over(&r));
-    const struct ibx_record found = only();
+    bring_to(&r, IBX_JOURNAL_COMPLETE);
+    assert_false(ibx_journal_over(&r));
+    const struct ibx_journal found = only();
     assert_memory_equal(&found.complete, &r.complete, sizeof(r.complete));
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         with(path, text, wrong[i][0], wrong[i][1]);
-        assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+        assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
     }
     with(path, text, "\"state\": \"complete\"", "\"state\": \"running\"");
-    assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
     says("does not fit");
 }
 
@@ -176,36 +178,36 @@ static void what_a_complete_move_has_to_say(void **state)
 static void records_of_the_second_version(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(false, 7);
+    struct ibx_journal r = sample(false, 7);
     char path[PATH_MAX], text[8192];
-    bring_to(&r, IBX_RECORD_RUNNING);
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    bring_to(&r, IBX_JOURNAL_RUNNING);
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     with(path, text, "  \"complete\": null,\n", "");
     get_file(path, text, sizeof(text));
     with(path, text, "\"ibx-record\": 3", "\"ibx-record\": 2");
     get_file(path, text, sizeof(text));
     with(path, text, "\"running\"", "\"done\"");
-    assert_int_equal(only().state, IBX_RECORD_DONE);
+    assert_int_equal(only().state, IBX_JOURNAL_DONE);
     assert_int_equal(only().complete.pages, 0);
 }
 
 static void check_step(bool source, unsigned from, unsigned to, bool allowed)
 {
-    struct ibx_record r = sample(source, 9);
-    bring_to(&r, (enum ibx_record_state)from);
-    r.state = (enum ibx_record_state)to;
+    struct ibx_journal r = sample(source, 9);
+    bring_to(&r, (enum ibx_journal_state)from);
+    r.state = (enum ibx_journal_state)to;
     complete_as_its_state(&r);
     int rc = write_record(&r);
     if (rc != (allowed ? 0 : -EINVAL))
         fail_msg("%s from %u to %u: %d", source ? "source" : "destination", from, to, rc);
     if (rc && from) { /* it is as it was */
         assert_int_equal(only().state, from);
-        says(ibx_record_state_name((enum ibx_record_state)from));
+        says(ibx_journal_state_name((enum ibx_journal_state)from));
     }
     if (from || !rc) {
-        r.state = (enum ibx_record_state)from;
-        assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
+        r.state = (enum ibx_journal_state)from;
+        assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
     }
 }
 
@@ -213,10 +215,10 @@ static void only_moves_of_the_table(void **state)
 {
     (void)state;
     const unsigned all[2] = {
-        1 << IBX_RECORD_NOT_YET | 1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_RUNNING |
-            1 << IBX_RECORD_COMPLETE | 1 << IBX_RECORD_DONE | 1 << IBX_RECORD_GIVEN_UP,
-        1 << IBX_RECORD_HERE | 1 << IBX_RECORD_MAY_RUN | 1 << IBX_RECORD_MOVED |
-            1 << IBX_RECORD_DONE | 1 << IBX_RECORD_KEPT | 1 << IBX_RECORD_ROLLED_BACK};
+        1 << IBX_JOURNAL_NOT_YET | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_RUNNING |
+            1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_GIVEN_UP,
+        1 << IBX_JOURNAL_HERE | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_MOVED |
+            1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK};
     for (unsigned source = 0; source < 2; source++) {
         const unsigned *table = source ? source_table : destination_table;
         for (unsigned from = 0; from < 11; from++) {
@@ -231,7 +233,7 @@ static void only_moves_of_the_table(void **state)
 static void epochs_only_rise(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     r.epoch = 0;
     assert_int_equal(write_record(&r), -EINVAL);
     r.epoch = 5;
@@ -251,34 +253,34 @@ static void states_have_names_and_sentences(void **state)
 {
     (void)state;
     char said[IBX_ERROR_MAX];
-    const bool over[11] = {[IBX_RECORD_DONE] = true,
-                           [IBX_RECORD_KEPT] = true,
-                           [IBX_RECORD_ROLLED_BACK] = true,
-                           [IBX_RECORD_GIVEN_UP] = true};
+    const bool over[11] = {[IBX_JOURNAL_DONE] = true,
+                           [IBX_JOURNAL_KEPT] = true,
+                           [IBX_JOURNAL_ROLLED_BACK] = true,
+                           [IBX_JOURNAL_GIVEN_UP] = true};
     for (unsigned i = 1; i < 11; i++) {
-        struct ibx_record r = sample(i < IBX_RECORD_NOT_YET, 1);
-        r.state = (enum ibx_record_state)i;
-        assert_int_equal(ibx_record_over(&r), over[i]);
-        assert_string_not_equal(ibx_record_state_name(r.state), "unknown");
-        ibx_record_say(&r, said, sizeof(said));
+        struct ibx_journal r = sample(i < IBX_JOURNAL_NOT_YET, 1);
+        r.state = (enum ibx_journal_state)i;
+        assert_int_equal(ibx_journal_over(&r), over[i]);
+        assert_string_not_equal(ibx_journal_state_name(r.state), "unknown");
+        ibx_journal_say(&r, said, sizeof(said));
         if (!strstr(said, "VM db1") || !strstr(said, "node-b") || strchr(said, '%'))
             fail_msg("%s", said);
     }
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     r.name[0] = r.peer[0] = '\0';
     strcpy(r.uri, "tcp://%s%n\033");
-    ibx_record_say(&r, said, sizeof(said));
+    ibx_journal_say(&r, said, sizeof(said));
     assert_non_null(strstr(said, "VM 01234567-89ab"));
     assert_non_null(strstr(said, "tcp://%s%n?"));
     strcpy(r.uuid, "00000000-0000-0000-0000-000000000000");
-    ibx_record_say(&r, said, sizeof(said));
+    ibx_journal_say(&r, said, sizeof(said));
     assert_non_null(strstr(said, "the VM of /run/db1.qmp"));
-    ibx_record_say(&r, said, 10);
+    ibx_journal_say(&r, said, 10);
     assert_int_equal(strlen(said), 9);
-    r.state = (enum ibx_record_state)99;
-    ibx_record_say(&r, said, sizeof(said));
-    assert_string_equal(ibx_record_state_name(r.state), "unknown");
-    assert_false(ibx_record_over(&r));
+    r.state = (enum ibx_journal_state)99;
+    ibx_journal_say(&r, said, sizeof(said));
+    assert_string_equal(ibx_journal_state_name(r.state), "unknown");
+    assert_false(ibx_journal_over(&r));
 }
 
 /* ------------------------------------------------------------ whole or not at all */
@@ -286,12 +288,12 @@ static void states_have_names_and_sentences(void **state)
 /* Writes for ever, records of very different lengths. */
 static void write_until_killed(void)
 {
-    struct ibx_record r = only();
+    struct ibx_journal r = only();
     for (uint64_t turn = 0;; turn++) {
         r.epoch++;
         memset(r.qmp, 'q', sizeof(r.qmp) - 1);
         r.qmp[turn % 2 ? 10 : 4000] = '\0';
-        if (ibx_record_write(folder, &r, NULL))
+        if (ibx_journal_write(folder, &r, NULL))
             _exit(1);
     }
 }
@@ -299,7 +301,7 @@ static void write_until_killed(void)
 static void a_killed_writer_leaves_a_whole_record(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 3);
+    struct ibx_journal r = sample(true, 3);
     assert_int_equal(write_record(&r), 0);
     for (unsigned turn = 0; turn < 25; turn++) {
         const uint64_t from = only().epoch;
@@ -311,7 +313,7 @@ static void a_killed_writer_leaves_a_whole_record(void **state)
             assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, NULL, 0), child);
-        struct ibx_record found = only();
+        struct ibx_journal found = only();
         assert_in_range(found.epoch, from + turn % 5, UINT64_MAX);
         assert_true(found.epoch == 1 || strlen(found.qmp) == 10 || strlen(found.qmp) == 4000);
     }
@@ -324,8 +326,8 @@ static void a_killed_writer_leaves_a_whole_record(void **state)
 static bool unwritten(int rc, int expected)
 {
     char path[PATH_MAX];
-    struct ibx_record r = sample(true, 3);
-    ibx_record_path(folder, &r, ".new", path, sizeof(path));
+    struct ibx_journal r = sample(true, 3);
+    ibx_journal_path(folder, &r, ".new", path, sizeof(path));
     return rc == expected && strstr(error.message, folder) &&
            strstr(error.message, strerror(-expected)) && access(path, F_OK);
 }
@@ -333,30 +335,30 @@ static bool unwritten(int rc, int expected)
 /* Changes what is on record until there is no room for the next. */
 static int on_a_full_disk(void)
 {
-    struct ibx_record r = sample(true, 3), *all;
+    struct ibx_journal r = sample(true, 3), *all;
     char path[PATH_MAX], block[4096] = {0};
     size_t count;
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", folder, "tmpfs", 0, "size=64k,mode=0700"))
         return SKIP;
-    CHECK(!ibx_record_write(folder, &r, &error));
+    CHECK(!ibx_journal_write(folder, &r, &error));
     snprintf(path, sizeof(path), "%s/filler", folder);
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     CHECK(fd >= 0);
     while (write(fd, block, sizeof(block)) > 0)
         ;
     CHECK(errno == ENOSPC);
-    r.state = IBX_RECORD_MAY_RUN;
-    CHECK(unwritten(ibx_record_write(folder, &r, &error), -ENOSPC));
-    CHECK(!ibx_record_list(folder, &all, &count, &error) && count == 1);
-    CHECK(all[0].state == IBX_RECORD_HERE);
+    r.state = IBX_JOURNAL_MAY_RUN;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -ENOSPC));
+    CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
+    CHECK(all[0].state == IBX_JOURNAL_HERE);
     free(all);
-    CHECK(!ftruncate(fd, 0) && !close(fd) && !ibx_record_write(folder, &r, &error));
+    CHECK(!ftruncate(fd, 0) && !close(fd) && !ibx_journal_write(folder, &r, &error));
     CHECK(!mount(NULL, folder, NULL, MS_REMOUNT | MS_RDONLY, NULL));
-    r.state = IBX_RECORD_MOVED;
-    CHECK(unwritten(ibx_record_write(folder, &r, &error), -EROFS));
-    CHECK(!ibx_record_list(folder, &all, &count, &error) && count == 1);
-    CHECK(all[0].state == IBX_RECORD_MAY_RUN);
+    r.state = IBX_JOURNAL_MOVED;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EROFS));
+    CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
+    CHECK(all[0].state == IBX_JOURNAL_MAY_RUN);
     free(all);
     return 0;
 }
@@ -372,25 +374,25 @@ static void full_and_read_only_disks(void **state)
 
 static int without_rights(void)
 {
-    struct ibx_record r = sample(true, 3), *all;
+    struct ibx_journal r = sample(true, 3), *all;
     char lock[32];
     size_t count;
     int fd;
     if (!geteuid() && (setgid(65534) || setuid(65534)))
         return SKIP;
-    CHECK(!chmod(folder, 0700) && !ibx_record_write(folder, &r, &error));
+    CHECK(!chmod(folder, 0700) && !ibx_journal_write(folder, &r, &error));
     CHECK(!chmod(folder, 0500));
-    r.state = IBX_RECORD_MAY_RUN;
-    CHECK(unwritten(ibx_record_write(folder, &r, &error), -EACCES));
-    CHECK(ibx_record_lock(folder, &r, &fd, &error) == -EACCES);
-    CHECK(ibx_record_remove(folder, &r, &error) == -EACCES);
-    CHECK(!ibx_record_list(folder, &all, &count, &error) && count == 1);
-    CHECK(all[0].state == IBX_RECORD_HERE);
+    r.state = IBX_JOURNAL_MAY_RUN;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EACCES));
+    CHECK(ibx_journal_lock(folder, &r, &fd, &error) == -EACCES);
+    CHECK(ibx_journal_remove(folder, &r, &error) == -EACCES);
+    CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
+    CHECK(all[0].state == IBX_JOURNAL_HERE);
     free(all);
     snprintf(lock, sizeof(lock), "%s", "/proc/ibx");
-    CHECK(ibx_record_folder(lock, lock, sizeof(lock), &error) && strstr(error.message, "/proc"));
+    CHECK(ibx_journal_folder(lock, lock, sizeof(lock), &error) && strstr(error.message, "/proc"));
     CHECK(!chmod(folder, 0000));
-    CHECK(ibx_record_list(folder, &all, &count, &error) == -EACCES);
+    CHECK(ibx_journal_list(folder, &all, &count, &error) == -EACCES);
     CHECK(!chmod(folder, 0700));
     return 0;
 }
@@ -408,7 +410,7 @@ static void folders_without_rights(void **state)
 static void text_that_is_none(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     strcpy(r.name, "b\xc3"); /* cut in the middle of a letter */
     assert_int_equal(write_record(&r), 0);
     assert_string_equal(only().name, "b?");
@@ -425,13 +427,13 @@ static void text_that_is_none(void **state)
 static void newest_come_first(void **state)
 {
     (void)state;
-    struct ibx_record *all;
+    struct ibx_journal *all;
     size_t count;
     for (uint8_t i = 1; i <= 20; i++) {
-        struct ibx_record r = sample(i % 2, (uint8_t)(i * 37));
+        struct ibx_journal r = sample(i % 2, (uint8_t)(i * 37));
         assert_int_equal(write_record(&r), 0);
     }
-    assert_int_equal(ibx_record_list(folder, &all, &count, &error), 0);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
     assert_int_equal(count, 20);
     for (size_t i = 1; i < count; i++)
         assert_true(all[i - 1].written_s >= all[i].written_s);
@@ -439,10 +441,10 @@ static void newest_come_first(void **state)
 }
 
 /* Gives the file of a record another time, as its writing did. */
-static void set_written(const struct ibx_record *r, uint64_t seconds)
+static void set_written(const struct ibx_journal *r, uint64_t seconds)
 {
     char path[PATH_MAX], text[4096], from[64], to[64];
-    ibx_record_path(folder, r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     snprintf(from, sizeof(from), "\"written\": %llu", (unsigned long long)r->written_s);
     snprintf(to, sizeof(to), "\"written\": %llu", (unsigned long long)seconds);
@@ -452,33 +454,33 @@ static void set_written(const struct ibx_record *r, uint64_t seconds)
 static void unfinished_moves_are_found(void **state)
 {
     (void)state;
-    struct ibx_record a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
-                      d = sample(false, 4), found;
-    assert_int_equal(ibx_record_find(folder, true, NULL, &found, &error), -ENOENT);
+    struct ibx_journal a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
+                       d = sample(false, 4), found;
+    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOENT);
     says(folder);
     assert_int_equal(write_record(&a), 0);
-    assert_int_equal(ibx_record_find(folder, true, NULL, &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), 0);
     assert_memory_equal(found.id, a.id, sizeof(a.id));
-    assert_int_equal(ibx_record_find(folder, false, NULL, &found, &error), -ENOENT);
+    assert_int_equal(ibx_journal_find(folder, false, NULL, &found, &error), -ENOENT);
     strcpy(c.qmp, "/run/other");
     assert_int_equal(write_record(&b), 0);
     assert_int_equal(write_record(&c), 0);
     assert_int_equal(write_record(&d), 0);
     set_written(&a, 3000);
     set_written(&b, 2000);
-    assert_int_equal(ibx_record_find(folder, true, NULL, &found, &error), -ENOTUNIQ);
+    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOTUNIQ);
     says("--qmp");
-    assert_int_equal(ibx_record_find(folder, true, "/run/db1.qmp", &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, true, "/run/db1.qmp", &found, &error), 0);
     assert_memory_equal(found.id, a.id, sizeof(a.id));
-    assert_int_equal(ibx_record_find(folder, true, "/run/other", &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, true, "/run/other", &found, &error), 0);
     assert_memory_equal(found.id, c.id, sizeof(c.id));
-    assert_int_equal(ibx_record_find(folder, false, NULL, &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, false, NULL, &found, &error), 0);
     assert_memory_equal(found.id, d.id, sizeof(d.id));
-    a.state = IBX_RECORD_KEPT; /* now the newest of all, and over */
+    a.state = IBX_JOURNAL_KEPT; /* now the newest of all, and over */
     assert_int_equal(write_record(&a), 0);
-    assert_int_equal(ibx_record_find(folder, true, "/run/db1.qmp", &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, true, "/run/db1.qmp", &found, &error), 0);
     assert_memory_equal(found.id, b.id, sizeof(b.id));
-    assert_int_equal(ibx_record_find(folder, true, "/run/nobody", &found, &error), -ENOENT);
+    assert_int_equal(ibx_journal_find(folder, true, "/run/nobody", &found, &error), -ENOENT);
     says("/run/nobody");
 }
 
@@ -489,7 +491,7 @@ struct seen {
     const char *why;
 };
 
-static void see(void *context, const struct ibx_record *record, const char *why)
+static void see(void *context, const struct ibx_journal *record, const char *why)
 {
     struct seen *seen = context;
     (void)record;
@@ -497,22 +499,22 @@ static void see(void *context, const struct ibx_record *record, const char *why)
     seen->why = why;
 }
 
-static struct seen prune(struct ibx_record_prune which)
+static struct seen prune(struct ibx_journal_prune which)
 {
     struct seen seen = {0};
     which.each = see;
     which.context = &seen;
     which.before_s = which.before_s ? which.before_s : UINT64_MAX;
-    if (ibx_record_prune(folder, &which, &error))
+    if (ibx_journal_prune(folder, &which, &error))
         fail_msg("%s", error.message);
     return seen;
 }
 
 /* In this state, and of a QEMU that lives (this process) or has ended. */
-static struct ibx_record in_state(bool source, uint8_t number, enum ibx_record_state state,
-                                  bool lives)
+static struct ibx_journal in_state(bool source, uint8_t number, enum ibx_journal_state state,
+                                   bool lives)
 {
-    struct ibx_record r = sample(source, number);
+    struct ibx_journal r = sample(source, number);
     if (lives) {
         r.pid = getpid();
         r.pid_started = ibx_process_started(r.pid);
@@ -526,77 +528,77 @@ static void what_is_over_can_be_pruned(void **state)
     (void)state;
     const struct {
         bool source;
-        enum ibx_record_state is;
+        enum ibx_journal_state is;
         bool lives, goes, goes_unfinished;
     } cases[] = {
-        {true, IBX_RECORD_KEPT, true, true, true},
-        {true, IBX_RECORD_ROLLED_BACK, true, true, true},
-        {true, IBX_RECORD_DONE, true, false, false}, /* it says that it must not be continued */
-        {true, IBX_RECORD_DONE, false, true, true},
-        {true, IBX_RECORD_MAY_RUN, false, false, true},
-        {true, IBX_RECORD_MOVED, true, false, false},
-        {false, IBX_RECORD_DONE, true, true, true},
-        {false, IBX_RECORD_GIVEN_UP, true, true, true},
-        {false, IBX_RECORD_RUNNING, true, false, false},
-        {false, IBX_RECORD_RUNNING, false, false, true},
-        {false, IBX_RECORD_COMPLETE, true, false, true},
-        {false, IBX_RECORD_COMPLETE, false, false, true},
+        {true, IBX_JOURNAL_KEPT, true, true, true},
+        {true, IBX_JOURNAL_ROLLED_BACK, true, true, true},
+        {true, IBX_JOURNAL_DONE, true, false, false}, /* it says that it must not be continued */
+        {true, IBX_JOURNAL_DONE, false, true, true},
+        {true, IBX_JOURNAL_MAY_RUN, false, false, true},
+        {true, IBX_JOURNAL_MOVED, true, false, false},
+        {false, IBX_JOURNAL_DONE, true, true, true},
+        {false, IBX_JOURNAL_GIVEN_UP, true, true, true},
+        {false, IBX_JOURNAL_RUNNING, true, false, false},
+        {false, IBX_JOURNAL_RUNNING, false, false, true},
+        {false, IBX_JOURNAL_COMPLETE, true, false, true},
+        {false, IBX_JOURNAL_COMPLETE, false, false, true},
     };
     for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct ibx_record r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
-        struct seen seen = prune((struct ibx_record_prune){.qmp = r.qmp});
+        struct ibx_journal r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
+        struct seen seen = prune((struct ibx_journal_prune){.qmp = r.qmp});
         if (seen.gone != cases[i].goes || seen.kept == cases[i].goes)
             fail_msg("case %u: %s", i, seen.why ? seen.why : "went");
         if (cases[i].goes)
             continue;
-        seen = prune((struct ibx_record_prune){.qmp = r.qmp, .unfinished = true});
+        seen = prune((struct ibx_journal_prune){.qmp = r.qmp, .unfinished = true});
         if (seen.gone != cases[i].goes_unfinished)
             fail_msg("case %u, unfinished too: %s", i, seen.why ? seen.why : "went");
         if (!seen.gone)
-            assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
+            assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
     }
 }
 
 static void pruning_leaves_others_alone(void **state)
 {
     (void)state;
-    struct ibx_record *all, a = in_state(true, 1, IBX_RECORD_KEPT, false),
-                            b = in_state(true, 2, IBX_RECORD_KEPT, false);
+    struct ibx_journal *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
+                             b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
     size_t count;
     int lock;
-    assert_int_equal(prune((struct ibx_record_prune){.qmp = "/run/other"}).gone, 0);
-    assert_int_equal(prune((struct ibx_record_prune){.before_s = a.written_s, .keep = 2}).gone, 0);
-    assert_int_equal(ibx_record_lock(folder, &a, &lock, &error), 0); /* a tool works on it */
-    struct seen seen = prune((struct ibx_record_prune){0});
+    assert_int_equal(prune((struct ibx_journal_prune){.qmp = "/run/other"}).gone, 0);
+    assert_int_equal(prune((struct ibx_journal_prune){.before_s = a.written_s, .keep = 2}).gone, 0);
+    assert_int_equal(ibx_journal_lock(folder, &a, &lock, &error), 0); /* a tool works on it */
+    struct seen seen = prune((struct ibx_journal_prune){0});
     assert_int_equal(seen.gone, 1);
     assert_int_equal(seen.kept, 1);
     assert_memory_equal(only().id, a.id, sizeof(a.id));
     close(lock);
     assert_int_equal(write_record(&b), -EINVAL); /* it is new, and over */
-    b = in_state(true, 2, IBX_RECORD_KEPT, false);
+    b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
     set_written(&a, 1000);
     /* What is young goes when there are too many; and what is old goes in any case. */
-    assert_int_equal(prune((struct ibx_record_prune){.before_s = 500, .keep = 1}).gone, 1);
+    assert_int_equal(prune((struct ibx_journal_prune){.before_s = 500, .keep = 1}).gone, 1);
     assert_memory_equal(only().id, b.id, sizeof(b.id));
     set_written(&b, 1000);
-    ibx_record_prune_old(folder);
-    assert_int_equal(ibx_record_list(folder, &all, &count, &error), 0);
+    ibx_journal_prune_old(folder);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
     assert_int_equal(count, 0);
     free(all);
-    in_state(true, 3, IBX_RECORD_KEPT, false);
-    ibx_record_prune_old(folder);
-    assert_int_equal(only().state, IBX_RECORD_KEPT);
+    in_state(true, 3, IBX_JOURNAL_KEPT, false);
+    ibx_journal_prune_old(folder);
+    assert_int_equal(only().state, IBX_JOURNAL_KEPT);
 }
 
 /* While the newest one goes, a tool has come to work on the next, or another has removed it. */
 struct meddling {
-    struct ibx_record next;
+    struct ibx_journal next;
     bool removes;
     unsigned seen;
     const char *why;
 };
 
-static void meddle(void *context, const struct ibx_record *record, const char *why)
+static void meddle(void *context, const struct ibx_journal *record, const char *why)
 {
     struct meddling *m = context;
     m->why = why;
@@ -604,7 +606,7 @@ static void meddle(void *context, const struct ibx_record *record, const char *w
         return;
     assert_memory_not_equal(record->id, m->next.id, sizeof(m->next.id));
     if (m->removes)
-        assert_int_equal(ibx_record_remove(folder, &m->next, &error), 0);
+        assert_int_equal(ibx_journal_remove(folder, &m->next, &error), 0);
     else
         assert_int_equal(write_record(&m->next), 0);
 }
@@ -613,18 +615,18 @@ static void what_counts_is_read_under_the_lock(void **state)
 {
     (void)state;
     for (int removes = 0; removes < 2; removes++) {
-        struct ibx_record newest = in_state(true, 1, IBX_RECORD_KEPT, false);
-        struct meddling m = {.next = in_state(false, 2, IBX_RECORD_RUNNING, false),
+        struct ibx_journal newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
+        struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),
                              .removes = removes};
-        const struct ibx_record_prune which = {
+        const struct ibx_journal_prune which = {
             .unfinished = true, .before_s = UINT64_MAX, .each = meddle, .context = &m};
         char lock[PATH_MAX];
         set_written(&newest, UINT32_MAX);
         m.next.pid = getpid(); /* its QEMU lives, as the meddler writes */
         m.next.pid_started = ibx_process_started(m.next.pid);
-        assert_int_equal(ibx_record_prune(folder, &which, &error), 0);
+        assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
         assert_int_equal(m.seen, 2);
-        ibx_record_path(folder, &m.next, ".lock", lock, sizeof(lock));
+        ibx_journal_path(folder, &m.next, ".lock", lock, sizeof(lock));
         if (removes) {
             assert_null(m.why);
             assert_int_equal(access(lock, F_OK), -1);
@@ -633,7 +635,7 @@ static void what_counts_is_read_under_the_lock(void **state)
         assert_non_null(m.why);
         assert_non_null(strstr(m.why, "its QEMU lives"));
         assert_memory_equal(only().id, m.next.id, sizeof(m.next.id));
-        assert_int_equal(ibx_record_remove(folder, &m.next, &error), 0);
+        assert_int_equal(ibx_journal_remove(folder, &m.next, &error), 0);
     }
 }
 

@@ -15,25 +15,25 @@
 
 static void list_refuses(const char *name, const char *word)
 {
-    struct ibx_record *all = NULL, r;
+    struct ibx_journal *all = NULL, r;
     size_t count = 77;
-    assert_int_equal(ibx_record_list(folder, &all, &count, &error), -EBADMSG);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
     assert_null(all);
     assert_int_equal(count, 77);
     says(folder);
     says(name);
     says(word);
     assert_false(strchr(error.message, '\n') || strchr(error.message, '\033'));
-    assert_int_equal(ibx_record_find(folder, true, NULL, &r, &error), -EBADMSG);
+    assert_int_equal(ibx_journal_find(folder, true, NULL, &r, &error), -EBADMSG);
 }
 
 static void every_truncation_is_noticed(void **state)
 {
     (void)state;
     char path[PATH_MAX], text[4096];
-    struct ibx_record r = sample(true, 0xab);
+    struct ibx_journal r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     size_t length = get_file(path, text, sizeof(text));
     for (size_t n = 0; n < length; n += n < 40 ? 1 : 13) {
         put_file(path, text, n);
@@ -87,9 +87,9 @@ static void hostile_files_are_named(void **state)
         {"{", "[", "line"},
     };
     char path[PATH_MAX], text[4096];
-    struct ibx_record r = sample(true, 0xab);
+    struct ibx_journal r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         with(path, text, cases[i].from, cases[i].to);
@@ -121,10 +121,10 @@ static void hostile_layouts_are_named(void **state)
         {"\"ino\": -1", "\"ino\": \"-1\"", "guest-ram"},
     };
     char path[PATH_MAX], text[4096];
-    struct ibx_record r = sample(false, 0xab);
+    struct ibx_journal r = sample(false, 0xab);
     r.blocks[0].address = 4096;
     assert_int_equal(write_record(&r), 0);
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         with(path, text, cases[i].from, cases[i].to);
@@ -138,8 +138,8 @@ static void deep_and_large_files_are_refused(void **state)
     char path[PATH_MAX];
     char *text = malloc(70000);
     assert_non_null(text);
-    struct ibx_record r = sample(true, 0xab);
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    struct ibx_journal r = sample(true, 0xab);
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     memset(text, '[', 70000);
     put_file(path, text, 65536);
     list_refuses("abab.source.json", "line");
@@ -152,10 +152,10 @@ static void only_plain_files_of_this_user_count(void **state)
 {
     (void)state;
     char path[PATH_MAX], other[PATH_MAX];
-    struct ibx_record r = sample(true, 0xab), *all;
+    struct ibx_journal r = sample(true, 0xab), *all;
     size_t count;
     assert_int_equal(write_record(&r), 0);
-    ibx_record_path(folder, &r, ".json", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     assert_int_equal(chmod(path, 0622), 0);
     list_refuses("abab.source.json", "regular");
     snprintf(other, sizeof(other), "%s/elsewhere", folder);
@@ -176,7 +176,7 @@ static void only_plain_files_of_this_user_count(void **state)
     assert_int_equal(unlink(path), 0);
     snprintf(path, sizeof(path), "%s/notes.txt", folder); /* no concern of ours */
     put_file(path, "x", 1);
-    assert_int_equal(ibx_record_list(folder, &all, &count, &error), 0);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
     assert_int_equal(count, 0);
     free(all);
 }
@@ -194,28 +194,28 @@ static void folders_are_chosen_and_made(void **state)
 {
     (void)state;
     char chosen[PATH_MAX], expected[PATH_MAX], deep[PATH_MAX];
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     mode_t mask = umask(0);
     snprintf(deep, sizeof(deep), "%s/a/b//c/", folder);
     snprintf(expected, sizeof(expected), "%s/a/b//c", folder);
-    assert_int_equal(ibx_record_folder(deep, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(deep, chosen, sizeof(chosen), &error), 0);
     assert_string_equal(chosen, expected);
     assert_int_equal(mode_of(chosen), 0700);
-    assert_int_equal(ibx_record_folder(deep, chosen, sizeof(chosen), &error), 0);
-    assert_int_equal(ibx_record_write(chosen, &r, &error), 0);
-    ibx_record_path(chosen, &r, ".json", deep, sizeof(deep));
+    assert_int_equal(ibx_journal_folder(deep, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_write(chosen, &r, &error), 0);
+    ibx_journal_path(chosen, &r, ".json", deep, sizeof(deep));
     assert_int_equal(mode_of(deep), 0600);
     umask(0777); /* takes nothing away from the owner either */
-    assert_int_equal(ibx_record_write(chosen, &r, &error), 0);
+    assert_int_equal(ibx_journal_write(chosen, &r, &error), 0);
     umask(mask);
     assert_int_equal(mode_of(deep), 0600);
     snprintf(expected, sizeof(expected), "%s/env", folder);
     setenv("IBX_STATE_DIR", expected, 1);
-    assert_int_equal(ibx_record_folder(NULL, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(NULL, chosen, sizeof(chosen), &error), 0);
     assert_string_equal(chosen, expected);
-    assert_int_equal(ibx_record_folder(folder, chosen, sizeof(chosen), &error), 0);
+    assert_int_equal(ibx_journal_folder(folder, chosen, sizeof(chosen), &error), 0);
     assert_string_equal(chosen, folder);
-    assert_int_equal(ibx_record_folder(NULL, chosen, strlen(expected), &error), -ENAMETOOLONG);
+    assert_int_equal(ibx_journal_folder(NULL, chosen, strlen(expected), &error), -ENAMETOOLONG);
     unsetenv("IBX_STATE_DIR");
 }
 
@@ -229,11 +229,11 @@ static int as_a_user(void)
     setenv("XDG_STATE_HOME", expected, 1);
     setenv("HOME", folder, 1);
     strcat(expected, "/ibx");
-    CHECK(!ibx_record_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
+    CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
     setenv("XDG_STATE_HOME", "relative", 1); /* which that standard says to ignore */
     snprintf(expected, sizeof(expected), "%s/.local/state/ibx", folder);
-    CHECK(!ibx_record_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
-    CHECK(ibx_record_folder("/proc/1/ibx", chosen, sizeof(chosen), &error) < 0);
+    CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
+    CHECK(ibx_journal_folder("/proc/1/ibx", chosen, sizeof(chosen), &error) < 0);
     CHECK(strstr(error.message, "/proc/1/ibx") && strstr(error.message, "--state-dir"));
     return 0;
 }
@@ -252,23 +252,23 @@ static void unfit_folders_are_refused(void **state)
 {
     (void)state;
     char path[PATH_MAX], chosen[PATH_MAX] = "untouched";
-    assert_int_equal(ibx_record_folder("", chosen, sizeof(chosen), &error), -EINVAL);
-    assert_int_equal(ibx_record_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
+    assert_int_equal(ibx_journal_folder("", chosen, sizeof(chosen), &error), -EINVAL);
+    assert_int_equal(ibx_journal_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
     says("/tmp");
     snprintf(path, sizeof(path), "%s/file", folder);
     put_file(path, "x", 1);
-    assert_int_equal(ibx_record_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
+    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
     strcat(path, "/below");
-    assert_int_equal(ibx_record_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
+    assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
     /* What fits leaves room for the longest name in it. */
-    struct ibx_record r = sample(false, 1);
+    struct ibx_journal r = sample(false, 1);
     snprintf(path, sizeof(path), "%s/", folder);
     memset(path + strlen(path), 'x', 200);
     for (size_t n = strlen(folder) + 2; n < 100; n++) {
         char socket_path[PATH_MAX + 100];
         path[n] = '\0';
-        int rc = ibx_record_folder(path, chosen, sizeof(chosen), &error);
-        ibx_record_path(path, &r, ".sock", socket_path, sizeof(socket_path));
+        int rc = ibx_journal_folder(path, chosen, sizeof(chosen), &error);
+        ibx_journal_path(path, &r, ".sock", socket_path, sizeof(socket_path));
         assert_int_equal(rc, strlen(socket_path) < 108 ? 0 : -ENAMETOOLONG);
         path[n] = 'x';
     }
@@ -278,7 +278,7 @@ static void unfit_folders_are_refused(void **state)
 /* ------------------------------------------------------------ lock, processes */
 
 /* A child that holds the lock, says so, and keeps it until it is killed. */
-static pid_t lock_in_child(const struct ibx_record *r)
+static pid_t lock_in_child(const struct ibx_journal *r)
 {
     int pipes[2];
     char byte = 0;
@@ -287,7 +287,7 @@ static pid_t lock_in_child(const struct ibx_record *r)
     if (!child) {
         int fd;
         close(pipes[0]);
-        if (ibx_record_lock(folder, r, &fd, NULL) || write(pipes[1], "x", 1) != 1)
+        if (ibx_journal_lock(folder, r, &fd, NULL) || write(pipes[1], "x", 1) != 1)
             _exit(1);
         for (;;)
             pause();
@@ -301,23 +301,23 @@ static pid_t lock_in_child(const struct ibx_record *r)
 static void locks_name_their_holder(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 1), other = sample(false, 1);
+    struct ibx_journal r = sample(true, 1), other = sample(false, 1);
     char expected[64];
     int fd = -1, second = -1;
     pid_t child = lock_in_child(&r);
-    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), -EBUSY);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
     assert_int_equal(fd, -1);
     snprintf(expected, sizeof(expected), "process %d (", (int)child);
     says(expected);
-    assert_int_equal(ibx_record_lock(folder, &other, &fd, &error), 0); /* the other role's */
+    assert_int_equal(ibx_journal_lock(folder, &other, &fd, &error), 0); /* the other role's */
     assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
     close(fd);
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, NULL, 0), child);
-    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), 0);
-    assert_int_equal(ibx_record_lock(folder, &r, &second, &error), -EBUSY);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &second, &error), -EBUSY);
     close(fd);
-    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), 0);
     close(fd);
 }
 
@@ -325,25 +325,25 @@ static void locks_name_their_holder(void **state)
 static void locks_outlive_their_file(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     int first, second, third;
     assert_int_equal(write_record(&r), 0);
-    assert_int_equal(ibx_record_lock(folder, &r, &first, &error), 0);
-    assert_int_equal(ibx_record_remove(folder, &r, &error), 0);
-    assert_int_equal(ibx_record_lock(folder, &r, &second, &error), 0);
-    assert_int_equal(ibx_record_lock(folder, &r, &third, &error), -EBUSY);
+    assert_int_equal(ibx_journal_lock(folder, &r, &first, &error), 0);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &second, &error), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &third, &error), -EBUSY);
     close(first);
     close(second);
 }
 
 /* Takes the lock again and again and removes its file, as the end of a move does. */
-static int lock_and_remove(const struct ibx_record *r)
+static int lock_and_remove(const struct ibx_journal *r)
 {
     char path[PATH_MAX], marker[PATH_MAX];
-    ibx_record_path(folder, r, ".lock", path, sizeof(path));
+    ibx_journal_path(folder, r, ".lock", path, sizeof(path));
     snprintf(marker, sizeof(marker), "%s/held", folder);
     for (unsigned held = 0; held < 500;) {
-        int fd, rc = ibx_record_lock(folder, r, &fd, &error);
+        int fd, rc = ibx_journal_lock(folder, r, &fd, &error);
         if (rc == -EBUSY)
             continue;
         CHECK(!rc);
@@ -360,7 +360,7 @@ static int lock_and_remove(const struct ibx_record *r)
 static void one_holds_it_at_a_time(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     pid_t children[3];
     for (unsigned i = 0; i < 3; i++) {
         children[i] = fork_bound();
@@ -378,23 +378,23 @@ static void one_holds_it_at_a_time(void **state)
 static void an_ended_holder_is_told_apart(void **state)
 {
     (void)state;
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     int kept;
     pid_t child = fork_bound();
     if (!child)
         _exit(0);
     assert_int_equal(waitpid(child, NULL, 0), child);
     char path[PATH_MAX], text[32], expected[64];
-    assert_int_equal(ibx_record_lock(folder, &r, &kept, &error), 0);
-    ibx_record_path(folder, &r, ".lock", path, sizeof(path));
+    assert_int_equal(ibx_journal_lock(folder, &r, &kept, &error), 0);
+    ibx_journal_path(folder, &r, ".lock", path, sizeof(path));
     snprintf(text, sizeof(text), "%d\n", (int)child);
     put_file(path, text, strlen(text));
     int fd;
-    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), -EBUSY);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
     snprintf(expected, sizeof(expected), "process %d worked", (int)child);
     says(expected);
     put_file(path, "nonsense", 8);
-    assert_int_equal(ibx_record_lock(folder, &r, &fd, &error), -EBUSY);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
     says("another ib-migrate");
     close(kept);
 }
@@ -424,7 +424,7 @@ static void processes_are_told_apart(void **state)
     const uint64_t started = ibx_process_started(child);
     assert_true(started >= mine);
     /* Its number alone names nobody: one that is there with another start is not it. */
-    struct ibx_record r = sample(true, 1);
+    struct ibx_journal r = sample(true, 1);
     r.pid = child;
     r.pid_started = started + 1;
     assert_true(ibx_process_started(r.pid) != r.pid_started);

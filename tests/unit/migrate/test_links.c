@@ -28,7 +28,7 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 
 static void offered(unsigned of, unsigned wished, unsigned least, unsigned most)
 {
-    struct ibx_move_hello hello = {0};
+    struct ibx_migrate_hello hello = {0};
     processors = of;
     move_offer_links(&hello, wished);
     assert_int_equal(hello.links_least, least);

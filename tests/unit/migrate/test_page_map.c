@@ -23,7 +23,7 @@ static uint64_t random_below(uint64_t n)
     return (seed >> 33) % n;
 }
 
-static struct ibx_page_map made(const struct ibx_move_block *blocks, unsigned count)
+static struct ibx_page_map made(const struct ibx_migrate_block *blocks, unsigned count)
 {
     struct ibx_page_map map;
     assert_int_equal(ibx_page_map_init(&map, blocks, count, &error), 0);
@@ -32,7 +32,7 @@ static struct ibx_page_map made(const struct ibx_move_block *blocks, unsigned co
 
 static struct ibx_page_map made_pages(uint64_t pages)
 {
-    struct ibx_move_block block = {"ram", pages * 4096, 4096, 0};
+    struct ibx_migrate_block block = {"ram", pages * 4096, 4096, 0};
     return made(&block, 1);
 }
 
@@ -84,7 +84,7 @@ static size_t send_over(const struct ibx_page_map *from, struct ibx_page_map *to
 
 static void same(const struct ibx_page_map *a, const struct ibx_page_map *b)
 {
-    uint8_t first[IBX_MOVE_HASH_BYTES], second[IBX_MOVE_HASH_BYTES];
+    uint8_t first[IBX_MIGRATE_HASH_BYTES], second[IBX_MIGRATE_HASH_BYTES];
     ibx_page_map_hash(a, first);
     ibx_page_map_hash(b, second);
     assert_memory_equal(first, second, sizeof(first));
@@ -147,7 +147,7 @@ static void random_maps_arrive(void **state)
 {
     (void)state;
     for (unsigned turn = 0; turn < 10; turn++) {
-        struct ibx_move_block blocks[5] = {
+        struct ibx_migrate_block blocks[5] = {
             {"a", (1 + random_below(3 * SEGMENT)) * 4096, 4096, 0},
             {"b", (1 + random_below(600)) << 21, 2u << 20, 0},
             {"c", (1 + random_below(2 * SEGMENT)) * 4096, 4096, 0},
@@ -263,13 +263,13 @@ static void runs_stop_when_told(void **state)
 static void hash_is_golden(void **state)
 {
     (void)state;
-    const struct ibx_move_block blocks[] = {{"a", 70 * 4096, 4096, 0},
-                                            {"b", 5ull << 21, 2u << 20, 0}};
+    const struct ibx_migrate_block blocks[] = {{"a", 70 * 4096, 4096, 0},
+                                               {"b", 5ull << 21, 2u << 20, 0}};
     struct ibx_page_map map = made(blocks, 2);
     static const uint8_t model[75] = {1, 0, 1, [63] = 1, [64] = 1, [69] = 1, [70] = 1, [74] = 1};
-    uint8_t hash[IBX_MOVE_HASH_BYTES];
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
     /* "ibx page map ", 2, 70, 4096, 5, 2 MiB, then 05 00 00 00 00 00 00 80 61 04: sha256sum */
-    static const uint8_t golden[IBX_MOVE_HASH_BYTES] = {
+    static const uint8_t golden[IBX_MIGRATE_HASH_BYTES] = {
         0x7e, 0x74, 0xa5, 0x60, 0xcd, 0x78, 0x58, 0x8e, 0x4f, 0x7a, 0xf4,
         0x6f, 0x0f, 0x2b, 0x4e, 0x10, 0xa0, 0x81, 0xec, 0x95, 0x0a, 0x3c,
         0x43, 0x48, 0xdf, 0x2e, 0x14, 0x43, 0x98, 0x7f, 0xb4, 0x5d};
@@ -411,7 +411,7 @@ static void too_much_is_refused(void **state)
 {
     (void)state;
     struct ibx_page_map map = {.pages = 77};
-    struct ibx_move_block blocks[2] = {{"a", 1ull << 52, 4096, 0}, {"b", 4096, 4096, 0}};
+    struct ibx_migrate_block blocks[2] = {{"a", 1ull << 52, 4096, 0}, {"b", 4096, 4096, 0}};
     assert_int_equal(ibx_page_map_init(&map, blocks, 2, &error), -E2BIG);
     assert_non_null(strstr(error.message, "up to b"));
     blocks[1].page_size = 0;

@@ -34,7 +34,7 @@ static void move_all(struct scene *s, bool minor)
     struct ibx_error err = {0};
     uint64_t before = scene_allocated(s);
     scene_connect(s);
-    bool whole = ibx_conn_caps(ibx_page_source_conn(s->sources[0]))->register_free;
+    bool whole = ibx_conn_caps(ibx_page_reader_conn(s->sources[0]))->register_free;
     scene_expose(s);
     assert_int_equal(s->regions, whole ? 2 : 5);
     scene_fill(s, minor);
@@ -46,10 +46,10 @@ static void move_all(struct scene *s, bool minor)
     scene_check(s);
     ibx_fault_stats(s->engine, &stats);
     assert_int_equal(stats.bytes, data_bytes(s));
-    assert_int_equal(ibx_page_export_failed(s->pages, &err), 0);
-    assert_string_equal(ibx_page_source_reason(s->sources[0]), "");
-    assert_string_equal(ibx_page_export_path(s->pages)->provider,
-                        ibx_page_source_path(s->sources[0])->provider);
+    assert_int_equal(ibx_page_server_failed(s->pages, &err), 0);
+    assert_string_equal(ibx_page_reader_reason(s->sources[0]), "");
+    assert_string_equal(ibx_page_server_path(s->pages)->provider,
+                        ibx_page_reader_path(s->sources[0])->provider);
     /* Where to register is to allocate, holes far from data stay holes. */
     assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
@@ -87,13 +87,13 @@ static void test_huge(void **state)
 /* Waits until the export says that it has failed, while the destination's ends go on. */
 static bool export_fails(struct scene *s, int code, const char *says)
 {
-    struct pollfd fd = {.fd = ibx_page_export_fd(s->pages), .events = POLLIN};
+    struct pollfd fd = {.fd = ibx_page_server_fd(s->pages), .events = POLLIN};
     uint64_t deadline = ibx_deadline_in_ms(60000);
     struct ibx_error err = {0};
-    while (!ibx_page_export_failed(s->pages, &err) && ibx_now_ns() < deadline) {
+    while (!ibx_page_server_failed(s->pages, &err) && ibx_now_ns() < deadline) {
         for (unsigned i = 0; i < s->links; i++)
             if (s->sources[i])
-                ibx_page_source_regions(s->sources[i], NULL);
+                ibx_page_reader_regions(s->sources[i], NULL);
         poll(&fd, 1, 10);
     }
     return err.code == code && strstr(err.message, says);
@@ -109,15 +109,15 @@ static void test_later_data(void **state)
     scene_connect(&s);
     scene_expose(&s);
     uint32_t before = s.regions;
-    bool whole = ibx_conn_caps(ibx_page_source_conn(s.sources[0]))->register_free;
+    bool whole = ibx_conn_caps(ibx_page_reader_conn(s.sources[0]))->register_free;
     page_write(&s, IBX_EXPORT_STRETCH / SMALL + 17); /* in a stretch that was a hole */
     page_write(&s, 700);                             /* in one that was not */
     scene_expose(&s);
     assert_int_equal(s.regions, whole ? before : before + 1);
-    struct pollfd fd = {.fd = ibx_page_export_fd(s.pages), .events = POLLIN};
-    assert_int_equal(ibx_page_export_failed(s.pages, NULL), 0);
+    struct pollfd fd = {.fd = ibx_page_server_fd(s.pages), .events = POLLIN};
+    assert_int_equal(ibx_page_server_failed(s.pages, NULL), 0);
     assert_int_equal(poll(&fd, 1, 0), 0);
-    assert_int_equal(ibx_page_export_expose(s.pages, &s.map, NULL), 0);
+    assert_int_equal(ibx_page_server_expose(s.pages, &s.map, NULL), 0);
     assert_int_equal(poll(&fd, 1, 0), 1); /* nothing new: at once */
     scene_expose(&s);
     assert_int_equal(s.regions, whole ? before : before + 1);
@@ -139,7 +139,7 @@ static void test_pinned_once(void **state)
         struct scene s;
         assert_true(scene_make(&s, i ? 4 : 1, false));
         scene_connect(&s);
-        const struct ibx_caps *caps = ibx_conn_caps(ibx_page_source_conn(s.sources[0]));
+        const struct ibx_caps *caps = ibx_conn_caps(ibx_page_reader_conn(s.sources[0]));
         if (caps->register_free || !caps->shares) {
             scene_end(&s);
             print_message("SKIPPED: this provider pins nothing, or cannot share it\n");
@@ -148,7 +148,7 @@ static void test_pinned_once(void **state)
         const uint64_t before = ibx_locked_now();
         scene_expose(&s);
         exposed[i] = ibx_locked_now() - before;
-        if (!exposed[i] && !strcmp(ibx_page_source_path(s.sources[0])->provider, "ofi")) {
+        if (!exposed[i] && !strcmp(ibx_page_reader_path(s.sources[0])->provider, "ofi")) {
             scene_end(&s);
             print_message("SKIPPED: libfabric pins nothing here\n");
             skip();
@@ -171,24 +171,24 @@ static void test_cpu_time(void **state)
     assert_true(scene_make(&s, 1, false));
     scene_connect(&s);
     scene_expose(&s);
-    bool drives = ibx_conn_caps(ibx_page_source_conn(s.sources[0]))->peer_drives;
+    bool drives = ibx_conn_caps(ibx_page_reader_conn(s.sources[0]))->peer_drives;
     scene_fill(&s, false);
     assert_int_equal(ibx_fault_serve(s.engine), 0);
     assert_int_equal(scene_settled(&s), IBX_FAULT_COMPLETE);
-    uint64_t spent = ibx_page_export_cpu_ns(s.pages);
+    uint64_t spent = ibx_page_server_cpu_ns(s.pages);
     assert_true(spent > 0 || !drives);
     ibx_fault_destroy(s.engine);
     s.engine = NULL;
-    ibx_page_source_destroy(s.sources[0]);
+    ibx_page_reader_destroy(s.sources[0]);
     s.sources[0] = NULL;
     assert_true(export_fails(&s, -ECONNRESET, "has ended"));
     /* Now the thread rests: its time is the same from one look to the next. */
     uint64_t deadline = ibx_deadline_in_ms(60000), last;
     do {
-        last = ibx_page_export_cpu_ns(s.pages);
+        last = ibx_page_server_cpu_ns(s.pages);
         sched_yield();
-    } while (ibx_page_export_cpu_ns(s.pages) != last && ibx_now_ns() < deadline);
-    assert_true(last >= spent && ibx_page_export_cpu_ns(s.pages) == last);
+    } while (ibx_page_server_cpu_ns(s.pages) != last && ibx_now_ns() < deadline);
+    assert_true(last >= spent && ibx_page_server_cpu_ns(s.pages) == last);
     scene_end(&s);
 }
 
@@ -200,12 +200,12 @@ static void test_destination_speaks(void **state)
     struct iovec iov = {"?", 1};
     assert_true(scene_make(&s, 2, false));
     scene_connect(&s);
-    assert_int_equal(ibx_page_export_failed(s.pages, NULL), 0);
-    struct ibx_conn *conn = ibx_page_source_conn(s.sources[1]);
+    assert_int_equal(ibx_page_server_failed(s.pages, NULL), 0);
+    struct ibx_conn *conn = ibx_page_reader_conn(s.sources[1]);
     assert_int_equal(ibx_send(conn, &iov, 1, 0, 0), 0);
     assert_true(export_fails(&s, -EPROTO, "nothing to say"));
-    assert_int_equal(ibx_page_export_done(s.pages, &regions, NULL), -EPROTO);
-    assert_int_equal(ibx_page_export_expose(s.pages, &s.map, NULL), -EPROTO);
+    assert_int_equal(ibx_page_server_done(s.pages, &regions, NULL), -EPROTO);
+    assert_int_equal(ibx_page_server_expose(s.pages, &s.map, NULL), -EPROTO);
     scene_end(&s);
 }
 
@@ -214,17 +214,17 @@ static void test_bad_config(void **state)
     (void)state;
     struct scene s;
     struct ibx_error err = {0};
-    struct ibx_page_export *pages = NULL;
+    struct ibx_page_server *pages = NULL;
     struct ibx_options options = pages_options();
     assert_true(scene_make(&s, 1, false));
-    struct ibx_page_export_config config = {
+    struct ibx_page_server_config config = {
         .ram = &s.ram, .uri = ibx_listener_uri(s.listener), .options = &options};
-    assert_int_equal(ibx_page_export_open(&config, &pages, &err), -EINVAL);
-    config.links = IBX_MOVE_LINKS_MAX + 1;
-    assert_int_equal(ibx_page_export_open(&config, &pages, &err), -EINVAL);
+    assert_int_equal(ibx_page_server_open(&config, &pages, &err), -EINVAL);
+    config.links = IBX_MIGRATE_LINKS_MAX + 1;
+    assert_int_equal(ibx_page_server_open(&config, &pages, &err), -EINVAL);
     config.links = 1;
     config.uri = "tcp://127.0.0.1:1";
-    assert_int_equal(ibx_page_export_open(&config, &pages, &err), -ECONNREFUSED);
+    assert_int_equal(ibx_page_server_open(&config, &pages, &err), -ECONNREFUSED);
     assert_non_null(strstr(err.message, "page connection 0"));
     assert_null(pages);
     scene_end(&s);
@@ -266,13 +266,13 @@ static void test_source_dies(void **state)
     ibx_fault_set_bandwidth(s.engine, 128 << 10); /* not over before it is cut */
     assert_int_equal(ibx_fault_serve(s.engine), 0);
     assert_true(scene_fetched(&s, 1));
-    ibx_page_export_close(s.pages);
+    ibx_page_server_close(s.pages);
     s.pages = NULL;
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_true(ibx_fault_reason(s.engine, &err) < 0);
     assert_non_null(strstr(err.message, "page source has ended"));
     /* One that had nothing in flight when the other one ended has not noticed. */
-    assert_true(*ibx_page_source_reason(s.sources[0]) || *ibx_page_source_reason(s.sources[1]));
+    assert_true(*ibx_page_reader_reason(s.sources[0]) || *ibx_page_reader_reason(s.sources[1]));
     go_on(&s);
     scene_end(&s);
 }
@@ -293,7 +293,7 @@ static void broken(unsigned disconnect_in, unsigned fail_in, int code)
     assert_int_equal(ibx_fault_serve(s.engine), 0);
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(s.engine, &err), code);
-    assert_true(*ibx_page_source_reason(s.sources[0]));
+    assert_true(*ibx_page_reader_reason(s.sources[0]));
     faults = (struct ibx_faults){0};
     go_on(&s);
     pages_faults = NULL;
@@ -327,7 +327,7 @@ static void ask_make(struct asked *a, size_t each)
     assert_true(scene_make(s, 1, false));
     scene_connect(s);
     scene_expose(s);
-    if (ibx_page_source_arm(s->sources[0], 120 * each, &s->as[0], &err))
+    if (ibx_page_reader_arm(s->sources[0], 120 * each, &s->as[0], &err))
         fail_msg("%s", err.message);
     a->buffer = s->as[0].buffer;
     a->each = each;
@@ -442,7 +442,7 @@ static void test_not_exposed(void **state)
     ask_make(&a, SMALL);
     assert_int_equal(ask(&a, a.scene.bytes - SMALL, 2 * SMALL, 1, true), -EAGAIN);
     assert_true(arrive(&a, &arrival, 1) < 0);
-    assert_non_null(strstr(ibx_page_source_reason(a.scene.sources[0]), "does not expose"));
+    assert_non_null(strstr(ibx_page_reader_reason(a.scene.sources[0]), "does not expose"));
     assert_true(ask(&a, 3 * SMALL, SMALL, 1, true) < 0);
     scene_end(&a.scene);
 }
@@ -468,16 +468,16 @@ static void test_cancel(void **state)
 
 /* -------------------------------------------------------------- hostile sources */
 
-static struct ibx_move_any region_of(unsigned block, uint64_t offset, uint64_t length)
+static struct ibx_migrate_any region_of(unsigned block, uint64_t offset, uint64_t length)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
-    message.is.region = (struct ibx_move_region){
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
+    message.is.region = (struct ibx_migrate_region){
         (uint16_t)block, offset, length, {.address = 1u << 20, .length = length}};
     return message;
 }
 
 /* How the destination takes these, and then the arming. */
-static int hostile(const struct ibx_move_any *messages, unsigned count, struct ibx_error *err)
+static int hostile(const struct ibx_migrate_any *messages, unsigned count, struct ibx_error *err)
 {
     struct scene s;
     uint64_t deadline = ibx_deadline_in_ms(60000);
@@ -489,12 +489,12 @@ static int hostile(const struct ibx_move_any *messages, unsigned count, struct i
     while (rc >= 0 && rc < (int)count && ibx_now_ns() < deadline) {
         struct ibx_event event;
         ibx_poll(conn, &event, 1);
-        rc = ibx_page_source_regions(s.sources[0], err);
+        rc = ibx_page_reader_regions(s.sources[0], err);
     }
     if (rc >= 0)
-        rc = ibx_page_source_arm(s.sources[0], SMALL, &s.as[0], err);
+        rc = ibx_page_reader_arm(s.sources[0], SMALL, &s.as[0], err);
     if (rc == 0)
-        rc = ibx_page_source_covers(s.sources[0], &s.map, err);
+        rc = ibx_page_reader_covers(s.sources[0], &s.map, err);
     ibx_close(conn);
     scene_end(&s);
     return rc;
@@ -505,7 +505,7 @@ static void test_hostile_regions(void **state)
     (void)state;
     const uint64_t last = 256 * SMALL; /* bytes of the last block */
     const struct {
-        struct ibx_move_any messages[3];
+        struct ibx_migrate_any messages[3];
         unsigned count;
         const char *says;
     } cases[] = {
@@ -523,7 +523,7 @@ static void test_hostile_regions(void **state)
          3,
          "in two regions"},
         {{region_of(1, 0, SMALL), region_of(1, 0, SMALL)}, 2, "in two regions"},
-        {{{.type = IBX_MOVE_READY}}, 1, "READY"},
+        {{{.type = IBX_MIGRATE_READY}}, 1, "READY"},
         {{region_of(1, 0, last), region_of(0, 0, 4 * SMALL)}, 2, "page 4 of"},
         {{region_of(0, 0, SMALL)}, 1, "page 3 of"},
     };
@@ -539,7 +539,7 @@ static void test_hostile_key(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
-    struct ibx_move_any message = region_of(1, 0, 4 * SMALL);
+    struct ibx_migrate_any message = region_of(1, 0, 4 * SMALL);
     message.is.region.remote.length = SMALL;
     assert_int_equal(hostile(&message, 1, &err), -EPROTO);
     message = region_of(1, 0, 4 * SMALL);
@@ -555,16 +555,16 @@ static void test_late_region(void **state)
     struct ibx_error err = {0};
     struct ibx_fault_arrival arrival;
     struct scene *s = &a.scene;
-    struct ibx_move_any message = region_of(1, 0, SMALL);
+    struct ibx_migrate_any message = region_of(1, 0, SMALL);
     assert_true(scene_make(s, 1, false));
     struct ibx_conn *conn = scene_connect_raw(s);
-    assert_int_equal(ibx_page_source_arm(s->sources[0], SMALL, &s->as[0], &err), 0);
-    assert_int_equal(ibx_page_source_regions(s->sources[0], &err), -EBUSY);
+    assert_int_equal(ibx_page_reader_arm(s->sources[0], SMALL, &s->as[0], &err), 0);
+    assert_int_equal(ibx_page_reader_regions(s->sources[0], &err), -EBUSY);
     raw_send(conn, &message);
     struct ibx_event event;
     ibx_poll(conn, &event, 1);
     assert_true(arrive(&a, &arrival, 1) < 0);
-    assert_non_null(strstr(ibx_page_source_reason(s->sources[0]), "where pages are expected"));
+    assert_non_null(strstr(ibx_page_reader_reason(s->sources[0]), "where pages are expected"));
     ibx_close(conn);
     scene_end(s);
 }

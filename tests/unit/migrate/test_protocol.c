@@ -30,11 +30,11 @@
 
 static const struct sample {
     const char *name;
-    struct ibx_move_any message;
+    struct ibx_migrate_any message;
     const char *golden; /* hexadecimal */
 } samples[] = {
     {"HELLO",
-     {.type = IBX_MOVE_HELLO,
+     {.type = IBX_MIGRATE_HELLO,
       .is.hello = {.purpose = IBX_PURPOSE_MOVE,
                    .id = ID,
                    .epoch = 1,
@@ -54,7 +54,7 @@ static const struct sample {
      "0000000034120000000000000400687567650000000400000000000020000000000000000000000000000700"
      "637075733d323b06006e6f64652d61"},
     {"ANSWER",
-     {.type = IBX_MOVE_ANSWER,
+     {.type = IBX_MIGRATE_ANSWER,
       .is.answer = {.standing = IBX_STANDING_WAITING,
                     .links = 3,
                     .host = "node-b",
@@ -62,10 +62,10 @@ static const struct sample {
                     .sentences = {"it is full", "it is old"}}},
      "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
     {"JOIN",
-     {.type = IBX_MOVE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
+     {.type = IBX_MIGRATE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
      "036962786d0300101112131415161718191a1b1c1d1e1f03000000000000000100"},
     {"REGION",
-     {.type = IBX_MOVE_REGION,
+     {.type = IBX_MIGRATE_REGION,
       .is.region =
           {.block = 1,
            .offset = 2u << 20,
@@ -73,26 +73,26 @@ static const struct sample {
            .remote = {.address = 0x7f0000200000, .length = 4u << 20, .keys = {0x11, 0x22}}}},
      "0401000000200000000000000040000000000000002000007f000000004000000000001100000000"
      "000000220000000000000000000000000000000000000000000000"},
-    {"READY", {.type = IBX_MOVE_READY}, "05"},
-    {"STATE", {.type = IBX_MOVE_STATE, .is.state = {(const uint8_t *)"QEVM", 4}}, "065145564d"},
+    {"READY", {.type = IBX_MIGRATE_READY}, "05"},
+    {"STATE", {.type = IBX_MIGRATE_STATE, .is.state = {(const uint8_t *)"QEVM", 4}}, "065145564d"},
     {"MAP",
-     {.type = IBX_MOVE_MAP, .is.map = {(const uint8_t *)"\0\0\0\0\0\0\0\0\1", 9}},
+     {.type = IBX_MIGRATE_MAP, .is.map = {(const uint8_t *)"\0\0\0\0\0\0\0\0\1", 9}},
      "07000000000000000001"},
     {"MAP_END",
-     {.type = IBX_MOVE_MAP_END,
+     {.type = IBX_MIGRATE_MAP_END,
       .is.map_end = {.pages = 300000, .data_pages = 200000, .regions = 12, .hash = HASH}},
      "08e093040000000000400d0300000000000c000000a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2"
      "b3b4b5b6b7b8b9babbbcbdbebf"},
-    {"STATE_END", {.type = IBX_MOVE_STATE_END, .is.state_bytes = 987654}, "0906120f0000000000"},
-    {"LOADED", {.type = IBX_MOVE_LOADED}, "0a"},
-    {"COMMIT", {.type = IBX_MOVE_COMMIT, .is.epoch = 1}, "0b0100000000000000"},
-    {"RUNNING", {.type = IBX_MOVE_RUNNING}, "0c"},
+    {"STATE_END", {.type = IBX_MIGRATE_STATE_END, .is.state_bytes = 987654}, "0906120f0000000000"},
+    {"LOADED", {.type = IBX_MIGRATE_LOADED}, "0a"},
+    {"COMMIT", {.type = IBX_MIGRATE_COMMIT, .is.epoch = 1}, "0b0100000000000000"},
+    {"RUNNING", {.type = IBX_MIGRATE_RUNNING}, "0c"},
     {"PROGRESS",
-     {.type = IBX_MOVE_PROGRESS, .is.progress = PROGRESS},
+     {.type = IBX_MIGRATE_PROGRESS, .is.progress = PROGRESS},
      "0de093040000000000e80300000000000000803e00000000001100000000000000905f0100000000"
      "0090d003000000000040420f0000000000"},
     {"COMPLETE",
-     {.type = IBX_MOVE_COMPLETE,
+     {.type = IBX_MIGRATE_COMPLETE,
       .is.complete = {.pages = 300000,
                       .zero_pages = 100000,
                       .fetched_pages = 199990,
@@ -103,15 +103,15 @@ static const struct sample {
      "a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebfe093040000000000e8030000000000"
      "0000803e00000000001100000000000000905f01000000000090d003000000000040420f00000000"
      "00"},
-    {"CONFIRM", {.type = IBX_MOVE_CONFIRM, .is.epoch = 2}, "0f0200000000000000"},
+    {"CONFIRM", {.type = IBX_MIGRATE_CONFIRM, .is.epoch = 2}, "0f0200000000000000"},
     {"ABORT",
-     {.type = IBX_MOVE_ABORT, .is.sentence = "the operator said so"},
+     {.type = IBX_MIGRATE_ABORT, .is.sentence = "the operator said so"},
      "101400746865206f70657261746f72207361696420736f"},
-    {"CONFIRMED", {.type = IBX_MOVE_CONFIRMED}, "11"},
+    {"CONFIRMED", {.type = IBX_MIGRATE_CONFIRMED}, "11"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
-static struct ibx_move_any message; /* what a test changes and decodes into */
+static struct ibx_migrate_any message; /* what a test changes and decodes into */
 static struct ibx_error error;
 
 static size_t golden_bytes(const struct sample *sample, uint8_t *out)
@@ -125,14 +125,14 @@ static size_t golden_bytes(const struct sample *sample, uint8_t *out)
 }
 
 /* Decodes a copy of exactly `length` bytes, so that a sanitizer sees every byte read past them. */
-static int decode(const uint8_t *bytes, size_t length, struct ibx_move_any *into)
+static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *into)
 {
     uint8_t *copy = malloc(length ? length : 1);
     assert_non_null(copy);
     memcpy(copy, bytes, length);
     memset(&error, 0, sizeof(error));
-    int rc = ibx_move_decode(copy, length, into, &error);
-    if (!rc && (into->type == IBX_MOVE_STATE || into->type == IBX_MOVE_MAP))
+    int rc = ibx_migrate_decode(copy, length, into, &error);
+    if (!rc && (into->type == IBX_MIGRATE_STATE || into->type == IBX_MIGRATE_MAP))
         into->is.state.bytes = bytes + (into->is.state.bytes - copy);
     free(copy);
     if (rc) {
@@ -146,14 +146,14 @@ static void encodes_golden_bytes(void **state)
 {
     (void)state;
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MOVE_CONFIRMED);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_CONFIRMED);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
-        ssize_t n = ibx_move_encode(&samples[i].message, out, sizeof(out));
+        ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
         assert_int_equal(n, length);
         assert_memory_equal(out, expected, length);
-        assert_int_equal(ibx_move_encode(&samples[i].message, out, length - 1), -EMSGSIZE);
-        assert_string_equal(ibx_move_message_name(samples[i].message.type), samples[i].name);
+        assert_int_equal(ibx_migrate_encode(&samples[i].message, out, length - 1), -EMSGSIZE);
+        assert_string_equal(ibx_migrate_message_name(samples[i].message.type), samples[i].name);
     }
 }
 
@@ -162,18 +162,18 @@ static void decodes_golden_bytes(void **state)
     (void)state;
     uint8_t bytes[512], again[512];
     for (size_t i = 0; i < SAMPLES; i++) {
-        const struct ibx_move_any *expected = &samples[i].message;
+        const struct ibx_migrate_any *expected = &samples[i].message;
         size_t length = golden_bytes(&samples[i], bytes);
         memset(&message, 0xee, sizeof(message));
         assert_int_equal(decode(bytes, length, &message), 0);
         assert_int_equal(message.type, expected->type);
-        if (message.type == IBX_MOVE_STATE || message.type == IBX_MOVE_MAP) {
+        if (message.type == IBX_MIGRATE_STATE || message.type == IBX_MIGRATE_MAP) {
             assert_int_equal(message.is.state.length, expected->is.state.length);
             assert_memory_equal(message.is.state.bytes, expected->is.state.bytes, length - 1);
         } else {
             assert_memory_equal(&message.is, &expected->is, sizeof(message.is));
         }
-        assert_int_equal(ibx_move_encode(&message, again, sizeof(again)), length);
+        assert_int_equal(ibx_migrate_encode(&message, again, sizeof(again)), length);
         assert_memory_equal(again, bytes, length);
     }
 }
@@ -184,8 +184,8 @@ static void refuses_what_is_cut_or_too_long(void **state)
     uint8_t bytes[513] = {0};
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], bytes);
-        enum ibx_move_message type = samples[i].message.type;
-        bool free_length = type == IBX_MOVE_STATE || type == IBX_MOVE_MAP;
+        enum ibx_migrate_message type = samples[i].message.type;
+        bool free_length = type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP;
         memset(&message, 0xee, sizeof(message));
         for (size_t n = 0; n < (free_length ? 2 : length); n++)
             assert_int_equal(decode(bytes, n, &message), -EPROTO);
@@ -202,7 +202,7 @@ static void survives_mutations(void **state)
 {
     (void)state;
     uint8_t bytes[512], out[512], twice[512];
-    static struct ibx_move_any again;
+    static struct ibx_migrate_any again;
     unsigned accepted = 0, seed = 1;
     for (unsigned turn = 0; turn < 40000; turn++) {
         size_t length = golden_bytes(&samples[turn % SAMPLES], bytes);
@@ -213,9 +213,9 @@ static void survives_mutations(void **state)
         if (decode(bytes, length, &message))
             continue;
         accepted++;
-        assert_int_equal(ibx_move_encode(&message, out, sizeof(out)), length);
+        assert_int_equal(ibx_migrate_encode(&message, out, sizeof(out)), length);
         assert_int_equal(decode(out, length, &again), 0);
-        assert_int_equal(ibx_move_encode(&again, twice, sizeof(twice)), length);
+        assert_int_equal(ibx_migrate_encode(&again, twice, sizeof(twice)), length);
         assert_memory_equal(out, twice, length);
     }
     assert_true(accepted > 1000);
@@ -223,7 +223,7 @@ static void survives_mutations(void **state)
 
 /* ------------------------------------------------------------ ranges */
 
-static struct ibx_move_any *fresh(enum ibx_move_message type)
+static struct ibx_migrate_any *fresh(enum ibx_migrate_message type)
 {
     message = samples[type - 1].message;
     return &message;
@@ -231,13 +231,13 @@ static struct ibx_move_any *fresh(enum ibx_move_message type)
 
 static void refused(void)
 {
-    uint8_t out[IBX_MOVE_MESSAGE];
-    assert_int_equal(ibx_move_encode(&message, out, sizeof(out)), -EINVAL);
+    uint8_t out[IBX_MIGRATE_MESSAGE];
+    assert_int_equal(ibx_migrate_encode(&message, out, sizeof(out)), -EINVAL);
 }
 
 /* Changes `length` bytes at `offset` of a golden message; the decoder says `word`. */
-static void says(enum ibx_move_message type, size_t offset, uint64_t value, size_t length, int code,
-                 const char *word)
+static void says(enum ibx_migrate_message type, size_t offset, uint64_t value, size_t length,
+                 int code, const char *word)
 {
     uint8_t bytes[512];
     size_t whole = golden_bytes(&samples[type - 1], bytes);
@@ -253,98 +253,99 @@ static void says(enum ibx_move_message type, size_t offset, uint64_t value, size
 static void refuses_strangers_and_other_versions(void **state)
 {
     (void)state;
-    for (enum ibx_move_message type = IBX_MOVE_HELLO; type <= IBX_MOVE_JOIN; type += 2) {
+    for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_JOIN; type += 2) {
         says(type, 1, 0x12345678, 4, -EPROTO, "does not speak ib-migrate");
         says(type, 5, 2, 2, -EPROTONOSUPPORT, "version 2");
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
-    says(IBX_MOVE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MOVE_READY, 0, 18, 1, -EPROTO, "type 18");
-    says(IBX_MOVE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_move_message_name((enum ibx_move_message)18), "an unknown message");
-    assert_string_equal(ibx_move_standing_name(IBX_STANDING_RUNNING), "running");
-    assert_string_equal(ibx_move_standing_name(IBX_STANDING_GIVEN_UP), "given up");
-    assert_string_equal(ibx_move_standing_name((enum ibx_move_standing)9), "unknown");
+    says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
+    says(IBX_MIGRATE_READY, 0, 18, 1, -EPROTO, "type 18");
+    says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)18),
+                        "an unknown message");
+    assert_string_equal(ibx_migrate_standing_name(IBX_STANDING_RUNNING), "running");
+    assert_string_equal(ibx_migrate_standing_name(IBX_STANDING_GIVEN_UP), "given up");
+    assert_string_equal(ibx_migrate_standing_name((enum ibx_migrate_standing)9), "unknown");
 }
 
 static void refuses_fields_out_of_range(void **state)
 {
     (void)state;
     const size_t uuid = 60, ram0 = 104, huge = 134; /* of their lengths */
-    says(IBX_MOVE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
-    says(IBX_MOVE_HELLO, 7, 6, 1, -EPROTO, "purpose 6");
-    says(IBX_MOVE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
-    says(IBX_MOVE_HELLO, 32, 0, 2, -EPROTO, "0 to 2 page connections");
-    says(IBX_MOVE_HELLO, 32, 3, 2, -EPROTO, "3 to 2 page connections");
-    says(IBX_MOVE_HELLO, 34, 0, 2, -EPROTO, "1 to 0 page connections");
-    says(IBX_MOVE_HELLO, 34, 17, 2, -EPROTO, "1 to 17 page connections");
-    says(IBX_MOVE_HELLO, 48, 64, 2, -EPROTO, "too long"); /* machine */
-    says(IBX_MOVE_HELLO, 52, 0, 1, -EPROTO, "no text");   /* NUL within it */
-    says(IBX_MOVE_HELLO, uuid + 2, 'g', 1, -EPROTO, "not a UUID");
-    says(IBX_MOVE_HELLO, uuid + 10, '0', 1, -EPROTO, "not a UUID");
-    says(IBX_MOVE_HELLO, ram0 - 2, 65, 2, -EPROTO, "65 blocks");
-    says(IBX_MOVE_HELLO, ram0 - 2, 0, 2, -EPROTO, "0 blocks");
-    says(IBX_MOVE_HELLO, ram0 - 2, 1, 2, -EPROTO, "follow its end");
-    says(IBX_MOVE_HELLO, ram0 + 6, 0, 8, -EPROTO, "ram0");
-    says(IBX_MOVE_HELLO, ram0 + 6, 4097, 8, -EPROTO, "not whole pages");
-    says(IBX_MOVE_HELLO, ram0 + 14, 2048, 8, -EPROTO, "pages of 2048");
-    says(IBX_MOVE_HELLO, ram0 + 14, 12288, 8, -EPROTO, "has pages of 12288");
-    says(IBX_MOVE_HELLO, ram0 + 14, 0, 8, -EPROTO, "pages of 0");
-    says(IBX_MOVE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "2^60");
-    says(IBX_MOVE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");
-    says(IBX_MOVE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "2^60");
-    says(IBX_MOVE_ANSWER, 1, 2, 1, -EPROTO, "");
-    says(IBX_MOVE_ANSWER, 1, 1, 1, -EPROTO, "why not");
-    says(IBX_MOVE_ANSWER, 2, 0, 1, -EPROTO, "standing 0");
-    says(IBX_MOVE_ANSWER, 2, IBX_STANDING_GIVEN_UP, 1, 0, "");
-    says(IBX_MOVE_ANSWER, 2, 6, 1, -EPROTO, "standing 6");
-    says(IBX_MOVE_ANSWER, 3, 16, 2, 0, "");
-    says(IBX_MOVE_ANSWER, 3, 17, 2, -EPROTO, "17 page connections");
-    says(IBX_MOVE_ANSWER, 13, 17, 2, -EPROTO, "17 sentences");
-    says(IBX_MOVE_JOIN, 23, 0, 8, -EPROTO, "epoch 0");
-    says(IBX_MOVE_JOIN, 31, 16, 2, -EPROTO, "connection 16");
-    says(IBX_MOVE_REGION, 1, 64, 2, -EPROTO, "block 64");
-    says(IBX_MOVE_REGION, 3, 1, 8, -EPROTO, "whole pages");
-    says(IBX_MOVE_REGION, 3, 1ull << 60, 8, -EPROTO, "whole pages");
-    says(IBX_MOVE_REGION, 11, 0, 8, -EPROTO, "whole pages");
-    says(IBX_MOVE_REGION, 11, 1ull << 60, 8, -EPROTO, "whole pages");
-    says(IBX_MOVE_REGION, 27, 4096, 8, -EPROTO, "shall hold");
-    says(IBX_MOVE_REGION, 19, 0ull - 4096, 8, -EPROTO, "shall hold");
-    says(IBX_MOVE_MAP_END, 1, 0, 8, -EPROTO, "of 0 pages");
-    says(IBX_MOVE_MAP_END, 1, (1ull << 40) + 1, 8, -EPROTO, "pages");
-    says(IBX_MOVE_MAP_END, 9, 300001, 8, -EPROTO, "300001 of 300000");
-    says(IBX_MOVE_STATE_END, 1, 0, 8, -EPROTO, "0 bytes");
-    says(IBX_MOVE_STATE_END, 1, 1ull << 60, 8, -EPROTO, "bytes");
-    says(IBX_MOVE_COMMIT, 1, 0, 8, -EPROTO, "COMMIT");
-    says(IBX_MOVE_CONFIRM, 1, 0, 8, -EPROTO, "epoch 0");
-    says(IBX_MOVE_PROGRESS, 9, 300001, 8, -EPROTO, "300001");
+    says(IBX_MIGRATE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
+    says(IBX_MIGRATE_HELLO, 7, 6, 1, -EPROTO, "purpose 6");
+    says(IBX_MIGRATE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MIGRATE_HELLO, 32, 0, 2, -EPROTO, "0 to 2 page connections");
+    says(IBX_MIGRATE_HELLO, 32, 3, 2, -EPROTO, "3 to 2 page connections");
+    says(IBX_MIGRATE_HELLO, 34, 0, 2, -EPROTO, "1 to 0 page connections");
+    says(IBX_MIGRATE_HELLO, 34, 17, 2, -EPROTO, "1 to 17 page connections");
+    says(IBX_MIGRATE_HELLO, 48, 64, 2, -EPROTO, "too long"); /* machine */
+    says(IBX_MIGRATE_HELLO, 52, 0, 1, -EPROTO, "no text");   /* NUL within it */
+    says(IBX_MIGRATE_HELLO, uuid + 2, 'g', 1, -EPROTO, "not a UUID");
+    says(IBX_MIGRATE_HELLO, uuid + 10, '0', 1, -EPROTO, "not a UUID");
+    says(IBX_MIGRATE_HELLO, ram0 - 2, 65, 2, -EPROTO, "65 blocks");
+    says(IBX_MIGRATE_HELLO, ram0 - 2, 0, 2, -EPROTO, "0 blocks");
+    says(IBX_MIGRATE_HELLO, ram0 - 2, 1, 2, -EPROTO, "follow its end");
+    says(IBX_MIGRATE_HELLO, ram0 + 6, 0, 8, -EPROTO, "ram0");
+    says(IBX_MIGRATE_HELLO, ram0 + 6, 4097, 8, -EPROTO, "not whole pages");
+    says(IBX_MIGRATE_HELLO, ram0 + 14, 2048, 8, -EPROTO, "pages of 2048");
+    says(IBX_MIGRATE_HELLO, ram0 + 14, 12288, 8, -EPROTO, "has pages of 12288");
+    says(IBX_MIGRATE_HELLO, ram0 + 14, 0, 8, -EPROTO, "pages of 0");
+    says(IBX_MIGRATE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "2^60");
+    says(IBX_MIGRATE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");
+    says(IBX_MIGRATE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "2^60");
+    says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "");
+    says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "why not");
+    says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "standing 0");
+    says(IBX_MIGRATE_ANSWER, 2, IBX_STANDING_GIVEN_UP, 1, 0, "");
+    says(IBX_MIGRATE_ANSWER, 2, 6, 1, -EPROTO, "standing 6");
+    says(IBX_MIGRATE_ANSWER, 3, 16, 2, 0, "");
+    says(IBX_MIGRATE_ANSWER, 3, 17, 2, -EPROTO, "17 page connections");
+    says(IBX_MIGRATE_ANSWER, 13, 17, 2, -EPROTO, "17 sentences");
+    says(IBX_MIGRATE_JOIN, 23, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MIGRATE_JOIN, 31, 16, 2, -EPROTO, "connection 16");
+    says(IBX_MIGRATE_REGION, 1, 64, 2, -EPROTO, "block 64");
+    says(IBX_MIGRATE_REGION, 3, 1, 8, -EPROTO, "whole pages");
+    says(IBX_MIGRATE_REGION, 3, 1ull << 60, 8, -EPROTO, "whole pages");
+    says(IBX_MIGRATE_REGION, 11, 0, 8, -EPROTO, "whole pages");
+    says(IBX_MIGRATE_REGION, 11, 1ull << 60, 8, -EPROTO, "whole pages");
+    says(IBX_MIGRATE_REGION, 27, 4096, 8, -EPROTO, "shall hold");
+    says(IBX_MIGRATE_REGION, 19, 0ull - 4096, 8, -EPROTO, "shall hold");
+    says(IBX_MIGRATE_MAP_END, 1, 0, 8, -EPROTO, "of 0 pages");
+    says(IBX_MIGRATE_MAP_END, 1, (1ull << 40) + 1, 8, -EPROTO, "pages");
+    says(IBX_MIGRATE_MAP_END, 9, 300001, 8, -EPROTO, "300001 of 300000");
+    says(IBX_MIGRATE_STATE_END, 1, 0, 8, -EPROTO, "0 bytes");
+    says(IBX_MIGRATE_STATE_END, 1, 1ull << 60, 8, -EPROTO, "bytes");
+    says(IBX_MIGRATE_COMMIT, 1, 0, 8, -EPROTO, "COMMIT");
+    says(IBX_MIGRATE_CONFIRM, 1, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MIGRATE_PROGRESS, 9, 300001, 8, -EPROTO, "300001");
     for (size_t at = 17; at < 57; at += 8)
-        says(IBX_MOVE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "figure");
-    says(IBX_MOVE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");
-    says(IBX_MOVE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "of 300000 pages");
-    says(IBX_MOVE_COMPLETE, 65, 300001, 8, -EPROTO, "do not make");
+        says(IBX_MIGRATE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "figure");
+    says(IBX_MIGRATE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");
+    says(IBX_MIGRATE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "of 300000 pages");
+    says(IBX_MIGRATE_COMPLETE, 65, 300001, 8, -EPROTO, "do not make");
 }
 
 static void encoder_keeps_to_the_same(void **state)
 {
     (void)state;
-    fresh(IBX_MOVE_HELLO)->is.hello.block_count = 65;
+    fresh(IBX_MIGRATE_HELLO)->is.hello.block_count = 65;
     refused();
-    memset(fresh(IBX_MOVE_HELLO)->is.hello.id, 0, IBX_MOVE_ID_BYTES);
+    memset(fresh(IBX_MIGRATE_HELLO)->is.hello.id, 0, IBX_MIGRATE_ID_BYTES);
     refused();
-    strcpy(fresh(IBX_MOVE_HELLO)->is.hello.blocks[1].id, "ram0");
+    strcpy(fresh(IBX_MIGRATE_HELLO)->is.hello.blocks[1].id, "ram0");
     refused();
-    fresh(IBX_MOVE_HELLO)->is.hello.blocks[1].id[0] = '\0';
+    fresh(IBX_MIGRATE_HELLO)->is.hello.blocks[1].id[0] = '\0';
     refused();
-    fresh(IBX_MOVE_ANSWER)->is.answer.count = 0;
+    fresh(IBX_MIGRATE_ANSWER)->is.answer.count = 0;
     refused();
-    fresh(IBX_MOVE_ANSWER)->is.answer.sentences[1][0] = '\0';
+    fresh(IBX_MIGRATE_ANSWER)->is.answer.sentences[1][0] = '\0';
     refused();
-    fresh(IBX_MOVE_STATE)->is.state.length = 0;
+    fresh(IBX_MIGRATE_STATE)->is.state.length = 0;
     refused();
-    fresh(IBX_MOVE_ABORT)->is.sentence[0] = '\0';
+    fresh(IBX_MIGRATE_ABORT)->is.sentence[0] = '\0';
     refused();
-    fresh(IBX_MOVE_READY)->type = (enum ibx_move_message)40;
+    fresh(IBX_MIGRATE_READY)->type = (enum ibx_migrate_message)40;
     refused();
 }
 
@@ -353,7 +354,7 @@ static void encoder_keeps_to_the_same(void **state)
 static void text_is_fit_for_a_terminal(void **state)
 {
     (void)state;
-    uint8_t bytes[64] = {IBX_MOVE_ABORT, 5, 0, 'a', 0x1b, 'c', 0xff, '\n'};
+    uint8_t bytes[64] = {IBX_MIGRATE_ABORT, 5, 0, 'a', 0x1b, 'c', 0xff, '\n'};
     assert_int_equal(decode(bytes, 8, &message), 0);
     assert_string_equal(message.is.sentence, "a?c??");
     bytes[4] = 0;
@@ -365,9 +366,9 @@ static void ids_stay_unique(void **state)
 {
     (void)state;
     uint8_t bytes[512];
-    strcpy(fresh(IBX_MOVE_HELLO)->is.hello.blocks[0].id, "ram\1");
+    strcpy(fresh(IBX_MIGRATE_HELLO)->is.hello.blocks[0].id, "ram\1");
     strcpy(message.is.hello.blocks[1].id, "ram\2");
-    ssize_t n = ibx_move_encode(&message, bytes, sizeof(bytes));
+    ssize_t n = ibx_migrate_encode(&message, bytes, sizeof(bytes));
     assert_true(n > 0);
     assert_int_equal(decode(bytes, (size_t)n, &message), -EPROTO);
     assert_non_null(strstr(error.message, "ram? is there twice"));
@@ -377,16 +378,16 @@ static void ids_stay_unique(void **state)
 
 static int passes(void)
 {
-    uint8_t bytes[IBX_MOVE_MESSAGE];
-    static struct ibx_move_any again;
-    ssize_t n = ibx_move_encode(&message, bytes, sizeof(bytes));
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    static struct ibx_migrate_any again;
+    ssize_t n = ibx_migrate_encode(&message, bytes, sizeof(bytes));
     return n < 0 ? (int)n : decode(bytes, (size_t)n, &again);
 }
 
 static void purposes_need_different_things(void **state)
 {
     (void)state;
-    struct ibx_move_hello *hello = &fresh(IBX_MOVE_HELLO)->is.hello;
+    struct ibx_migrate_hello *hello = &fresh(IBX_MIGRATE_HELLO)->is.hello;
     hello->blocks[0].page_size = 0; /* private RAM */
     hello->blocks[0].size += 1;
     hello->epoch = 0;
@@ -411,9 +412,9 @@ static void purposes_need_different_things(void **state)
 static void the_longest_fit(void **state)
 {
     (void)state;
-    struct ibx_move_hello *hello = &fresh(IBX_MOVE_HELLO)->is.hello;
+    struct ibx_migrate_hello *hello = &fresh(IBX_MIGRATE_HELLO)->is.hello;
     hello->block_count = IBX_GUEST_BLOCKS_MAX;
-    memset(hello->hardware, 'h', IBX_MOVE_HARDWARE - 1);
+    memset(hello->hardware, 'h', IBX_MIGRATE_HARDWARE - 1);
     memset(hello->host, 'n', sizeof(hello->host) - 1);
     for (unsigned i = 0; i < IBX_GUEST_BLOCKS_MAX; i++) {
         memset(hello->blocks[i].id, 'a' + (int)i / 8, IBX_GUEST_ID_MAX - 1);
@@ -421,21 +422,21 @@ static void the_longest_fit(void **state)
         hello->blocks[i].size = hello->blocks[i].page_size = 1u << 30;
     }
     assert_int_equal(passes(), 0);
-    struct ibx_move_answer *answer = &fresh(IBX_MOVE_ANSWER)->is.answer;
-    answer->count = IBX_MOVE_SAY_MAX;
-    for (unsigned i = 0; i < IBX_MOVE_SAY_MAX; i++)
+    struct ibx_migrate_answer *answer = &fresh(IBX_MIGRATE_ANSWER)->is.answer;
+    answer->count = IBX_MIGRATE_SAY_MAX;
+    for (unsigned i = 0; i < IBX_MIGRATE_SAY_MAX; i++)
         memset(answer->sentences[i], 's', IBX_ERROR_MAX - 1);
     assert_int_equal(passes(), 0);
-    uint8_t out[IBX_MOVE_MESSAGE + 1] = {0};
-    fresh(IBX_MOVE_STATE)->is.state.length = IBX_MOVE_MESSAGE - 1;
+    uint8_t out[IBX_MIGRATE_MESSAGE + 1] = {0};
+    fresh(IBX_MIGRATE_STATE)->is.state.length = IBX_MIGRATE_MESSAGE - 1;
     message.is.state.bytes = out + 1;
-    static uint8_t room[IBX_MOVE_MESSAGE + 1];
-    assert_int_equal(ibx_move_encode(&message, room, sizeof(room)), IBX_MOVE_MESSAGE);
-    assert_int_equal(decode(room, IBX_MOVE_MESSAGE, &message), 0);
-    assert_int_equal(decode(room, IBX_MOVE_MESSAGE + 1, &message), -EPROTO);
+    static uint8_t room[IBX_MIGRATE_MESSAGE + 1];
+    assert_int_equal(ibx_migrate_encode(&message, room, sizeof(room)), IBX_MIGRATE_MESSAGE);
+    assert_int_equal(decode(room, IBX_MIGRATE_MESSAGE, &message), 0);
+    assert_int_equal(decode(room, IBX_MIGRATE_MESSAGE + 1, &message), -EPROTO);
     message.is.state.bytes = out + 1;
-    message.is.state.length = IBX_MOVE_MESSAGE;
-    assert_int_equal(ibx_move_encode(&message, room, sizeof(room)), -EMSGSIZE);
+    message.is.state.length = IBX_MIGRATE_MESSAGE;
+    assert_int_equal(ibx_migrate_encode(&message, room, sizeof(room)), -EMSGSIZE);
 }
 
 static void a_vm_goes_there_and_back(void **state)
@@ -451,10 +452,10 @@ static void a_vm_goes_there_and_back(void **state)
                                 .blocks = blocks,
                                 .count = 2};
     struct ibx_guest_ram back;
-    memset(&fresh(IBX_MOVE_HELLO)->is.hello.blocks, 0xff, sizeof(message.is.hello.blocks));
-    ibx_move_hello_describe(&message.is.hello, &ram);
+    memset(&fresh(IBX_MIGRATE_HELLO)->is.hello.blocks, 0xff, sizeof(message.is.hello.blocks));
+    ibx_migrate_hello_describe(&message.is.hello, &ram);
     assert_int_equal(passes(), 0);
-    assert_int_equal(ibx_move_hello_ram(&message.is.hello, &back), 0);
+    assert_int_equal(ibx_migrate_hello_ram(&message.is.hello, &back), 0);
     assert_string_equal(back.machine, ram.machine);
     assert_string_equal(back.uuid, ram.uuid);
     assert_string_equal(back.name, ram.name);

@@ -10,19 +10,19 @@
 
 #include <cmocka.h>
 
-static struct ibx_move_status filling(void)
+static struct ibx_migrate_status filling(void)
 {
-    return (struct ibx_move_status){.phase = IBX_PHASE_FILLING,
-                                    .path = "verbs mlx5_0 port 1",
-                                    .ram_bytes = 4096ull * 1000,
-                                    .pages = 1000,
-                                    .present = 250,
-                                    .bytes = 1024000,
-                                    .bytes_per_second = 4096 * 10,
-                                    .faults = 12,
-                                    .faults_per_second = 34,
-                                    .fault_p50_ns = 45600,
-                                    .fault_p99_ns = 1234567};
+    return (struct ibx_migrate_status){.phase = IBX_PHASE_FILLING,
+                                       .path = "verbs mlx5_0 port 1",
+                                       .ram_bytes = 4096ull * 1000,
+                                       .pages = 1000,
+                                       .present = 250,
+                                       .bytes = 1024000,
+                                       .bytes_per_second = 4096 * 10,
+                                       .faults = 12,
+                                       .faults_per_second = 34,
+                                       .fault_p50_ns = 45600,
+                                       .fault_p99_ns = 1234567};
 }
 
 static void says(const char *text, const char *words)
@@ -82,7 +82,7 @@ static void test_duration(void **state)
 static void test_vm(void **state)
 {
     (void)state;
-    struct ibx_record record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
+    struct ibx_journal record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
     char text[128];
     migrate_vm(&record, text, sizeof(text));
     is(text, "VM at /run/q");
@@ -97,7 +97,7 @@ static void test_vm(void **state)
 static void test_wide_bar(void **state)
 {
     (void)state;
-    struct ibx_move_status status = filling();
+    struct ibx_migrate_status status = filling();
     char text[256];
     migrate_bar(&status, 200, text, sizeof(text));
     is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
@@ -108,7 +108,7 @@ static void test_wide_bar(void **state)
 static void test_silent_bar(void **state)
 {
     (void)state;
-    struct ibx_move_status status = filling();
+    struct ibx_migrate_status status = filling();
     char text[256];
     status.bytes_per_second = 0;
     status.silent_ns = 12600000000;
@@ -120,7 +120,7 @@ static void test_silent_bar(void **state)
 static void test_narrow_bars(void **state)
 {
     (void)state;
-    struct ibx_move_status status = filling();
+    struct ibx_migrate_status status = filling();
     char text[256];
     for (unsigned width = 1; width < 130; width++) {
         migrate_bar(&status, width, text, sizeof(text));
@@ -146,7 +146,7 @@ static void test_narrow_bars(void **state)
 static void test_bar_without_figures(void **state)
 {
     (void)state;
-    struct ibx_move_status status = filling();
+    struct ibx_migrate_status status = filling();
     char text[256];
     status.faults = 0;
     status.bytes_per_second = 0;
@@ -174,10 +174,10 @@ static void test_bar_without_figures(void **state)
 static void test_bar_of_other_phases(void **state)
 {
     (void)state;
-    struct ibx_move_status status = {.phase = IBX_PHASE_BROKEN,
-                                     .sentence = "the link is down\n\033[31m",
-                                     .began_ns = 1,
-                                     .now_ns = 67000000001};
+    struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
+                                        .sentence = "the link is down\n\033[31m",
+                                        .began_ns = 1,
+                                        .now_ns = 67000000001};
     char text[256];
     migrate_bar(&status, 200, text, sizeof(text));
     is(text, "1:07  broken: the link is down??[31m; connecting again");
@@ -188,7 +188,7 @@ static void test_bar_of_other_phases(void **state)
 static void test_phase_lines(void **state)
 {
     (void)state;
-    struct ibx_move_status status = filling();
+    struct ibx_migrate_status status = filling();
     char text[1024];
     snprintf(status.record.uri, sizeof(status.record.uri), "tcp://0.0.0.0:18600");
     migrate_phase_line(&status, text, sizeof(text));
@@ -203,7 +203,8 @@ static void test_phase_lines(void **state)
     status.source = true;
     migrate_phase_line(&status, text, sizeof(text));
     says(text, "waiting for the destination at tcp://0.0.0.0:18600");
-    struct ibx_move_status again = {.phase = IBX_PHASE_FILLING}; /* before anything was looked at */
+    struct ibx_migrate_status again = {.phase =
+                                           IBX_PHASE_FILLING}; /* before anything was looked at */
     migrate_phase_line(&again, text, sizeof(text));
     is(text, "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
@@ -212,13 +213,13 @@ static void test_phase_lines(void **state)
     const char *const words[] = {"waiting", "preparing", "switching", "filling",
                                  "broken",  "done",      "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
-        status.phase = (enum ibx_move_phase)phase;
+        status.phase = (enum ibx_migrate_phase)phase;
         migrate_phase_line(&status, text, sizeof(text));
         assert_ptr_equal(strstr(text, words[phase]), text);
     }
 }
 
-static char *summary_of(const struct ibx_move_status *status)
+static char *summary_of(const struct ibx_migrate_status *status)
 {
     char *text = NULL;
     size_t size = 0;
@@ -232,7 +233,7 @@ static char *summary_of(const struct ibx_move_status *status)
 static void test_summary(void **state)
 {
     (void)state;
-    struct ibx_move_status status = filling();
+    struct ibx_migrate_status status = filling();
     status.zero_pages = 100;
     status.downtime_ns = 12345678;
     status.map_ns = 2000000;
@@ -260,7 +261,7 @@ static void test_summary(void **state)
 static void test_summary_of_little(void **state)
 {
     (void)state;
-    struct ibx_move_status status = {.began_ns = 5, .now_ns = 1005};
+    struct ibx_migrate_status status = {.began_ns = 5, .now_ns = 1005};
     char *text = summary_of(&status);
     is(text, "  total time         1.00 us\n  faults             0\n");
     free(text);

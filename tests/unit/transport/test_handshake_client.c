@@ -120,9 +120,9 @@ static void frame_for_nobody(void **state)
     struct ibx_conn *conn = ibx_conn_new(fds[0], IBX_ROLE_CLIENT, &options);
     assert_non_null(conn);
     close(fds[1]);
-    ibx_door_frame_begin(&frame, FRAME_HELLO);
-    int rc = ibx_door_frame_send(conn, &frame, ibx_now_ns() + 10000 * IBX_NS_PER_MS);
-    assert_int_equal(ibx_door_broken(conn, rc, &err), -ECONNRESET);
+    ibx_handshake_frame_begin(&frame, FRAME_HELLO);
+    int rc = ibx_handshake_frame_send(conn, &frame, ibx_now_ns() + 10000 * IBX_NS_PER_MS);
+    assert_int_equal(ibx_handshake_broken(conn, rc, &err), -ECONNRESET);
     assert_non_null(strstr(err.message, "it closed the connection"));
     ibx_close(conn);
 }

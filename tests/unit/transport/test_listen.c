@@ -77,7 +77,7 @@ static void *knock_run(void *arg)
     struct knock *knock = arg;
     struct ibx_error err = {0};
     atomic_store(&knock->tid, gettid());
-    knock->rc = ibx_door_connect(&uri, PATIENCE_MS, &knock->fd, &err);
+    knock->rc = ibx_handshake_connect(&uri, PATIENCE_MS, &knock->fd, &err);
     return NULL;
 }
 
@@ -126,7 +126,7 @@ static void test_not_for_ever(void **state)
     (void)state;
     struct ibx_error err = {0};
     int fd = -1;
-    assert_int_equal(ibx_door_connect(&uri, 20, &fd, &err), -ETIMEDOUT);
+    assert_int_equal(ibx_handshake_connect(&uri, 20, &fd, &err), -ETIMEDOUT);
     assert_non_null(strstr(err.message, uri.path));
     assert_non_null(strstr(err.message, "full"));
     assert_int_equal(fd, -1);
@@ -186,7 +186,7 @@ static void expect_knock(const char *text, int code, const char *remedy)
     struct ibx_error err = {0};
     int fd = -1;
     assert_int_equal(ibx_uri_parse(text, &there, NULL), 0);
-    assert_int_equal(ibx_door_connect(&there, PATIENCE_MS, &fd, &err), code);
+    assert_int_equal(ibx_handshake_connect(&there, PATIENCE_MS, &fd, &err), code);
     if (!strstr(err.message, remedy))
         fail_msg("\"%s\" does not say \"%s\"", err.message, remedy);
 }
