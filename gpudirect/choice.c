@@ -28,5 +28,5 @@ bool ibx_choice_sound(const struct ibx_choice *choice)
     return way_sound(&choice->ways[IBX_CHOICE_TO_DEVICE], IBX_CHOICE_TO_MAX) &&
            way_sound(&choice->ways[IBX_CHOICE_FROM_DEVICE], IBX_CHOICE_FROM_MAX) && choice->chunk &&
            choice->chunk <= IBX_PINNED_CHUNK && choice->chunk % IBX_CHOICE_CHUNK_UNIT == 0 &&
-           choice->threads <= IBX_CREW_THREADS_MAX;
+           choice->threads <= IBX_COPY_THREADS_THREADS_MAX;
 }

@@ -47,9 +47,9 @@ static struct ibx_client_trail *trail_of(struct ibx_client_pins *pins, const voi
 /* Whether the copies before it are, also to a thread that captures a stream of its own. */
 static bool is_over(const struct ibx_cuda *cuda, void *event)
 {
-    int mode = ibx_cuda_aside_begin(cuda);
+    int mode = ibx_cuda_capture_relax(cuda);
     int rc = cuda->event_query(event);
-    ibx_cuda_aside_end(cuda, mode);
+    ibx_cuda_capture_restore(cuda, mode);
     return !rc;
 }
 
@@ -122,16 +122,16 @@ void ibx_client_pin_left(struct ibx_client_pins *pins, const struct ibx_cuda *cu
         return;
     }
     /* Nothing will say when the copy is over. */
-    int mode = ibx_cuda_aside_begin(cuda);
+    int mode = ibx_cuda_capture_relax(cuda);
     cuda->stream_synchronize(trail->stream);
-    ibx_cuda_aside_end(cuda, mode);
+    ibx_cuda_capture_restore(cuda, mode);
 }
 
 void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)
 {
-    int mode = ibx_cuda_aside_begin(cuda);
+    int mode = ibx_cuda_capture_relax(cuda);
     trails_wait(pins, cuda, trails_busy(pins));
-    ibx_cuda_aside_end(cuda, mode);
+    ibx_cuda_capture_restore(cuda, mode);
 }
 
 void ibx_client_pins_forget(struct ibx_client_pins *pins, const void *context)
@@ -167,12 +167,12 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
     }
     bool foreign = cuda->ctx_get_current(&context) || !context;
     bool inside = !foreign || !cuda->ctx_push_current(pin->context);
-    int mode = ibx_cuda_aside_begin(cuda);
+    int mode = ibx_cuda_capture_relax(cuda);
     if (inside)
         trails_wait(pins, cuda, pin->left);
     if (inside)
         cuda->mem_host_unregister(pin->base);
-    ibx_cuda_aside_end(cuda, mode);
+    ibx_cuda_capture_restore(cuda, mode);
     if (foreign && inside)
         cuda->ctx_pop_current(&popped);
     pins->bytes -= pin->length;

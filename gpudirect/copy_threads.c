@@ -15,7 +15,7 @@
 #define THREADS_MOST     4u /* unless more are asked for */
 #define PROCESSORS_LEAST 8u
 #define LINGER_NS        (100 * IBX_NS_PER_US)
-#define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_crew_run() */
+#define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_copy_threads_run() */
 
 struct job {
     unsigned place;
@@ -24,20 +24,20 @@ struct job {
     size_t n;
 };
 
-struct ibx_crew {
+struct ibx_copy_threads {
     pthread_mutex_t lock;
     pthread_cond_t posted, over;
-    pthread_t threads[IBX_CREW_THREADS_MAX];
+    pthread_t threads[IBX_COPY_THREADS_THREADS_MAX];
     unsigned count; /* of threads made */
     pid_t owner;
     bool ending;
 
-    ibx_crew_copy copy;
+    ibx_copy_threads_copy copy;
     void *context;
-    unsigned sleeping;                /* threads */
-    uint64_t linger_ns;               /* how long they look for more to do before */
-    atomic_uint stirred;              /* jobs waiting, for who looks without the lock */
-    struct job jobs[IBX_CREW_PLACES]; /* a ring of those not begun */
+    unsigned sleeping;                        /* threads */
+    uint64_t linger_ns;                       /* how long they look for more to do before */
+    atomic_uint stirred;                      /* jobs waiting, for who looks without the lock */
+    struct job jobs[IBX_COPY_THREADS_PLACES]; /* a ring of those not begun */
     unsigned first, waiting;
     unsigned running;
     uint32_t done;    /* places */
@@ -46,13 +46,13 @@ struct ibx_crew {
 };
 
 /* Takes the oldest job and does it, without the lock meanwhile. Locked; there is one. */
-static void run_one(struct ibx_crew *crew)
+static void run_one(struct ibx_copy_threads *crew)
 {
     struct job job = crew->jobs[crew->first];
-    crew->first = (crew->first + 1) % IBX_CREW_PLACES;
+    crew->first = (crew->first + 1) % IBX_COPY_THREADS_PLACES;
     atomic_store_explicit(&crew->stirred, --crew->waiting, memory_order_relaxed);
     crew->running++;
-    ibx_crew_copy copy = crew->copy;
+    ibx_copy_threads_copy copy = crew->copy;
     void *context = crew->context;
     pthread_mutex_unlock(&crew->lock);
     int rc = copy(context, job.local, job.offset, job.n);
@@ -67,7 +67,7 @@ static void run_one(struct ibx_crew *crew)
 
 /* Waking a thread costs more than many a copy takes, and copies come in rows. Locked, but
  * meanwhile; false: there is nothing to do. */
-static bool linger(struct ibx_crew *crew)
+static bool linger(struct ibx_copy_threads *crew)
 {
     uint64_t until = ibx_now_ns() + crew->linger_ns;
     pthread_mutex_unlock(&crew->lock);
@@ -79,7 +79,7 @@ static bool linger(struct ibx_crew *crew)
 
 static void *work(void *argument)
 {
-    struct ibx_crew *crew = argument;
+    struct ibx_copy_threads *crew = argument;
     pthread_mutex_lock(&crew->lock);
     while (!crew->ending) {
         if (crew->waiting) {
@@ -95,7 +95,7 @@ static void *work(void *argument)
 }
 
 /* Signals are for the process's own threads. */
-static int threads_make(struct ibx_crew *crew, unsigned threads)
+static int threads_make(struct ibx_copy_threads *crew, unsigned threads)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -103,7 +103,7 @@ static int threads_make(struct ibx_crew *crew, unsigned threads)
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = 0;
-    while (!rc && crew->count + 1 < threads && crew->count < IBX_CREW_THREADS_MAX) {
+    while (!rc && crew->count + 1 < threads && crew->count < IBX_COPY_THREADS_THREADS_MAX) {
         rc = pthread_create(&crew->threads[crew->count], NULL, work, crew);
         crew->count += !rc;
     }
@@ -113,15 +113,15 @@ static int threads_make(struct ibx_crew *crew, unsigned threads)
 
 /* The client, other sessions and the driver want processors, too. Two threads are slower than the
  * client and this thread, which copy one half each where there is no crew. */
-unsigned ibx_crew_threads(void)
+unsigned ibx_copy_threads_count(void)
 {
     unsigned there = ibx_thread_processors();
     return there >= 4 * THREADS_MOST ? THREADS_MOST : there >= PROCESSORS_LEAST ? THREADS_LEAST : 1;
 }
 
-int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *err)
+int ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **out, struct ibx_error *err)
 {
-    struct ibx_crew *crew = calloc(1, sizeof(*crew));
+    struct ibx_copy_threads *crew = calloc(1, sizeof(*crew));
     if (!crew)
         return ibx_error_set(err, -ENOMEM, "no memory for threads that copy");
     pthread_mutex_init(&crew->lock, NULL);
@@ -131,7 +131,7 @@ int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *e
     crew->linger_ns = ibx_thread_may_spin() ? LINGER_NS : 0;
     int rc = threads_make(crew, threads);
     if (rc && !crew->count) {
-        ibx_crew_destroy(crew);
+        ibx_copy_threads_destroy(crew);
         return ibx_error_set(
             err, -rc, "%u threads that copy cannot be made: lower rdma.gpu_threads", threads);
     }
@@ -139,7 +139,7 @@ int ibx_crew_create(unsigned threads, struct ibx_crew **out, struct ibx_error *e
     return 0;
 }
 
-void ibx_crew_destroy(struct ibx_crew *crew)
+void ibx_copy_threads_destroy(struct ibx_copy_threads *crew)
 {
     if (!crew)
         return;
@@ -157,7 +157,8 @@ void ibx_crew_destroy(struct ibx_crew *crew)
     free(crew);
 }
 
-void ibx_crew_begin(struct ibx_crew *crew, ibx_crew_copy copy, void *context)
+void ibx_copy_threads_begin(struct ibx_copy_threads *crew, ibx_copy_threads_copy copy,
+                            void *context)
 {
     pthread_mutex_lock(&crew->lock);
     crew->copy = copy;
@@ -167,10 +168,11 @@ void ibx_crew_begin(struct ibx_crew *crew, ibx_crew_copy copy, void *context)
     pthread_mutex_unlock(&crew->lock);
 }
 
-void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t offset, size_t n)
+void ibx_copy_threads_post(struct ibx_copy_threads *crew, unsigned place, void *local,
+                           uint64_t offset, size_t n)
 {
     pthread_mutex_lock(&crew->lock);
-    crew->jobs[(crew->first + crew->waiting++) % IBX_CREW_PLACES] =
+    crew->jobs[(crew->first + crew->waiting++) % IBX_COPY_THREADS_PLACES] =
         (struct job){place, local, offset, n};
     atomic_store_explicit(&crew->stirred, crew->waiting, memory_order_relaxed);
     if (crew->sleeping)
@@ -180,7 +182,7 @@ void ibx_crew_post(struct ibx_crew *crew, unsigned place, void *local, uint64_t 
 
 /* Until another job is over: busily first, for the others are in the middle of theirs. Locked, but
  * meanwhile. */
-static void await_end(struct ibx_crew *crew)
+static void await_end(struct ibx_copy_threads *crew)
 {
     unsigned seen = atomic_load_explicit(&crew->ends, memory_order_relaxed);
     uint64_t until = ibx_now_ns() + crew->linger_ns;
@@ -192,7 +194,7 @@ static void await_end(struct ibx_crew *crew)
         pthread_cond_wait(&crew->over, &crew->lock);
 }
 
-int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places)
+int ibx_copy_threads_take(struct ibx_copy_threads *crew, bool wait, uint32_t *places)
 {
     pthread_mutex_lock(&crew->lock);
     while (wait && !crew->done && !crew->status && (crew->waiting || crew->running)) {
@@ -208,34 +210,37 @@ int ibx_crew_take(struct ibx_crew *crew, bool wait, uint32_t *places)
     return status;
 }
 
-int ibx_crew_run(struct ibx_crew *crew, ibx_crew_copy copy, void *context, void *local,
-                 uint64_t offset, size_t n)
+int ibx_copy_threads_run(struct ibx_copy_threads *crew, ibx_copy_threads_copy copy, void *context,
+                         void *local, uint64_t offset, size_t n)
 {
     size_t piece = (n / (crew->count + 1) + PIECE_LEAST - 1) & ~(PIECE_LEAST - 1);
-    piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > IBX_CREW_APART ? IBX_CREW_APART : piece;
+    piece = piece < PIECE_LEAST              ? PIECE_LEAST
+            : piece > IBX_COPY_THREADS_APART ? IBX_COPY_THREADS_APART
+                                             : piece;
     uint32_t free = UINT32_MAX; /* places */
     int rc = 0;
-    ibx_crew_begin(crew, copy, context);
+    ibx_copy_threads_begin(crew, copy, context);
     for (size_t at = 0; at < n && !rc;) {
         if (!free) {
-            rc = ibx_crew_take(crew, true, &free);
+            rc = ibx_copy_threads_take(crew, true, &free);
             continue;
         }
         unsigned place = (unsigned)__builtin_ctz(free);
-        size_t length = piece - (piece == IBX_CREW_APART ? (offset + at) % IBX_CREW_APART : 0);
+        size_t length =
+            piece - (piece == IBX_COPY_THREADS_APART ? (offset + at) % IBX_COPY_THREADS_APART : 0);
         length = n - at < length ? n - at : length;
         free &= ~(1u << place);
-        ibx_crew_post(crew, place, (uint8_t *)local + at, offset + at, length);
+        ibx_copy_threads_post(crew, place, (uint8_t *)local + at, offset + at, length);
         at += length;
     }
     while (!rc && free != UINT32_MAX)
-        rc = ibx_crew_take(crew, true, &free);
+        rc = ibx_copy_threads_take(crew, true, &free);
     if (rc)
-        ibx_crew_stop(crew);
+        ibx_copy_threads_stop(crew);
     return rc;
 }
 
-void ibx_crew_stop(struct ibx_crew *crew)
+void ibx_copy_threads_stop(struct ibx_copy_threads *crew)
 {
     pthread_mutex_lock(&crew->lock);
     crew->waiting = 0;

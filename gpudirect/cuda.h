@@ -133,7 +133,7 @@ const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
  * capture as well; the thread itself is so in mode THREAD_LOCAL, too. Between these two calls the
  * calling thread may do all that (RELAXED), and harms no capture. `cuda` may be NULL; pairs may be
  * nested. Begin returns what end is to be told. */
-int ibx_cuda_aside_begin(const struct ibx_cuda *cuda);
-void ibx_cuda_aside_end(const struct ibx_cuda *cuda, int before);
+int ibx_cuda_capture_relax(const struct ibx_cuda *cuda);
+void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int before);
 
 #endif

@@ -93,8 +93,8 @@ static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
  * ahead in turn. What is left for no whole group comes in order. */
 static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 {
-    uint64_t run = IBX_CREW_APART / st->step, group = run * spread, i = st->begun / st->step,
-             in = i % group;
+    uint64_t run = IBX_COPY_THREADS_APART / st->step, group = run * spread,
+             i = st->begun / st->step, in = i % group;
     if (spread < 2 || (i - in + group) * st->step > st->total)
         return st->begun;
     return (i - in + in % spread * run + in / spread) * st->step;
@@ -211,9 +211,9 @@ static void places_free(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
         if (st->places[i].state == PLACE_DMA) {
-            int mode = ibx_cuda_aside_begin(st->cuda);
+            int mode = ibx_cuda_capture_relax(st->cuda);
             st->cuda->event_synchronize(st->places[i].event);
-            ibx_cuda_aside_end(st->cuda, mode);
+            ibx_cuda_capture_restore(st->cuda, mode);
         }
         st->places[i].state = PLACE_FREE;
     }
@@ -281,9 +281,9 @@ static int dma_part(const struct ibx_staging *st, const struct part *part, bool 
  * wait for one: the copy is under way. */
 static void stream_wait(const struct ibx_staging *st, void *stream)
 {
-    int mode = ibx_cuda_aside_begin(st->cuda);
+    int mode = ibx_cuda_capture_relax(st->cuda);
     st->cuda->stream_synchronize(stream);
-    ibx_cuda_aside_end(st->cuda, mode);
+    ibx_cuda_capture_restore(st->cuda, mode);
 }
 
 /* Gives a place to the GPU. 0 or a CUresult. */

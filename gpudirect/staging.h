@@ -56,8 +56,8 @@ struct ibx_staging_wire {
      * bytes have arrived; fills in where to. 0: go on; 1: not known yet, wait; IBX_STAGING_REFUSED:
      * stop, nothing was done. */
     int (*open)(void *context, struct ibx_gpu_copy *copy);
-    /* To the device only: the next moves are of so many places IBX_CREW_APART from each other, in
-     * turns, in copies that are long enough; 1: of one after the other. For threads. */
+    /* To the device only: the next moves are of so many places IBX_COPY_THREADS_APART from each
+     * other, in turns, in copies that are long enough; 1: of one after the other. For threads. */
     unsigned spread;
 };
 #define IBX_STAGING_REFUSED 0x7fffffff

@@ -4,8 +4,8 @@
  * classic GVirtuS calls its own Communicator::Get directly, where no preloaded
  * symbol can step in. x86-64 and aarch64.
  */
-#ifndef IBX_FRONTEND_GLUE_CLASSIC_PATCH_H
-#define IBX_FRONTEND_GLUE_CLASSIC_PATCH_H
+#ifndef IBX_FRONTEND_GLUE_CLASSIC_CLASSIC_PATCH_H
+#define IBX_FRONTEND_GLUE_CLASSIC_CLASSIC_PATCH_H
 
 #include "common/error.h"
 

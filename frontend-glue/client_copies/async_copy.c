@@ -58,8 +58,8 @@ static pthread_once_t begun = PTHREAD_ONCE_INIT;
  * Without the preload, too, they would have been waited for. */
 static void at_exit(void)
 {
-    ibx_later_forbid();
-    ibx_later_wait(0);
+    ibx_async_copy_forbid();
+    ibx_async_copy_wait(0);
 }
 
 static void before_fork(void)
@@ -228,7 +228,7 @@ static bool helper_begin(struct helper *helper, const struct ibx_session *sessio
 
 static bool is_of(const struct job *job, uint64_t stream)
 {
-    return stream <= IBX_LATER_STREAM_SPECIAL || job->copy.stream == stream;
+    return stream <= IBX_ASYNC_COPY_STREAM_SPECIAL || job->copy.stream == stream;
 }
 
 /* Locked. */
@@ -263,8 +263,8 @@ static struct helper *pick(const struct ibx_session *session, uint64_t stream, i
     return helper_begin(none, session, device) ? pick(session, stream, device) : NULL;
 }
 
-bool ibx_later_copy(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
-                    int device)
+bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                          int device)
 {
     pthread_once(&begun, begin);
     struct job *job = session->state == SESSION_LIVE ? malloc(sizeof(*job)) : NULL;
@@ -292,7 +292,7 @@ bool ibx_later_copy(const struct ibx_session *session, const struct ibx_frontend
     return helper;
 }
 
-void ibx_later_forbid(void)
+void ibx_async_copy_forbid(void)
 {
     pthread_once(&begun, begin);
     pthread_mutex_lock(&later.lock);
@@ -300,14 +300,14 @@ void ibx_later_forbid(void)
     pthread_mutex_unlock(&later.lock);
 }
 
-bool ibx_later_any(void)
+bool ibx_async_copy_any(void)
 {
     return atomic_load(&pending);
 }
 
-bool ibx_later_pending(uint64_t stream)
+bool ibx_async_copy_pending(uint64_t stream)
 {
-    if (!ibx_later_any())
+    if (!ibx_async_copy_any())
         return false;
     pthread_mutex_lock(&later.lock);
     bool found = helper_of_stream(stream, UINT64_MAX);
@@ -315,9 +315,9 @@ bool ibx_later_pending(uint64_t stream)
     return found;
 }
 
-void ibx_later_wait(uint64_t stream)
+void ibx_async_copy_wait(uint64_t stream)
 {
-    if (!ibx_later_any())
+    if (!ibx_async_copy_any())
         return;
     pthread_mutex_lock(&later.lock);
     const uint64_t end = later.jobs; /* not for what others begin meanwhile */
@@ -339,9 +339,9 @@ static bool is_touched(const uint8_t *address, size_t n)
     return false;
 }
 
-void ibx_later_wait_memory(const void *address, size_t n)
+void ibx_async_copy_wait_memory(const void *address, size_t n)
 {
-    if (!ibx_later_any())
+    if (!ibx_async_copy_any())
         return;
     pthread_mutex_lock(&later.lock);
     while (is_touched(address, n))
@@ -349,13 +349,13 @@ void ibx_later_wait_memory(const void *address, size_t n)
     pthread_mutex_unlock(&later.lock);
 }
 
-int ibx_later_failure(uint64_t stream)
+int ibx_async_copy_failure(uint64_t stream)
 {
     int code = 0;
     pthread_mutex_lock(&later.lock);
     for (unsigned i = 0; i < later.failure_count && !code; i++) {
         const struct failure *failure = &later.failures[i];
-        if (stream > IBX_LATER_STREAM_SPECIAL && failure->stream && failure->stream != stream)
+        if (stream > IBX_ASYNC_COPY_STREAM_SPECIAL && failure->stream && failure->stream != stream)
             continue;
         code = failure->code;
         later.failures[i] = later.failures[--later.failure_count];
@@ -364,7 +364,7 @@ int ibx_later_failure(uint64_t stream)
     return code;
 }
 
-void ibx_later_forget_failures(void)
+void ibx_async_copy_forget_failures(void)
 {
     pthread_mutex_lock(&later.lock);
     later.failure_count = 0;

@@ -9,34 +9,34 @@
  * end for something that has to come after them in CUDA's order waits for them
  * first. So to the application they are in their stream from the call on.
  *
- * Streams are the back end's handles. Those up to IBX_LATER_STREAM_SPECIAL are none
+ * Streams are the back end's handles. Those up to IBX_ASYNC_COPY_STREAM_SPECIAL are none
  * of one stream and stand for all. From any thread; a forked child has nothing of it. exit(3) waits
  * for all.
  */
-#ifndef IBX_FRONTEND_GLUE_LATER_H
-#define IBX_FRONTEND_GLUE_LATER_H
+#ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_ASYNC_COPY_H
+#define IBX_FRONTEND_GLUE_CLIENT_COPIES_ASYNC_COPY_H
 
 #include "frontend-glue/session/session.h"
 
-#define IBX_LATER_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
+#define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
 
 /* Has a copy in such a stream run, with `device` selected, over a connection as that of `session`,
  * which lives. Its memory belongs to it until it is over. False: it cannot be, now or ever. */
-bool ibx_later_copy(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
-                    int device);
+bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                          int device);
 /* From now on nothing is any more: what is recorded into a graph has to come from one thread. */
-void ibx_later_forbid(void);
+void ibx_async_copy_forbid(void);
 
 /* Whether there is any copy that is not over. */
-bool ibx_later_any(void);
+bool ibx_async_copy_any(void);
 /* Whether there is one in that stream. */
-bool ibx_later_pending(uint64_t stream);
+bool ibx_async_copy_pending(uint64_t stream);
 /* Returns when there is none in that stream, or none in that memory. */
-void ibx_later_wait(uint64_t stream);
-void ibx_later_wait_memory(const void *address, size_t n);
+void ibx_async_copy_wait(uint64_t stream);
+void ibx_async_copy_wait_memory(const void *address, size_t n);
 /* The first error of such a copy in that stream that nobody was told yet, or 0. */
-int ibx_later_failure(uint64_t stream);
+int ibx_async_copy_failure(uint64_t stream);
 /* Nobody is told any more of those that there were: streams and errors end with their context. */
-void ibx_later_forget_failures(void);
+void ibx_async_copy_forget_failures(void);
 
 #endif

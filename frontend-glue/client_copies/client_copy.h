@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by client_copy.c (one request and its reply), client_rows.c (cudaMemcpy2D) and
  * client_stage.c (long copies in parts). */
-#ifndef IBX_FRONTEND_GLUE_CLIENT_COPY_H
-#define IBX_FRONTEND_GLUE_CLIENT_COPY_H
+#ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPY_H
+#define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPY_H
 
 #include "frontend-glue/session/session_internal.h"
 

@@ -35,12 +35,12 @@
 struct client_stage {
     uint8_t *memory; /* both ends map it; NULL: there is none, or it was given up */
     struct ibx_mr *mr;
-    struct ibx_crew *crew; /* NULL: not made yet, or not wanted */
-    bool alone;            /* there will be none */
-    unsigned useless;      /* copies in a row of which the GPU took nothing from here ... */
-    size_t least;          /* ... and what was given up for it, bytes */
-    unsigned behind;       /* of BEHIND_MAX */
-    unsigned even;         /* copies in parts of one length that are still to come */
+    struct ibx_copy_threads *crew; /* NULL: not made yet, or not wanted */
+    bool alone;                    /* there will be none */
+    unsigned useless;              /* copies in a row of which the GPU took nothing from here ... */
+    size_t least;                  /* ... and what was given up for it, bytes */
+    unsigned behind;               /* of BEHIND_MAX */
+    unsigned even;                 /* copies in parts of one length that are still to come */
 };
 
 /*
@@ -53,10 +53,10 @@ struct run {
     struct ibx_session *s;
     struct client_stage *stage;
     const struct ibx_frontend_copy *copy;
-    struct ibx_crew *crew; /* NULL: this thread alone */
-    size_t unit;           /* bytes, of the last one perhaps fewer; 0: see begins */
-    size_t begins[PARTS];  /* of units that shrink */
-    unsigned per_frame;    /* units */
+    struct ibx_copy_threads *crew; /* NULL: this thread alone */
+    size_t unit;                   /* bytes, of the last one perhaps fewer; 0: see begins */
+    size_t begins[PARTS];          /* of units that shrink */
+    unsigned per_frame;            /* units */
     uint64_t units, frames;
     uint64_t posted, copied; /* units: begun, and whole up to here */
     uint32_t done;           /* slots that are whole beyond that */
@@ -87,7 +87,7 @@ static int make_memory(struct ibx_session *s, struct client_stage *stage)
 
 static void give_up(struct client_stage *stage)
 {
-    ibx_crew_destroy(stage->crew); /* first: it may be copying */
+    ibx_copy_threads_destroy(stage->crew); /* first: it may be copying */
     stage->crew = NULL;
     ibx_mr_deregister(stage->mr);
     stage->mr = NULL;
@@ -123,12 +123,12 @@ void client_stage_destroy(struct client_stage *stage)
     free(stage);
 }
 
-static struct ibx_crew *crew_of(const struct ibx_session *s, struct client_stage *stage)
+static struct ibx_copy_threads *crew_of(const struct ibx_session *s, struct client_stage *stage)
 {
     struct ibx_error err = {0};
     unsigned asked = s->copies.options.threads;
-    unsigned threads = stage->crew || stage->alone ? 0 : asked ? asked : ibx_crew_threads();
-    if (threads > 1 && ibx_crew_create(threads, &stage->crew, &err))
+    unsigned threads = stage->crew || stage->alone ? 0 : asked ? asked : ibx_copy_threads_count();
+    if (threads > 1 && ibx_copy_threads_create(threads, &stage->crew, &err))
         ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
     stage->alone = !stage->crew;
     return stage->crew;
@@ -176,7 +176,7 @@ static void post(struct run *run)
     uint64_t offset = offset_of(run, unit);
     size_t n = length_of(run, unit, 1);
     if (run->crew) {
-        ibx_crew_post(run->crew, (unsigned)(unit % SLOTS), slot, offset, n);
+        ibx_copy_threads_post(run->crew, (unsigned)(unit % SLOTS), slot, offset, n);
         return;
     }
     move((void *)(uintptr_t)run->copy, slot, offset, n);
@@ -306,7 +306,7 @@ static int step(struct run *run)
     if (run->copy->to_device)
         post_to_device(run);
     if (run->crew)
-        ibx_crew_take(run->crew, false, &run->done);
+        ibx_copy_threads_take(run->crew, false, &run->done);
     note_copied(run);
     int rc = send_frames(run);
     if (rc)
@@ -322,7 +322,7 @@ static int step(struct run *run)
     if (run->copied + run->answered + run->sent != before)
         return 0;
     if (run->copied < run->posted) {
-        ibx_crew_take(run->crew, true, &run->done);
+        ibx_copy_threads_take(run->crew, true, &run->done);
         return 0;
     }
     return take_answer(run);
@@ -407,7 +407,7 @@ int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *cop
     divide(&run);
     run.began_ns = ibx_now_ns();
     if (run.crew)
-        ibx_crew_begin(run.crew, move, (void *)(uintptr_t)copy);
+        ibx_copy_threads_begin(run.crew, move, (void *)(uintptr_t)copy);
     ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
     int rc = flushed < 0 ? (int)flushed : 0;
     while (!rc && !finished(&run))
@@ -415,7 +415,7 @@ int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *cop
     if (rc)
         return rc; /* the stage went with the session */
     if (run.crew)
-        ibx_crew_stop(run.crew);
+        ibx_copy_threads_stop(run.crew);
     if (!run.exit_code) {
         judge_speed(&run);
         judge_use(run.stage, copy->n, run.placed);

@@ -9,8 +9,8 @@
  * Such a copy goes out as several, each a frame of GVirtuS of its own; it has
  * ended when the last one has.
  */
-#ifndef IBX_FRONTEND_GLUE_CLIENT_STAGE_H
-#define IBX_FRONTEND_GLUE_CLIENT_STAGE_H
+#ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_STAGE_H
+#define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_STAGE_H
 
 #include "frontend-glue/preload/frontend.h"
 #include "frontend-glue/session/session.h"

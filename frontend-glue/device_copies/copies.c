@@ -48,7 +48,7 @@ void copies_fini(struct ibx_session *s)
                 x->ran, s->path.peer, x->by_fabric, x->in_place, x->by_crew, x->inlined);
     copies_heed_resets(x);
     ibx_staging_destroy(x->staging);
-    ibx_crew_destroy(x->crew);
+    ibx_copy_threads_destroy(x->crew);
     x->crew = NULL;
     free(x->held);
     x->staging = NULL;
@@ -175,7 +175,7 @@ static int run(struct ibx_session *s, const struct request *q)
 static int run_aside(struct ibx_session *s, const struct request *q)
 {
     struct copies *x = &s->copies;
-    int mode = ibx_cuda_aside_begin(x->cuda);
+    int mode = ibx_cuda_capture_relax(x->cuda);
     x->answering = true;
     int rc = run(s, q);
     x->answering = false;
@@ -185,7 +185,7 @@ static int run_aside(struct ibx_session *s, const struct request *q)
         copies_heed_resets(x);
         ibx_client_pins_settle(&x->pins, x->cuda);
     }
-    ibx_cuda_aside_end(x->cuda, mode);
+    ibx_cuda_capture_restore(x->cuda, mode);
     return rc;
 }
 

@@ -13,8 +13,8 @@
  * Part of a session (session_internal.h), of which it is told each byte read and
  * written.
  */
-#ifndef IBX_FRONTEND_GLUE_COPIES_H
-#define IBX_FRONTEND_GLUE_COPIES_H
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/session.h"
@@ -30,25 +30,25 @@ struct copies {
     struct ibx_reply_watch replies;
     bool answering; /* what is written now is ours */
 
-    const struct ibx_cuda *cuda; /* NULL: not looked for yet */
-    struct ibx_choice choice;    /* of the device ... */
-    int chosen_for;              /* ... with this number, -1: none yet */
-    struct ibx_staging *staging; /* NULL: not made yet */
-    unsigned resets;             /* of contexts of the process, that this session has heeded */
-    void *losing;                /* the context that the request in hand takes away ... */
-    bool loses;                  /* ... if it takes one; NULL: nobody knows which */
-    bool poor;                   /* it was said why copies are not staged */
-    struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
-    bool indirect;               /* it never will be */
-    bool refusal_told;           /* and it was said why, or why not some of it */
-    struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
-    bool unpinned;               /* it was said why that is not done */
-    bool placed;                 /* the GPU itself was at the client's memory */
-    bool early;                  /* the copy in hand may be answered before it is done */
-    bool straight;               /* the last copy from the device went into such memory */
-    struct ibx_crew *crew;       /* NULL: not made yet, or not wanted */
-    bool alone;                  /* there will be none */
-    struct ibx_mr **regions;     /* the pool's chunks as far as registered here */
+    const struct ibx_cuda *cuda;   /* NULL: not looked for yet */
+    struct ibx_choice choice;      /* of the device ... */
+    int chosen_for;                /* ... with this number, -1: none yet */
+    struct ibx_staging *staging;   /* NULL: not made yet */
+    unsigned resets;               /* of contexts of the process, that this session has heeded */
+    void *losing;                  /* the context that the request in hand takes away ... */
+    bool loses;                    /* ... if it takes one; NULL: nobody knows which */
+    bool poor;                     /* it was said why copies are not staged */
+    struct ibx_gpu_spans spans;    /* GPU memory registered with the connection */
+    bool indirect;                 /* it never will be */
+    bool refusal_told;             /* and it was said why, or why not some of it */
+    struct ibx_client_pins pins;   /* the client's memory, as far as it is mapped here */
+    bool unpinned;                 /* it was said why that is not done */
+    bool placed;                   /* the GPU itself was at the client's memory */
+    bool early;                    /* the copy in hand may be answered before it is done */
+    bool straight;                 /* the last copy from the device went into such memory */
+    struct ibx_copy_threads *crew; /* NULL: not made yet, or not wanted */
+    bool alone;                    /* there will be none */
+    struct ibx_mr **regions;       /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
     uint8_t *held;          /* a request that came in pieces */
@@ -88,7 +88,7 @@ void copies_fini(struct ibx_session *s);
 /* copies_reach.c */
 
 /* Threads that copy with this one, made at the first call; NULL: there are to be none. */
-struct ibx_crew *copies_crew(struct copies *copies);
+struct ibx_copy_threads *copies_crew(struct copies *copies);
 
 /* copies_choice.c */
 

@@ -13,8 +13,8 @@
  *   copies_check.c        what CUDA says before a copy is run
  *   copies_symbol.c       where a symbol of the program is
  */
-#ifndef IBX_FRONTEND_GLUE_COPIES_INTERNAL_H
-#define IBX_FRONTEND_GLUE_COPIES_INTERNAL_H
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_INTERNAL_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_INTERNAL_H
 
 #include "frontend-glue/session/session_internal.h"
 

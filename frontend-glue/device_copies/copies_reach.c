@@ -12,14 +12,14 @@
 static unsigned crew_threads(const struct copies *x)
 {
     unsigned wanted = x->options.threads ? x->options.threads : x->choice.threads;
-    return wanted ? wanted : ibx_crew_threads();
+    return wanted ? wanted : ibx_copy_threads_count();
 }
 
-struct ibx_crew *copies_crew(struct copies *x)
+struct ibx_copy_threads *copies_crew(struct copies *x)
 {
     struct ibx_error err = {0};
     unsigned threads = x->crew || x->alone ? 0 : crew_threads(x);
-    if (!x->crew && !x->alone && threads > 1 && ibx_crew_create(threads, &x->crew, &err))
+    if (!x->crew && !x->alone && threads > 1 && ibx_copy_threads_create(threads, &x->crew, &err))
         ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
     x->alone = !x->crew;
     return x->crew;
@@ -27,7 +27,7 @@ struct ibx_crew *copies_crew(struct copies *x)
 
 void copies_crew_drop(struct copies *x)
 {
-    ibx_crew_destroy(x->crew);
+    ibx_copy_threads_destroy(x->crew);
     x->crew = NULL;
     x->alone = false;
 }
@@ -102,26 +102,26 @@ static int crew_move(void *context, unsigned place, unsigned chunk, void *local,
 {
     (void)chunk;
     struct ibx_session *s = context;
-    ibx_crew_post(s->copies.crew, place, local, offset, n);
+    ibx_copy_threads_post(s->copies.crew, place, local, offset, n);
     return 0;
 }
 
 static int crew_arrived(void *context, bool wait, uint32_t *places)
 {
     struct ibx_session *s = context;
-    return ibx_crew_take(s->copies.crew, wait, places);
+    return ibx_copy_threads_take(s->copies.crew, wait, places);
 }
 
 struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read)
 {
-    ibx_crew_begin(s->copies.crew, read ? crew_read : crew_write, s);
+    ibx_copy_threads_begin(s->copies.crew, read ? crew_read : crew_write, s);
     return (struct ibx_staging_wire){s, crew_move, crew_arrived, NULL, crew_threads(&s->copies)};
 }
 
 int copies_crew_end(struct ibx_session *s, int rc)
 {
     struct copies *x = &s->copies;
-    ibx_crew_stop(x->crew);
+    ibx_copy_threads_stop(x->crew);
     ibx_remote_release(s->conn);
     x->by_crew += !rc;
     return rc < 0 ? session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))

@@ -140,7 +140,7 @@ static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *by
         attachment->stream_at = whole ? stream_at((const char *)bytes) : ANY_STREAM;
         attachment->selects = whole && !strcmp((const char *)bytes, "cudaSetDevice");
         if (attachment->stream_at == ANY_STREAM)
-            ibx_later_wait(0);
+            ibx_async_copy_wait(0);
         return;
     }
     if (watch->stage != IBX_REQUEST_BODY || watch->got || attachment->stream_at == NO_STREAM)
@@ -148,7 +148,7 @@ static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *by
     size_t at = attachment->stream_at >= 0 ? (size_t)attachment->stream_at : n - 8;
     bool there = n == watch->length && n >= 8 && at <= n - 8;
     struct ibx_reader r = ibx_reader_of(bytes + (there ? at : 0), there ? 8 : 0);
-    ibx_later_wait(there ? ibx_get_u64(&r) : 0);
+    ibx_async_copy_wait(there ? ibx_get_u64(&r) : 0);
 }
 
 void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n)
@@ -158,12 +158,12 @@ void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, s
         return;
     if (ibx_request_begins(&attachment->watch) && n == sizeof(capture) &&
         !memcmp(bytes, capture, n))
-        ibx_later_forbid();
+        ibx_async_copy_forbid();
     wait_for_copies(attachment, bytes, n);
     const unsigned resets = attachment->watch.resets;
     ibx_request_note_read(&attachment->watch, bytes, n);
     if (attachment->watch.resets != resets)
-        ibx_later_forget_failures();
+        ibx_async_copy_forget_failures();
 }
 
 /* A reply begins with the exit code: a device that there is not has not been selected. */
@@ -183,9 +183,9 @@ void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *byt
 static bool run_later(const struct ibx_session *session, const struct ibx_frontend_copy *copy)
 {
     return copy->async && copy->pinned && !copy->lasting &&
-           copy->stream > IBX_LATER_STREAM_SPECIAL &&
-           (copy->n >= LATER_LEAST || ibx_later_pending(copy->stream)) &&
-           ibx_later_copy(session, copy, mine->device);
+           copy->stream > IBX_ASYNC_COPY_STREAM_SPECIAL &&
+           (copy->n >= LATER_LEAST || ibx_async_copy_pending(copy->stream)) &&
+           ibx_async_copy_start(session, copy, mine->device);
 }
 
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
@@ -200,7 +200,7 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
         *exit_code = 0;
         return 0;
     }
-    ibx_later_wait(copy.async ? copy.stream : 0);
+    ibx_async_copy_wait(copy.async ? copy.stream : 0);
     return ibx_session_copy(session, &copy, exit_code);
 }
 
@@ -254,9 +254,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
         .allocate = allocate,
         .release = release,
         .prepare = prepare,
-        .pending = ibx_later_pending,
-        .failure = ibx_later_failure,
-        .finish = ibx_later_wait_memory,
+        .pending = ibx_async_copy_pending,
+        .failure = ibx_async_copy_failure,
+        .finish = ibx_async_copy_wait_memory,
     };
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);

@@ -6,8 +6,8 @@
  * that thread alone. So a thread's own calls can go over it, between two of
  * GVirtuS's. GVirtuS never gives it back: it ends here, with its thread.
  */
-#ifndef IBX_FRONTEND_GLUE_ATTACH_H
-#define IBX_FRONTEND_GLUE_ATTACH_H
+#ifndef IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
+#define IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 
 #include "frontend-glue/session/session.h"
 

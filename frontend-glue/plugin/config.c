@@ -138,9 +138,9 @@ static int set_gpu_threads(struct ibx_glue_config *config, const char *value, st
     char *end;
     errno = 0;
     unsigned long threads = strtoul(value, &end, 10);
-    if (*value < '0' || *value > '9' || *end || errno || threads > IBX_CREW_THREADS_MAX)
+    if (*value < '0' || *value > '9' || *end || errno || threads > IBX_COPY_THREADS_THREADS_MAX)
         return ibx_error_set(err, -EINVAL, "gpu_threads: \"%.64s\" is not accepted: give 0 to %u",
-                             value, IBX_CREW_THREADS_MAX);
+                             value, IBX_COPY_THREADS_THREADS_MAX);
     config->gpu.threads = (unsigned)threads;
     return 0;
 }

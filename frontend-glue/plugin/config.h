@@ -25,8 +25,8 @@
  *
  * Keys of other kinds belong to GVirtuS and are left alone.
  */
-#ifndef IBX_FRONTEND_GLUE_CONFIG_H
-#define IBX_FRONTEND_GLUE_CONFIG_H
+#ifndef IBX_FRONTEND_GLUE_PLUGIN_CONFIG_H
+#define IBX_FRONTEND_GLUE_PLUGIN_CONFIG_H
 
 #include "frontend-glue/session/session.h"
 

@@ -84,8 +84,8 @@ static int take_threads(struct ibx_choice *choice, const struct ibx_property *en
 {
     size_t threads;
     char accepted[32];
-    snprintf(accepted, sizeof(accepted), "0 to %u", IBX_CREW_THREADS_MAX);
-    if (ibx_size_parse(entry->value, &threads, NULL) || threads > IBX_CREW_THREADS_MAX)
+    snprintf(accepted, sizeof(accepted), "0 to %u", IBX_COPY_THREADS_THREADS_MAX);
+    if (ibx_size_parse(entry->value, &threads, NULL) || threads > IBX_COPY_THREADS_THREADS_MAX)
         return refuse(entry, accepted, err);
     choice->threads = (unsigned)threads;
     return 0;

@@ -11,8 +11,8 @@
  *
  * What is left out is as it is where nothing was measured.
  */
-#ifndef IBX_FRONTEND_GLUE_TUNING_H
-#define IBX_FRONTEND_GLUE_TUNING_H
+#ifndef IBX_FRONTEND_GLUE_PLUGIN_TUNING_H
+#define IBX_FRONTEND_GLUE_PLUGIN_TUNING_H
 
 #include "common/error.h"
 #include "gpudirect/choice.h"

@@ -9,8 +9,8 @@
  * global scope and hands over its calls. They stay valid for the life of the
  * process, since the plugin is never unloaded.
  */
-#ifndef IBX_FRONTEND_GLUE_FRONTEND_H
-#define IBX_FRONTEND_GLUE_FRONTEND_H
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_FRONTEND_H
+#define IBX_FRONTEND_GLUE_PRELOAD_FRONTEND_H
 
 #include <stdbool.h>
 #include <stddef.h>

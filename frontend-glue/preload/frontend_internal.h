@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by the files of libibx-frontend.so. */
-#ifndef IBX_FRONTEND_GLUE_FRONTEND_INTERNAL_H
-#define IBX_FRONTEND_GLUE_FRONTEND_INTERNAL_H
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_FRONTEND_INTERNAL_H
+#define IBX_FRONTEND_GLUE_PRELOAD_FRONTEND_INTERNAL_H
 
 #include "frontend-glue/preload/frontend.h"
 

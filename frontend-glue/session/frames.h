@@ -23,8 +23,8 @@
  * A reply is `i32 exit code, [f64 seconds,] u64 length, out`; out of D2H is n, payload; of others
  * nothing. Classic GVirtuS sends no seconds.
  */
-#ifndef IBX_FRONTEND_GLUE_FRAMES_H
-#define IBX_FRONTEND_GLUE_FRAMES_H
+#ifndef IBX_FRONTEND_GLUE_SESSION_FRAMES_H
+#define IBX_FRONTEND_GLUE_SESSION_FRAMES_H
 
 #include <stdbool.h>
 #include <stddef.h>

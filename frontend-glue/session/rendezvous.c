@@ -280,10 +280,10 @@ static int move_by_crew(struct ibx_session *s, bool read, uint8_t *data,
     if (ibx_remote_hold(s->conn, &part, access, &reach))
         return 1;
     struct held held = {s->conn, &part, &reach, read};
-    struct ibx_crew *crew = copies_crew(&s->copies);
+    struct ibx_copy_threads *crew = copies_crew(&s->copies);
     /* The kernel may have become unwilling since the last time. */
     bool able = crew && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
-    int rc = able ? ibx_crew_run(crew, copy_held, &held, data, part.address, n) : 1;
+    int rc = able ? ibx_copy_threads_run(crew, copy_held, &held, data, part.address, n) : 1;
     ibx_remote_release(s->conn);
     return rc < 0 ? session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
                   : rc;

@@ -12,8 +12,8 @@
  * Threads: one session, one thread at a time. Sessions accepted from one
  * listening session are independent of it and of each other.
  */
-#ifndef IBX_FRONTEND_GLUE_SESSION_H
-#define IBX_FRONTEND_GLUE_SESSION_H
+#ifndef IBX_FRONTEND_GLUE_SESSION_SESSION_H
+#define IBX_FRONTEND_GLUE_SESSION_SESSION_H
 
 #include "frontend-glue/preload/frontend.h"
 #include "frontend-glue/plugin/tuning.h"

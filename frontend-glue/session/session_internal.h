@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Shared by session.c (the stream) and body.c (long pieces of it, moved one-sidedly). */
-#ifndef IBX_FRONTEND_GLUE_SESSION_INTERNAL_H
-#define IBX_FRONTEND_GLUE_SESSION_INTERNAL_H
+#ifndef IBX_FRONTEND_GLUE_SESSION_SESSION_INTERNAL_H
+#define IBX_FRONTEND_GLUE_SESSION_SESSION_INTERNAL_H
 
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/session/session.h"

@@ -14,11 +14,11 @@
 
 struct waiting {
     struct waiting *next;
-    struct ibx_porch *porch;
-    struct ibx_knock knock;
+    struct ibx_acceptor *porch;
+    struct ibx_connection_request knock;
 };
 
-struct ibx_porch {
+struct ibx_acceptor {
     struct ibx_listener *listener;
     unsigned timeout_ms;
     int ready_fd, stop_fd;
@@ -34,7 +34,7 @@ struct ibx_porch {
 
 /* The first message, copied out of the connection; text and numbers only, so nothing points back.
  */
-static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_move_any *first,
+static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_migrate_any *first,
                          struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
@@ -44,11 +44,11 @@ static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_
         if (n < 0 || (n == 1 && event.type == IBX_EVENT_CLOSED))
             return ibx_error_set(err, -ECONNRESET, "it went away without a word");
         if (n == 1 && event.type == IBX_EVENT_MESSAGE) {
-            int rc = ibx_move_decode(event.data, event.length, first, err);
+            int rc = ibx_migrate_decode(event.data, event.length, first, err);
             ibx_message_release(conn, &event);
-            if (!rc && first->type != IBX_MOVE_HELLO && first->type != IBX_MOVE_JOIN)
+            if (!rc && first->type != IBX_MIGRATE_HELLO && first->type != IBX_MIGRATE_JOIN)
                 rc = ibx_error_set(err, -EPROTO, "its first message is %s",
-                                   ibx_move_message_name(first->type));
+                                   ibx_migrate_message_name(first->type));
             return rc;
         }
         if (ibx_now_ns() >= deadline)
@@ -60,7 +60,7 @@ static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_
 static void *greet(void *argument)
 {
     struct waiting *guest = argument;
-    struct ibx_porch *porch = guest->porch;
+    struct ibx_acceptor *porch = guest->porch;
     struct ibx_error err = {0};
     int rc = ibx_establish(guest->knock.conn, &err);
     if (!rc)
@@ -87,7 +87,7 @@ static void *greet(void *argument)
 
 /* ---------------------------------------------------------------- the door */
 
-static void let_in(struct ibx_porch *porch, struct ibx_conn *conn)
+static void let_in(struct ibx_acceptor *porch, struct ibx_conn *conn)
 {
     pthread_t thread;
     struct waiting *guest = calloc(1, sizeof(*guest));
@@ -110,10 +110,10 @@ static void let_in(struct ibx_porch *porch, struct ibx_conn *conn)
 }
 
 /* False when the porch closes. */
-static bool room(struct ibx_porch *porch)
+static bool room(struct ibx_acceptor *porch)
 {
     pthread_mutex_lock(&porch->lock);
-    while (!porch->closing && porch->threads >= IBX_PORCH_KNOCKS_MAX)
+    while (!porch->closing && porch->threads >= IBX_ACCEPTOR_KNOCKS_MAX)
         pthread_cond_wait(&porch->fewer, &porch->lock);
     bool open = !porch->closing;
     pthread_mutex_unlock(&porch->lock);
@@ -122,7 +122,7 @@ static bool room(struct ibx_porch *porch)
 
 static void *stand(void *argument)
 {
-    struct ibx_porch *porch = argument;
+    struct ibx_acceptor *porch = argument;
     struct pollfd fds[2] = {{.fd = ibx_listener_fd(porch->listener), .events = POLLIN},
                             {.fd = porch->stop_fd, .events = POLLIN}};
     while (room(porch)) {
@@ -142,10 +142,10 @@ static void *stand(void *argument)
     return NULL;
 }
 
-int ibx_porch_open(const char *uri, const struct ibx_options *options, struct ibx_porch **out,
-                   struct ibx_error *err)
+int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct ibx_acceptor **out,
+                      struct ibx_error *err)
 {
-    struct ibx_porch *porch = calloc(1, sizeof(*porch));
+    struct ibx_acceptor *porch = calloc(1, sizeof(*porch));
     if (!porch)
         return ibx_error_set(err, -ENOMEM, "no memory for a listener");
     porch->tail = &porch->head;
@@ -174,17 +174,17 @@ int ibx_porch_open(const char *uri, const struct ibx_options *options, struct ib
     return rc;
 }
 
-const char *ibx_porch_uri(const struct ibx_porch *porch)
+const char *ibx_acceptor_uri(const struct ibx_acceptor *porch)
 {
     return ibx_listener_uri(porch->listener);
 }
 
-int ibx_porch_fd(const struct ibx_porch *porch)
+int ibx_acceptor_fd(const struct ibx_acceptor *porch)
 {
     return porch->ready_fd;
 }
 
-int ibx_porch_take(struct ibx_porch *porch, struct ibx_knock *knock)
+int ibx_acceptor_take(struct ibx_acceptor *porch, struct ibx_connection_request *knock)
 {
     eventfd_t value;
     pthread_mutex_lock(&porch->lock);
@@ -202,9 +202,9 @@ int ibx_porch_take(struct ibx_porch *porch, struct ibx_knock *knock)
     return guest != NULL;
 }
 
-void ibx_porch_close(struct ibx_porch *porch)
+void ibx_acceptor_close(struct ibx_acceptor *porch)
 {
-    struct ibx_knock knock;
+    struct ibx_connection_request knock;
     if (!porch)
         return;
     pthread_mutex_lock(&porch->lock);
@@ -217,7 +217,7 @@ void ibx_porch_close(struct ibx_porch *porch)
     while (porch->threads)
         pthread_cond_wait(&porch->fewer, &porch->lock);
     pthread_mutex_unlock(&porch->lock);
-    while (ibx_porch_take(porch, &knock))
+    while (ibx_acceptor_take(porch, &knock))
         ibx_close(knock.conn);
     ibx_listener_close(porch->listener);
     close(porch->ready_fd);

@@ -16,13 +16,13 @@ struct control_queued {
     uint8_t bytes[];
 };
 
-void ibx_control_init(struct ibx_control *control, struct ibx_conn *conn)
+void ibx_channel_init(struct ibx_channel *control, struct ibx_conn *conn)
 {
-    *control = (struct ibx_control){.conn = conn};
+    *control = (struct ibx_channel){.conn = conn};
     control->tail = &control->head;
 }
 
-static int enqueue(struct ibx_control *control, const uint8_t *bytes, size_t length)
+static int enqueue(struct ibx_channel *control, const uint8_t *bytes, size_t length)
 {
     struct control_queued *item = malloc(sizeof(*item) + length);
     if (!item)
@@ -35,28 +35,28 @@ static int enqueue(struct ibx_control *control, const uint8_t *bytes, size_t len
     return 0;
 }
 
-int ibx_control_send(struct ibx_control *control, const struct ibx_move_any *message)
+int ibx_channel_send(struct ibx_channel *control, const struct ibx_migrate_any *message)
 {
-    uint8_t bytes[IBX_MOVE_MESSAGE];
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
     if (!control->conn)
         return -ENOTCONN;
-    ssize_t length = ibx_move_encode(message, bytes, sizeof(bytes));
+    ssize_t length = ibx_migrate_encode(message, bytes, sizeof(bytes));
     if (length < 0)
         return (int)length;
     control->sent += (uint64_t)length;
     struct iovec iov = {bytes, (size_t)length};
-    const unsigned flags = message->type == IBX_MOVE_ABORT ? 0 : IBX_SPARING;
+    const unsigned flags = message->type == IBX_MIGRATE_ABORT ? 0 : IBX_SPARING;
     int rc = control->head ? -EAGAIN : ibx_send(control->conn, &iov, 1, 0, flags);
     return rc == -EAGAIN ? enqueue(control, bytes, (size_t)length) : rc;
 }
 
-int ibx_control_send_plain(struct ibx_control *control, enum ibx_move_message type)
+int ibx_channel_send_plain(struct ibx_channel *control, enum ibx_migrate_message type)
 {
-    struct ibx_move_any message = {.type = type};
-    return ibx_control_send(control, &message);
+    struct ibx_migrate_any message = {.type = type};
+    return ibx_channel_send(control, &message);
 }
 
-static void queue_drop(struct ibx_control *control)
+static void queue_drop(struct ibx_channel *control)
 {
     while (control->head) {
         struct control_queued *item = control->head;
@@ -66,15 +66,15 @@ static void queue_drop(struct ibx_control *control)
     control->tail = &control->head;
 }
 
-int ibx_control_send_abort(struct ibx_control *control, const char *sentence)
+int ibx_channel_send_abort(struct ibx_channel *control, const char *sentence)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_ABORT};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_ABORT};
     queue_drop(control);
     strncpy(message.is.sentence, sentence, sizeof(message.is.sentence) - 1);
-    return ibx_control_send(control, &message);
+    return ibx_channel_send(control, &message);
 }
 
-static int flush(struct ibx_control *control)
+static int flush(struct ibx_channel *control)
 {
     while (control->head) {
         struct control_queued *item = control->head;
@@ -90,7 +90,7 @@ static int flush(struct ibx_control *control)
     return 0;
 }
 
-static int lost(const struct ibx_control *control, int code, struct ibx_error *err)
+static int lost(const struct ibx_channel *control, int code, struct ibx_error *err)
 {
     const char *reason = ibx_conn_reason(control->conn);
     return ibx_error_set(err, code < 0 ? code : -ECONNRESET, "the connection with %s is lost: %s",
@@ -98,12 +98,12 @@ static int lost(const struct ibx_control *control, int code, struct ibx_error *e
                          reason[0] ? reason : "the other side closed it");
 }
 
-int ibx_control_take(struct ibx_control *control,
-                     int (*each)(void *context, const struct ibx_move_any *message), void *context,
-                     struct ibx_error *err)
+int ibx_channel_take(struct ibx_channel *control,
+                     int (*each)(void *context, const struct ibx_migrate_any *message),
+                     void *context, struct ibx_error *err)
 {
     struct ibx_event events[EVENTS];
-    struct ibx_move_any message;
+    struct ibx_migrate_any message;
     int n, rc = 0, end = 0;
     if (!control->conn)
         return 0;
@@ -114,7 +114,7 @@ int ibx_control_take(struct ibx_control *control,
             if (events[i].type != IBX_EVENT_MESSAGE)
                 continue;
             if (!rc)
-                rc = ibx_move_decode(events[i].data, events[i].length, &message, err);
+                rc = ibx_migrate_decode(events[i].data, events[i].length, &message, err);
             if (!rc)
                 rc = each(context, &message);
             ibx_message_release(control->conn, &events[i]);
@@ -127,50 +127,50 @@ int ibx_control_take(struct ibx_control *control,
     return rc ? rc : end;
 }
 
-int ibx_control_arm(struct ibx_control *control, int *fd)
+int ibx_channel_arm(struct ibx_channel *control, int *fd)
 {
     *fd = control->conn ? ibx_fd(control->conn) : -1;
     return control->conn ? ibx_arm(control->conn) : 0;
 }
 
-bool ibx_control_idle(const struct ibx_control *control)
+bool ibx_channel_idle(const struct ibx_channel *control)
 {
     return !control->head;
 }
 
-size_t ibx_control_room(const struct ibx_control *control)
+size_t ibx_channel_room(const struct ibx_channel *control)
 {
     size_t max = ibx_conn_caps(control->conn)->message_max;
-    return (max < IBX_MOVE_MESSAGE ? max : IBX_MOVE_MESSAGE) - 1;
+    return (max < IBX_MIGRATE_MESSAGE ? max : IBX_MIGRATE_MESSAGE) - 1;
 }
 
-static int ignore(void *context, const struct ibx_move_any *message)
+static int ignore(void *context, const struct ibx_migrate_any *message)
 {
     (void)context, (void)message;
     return 0;
 }
 
-int ibx_control_hear_out(struct ibx_control *control,
-                         int (*each)(void *context, const struct ibx_move_any *message),
+int ibx_channel_hear_out(struct ibx_channel *control,
+                         int (*each)(void *context, const struct ibx_migrate_any *message),
                          void *context, uint64_t deadline_ns, struct ibx_error *err)
 {
     struct pollfd wait = {.events = POLLIN};
     int rc = 0;
-    while (control->conn && !(rc = ibx_control_take(control, each, context, err)) &&
+    while (control->conn && !(rc = ibx_channel_take(control, each, context, err)) &&
            ibx_now_ns() < deadline_ns)
-        if (!ibx_control_arm(control, &wait.fd))
+        if (!ibx_channel_arm(control, &wait.fd))
             poll(&wait, 1, ibx_ms_until(deadline_ns) < 100 ? ibx_ms_until(deadline_ns) : 100);
     return rc;
 }
 
-void ibx_control_linger(struct ibx_control *control, uint64_t deadline_ns)
+void ibx_channel_linger(struct ibx_channel *control, uint64_t deadline_ns)
 {
-    ibx_control_hear_out(control, ignore, NULL, deadline_ns, NULL);
+    ibx_channel_hear_out(control, ignore, NULL, deadline_ns, NULL);
 }
 
-void ibx_control_fini(struct ibx_control *control)
+void ibx_channel_fini(struct ibx_channel *control)
 {
     queue_drop(control);
     ibx_close(control->conn);
-    ibx_control_init(control, NULL);
+    ibx_channel_init(control, NULL);
 }

@@ -29,8 +29,8 @@
  * where the destination stands. A source that has not heard CONFIRMED says HELLO confirm instead,
  * to which the answer is enough.
  */
-#ifndef IBX_MIGRATE_PROTOCOL_H
-#define IBX_MIGRATE_PROTOCOL_H
+#ifndef IBX_MIGRATE_CHANNEL_PROTOCOL_H
+#define IBX_MIGRATE_CHANNEL_PROTOCOL_H
 
 #include "common/error.h"
 #include "migrate/qemu/guest_ram.h"
@@ -39,36 +39,36 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define IBX_MOVE_MAGIC      0x6d786269u /* "ibxm" */
-#define IBX_MOVE_VERSION    3u
-#define IBX_MOVE_ID_BYTES   16u
-#define IBX_MOVE_MESSAGE    65536u /* bytes of the longest message: the option both ends need */
-#define IBX_MOVE_LINKS_MAX  16u    /* page connections */
-#define IBX_MOVE_SAY_MAX    16u    /* sentences in an ANSWER */
-#define IBX_MOVE_HASH_BYTES 32u
-#define IBX_MOVE_HARDWARE   8192u /* bytes of a description, with the NUL */
+#define IBX_MIGRATE_MAGIC      0x6d786269u /* "ibxm" */
+#define IBX_MIGRATE_VERSION    3u
+#define IBX_MIGRATE_ID_BYTES   16u
+#define IBX_MIGRATE_MESSAGE    65536u /* bytes of the longest message: the option both ends need */
+#define IBX_MIGRATE_LINKS_MAX  16u    /* page connections */
+#define IBX_MIGRATE_SAY_MAX    16u    /* sentences in an ANSWER */
+#define IBX_MIGRATE_HASH_BYTES 32u
+#define IBX_MIGRATE_HARDWARE   8192u /* bytes of a description, with the NUL */
 
-enum ibx_move_message {
-    IBX_MOVE_HELLO = 1,
-    IBX_MOVE_ANSWER,
-    IBX_MOVE_JOIN,
-    IBX_MOVE_REGION,
-    IBX_MOVE_READY,
-    IBX_MOVE_STATE,
-    IBX_MOVE_MAP,
-    IBX_MOVE_MAP_END,
-    IBX_MOVE_STATE_END,
-    IBX_MOVE_LOADED,
-    IBX_MOVE_COMMIT,
-    IBX_MOVE_RUNNING,
-    IBX_MOVE_PROGRESS,
-    IBX_MOVE_COMPLETE,
-    IBX_MOVE_CONFIRM,
-    IBX_MOVE_ABORT,
-    IBX_MOVE_CONFIRMED,
+enum ibx_migrate_message {
+    IBX_MIGRATE_HELLO = 1,
+    IBX_MIGRATE_ANSWER,
+    IBX_MIGRATE_JOIN,
+    IBX_MIGRATE_REGION,
+    IBX_MIGRATE_READY,
+    IBX_MIGRATE_STATE,
+    IBX_MIGRATE_MAP,
+    IBX_MIGRATE_MAP_END,
+    IBX_MIGRATE_STATE_END,
+    IBX_MIGRATE_LOADED,
+    IBX_MIGRATE_COMMIT,
+    IBX_MIGRATE_RUNNING,
+    IBX_MIGRATE_PROGRESS,
+    IBX_MIGRATE_COMPLETE,
+    IBX_MIGRATE_CONFIRM,
+    IBX_MIGRATE_ABORT,
+    IBX_MIGRATE_CONFIRMED,
 };
 
-enum ibx_move_purpose {
+enum ibx_migrate_purpose {
     IBX_PURPOSE_MOVE = 1, /* take this VM */
     IBX_PURPOSE_CHECK,    /* would you? the destination answers and goes on waiting */
     IBX_PURPOSE_RESUME,   /* of move `id`: the connection was lost after the commit */
@@ -77,7 +77,7 @@ enum ibx_move_purpose {
 };
 
 /* How far the destination is with a move: the answer to RESUME and QUERY. */
-enum ibx_move_standing {
+enum ibx_migrate_standing {
     IBX_STANDING_NONE = 1, /* knows nothing of it, which proves nothing */
     IBX_STANDING_WAITING,  /* everything but the commit is there: the VM does not run there yet */
     IBX_STANDING_RUNNING,  /* the VM runs there, or will without any further word */
@@ -85,111 +85,113 @@ enum ibx_move_standing {
     IBX_STANDING_GIVEN_UP, /* it ended there without ever running */
 };
 
-struct ibx_move_block {
+struct ibx_migrate_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size;      /* bytes, whole pages */
     uint64_t page_size; /* bytes, a power of two, at least 4096; in a CHECK also 0: private RAM */
     uint64_t file;      /* that it is in: as in struct ibx_guest_block */
 };
 
-struct ibx_move_hello {
-    uint8_t purpose;               /* enum ibx_move_purpose */
-    uint8_t id[IBX_MOVE_ID_BYTES]; /* all zeros only in a CHECK */
+struct ibx_migrate_hello {
+    uint8_t purpose;                  /* enum ibx_migrate_purpose */
+    uint8_t id[IBX_MIGRATE_ID_BYTES]; /* all zeros only in a CHECK */
     uint64_t
         epoch; /* 1, then one higher with each RESUME or recovery; CHECK, QUERY and CONFIRM: any */
     /* How many page connections the source makes, as the destination likes: between these two,
-     * 1..IBX_MOVE_LINKS_MAX. CHECK, QUERY and CONFIRM: 0 too. */
+     * 1..IBX_MIGRATE_LINKS_MAX. CHECK, QUERY and CONFIRM: 0 too. */
     uint16_t links_least, links;
     struct ibx_qmp_version version;
     char machine[64]; /* a QUERY or CONFIRM may leave these empty */
     char uuid[40];
     char name[128];
     uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY, CONFIRM: 0 too */
-    struct ibx_move_block blocks[IBX_GUEST_BLOCKS_MAX];
-    char hardware[IBX_MOVE_HARDWARE]; /* in a MOVE and a CHECK, of migrate/preflight/hardware.h; or
+    struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
+    char hardware[IBX_MIGRATE_HARDWARE]; /* in a MOVE and a CHECK, of migrate/preflight/hardware.h;
+                                         or
                                          "" */
-    char host[128];                   /* the source's name for itself, or "" */
+    char host[128];                      /* the source's name for itself, or "" */
 };
 
-struct ibx_move_answer {
+struct ibx_migrate_answer {
     bool accepted;
-    uint8_t standing; /* enum ibx_move_standing, for RESUME and QUERY; else NONE */
+    uint8_t standing; /* enum ibx_migrate_standing, for RESUME and QUERY; else NONE */
     uint16_t links;   /* page connections, within what a MOVE, CHECK or RESUME offers; else 0 */
     char host[128];   /* the destination's name for itself */
     uint16_t count;   /* sentences: why not; 0 when, and only when, it accepts */
-    char sentences[IBX_MOVE_SAY_MAX][IBX_ERROR_MAX];
+    char sentences[IBX_MIGRATE_SAY_MAX][IBX_ERROR_MAX];
 };
 
-struct ibx_move_join {
-    uint8_t id[IBX_MOVE_ID_BYTES];
+struct ibx_migrate_join {
+    uint8_t id[IBX_MIGRATE_ID_BYTES];
     uint64_t epoch;
     uint16_t link; /* which page connection, from 0 */
 };
 
 /* On a page connection: the destination may READ this part of a block. Parts do not overlap and
  * begin and end with pages. */
-struct ibx_move_region {
+struct ibx_migrate_region {
     uint16_t block;
     uint64_t offset, length;  /* bytes in the block */
     struct ibx_remote remote; /* of this length */
 };
 
-struct ibx_move_map_end {
+struct ibx_migrate_map_end {
     uint64_t pages;      /* of all blocks */
     uint64_t data_pages; /* of them, those that have to be fetched */
     uint32_t regions;    /* REGION messages that each page connection has been given */
-    uint8_t hash[IBX_MOVE_HASH_BYTES]; /* ibx_page_map_hash */
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* ibx_page_map_hash */
 };
 
-struct ibx_move_progress {
+struct ibx_migrate_progress {
     uint64_t pages, present; /* all; there */
     uint64_t bytes;          /* fetched */
     uint64_t faults, fault_p50_ns, fault_p99_ns, fault_max_ns;
 };
 
 /* The record on which both agree before the source may forget the VM. */
-struct ibx_move_complete {
+struct ibx_migrate_complete {
     uint64_t pages, zero_pages, fetched_pages, discarded_pages; /* the last three make the first */
-    uint8_t hash[IBX_MOVE_HASH_BYTES]; /* of the map by which pages were fetched */
-    struct ibx_move_progress progress; /* at the end */
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* of the map by which pages were fetched */
+    struct ibx_migrate_progress progress; /* at the end */
 };
 
 /* Any message, decoded. `bytes` points into what was decoded. */
-struct ibx_move_any {
-    enum ibx_move_message type;
+struct ibx_migrate_any {
+    enum ibx_migrate_message type;
     union {
-        struct ibx_move_hello hello;
-        struct ibx_move_answer answer;
-        struct ibx_move_join join;
-        struct ibx_move_region region;
+        struct ibx_migrate_hello hello;
+        struct ibx_migrate_answer answer;
+        struct ibx_migrate_join join;
+        struct ibx_migrate_region region;
         struct {
             const uint8_t *bytes;
             size_t length;
         } state, map; /* map: of ibx_page_map_take */
-        struct ibx_move_map_end map_end;
+        struct ibx_migrate_map_end map_end;
         uint64_t state_bytes; /* STATE_END: of all STATE messages */
         uint64_t epoch;       /* COMMIT, CONFIRM */
-        struct ibx_move_progress progress;
-        struct ibx_move_complete complete;
+        struct ibx_migrate_progress progress;
+        struct ibx_migrate_complete complete;
         char sentence[IBX_ERROR_MAX]; /* ABORT */
     } is;
 };
 
 /* Decodes one whole message: every field within its range, nothing left over, text sanitized.
  * -EPROTO names what is wrong; -EPROTONOSUPPORT for HELLO or JOIN of another version. */
-int ibx_move_decode(const void *data, size_t length, struct ibx_move_any *message,
-                    struct ibx_error *err);
+int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *message,
+                       struct ibx_error *err);
 /* Encodes into `out`; returns the length, -EMSGSIZE, or -EINVAL for what the other side would not
  * decode. STATE and MAP: the u8 type and `bytes`, of which there must be one. */
-ssize_t ibx_move_encode(const struct ibx_move_any *message, void *out, size_t size);
-const char *ibx_move_message_name(enum ibx_move_message type);
-const char *ibx_move_standing_name(enum ibx_move_standing standing);
+ssize_t ibx_migrate_encode(const struct ibx_migrate_any *message, void *out, size_t size);
+const char *ibx_migrate_message_name(enum ibx_migrate_message type);
+const char *ibx_migrate_standing_name(enum ibx_migrate_standing standing);
 
 /* This host's name for itself; never empty. */
-void ibx_move_host(char *host, size_t size);
+void ibx_migrate_host(char *host, size_t size);
 /* HELLO's description of a VM, from what was found of it. */
-void ibx_move_hello_describe(struct ibx_move_hello *hello, const struct ibx_guest_ram *ram);
-/* The reverse, as far as ibx_refuse_pair() looks at it; ended by ibx_guest_ram_fini(). -ENOMEM. */
-int ibx_move_hello_ram(const struct ibx_move_hello *hello, struct ibx_guest_ram *ram);
+void ibx_migrate_hello_describe(struct ibx_migrate_hello *hello, const struct ibx_guest_ram *ram);
+/* The reverse, as far as ibx_preflight_pair() looks at it; ended by ibx_guest_ram_fini(). -ENOMEM.
+ */
+int ibx_migrate_hello_ram(const struct ibx_migrate_hello *hello, struct ibx_guest_ram *ram);
 
 #endif

@@ -16,7 +16,7 @@ static unsigned seconds(uint64_t ns)
 }
 
 void move_mind_silence(struct move_silence *silence, const struct move_heard *heard,
-                       struct ibx_move_status *status, const struct ibx_move_tell *tell)
+                       struct ibx_migrate_status *status, const struct ibx_migrate_tell *tell)
 {
     const uint64_t now = ibx_now_ns();
     const uint64_t limit_ms =

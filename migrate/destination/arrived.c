@@ -32,7 +32,7 @@ static int map(struct destination *d, int fd, const char *path, struct ibx_error
 int destination_arrived_make(struct destination *d, struct ibx_error *err)
 {
     char path[128];
-    ibx_record_arrived_path(&d->status.record, path, sizeof(path));
+    ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes_of(d));
     int rc = code ? ibx_error_set(err, -code,
@@ -51,7 +51,7 @@ int destination_arrived_find(struct destination *d, struct ibx_error *err)
 {
     char path[128];
     struct stat st;
-    ibx_record_arrived_path(&d->status.record, path, sizeof(path));
+    ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     const bool good = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
                       (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
@@ -71,7 +71,7 @@ int destination_arrived_find(struct destination *d, struct ibx_error *err)
 void destination_arrived_remove(const struct destination *d)
 {
     char path[128];
-    ibx_record_arrived_path(&d->status.record, path, sizeof(path));
+    ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
     unlink(path);
 }
 

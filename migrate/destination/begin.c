@@ -11,7 +11,7 @@
 
 /* ---------------------------------------------------------------- the socket */
 
-static void talk_status(void *context, struct ibx_move_status *status)
+static void talk_status(void *context, struct ibx_migrate_status *status)
 {
     struct destination *d = context;
     destination_vm_stats(d);
@@ -38,7 +38,7 @@ static int talk_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_e
     return 0;
 }
 
-static const struct ibx_talk_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
+static const struct ibx_control_socket_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
 
 static void destination_init(struct destination *d, const struct ibx_receive_options *options)
 {
@@ -49,50 +49,50 @@ static void destination_init(struct destination *d, const struct ibx_receive_opt
     d->status.began_ns = ibx_now_ns();
     d->status.max_bandwidth = options->max_bandwidth;
     d->minor = options->minor;
-    ibx_control_init(&d->control, NULL);
+    ibx_channel_init(&d->control, NULL);
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
-        ibx_control_init(&d->guests[i], NULL);
+        ibx_channel_init(&d->guests[i], NULL);
 }
 
 /* Until then the socket is named by the process. */
 static int open_waiting(struct destination *d, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    ibx_talk_waiting_path(d->options->folder, getpid(), path, sizeof(path));
-    return ibx_talk_open(path, &talk_ops, d, &d->talk, err);
+    ibx_control_socket_waiting_path(d->options->folder, getpid(), path, sizeof(path));
+    return ibx_control_socket_open(path, &talk_ops, d, &d->talk, err);
 }
 
 /* With the move's id, which the source brings, there is a record, a lock and a socket. */
 int destination_open_record(struct destination *d, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    ibx_talk_close(d->talk);
+    ibx_control_socket_close(d->talk);
     d->talk = NULL;
-    int rc = ibx_record_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
+    int rc = ibx_journal_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
     if (rc)
         return rc;
-    ibx_record_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
-    return ibx_talk_open(path, &talk_ops, d, &d->talk, err);
+    ibx_journal_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
+    return ibx_control_socket_open(path, &talk_ops, d, &d->talk, err);
 }
 
 static int look(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_refusals refusals = {0};
-    struct ibx_record *record = &d->status.record;
+    struct ibx_blockers refusals = {0};
+    struct ibx_journal *record = &d->status.record;
     struct ibx_uffd old;
     int rc = destination_vm_find(d, err);
     /* First, as what else is wrong with a VM that has come has remedies that would end it. */
     if (!rc)
         rc = move_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
     if (!rc)
-        rc = ibx_refuse_side(d->qmp, &d->ram, IBX_MOVE_DESTINATION, &refusals,
-                             ibx_deadline_in_ms(MOVE_QMP_MS), err);
+        rc = ibx_preflight_side(d->qmp, &d->ram, IBX_MIGRATE_DESTINATION, &refusals,
+                                ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc && !ibx_uffd_take(d->ram.pid, -1, &old, NULL)) {
         close(old.fd);
-        ibx_refuse(&refusals,
-                   "an earlier move has left its userfaultfd in this QEMU (process %d): "
-                   "start it anew, unless ib-migrate status says that its VM runs here",
-                   (int)d->ram.pid);
+        ibx_preflight(&refusals,
+                      "an earlier move has left its userfaultfd in this QEMU (process %d): "
+                      "start it anew, unless ib-migrate status says that its VM runs here",
+                      (int)d->ram.pid);
     }
     if (!rc && refusals.count)
         rc = move_refused("no VM can be moved here", &refusals, err);
@@ -102,7 +102,7 @@ static int look(struct destination *d, struct ibx_error *err)
         return rc;
     record->epoch = 1;
     record->uffd = -1;
-    record->state = IBX_RECORD_NOT_YET;
+    record->state = IBX_JOURNAL_NOT_YET;
     move_record_describe(record, &d->ram, d->options->qmp, d->options->listen, &d->transport);
     return 0;
 }
@@ -114,10 +114,10 @@ static int open_porch(struct destination *d, const char *uri, struct ibx_error *
     if (!rc && d->minor)
         rc = ibx_domain_create(&d->transport.domain, err);
     if (!rc)
-        rc = ibx_porch_open(uri, &d->transport, &d->porch, err);
+        rc = ibx_acceptor_open(uri, &d->transport, &d->porch, err);
     if (rc)
         return rc;
-    snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", ibx_porch_uri(d->porch));
+    snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", ibx_acceptor_uri(d->porch));
     move_say(&d->options->tell, "waiting at %s%s", d->status.record.uri,
              d->transport.key_file[0] || d->transport.insecure
                  ? ""
@@ -125,7 +125,7 @@ static int open_porch(struct destination *d, const char *uri, struct ibx_error *
     return 0;
 }
 
-static int finish(struct destination *d, int rc, struct ibx_move_status *last,
+static int finish(struct destination *d, int rc, struct ibx_migrate_status *last,
                   struct ibx_error *err)
 {
     if (rc && err)
@@ -135,19 +135,19 @@ static int finish(struct destination *d, int rc, struct ibx_move_status *last,
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
     /* After a move the source closes when it has heard the last word. */
-    ibx_control_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
+    ibx_channel_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
     destination_link_close(d);
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
-        ibx_control_linger(&d->guests[i], rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
-        ibx_control_fini(&d->guests[i]);
+        ibx_channel_linger(&d->guests[i], rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
+        ibx_channel_fini(&d->guests[i]);
     }
     ibx_close(d->resume.conn);
     move_tell(&d->teller, &d->status, true);
     if (last)
         *last = d->status;
-    ibx_porch_close(d->porch);
+    ibx_acceptor_close(d->porch);
     ibx_domain_release(d->transport.domain);
-    ibx_talk_close(d->talk);
+    ibx_control_socket_close(d->talk);
     destination_vm_fini(d);
     move_signals_close(&d->signals);
     if (d->lock_fd >= 0)
@@ -156,8 +156,8 @@ static int finish(struct destination *d, int rc, struct ibx_move_status *last,
     return rc;
 }
 
-int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_status *last,
-                     struct ibx_error *err)
+int ibx_migrate_receive(const struct ibx_receive_options *options, struct ibx_migrate_status *last,
+                        struct ibx_error *err)
 {
     struct ibx_error local = {0};
     struct destination *d = malloc(sizeof(*d));
@@ -166,7 +166,7 @@ int ibx_move_receive(const struct ibx_receive_options *options, struct ibx_move_
         return ibx_error_set(err, -ENOMEM, "no memory for a move");
     destination_init(d, options);
     int rc = look(d, err);
-    ibx_record_prune_old(options->folder);
+    ibx_journal_prune_old(options->folder);
     if (!rc)
         rc = open_porch(d, options->listen, err);
     if (!rc)
@@ -188,9 +188,9 @@ static int take_over(struct destination *d, struct ibx_error *err)
     return rc ? rc : destination_take_over(d, err);
 }
 
-int ibx_move_receive_again(const struct ibx_receive_options *options,
-                           const struct ibx_record *record, struct ibx_move_status *last,
-                           struct ibx_error *err)
+int ibx_migrate_receive_again(const struct ibx_receive_options *options,
+                              const struct ibx_journal *record, struct ibx_migrate_status *last,
+                              struct ibx_error *err)
 {
     struct ibx_error local = {0}, silent = {0};
     struct destination *d = malloc(sizeof(*d));
@@ -201,7 +201,7 @@ int ibx_move_receive_again(const struct ibx_receive_options *options,
     d->status.record = *record;
     int rc = take_over(d, err);
     if (rc == -ECANCELED) {
-        destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
+        destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
         destination_arrived_remove(d);
     }
     d->lost_ns = ibx_now_ns();

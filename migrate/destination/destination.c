@@ -51,7 +51,7 @@ void destination_move(struct destination *d, enum destination_state to)
     move_stop_at("destination", names[to]);
 }
 
-static enum ibx_move_phase phase_of(const struct destination *d)
+static enum ibx_migrate_phase phase_of(const struct destination *d)
 {
     switch (d->state) {
     case DESTINATION_LISTENING:
@@ -88,7 +88,7 @@ bool destination_ours(const struct destination *d)
 
 static void show(struct destination *d)
 {
-    enum ibx_move_phase phase = phase_of(d);
+    enum ibx_migrate_phase phase = phase_of(d);
     bool changed = phase != d->status.phase;
     d->status.phase = phase;
     destination_vm_stats(d);
@@ -96,11 +96,11 @@ static void show(struct destination *d)
     move_tell(&d->teller, &d->status, changed);
 }
 
-int destination_record(struct destination *d, enum ibx_record_state state, struct ibx_error *err)
+int destination_record(struct destination *d, enum ibx_journal_state state, struct ibx_error *err)
 {
-    struct ibx_record record = d->status.record;
+    struct ibx_journal record = d->status.record;
     record.state = state;
-    int rc = ibx_record_write(d->options->folder, &record, err);
+    int rc = ibx_journal_write(d->options->folder, &record, err);
     if (!rc)
         d->status.record = record;
     return rc;
@@ -144,17 +144,17 @@ struct hearing {
     struct ibx_error *err;
 };
 
-static int unexpected(const struct destination *d, const struct ibx_move_any *message,
+static int unexpected(const struct destination *d, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
     return ibx_error_set(err, -EPROTO, "the source said %s while the destination was %s",
-                         ibx_move_message_name(message->type), names[d->state]);
+                         ibx_migrate_message_name(message->type), names[d->state]);
 }
 
-static int heed_map_end(struct destination *d, const struct ibx_move_map_end *end,
+static int heed_map_end(struct destination *d, const struct ibx_migrate_map_end *end,
                         struct ibx_error *err)
 {
-    uint8_t hash[IBX_MOVE_HASH_BYTES];
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
     ibx_page_map_hash(&d->map, hash);
     if (d->map.next != d->map.pages || end->pages != d->map.pages ||
         end->data_pages != d->map.data_pages || memcmp(hash, end->hash, sizeof(hash)))
@@ -168,7 +168,7 @@ static int heed_map_end(struct destination *d, const struct ibx_move_map_end *en
 }
 
 /* Its beginning says that the VM is about to stop. */
-static int heed_state(struct destination *d, const struct ibx_move_any *message,
+static int heed_state(struct destination *d, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
     if (!d->state_total)
@@ -192,7 +192,7 @@ static bool takes_map(const struct destination *d)
                              d->state == DESTINATION_RESUMING || d->state == DESTINATION_FILLING);
 }
 
-static int heed_commit(struct destination *d, const struct ibx_move_any *message,
+static int heed_commit(struct destination *d, const struct ibx_migrate_any *message,
                        struct ibx_error *err)
 {
     if (d->state != DESTINATION_WAITING || message->is.epoch != d->status.record.epoch)
@@ -202,36 +202,36 @@ static int heed_commit(struct destination *d, const struct ibx_move_any *message
     return destination_vm_feed(d, err);
 }
 
-static int hear(void *context, const struct ibx_move_any *message)
+static int hear(void *context, const struct ibx_migrate_any *message)
 {
     struct hearing *h = context;
     struct destination *d = h->destination;
     d->heard++;
     const bool loading = d->state == DESTINATION_READY || d->state == DESTINATION_MAPPED;
     switch (message->type) {
-    case IBX_MOVE_STATE:
+    case IBX_MIGRATE_STATE:
         if (!loading || d->state_ended)
             return unexpected(d, message, h->err);
         return heed_state(d, message, h->err);
-    case IBX_MOVE_STATE_END:
+    case IBX_MIGRATE_STATE_END:
         if (!loading || d->state_ended || !d->map_ended)
             return unexpected(d, message, h->err);
         return heed_state_end(d, message->is.state_bytes, h->err);
-    case IBX_MOVE_MAP:
+    case IBX_MIGRATE_MAP:
         if (!takes_map(d))
             return unexpected(d, message, h->err);
         return ibx_page_map_take(&d->map, message->is.map.bytes, message->is.map.length, h->err);
-    case IBX_MOVE_MAP_END:
+    case IBX_MIGRATE_MAP_END:
         if (!takes_map(d))
             return unexpected(d, message, h->err);
         return heed_map_end(d, &message->is.map_end, h->err);
-    case IBX_MOVE_COMMIT:
+    case IBX_MIGRATE_COMMIT:
         return heed_commit(d, message, h->err);
-    case IBX_MOVE_CONFIRM:
+    case IBX_MIGRATE_CONFIRM:
         d->confirmed = d->state == DESTINATION_COMPLETE && d->complete_ns &&
                        message->is.epoch == d->status.record.epoch;
         return d->confirmed ? 0 : unexpected(d, message, h->err);
-    case IBX_MOVE_ABORT:
+    case IBX_MIGRATE_ABORT:
         d->aborted = true;
         return ibx_error_set(h->err, -ECONNABORTED, "the source gave up: %s", message->is.sentence);
     default:
@@ -247,12 +247,12 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         return 0;
     int rc = destination_open_record(d, err);
     if (!rc)
-        rc = destination_record(d, IBX_RECORD_NOT_YET, err);
+        rc = destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)
         rc = destination_vm_prepare(d, err);
     if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
         rc = destination_vm_engine(d, err);
-    if (!rc && (rc = ibx_control_send_plain(&d->control, IBX_MOVE_READY)))
+    if (!rc && (rc = ibx_channel_send_plain(&d->control, IBX_MIGRATE_READY)))
         ibx_error_set(err, rc, "READY could not be sent: %s", strerror(-rc));
     if (!rc)
         destination_move(d, DESTINATION_READY);
@@ -286,7 +286,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     destination_move(d, DESTINATION_WAITING);
-    rc = ibx_control_send_plain(&d->control, IBX_MOVE_LOADED);
+    rc = ibx_channel_send_plain(&d->control, IBX_MIGRATE_LOADED);
     return rc ? ibx_error_set(err, rc, "LOADED could not be sent: %s", strerror(-rc)) : 0;
 }
 
@@ -298,16 +298,16 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         ibx_fault_set_background(d->engine, true);
     destination_move(d, DESTINATION_FILLING);
     if (d->linked)
-        ibx_control_send_plain(&d->control, IBX_MOVE_RUNNING);
+        ibx_channel_send_plain(&d->control, IBX_MIGRATE_RUNNING);
     /* MAY_RUN says enough, if that is all that can be written. */
-    if (destination_record(d, IBX_RECORD_RUNNING, err))
+    if (destination_record(d, IBX_JOURNAL_RUNNING, err))
         move_say(&d->options->tell, "%s", err->message);
     return 0;
 }
 
-static void progress_of(const struct destination *d, struct ibx_move_progress *progress)
+static void progress_of(const struct destination *d, struct ibx_migrate_progress *progress)
 {
-    *progress = (struct ibx_move_progress){
+    *progress = (struct ibx_migrate_progress){
         .pages = d->status.pages,
         .present = d->status.present,
         .bytes = d->status.bytes,
@@ -320,13 +320,13 @@ static void progress_of(const struct destination *d, struct ibx_move_progress *p
 
 static void send_progress(struct destination *d)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_PROGRESS};
-    if (!d->linked || !ibx_control_idle(&d->control) ||
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_PROGRESS};
+    if (!d->linked || !ibx_channel_idle(&d->control) ||
         ibx_now_ns() - d->progress_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
         return;
     d->progress_ns = ibx_now_ns();
     progress_of(d, &message.is.progress);
-    ibx_control_send(&d->control, &message);
+    ibx_channel_send(&d->control, &message);
 }
 
 static int step_filling(struct destination *d, struct ibx_error *err)
@@ -339,16 +339,16 @@ static int step_filling(struct destination *d, struct ibx_error *err)
 
 static int send_complete(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_record_complete *is = &d->status.record.complete;
-    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
-    struct ibx_move_complete *complete = &message.is.complete;
+    const struct ibx_journal_complete *is = &d->status.record.complete;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
+    struct ibx_migrate_complete *complete = &message.is.complete;
     complete->pages = is->pages;
     complete->zero_pages = is->zero_pages;
     complete->discarded_pages = is->discarded_pages;
     complete->fetched_pages = is->pages - is->zero_pages - is->discarded_pages;
     memcpy(complete->hash, is->hash, sizeof(complete->hash));
     progress_of(d, &complete->progress);
-    int rc = ibx_control_send(&d->control, &message);
+    int rc = ibx_channel_send(&d->control, &message);
     return rc ? ibx_error_set(err, rc, "COMPLETE could not be sent: %s", strerror(-rc)) : 0;
 }
 
@@ -362,16 +362,16 @@ static int step_complete(struct destination *d, struct ibx_error *err)
     }
     if (d->confirmed) {
         /* COMPLETE on record is true as well, and recover asks the source again. */
-        int unwritten = destination_record(d, IBX_RECORD_DONE, &silent);
+        int unwritten = destination_record(d, IBX_JOURNAL_DONE, &silent);
         if (unwritten)
             move_say(&d->options->tell, "%s", silent.message);
         else if (d->linked)
-            ibx_control_send_plain(&d->control, IBX_MOVE_CONFIRMED);
+            ibx_channel_send_plain(&d->control, IBX_MIGRATE_CONFIRMED);
         d->status.total_ns = ibx_now_ns() - d->status.began_ns;
         destination_move(d, DESTINATION_DONE);
         return 0;
     }
-    if (!d->linked || !ibx_control_idle(&d->control) ||
+    if (!d->linked || !ibx_channel_idle(&d->control) ||
         ibx_now_ns() - d->complete_ns < COMPLETE_AGAIN)
         return 0;
     d->complete_ns = ibx_now_ns();
@@ -416,11 +416,11 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     d->answering = d->state >= DESTINATION_WAITING && !d->linked && !d->aborted && !d->taken_over;
     destination_vm_give_up(d);
     if (d->status.record.written_s)
-        destination_record(d, IBX_RECORD_GIVEN_UP, &silent);
+        destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
     destination_move(d, DESTINATION_GIVEN_UP);
     if (d->linked) {
-        ibx_control_send_abort(&d->control, err->message);
-        ibx_control_linger(&d->control, ibx_deadline_in_ms(500));
+        ibx_channel_send_abort(&d->control, err->message);
+        ibx_channel_linger(&d->control, ibx_deadline_in_ms(500));
     }
     return code;
 }
@@ -438,8 +438,8 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
                      (int)d->ram.pid);
     /* To a source that has not heard RUNNING, ABORT would mean that the VM never ran. */
     if (d->linked && told) {
-        ibx_control_send_abort(&d->control, err->message);
-        ibx_control_linger(&d->control, ibx_deadline_in_ms(500));
+        ibx_channel_send_abort(&d->control, err->message);
+        ibx_channel_linger(&d->control, ibx_deadline_in_ms(500));
     }
     return code;
 }
@@ -473,7 +473,7 @@ static const char *what_waits(const struct destination *d)
     }
 }
 
-static int hear_last(void *context, const struct ibx_move_any *message)
+static int hear_last(void *context, const struct ibx_migrate_any *message)
 {
     struct hearing *h = context;
     int rc = hear(context, message);
@@ -489,7 +489,7 @@ static int hear_out(struct destination *d, int code, struct ibx_error *err)
     const unsigned ms = d->state == DESTINATION_WAITING ? WORD_MS : 0;
     if (!d->linked || d->aborted || destination_ours(d) || code == -EPROTO)
         return code;
-    int rc = ibx_control_hear_out(&d->control, hear_last, &hearing, ibx_deadline_in_ms(ms), &last);
+    int rc = ibx_channel_hear_out(&d->control, hear_last, &hearing, ibx_deadline_in_ms(ms), &last);
     if (!d->aborted)
         return code;
     *err = last;
@@ -566,14 +566,15 @@ static uint64_t longest_wait_ns(struct destination *d)
 
 static void wait_for_something(struct destination *d)
 {
-    struct pollfd fds[6 + IBX_MOVE_LINKS_MAX + DESTINATION_GUESTS + 1 + IBX_TALK_CLIENTS_MAX];
+    struct pollfd
+        fds[6 + IBX_MIGRATE_LINKS_MAX + DESTINATION_GUESTS + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     unsigned n = 6;
     const uint64_t most = longest_wait_ns(d);
     bool at_once = d->qmp && ibx_qmp_has_events(d->qmp);
     for (unsigned i = 0; i < n; i++)
         fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
-    at_once |= ibx_control_arm(&d->control, &fds[0].fd) != 0;
-    fds[1].fd = ibx_porch_fd(d->porch);
+    at_once |= ibx_channel_arm(&d->control, &fds[0].fd) != 0;
+    fds[1].fd = ibx_acceptor_fd(d->porch);
     fds[2].fd = d->qmp ? ibx_qmp_fd(d->qmp) : -1;
     fds[3].fd = d->signals.fd;
     fds[4].fd = d->engine ? ibx_fault_event_fd(d->engine) : -1;
@@ -585,19 +586,19 @@ static void wait_for_something(struct destination *d)
     for (unsigned i = 0; ours_to_poll && d->linked && i < d->hello.links; i++) {
         if (!d->sources[i])
             continue;
-        struct ibx_conn *conn = ibx_page_source_conn(d->sources[i]);
+        struct ibx_conn *conn = ibx_page_reader_conn(d->sources[i]);
         at_once |= ibx_arm(conn) != 0;
         fds[n++] = (struct pollfd){.fd = ibx_fd(conn), .events = POLLIN};
     }
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
         fds[n] = (struct pollfd){.fd = -1, .events = POLLIN};
-        at_once |= ibx_control_arm(&d->guests[i], &fds[n].fd) != 0;
+        at_once |= ibx_channel_arm(&d->guests[i], &fds[n].fd) != 0;
         n += fds[n].fd >= 0;
     }
     if (d->talk)
-        n += ibx_talk_poll_fds(d->talk, fds + n);
+        n += ibx_control_socket_poll_fds(d->talk, fds + n);
     if (ibx_thread_poll(fds, n, at_once ? 0 : most, d->busy_until_ns) > 0 && d->talk)
-        ibx_talk_serve(d->talk);
+        ibx_control_socket_serve(d->talk);
 }
 
 static void drain_engine_event(struct destination *d)
@@ -623,7 +624,7 @@ static int turn(struct destination *d, struct ibx_error *err)
     if (!rc)
         rc = destination_link_serve(d, err);
     if (!rc && d->linked)
-        rc = ibx_control_take(&d->control, hear, &hearing, err);
+        rc = ibx_channel_take(&d->control, hear, &hearing, err);
     if (!rc)
         rc = step(d, err);
     return rc ? troubled_link(d, rc, err) : 0;

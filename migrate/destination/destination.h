@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The destination of a move, between destination.c (its states), destination_link.c (who knocks)
  * and destination_vm.c (QEMU, its memory and the fault engine). */
-#ifndef IBX_MIGRATE_DESTINATION_H
-#define IBX_MIGRATE_DESTINATION_H
+#ifndef IBX_MIGRATE_DESTINATION_DESTINATION_H
+#define IBX_MIGRATE_DESTINATION_DESTINATION_H
 
 #include "migrate/qemu/inject.h"
 #include "migrate/operator/move_internal.h"
@@ -53,12 +53,12 @@ struct destination {
     struct ibx_options transport;
     enum destination_state state;
     bool linked;
-    struct ibx_move_status status;
+    struct ibx_migrate_status status;
     struct move_teller teller;
     struct move_signals signals;
-    struct ibx_talk *talk;
+    struct ibx_control_socket *talk;
     int lock_fd;
-    struct ibx_porch *porch;
+    struct ibx_acceptor *porch;
 
     /* QEMU and its memory */
     struct ibx_qmp *qmp;
@@ -72,9 +72,9 @@ struct destination {
     size_t arrived_bytes;
 
     /* The move */
-    struct ibx_move_hello hello;
+    struct ibx_migrate_hello hello;
     struct ibx_page_map map;
-    struct ibx_move_map_end map_end;
+    struct ibx_migrate_map_end map_end;
     bool map_ended,
         taken_over; /* taken_over: from a tool that died; the engine is yet to be made */
     struct ibx_fault *engine;
@@ -88,11 +88,11 @@ struct destination {
         let_go_by_ns; /* until when QEMU's descriptor, that needs no care any more, is seen to */
 
     /* The link */
-    struct ibx_control control;
-    struct ibx_page_source *sources[IBX_MOVE_LINKS_MAX];
+    struct ibx_channel control;
+    struct ibx_page_reader *sources[IBX_MIGRATE_LINKS_MAX];
     unsigned joined;
-    struct ibx_knock resume; /* conn not NULL: waits for the engine to stop */
-    struct ibx_control guests[DESTINATION_GUESTS];
+    struct ibx_connection_request resume; /* conn not NULL: waits for the engine to stop */
+    struct ibx_channel guests[DESTINATION_GUESTS];
     uint64_t guest_since[DESTINATION_GUESTS];
 
     /* The device state */
@@ -120,7 +120,7 @@ struct destination {
 };
 
 void destination_move(struct destination *d, enum destination_state to);
-int destination_record(struct destination *d, enum ibx_record_state state, struct ibx_error *err);
+int destination_record(struct destination *d, enum ibx_journal_state state, struct ibx_error *err);
 /* The connection or one of its page connections is gone: everything of it is closed as soon as the
  * engine has stopped. */
 void destination_unlink(struct destination *d, int code, const char *reason);
@@ -177,7 +177,7 @@ bool destination_link_alone(const struct destination *d);
 /* All page connections have joined and know all regions of the map. -EAGAIN: not yet. */
 int destination_link_complete(struct destination *d, struct ibx_error *err);
 /* The state as the source needs to know it. */
-enum ibx_move_standing destination_standing(const struct destination *d);
+enum ibx_migrate_standing destination_standing(const struct destination *d);
 
 /* destination_qemu.c */
 

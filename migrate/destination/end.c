@@ -27,14 +27,14 @@ static bool failed(struct destination *d, const char *what, const struct ibx_err
 
 int destination_complete(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_record_complete *complete = &d->status.record.complete;
+    struct ibx_journal_complete *complete = &d->status.record.complete;
     if (ibx_now_ns() < d->again_ns)
         return 0;
     destination_vm_stats(d);
-    *complete = (struct ibx_record_complete){
+    *complete = (struct ibx_journal_complete){
         .pages = d->map.pages, .zero_pages = d->status.zero_pages, .discarded_pages = d->discarded};
     ibx_page_map_hash(&d->map, complete->hash);
-    if (destination_record(d, IBX_RECORD_COMPLETE, err)) {
+    if (destination_record(d, IBX_JOURNAL_COMPLETE, err)) {
         memset(complete, 0, sizeof(*complete));
         failed(d, "that cannot be put on record", err);
         return 0;

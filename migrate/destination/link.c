@@ -13,7 +13,7 @@
 
 #define GUEST_MS 5000 /* for somebody who asked, to take the answer and go */
 
-enum ibx_move_standing destination_standing(const struct destination *d)
+enum ibx_migrate_standing destination_standing(const struct destination *d)
 {
     switch (d->state) {
     case DESTINATION_WAITING:
@@ -33,35 +33,36 @@ enum ibx_move_standing destination_standing(const struct destination *d)
 
 /* ---------------------------------------------------------------- answers */
 
-static int send_answer(struct ibx_control *control, bool accepted, enum ibx_move_standing standing,
-                       uint16_t links, const struct ibx_refusals *refusals)
+static int send_answer(struct ibx_channel *control, bool accepted,
+                       enum ibx_migrate_standing standing, uint16_t links,
+                       const struct ibx_blockers *refusals)
 {
-    struct ibx_move_any *message = calloc(1, sizeof(*message));
+    struct ibx_migrate_any *message = calloc(1, sizeof(*message));
     if (!message)
         return -ENOMEM;
-    struct ibx_move_answer *answer = &message->is.answer;
-    message->type = IBX_MOVE_ANSWER;
+    struct ibx_migrate_answer *answer = &message->is.answer;
+    message->type = IBX_MIGRATE_ANSWER;
     answer->accepted = accepted;
     answer->standing = (uint8_t)standing;
     answer->links = links;
-    ibx_move_host(answer->host, sizeof(answer->host));
-    for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MOVE_SAY_MAX; i++)
+    ibx_migrate_host(answer->host, sizeof(answer->host));
+    for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MIGRATE_SAY_MAX; i++)
         memcpy(answer->sentences[answer->count++], refusals->sentences[i], IBX_ERROR_MAX);
-    int rc = ibx_control_send(control, message);
+    int rc = ibx_channel_send(control, message);
     free(message);
     return rc;
 }
 
 static void guest_end(struct destination *d, unsigned i)
 {
-    ibx_control_fini(&d->guests[i]);
+    ibx_channel_fini(&d->guests[i]);
     d->guest_since[i] = 0;
 }
 
 /* An answer and nothing more: whoever asked takes it and goes. */
 static void dismiss(struct destination *d, struct ibx_conn *conn, bool accepted,
-                    enum ibx_move_standing standing, uint16_t links,
-                    const struct ibx_refusals *refusals)
+                    enum ibx_migrate_standing standing, uint16_t links,
+                    const struct ibx_blockers *refusals)
 {
     unsigned at = 0;
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
@@ -73,13 +74,13 @@ static void dismiss(struct destination *d, struct ibx_conn *conn, bool accepted,
             at = i;
     }
     guest_end(d, at);
-    ibx_control_init(&d->guests[at], conn);
+    ibx_channel_init(&d->guests[at], conn);
     d->guest_since[at] = ibx_now_ns();
     if (send_answer(&d->guests[at], accepted, standing, links, refusals))
         guest_end(d, at);
 }
 
-static int not_a_word(void *context, const struct ibx_move_any *message)
+static int not_a_word(void *context, const struct ibx_migrate_any *message)
 {
     (void)context, (void)message;
     return -EPROTO;
@@ -88,7 +89,7 @@ static int not_a_word(void *context, const struct ibx_move_any *message)
 void destination_link_tend(struct destination *d)
 {
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
-        if (d->guests[i].conn && (ibx_control_take(&d->guests[i], not_a_word, NULL, NULL) ||
+        if (d->guests[i].conn && (ibx_channel_take(&d->guests[i], not_a_word, NULL, NULL) ||
                                   ibx_now_ns() - d->guest_since[i] > GUEST_MS * IBX_NS_PER_MS))
             guest_end(d, i);
 }
@@ -102,32 +103,32 @@ bool destination_link_alone(const struct destination *d)
 }
 
 static void dismiss_because(struct destination *d, struct ibx_conn *conn,
-                            enum ibx_move_standing standing, const char *why)
+                            enum ibx_migrate_standing standing, const char *why)
 {
-    struct ibx_refusals refusals = {0};
-    ibx_refuse(&refusals, "%s", why);
+    struct ibx_blockers refusals = {0};
+    ibx_preflight(&refusals, "%s", why);
     dismiss(d, conn, false, standing, 0, &refusals);
 }
 
 /* ---------------------------------------------------------------- HELLO */
 
 /* Page numbers and regions count through the blocks in their order. */
-static void refuse_order(const struct destination *d, const struct ibx_move_hello *hello,
-                         struct ibx_refusals *refusals)
+static void refuse_order(const struct destination *d, const struct ibx_migrate_hello *hello,
+                         struct ibx_blockers *refusals)
 {
     for (unsigned i = 0; i < hello->block_count && i < d->ram.count; i++) {
         if (!strcmp(hello->blocks[i].id, d->ram.blocks[i].id))
             continue;
-        ibx_refuse(refusals,
-                   "the source names guest RAM %s where %s is expected: its ib-migrate "
-                   "is not like this one",
-                   hello->blocks[i].id, d->ram.blocks[i].id);
+        ibx_preflight(refusals,
+                      "the source names guest RAM %s where %s is expected: its ib-migrate "
+                      "is not like this one",
+                      hello->blocks[i].id, d->ram.blocks[i].id);
         return;
     }
 }
 
-static int refuse_hardware(const struct destination *d, const struct ibx_move_hello *hello,
-                           struct ibx_refusals *refusals, struct ibx_error *err)
+static int refuse_hardware(const struct destination *d, const struct ibx_migrate_hello *hello,
+                           struct ibx_blockers *refusals, struct ibx_error *err)
 {
     const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.version;
     char *own = malloc(IBX_HARDWARE_MAX);
@@ -135,23 +136,23 @@ static int refuse_hardware(const struct destination *d, const struct ibx_move_he
         return ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
     int rc = ibx_hardware_describe(d->qmp, own, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc)
-        ibx_refuse_hardware(hello->hardware, own,
-                            from->major == to->major && from->minor == to->minor, refusals);
+        ibx_preflight_hardware(hello->hardware, own,
+                               from->major == to->major && from->minor == to->minor, refusals);
     free(own);
     return rc;
 }
 
 /* All reasons against taking this VM; looked for anew, since QEMU may have changed meanwhile. */
-static int refusals_for(struct destination *d, const struct ibx_move_hello *hello,
-                        struct ibx_refusals *refusals, struct ibx_error *err)
+static int refusals_for(struct destination *d, const struct ibx_migrate_hello *hello,
+                        struct ibx_blockers *refusals, struct ibx_error *err)
 {
     struct ibx_guest_ram theirs;
-    int rc = ibx_move_hello_ram(hello, &theirs);
+    int rc = ibx_migrate_hello_ram(hello, &theirs);
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
-    rc = ibx_refuse_side(d->qmp, &d->ram, IBX_MOVE_DESTINATION, refusals,
-                         ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    ibx_refuse_pair(&theirs, &d->ram, refusals);
+    rc = ibx_preflight_side(d->qmp, &d->ram, IBX_MIGRATE_DESTINATION, refusals,
+                            ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    ibx_preflight_pair(&theirs, &d->ram, refusals);
     if (!refusals->count)
         refuse_order(d, hello, refusals);
     /* Of another machine everything is different. */
@@ -162,7 +163,7 @@ static int refusals_for(struct destination *d, const struct ibx_move_hello *hell
 }
 
 /* As it calls itself, and where it is: not from which port, which is another one each time. */
-static void name_of(const struct ibx_knock *knock, char *out, size_t size)
+static void name_of(const struct ibx_connection_request *knock, char *out, size_t size)
 {
     const char *host = knock->first.is.hello.host, *from = ibx_conn_path(knock->conn)->peer;
     const char *colon = strrchr(from, ':');
@@ -172,23 +173,24 @@ static void name_of(const struct ibx_knock *knock, char *out, size_t size)
              *host ? ")" : "");
 }
 
-static bool same_move(const struct destination *d, const uint8_t id[IBX_MOVE_ID_BYTES])
+static bool same_move(const struct destination *d, const uint8_t id[IBX_MIGRATE_ID_BYTES])
 {
-    return d->state != DESTINATION_LISTENING && !memcmp(d->status.record.id, id, IBX_MOVE_ID_BYTES);
+    return d->state != DESTINATION_LISTENING &&
+           !memcmp(d->status.record.id, id, IBX_MIGRATE_ID_BYTES);
 }
 
 /* As many as this machine is good for, within what is offered; or those that the engine has. */
-static uint16_t links_of(const struct destination *d, const struct ibx_move_hello *hello)
+static uint16_t links_of(const struct destination *d, const struct ibx_migrate_hello *hello)
 {
     const unsigned links = d->engine ? d->hello.links : ibx_page_links_default();
     const unsigned most = links < hello->links ? links : hello->links;
     return most > hello->links_least ? (uint16_t)most : hello->links_least;
 }
 
-static void accept_move(struct destination *d, struct ibx_knock *knock)
+static void accept_move(struct destination *d, struct ibx_connection_request *knock)
 {
-    const struct ibx_move_hello *hello = &knock->first.is.hello;
-    struct ibx_record *record = &d->status.record;
+    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    struct ibx_journal *record = &d->status.record;
     d->hello = *hello;
     d->hello.links = links_of(d, hello);
     memcpy(record->id, hello->id, sizeof(record->id));
@@ -196,17 +198,18 @@ static void accept_move(struct destination *d, struct ibx_knock *knock)
     name_of(knock, record->peer, sizeof(record->peer));
     if (!record->name[0])
         memcpy(record->name, hello->name, sizeof(record->name));
-    ibx_control_init(&d->control, knock->conn);
+    ibx_channel_init(&d->control, knock->conn);
     d->linked = true;
     d->status.began_ns = ibx_now_ns();
     destination_move(d, DESTINATION_JOINING);
     send_answer(&d->control, true, IBX_STANDING_NONE, d->hello.links, NULL);
 }
 
-static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_error *err)
+static int heed_move(struct destination *d, struct ibx_connection_request *knock,
+                     struct ibx_error *err)
 {
-    const struct ibx_move_hello *hello = &knock->first.is.hello;
-    struct ibx_refusals refusals = {0};
+    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    struct ibx_blockers refusals = {0};
     char peer[sizeof(d->status.record.peer)];
     name_of(knock, peer, sizeof(peer));
     if (d->state != DESTINATION_LISTENING) {
@@ -232,12 +235,12 @@ static int heed_move(struct destination *d, struct ibx_knock *knock, struct ibx_
     return 0;
 }
 
-static void resume_link(struct destination *d, struct ibx_knock *knock)
+static void resume_link(struct destination *d, struct ibx_connection_request *knock)
 {
-    const struct ibx_move_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
     d->hello.links = links_of(d, hello);
     d->status.record.epoch = hello->epoch;
-    ibx_control_init(&d->control, knock->conn);
+    ibx_channel_init(&d->control, knock->conn);
     ibx_page_map_restart(&d->map);
     d->map_ended = false;
     d->joined = 0;
@@ -249,7 +252,8 @@ static void resume_link(struct destination *d, struct ibx_knock *knock)
 }
 
 /* The engine needs as many links as it has workers. */
-static const char *against_resume(const struct destination *d, const struct ibx_move_hello *hello)
+static const char *against_resume(const struct destination *d,
+                                  const struct ibx_migrate_hello *hello)
 {
     if (!same_move(d, hello->id))
         return "this destination knows nothing of that move";
@@ -264,7 +268,7 @@ static const char *against_resume(const struct destination *d, const struct ibx_
     return NULL;
 }
 
-static void heed_resume(struct destination *d, struct ibx_knock *knock)
+static void heed_resume(struct destination *d, struct ibx_connection_request *knock)
 {
     const char *why = against_resume(d, &knock->first.is.hello);
     if (why) {
@@ -284,9 +288,9 @@ static void heed_resume(struct destination *d, struct ibx_knock *knock)
 }
 
 /* A source that has this on record needs nothing more of this side, and keeps nothing for it. */
-static void heed_confirm(struct destination *d, struct ibx_knock *knock)
+static void heed_confirm(struct destination *d, struct ibx_connection_request *knock)
 {
-    const struct ibx_move_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
     if (!same_move(d, hello->id)) {
         dismiss(d, knock->conn, true, IBX_STANDING_NONE, 0, NULL);
     } else if (d->state != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch) {
@@ -298,9 +302,10 @@ static void heed_confirm(struct destination *d, struct ibx_knock *knock)
     }
 }
 
-static int heed_hello(struct destination *d, struct ibx_knock *knock, struct ibx_error *err)
+static int heed_hello(struct destination *d, struct ibx_connection_request *knock,
+                      struct ibx_error *err)
 {
-    const struct ibx_move_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
     switch (hello->purpose) {
     case IBX_PURPOSE_MOVE:
     case IBX_PURPOSE_CHECK:
@@ -324,9 +329,10 @@ static int heed_hello(struct destination *d, struct ibx_knock *knock, struct ibx
 
 /* ---------------------------------------------------------------- JOIN */
 
-static int heed_join(struct destination *d, struct ibx_knock *knock, struct ibx_error *err)
+static int heed_join(struct destination *d, struct ibx_connection_request *knock,
+                     struct ibx_error *err)
 {
-    const struct ibx_move_join *join = &knock->first.is.join;
+    const struct ibx_migrate_join *join = &knock->first.is.join;
     if (!d->linked || !same_move(d, join->id) || join->epoch != d->status.record.epoch ||
         join->link >= d->hello.links || d->sources[join->link]) {
         ibx_log(IBX_LOG_WARN, "a page connection from %s belongs to no move here",
@@ -334,7 +340,7 @@ static int heed_join(struct destination *d, struct ibx_knock *knock, struct ibx_
         ibx_close(knock->conn);
         return 0;
     }
-    int rc = ibx_page_source_create(knock->conn, d->hello.blocks, d->hello.block_count,
+    int rc = ibx_page_reader_create(knock->conn, d->hello.blocks, d->hello.block_count,
                                     &d->sources[join->link], err);
     if (rc) {
         ibx_close(knock->conn);
@@ -342,26 +348,26 @@ static int heed_join(struct destination *d, struct ibx_knock *knock, struct ibx_
     }
     d->heard++;
     if (!d->joined++)
-        memcpy(d->status.path, ibx_page_source_path(d->sources[join->link])->description,
+        memcpy(d->status.path, ibx_page_reader_path(d->sources[join->link])->description,
                sizeof(d->status.path));
     return 0;
 }
 
 int destination_link_serve(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_knock *knock = malloc(sizeof(*knock));
+    struct ibx_connection_request *knock = malloc(sizeof(*knock));
     int rc = knock ? 0 : -ENOMEM;
     if (d->resume.conn && !d->linked && !d->stopping) {
-        struct ibx_knock resume = d->resume;
+        struct ibx_connection_request resume = d->resume;
         d->resume.conn = NULL;
         if (d->state == DESTINATION_GIVEN_UP)
             heed_resume(d, &resume);
         else
             resume_link(d, &resume);
     }
-    while (!rc && ibx_porch_take(d->porch, knock))
-        rc = knock->first.type == IBX_MOVE_HELLO ? heed_hello(d, knock, err)
-                                                 : heed_join(d, knock, err);
+    while (!rc && ibx_acceptor_take(d->porch, knock))
+        rc = knock->first.type == IBX_MIGRATE_HELLO ? heed_hello(d, knock, err)
+                                                    : heed_join(d, knock, err);
     free(knock);
     return rc;
 }
@@ -373,7 +379,7 @@ int destination_link_complete(struct destination *d, struct ibx_error *err)
     for (unsigned i = 0; i < d->hello.links; i++) {
         if (!d->sources[i])
             continue;
-        int regions = ibx_page_source_regions(d->sources[i], err);
+        int regions = ibx_page_reader_regions(d->sources[i], err);
         if (regions < 0)
             return regions;
         d->regions += (uint64_t)regions;
@@ -384,11 +390,11 @@ int destination_link_complete(struct destination *d, struct ibx_error *err)
 
 void destination_link_close(struct destination *d)
 {
-    for (unsigned i = 0; i < IBX_MOVE_LINKS_MAX; i++) {
-        ibx_page_source_destroy(d->sources[i]);
+    for (unsigned i = 0; i < IBX_MIGRATE_LINKS_MAX; i++) {
+        ibx_page_reader_destroy(d->sources[i]);
         d->sources[i] = NULL;
     }
     d->joined = 0;
-    ibx_control_fini(&d->control);
+    ibx_channel_fini(&d->control);
     d->linked = false;
 }

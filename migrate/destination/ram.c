@@ -29,8 +29,8 @@
 
 int destination_vm_measure(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_move_hello own = {0};
-    ibx_move_hello_describe(&own, &d->ram);
+    struct ibx_migrate_hello own = {0};
+    ibx_migrate_hello_describe(&own, &d->ram);
     d->status.ram_bytes = d->ram.bytes;
     return ibx_page_map_init(&d->map, own.blocks, own.block_count, err);
 }
@@ -47,11 +47,11 @@ int destination_vm_find(struct destination *d, struct ibx_error *err)
 /* So that it can be found again without the monitor. */
 static void put_on_record(struct destination *d)
 {
-    struct ibx_record *record = &d->status.record;
+    struct ibx_journal *record = &d->status.record;
     record->block_count = (unsigned)d->ram.count;
     for (size_t i = 0; i < d->ram.count; i++) {
         const struct ibx_guest_block *block = &d->ram.blocks[i];
-        struct ibx_record_block *at = &record->blocks[i];
+        struct ibx_journal_block *at = &record->blocks[i];
         memcpy(at->id, block->id, sizeof(at->id));
         at->size = block->size;
         at->page_size = block->page_size;
@@ -64,7 +64,7 @@ static void put_on_record(struct destination *d)
 
 int destination_vm_recall(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_record *record = &d->status.record;
+    const struct ibx_journal *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram;
     ram->blocks = calloc(record->block_count, sizeof(*ram->blocks));
     if (!ram->blocks)
@@ -74,7 +74,7 @@ int destination_vm_recall(struct destination *d, struct ibx_error *err)
     memcpy(ram->uuid, record->uuid, sizeof(ram->uuid));
     memcpy(ram->name, record->name, sizeof(ram->name));
     for (unsigned i = 0; i < record->block_count; i++) {
-        const struct ibx_record_block *at = &record->blocks[i];
+        const struct ibx_journal_block *at = &record->blocks[i];
         ram->blocks[i] = (struct ibx_guest_block){.size = at->size,
                                                   .page_size = at->page_size,
                                                   .offset = at->offset,
@@ -194,7 +194,7 @@ static int await_state(struct destination *d, struct ibx_error *err)
 int destination_vm_prepare(struct destination *d, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
-    int rc = ibx_capabilities_set(d->qmp, IBX_MOVE_DESTINATION, &d->capabilities, deadline, err);
+    int rc = ibx_capabilities_set(d->qmp, IBX_MIGRATE_DESTINATION, &d->capabilities, deadline, err);
     if (!rc)
         rc = ibx_uffd_make(d->ram.pid, d->qmp, IBX_UFFD_ANY, &d->uffd, deadline, err);
     if (!rc)
@@ -204,7 +204,7 @@ int destination_vm_prepare(struct destination *d, struct ibx_error *err)
     d->status.record.uffd = d->uffd.remote;
     d->status.record.device_way = d->uffd.way == IBX_UFFD_DEVICE;
     put_on_record(d);
-    rc = destination_record(d, IBX_RECORD_MAY_RUN, err);
+    rc = destination_record(d, IBX_JOURNAL_MAY_RUN, err);
     return rc ? rc : await_state(d, err);
 }
 
@@ -291,11 +291,11 @@ static int arm_sources(struct destination *d, struct ibx_fault_source *as, struc
 {
     int rc = 0;
     for (unsigned i = 0; !rc && i < d->hello.links; i++) {
-        rc = ibx_page_source_arm(d->sources[i], d->buffer_bytes, &as[i], err);
+        rc = ibx_page_reader_arm(d->sources[i], d->buffer_bytes, &as[i], err);
         if (!rc)
-            rc = ibx_page_source_covers(d->sources[i], &d->map, err);
+            rc = ibx_page_reader_covers(d->sources[i], &d->map, err);
         if (!rc && d->minor)
-            rc = ibx_page_source_aliases(d->sources[i], i ? d->sources[0] : NULL, d->aliases, err);
+            rc = ibx_page_reader_aliases(d->sources[i], i ? d->sources[0] : NULL, d->aliases, err);
     }
     return rc;
 }
@@ -314,7 +314,7 @@ static void foresee(const struct destination *d, struct ibx_fault_config *config
 int destination_vm_engine(struct destination *d, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
-    struct ibx_fault_source as[IBX_MOVE_LINKS_MAX];
+    struct ibx_fault_source as[IBX_MIGRATE_LINKS_MAX];
     struct ibx_fault_config config = {
         .uffd = d->uffd.fd,
         .events = true,
@@ -336,9 +336,9 @@ int destination_vm_engine(struct destination *d, struct ibx_error *err)
     d->buffer_bytes = ibx_fault_buffer_bytes(&config);
     /* Pinning memory takes long, or is refused: not when the VM stands still. */
     for (unsigned i = 0; !rc && i < d->hello.links; i++) {
-        rc = ibx_page_source_lend(d->sources[i], d->buffer_bytes, &as[i], err);
+        rc = ibx_page_reader_serve(d->sources[i], d->buffer_bytes, &as[i], err);
         if (!rc && d->minor)
-            rc = ibx_page_source_aliases(d->sources[i], i ? d->sources[0] : NULL, d->aliases, err);
+            rc = ibx_page_reader_aliases(d->sources[i], i ? d->sources[0] : NULL, d->aliases, err);
     }
     return rc ? rc : ibx_fault_create(&config, &d->engine, err);
 }
@@ -356,7 +356,7 @@ static int serve_first(struct destination *d, struct ibx_error *err)
 
 int destination_vm_serve(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_fault_source as[IBX_MOVE_LINKS_MAX];
+    struct ibx_fault_source as[IBX_MIGRATE_LINKS_MAX];
     int rc = d->engine ? 0 : destination_vm_engine(d, err);
     const bool first = !rc && ibx_fault_state(d->engine) == IBX_FAULT_HELD;
     if (!rc)
@@ -373,7 +373,7 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
 void destination_vm_stats(struct destination *d)
 {
     struct ibx_fault_stats stats;
-    struct ibx_move_status *s = &d->status;
+    struct ibx_migrate_status *s = &d->status;
     if (!d->engine || ibx_fault_state(d->engine) == IBX_FAULT_HELD)
         return;
     ibx_fault_stats(d->engine, &stats);

@@ -23,7 +23,7 @@ static int ended(const struct destination *d, struct ibx_error *err)
 /* The process of the record, and guest RAM in it; the monitor too when only that knows. */
 static int find(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_record *record = &d->status.record;
+    const struct ibx_journal *record = &d->status.record;
     if (!record->block_count) {
         int rc = destination_vm_find(d, err);
         if (rc)
@@ -45,7 +45,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
 {
     char status[32];
     struct ibx_error silent = {0};
-    if (d->status.record.block_count && d->status.record.state == IBX_RECORD_RUNNING) {
+    if (d->status.record.block_count && d->status.record.state == IBX_JOURNAL_RUNNING) {
         d->resumed = true;
         return 0;
     }
@@ -72,11 +72,11 @@ static int learn_state(struct destination *d, struct ibx_error *err)
  * not undone in it yet is undone. */
 static int take_over_complete(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_record *record = &d->status.record;
+    const struct ibx_journal *record = &d->status.record;
     int rc = destination_vm_recall(d, err);
     if (rc)
         return rc;
-    ibx_move_hello_describe(&d->hello, &d->ram);
+    ibx_migrate_hello_describe(&d->hello, &d->ram);
     d->taken_over = d->committed = d->ending = d->resumed = true;
     d->state = DESTINATION_COMPLETE;
     d->status.pages = d->status.present = record->complete.pages;
@@ -92,20 +92,20 @@ static int take_over_complete(struct destination *d, struct ibx_error *err)
 
 int destination_take_over(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_move_hello own = {0};
-    if (d->status.record.state == IBX_RECORD_COMPLETE)
+    struct ibx_migrate_hello own = {0};
+    if (d->status.record.state == IBX_JOURNAL_COMPLETE)
         return take_over_complete(d, err);
     int rc = find(d, err);
     if (!rc)
         rc = learn_state(d, err);
     if (rc)
         return rc;
-    ibx_move_hello_describe(&own, &d->ram);
+    ibx_migrate_hello_describe(&own, &d->ram);
     d->hello = own;
     /* The dead tool may have given QEMU the end. */
     d->committed = d->ending = true;
     d->state = d->resumed ? DESTINATION_FILLING : DESTINATION_RESUMING;
-    if (d->resumed && d->status.record.state == IBX_RECORD_MAY_RUN)
-        rc = destination_record(d, IBX_RECORD_RUNNING, err);
+    if (d->resumed && d->status.record.state == IBX_JOURNAL_MAY_RUN)
+        rc = destination_record(d, IBX_JOURNAL_RUNNING, err);
     return rc ? rc : destination_vm_take_over(d, err);
 }

@@ -7,8 +7,8 @@
  * VM runs as soon as EOF was read, also when the description is cut off: then QEMU does not even
  * complain. So it is EOF that has to be held back, not just any last byte.
  */
-#ifndef IBX_MIGRATE_STATE_TAIL_H
-#define IBX_MIGRATE_STATE_TAIL_H
+#ifndef IBX_MIGRATE_DESTINATION_STATE_TAIL_H
+#define IBX_MIGRATE_DESTINATION_STATE_TAIL_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -19,24 +19,24 @@
 #define LOCK_TRIES   100 /* a lock's file that others remove at the same time */
 #define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
-static void name_of(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
+static void name_of(const struct ibx_journal *record, const char *suffix, char name[NAME_BYTES])
 {
     size_t at = 0;
-    for (unsigned i = 0; i < IBX_MOVE_ID_BYTES; i++)
+    for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
         at += (size_t)snprintf(name + at, NAME_BYTES - at, "%02x", record->id[i]);
     snprintf(name + at, NAME_BYTES - at, ".%s%s", record->source ? "source" : "destination",
              suffix);
 }
 
-void ibx_record_path(const char *folder, const struct ibx_record *record, const char *suffix,
-                     char *path, size_t size)
+void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
+                      char *path, size_t size)
 {
     char name[NAME_BYTES];
     name_of(record, suffix, name);
     snprintf(path, size, "%s/%s", folder, name);
 }
 
-void ibx_record_arrived_path(const struct ibx_record *record, char *path, size_t size)
+void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size)
 {
     char name[NAME_BYTES];
     name_of(record, ".arrived", name);
@@ -118,14 +118,14 @@ static int check_folder(const char *folder, struct ibx_error *err)
     return 0;
 }
 
-int ibx_record_folder(const char *given, char *folder, size_t size, struct ibx_error *err)
+int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err)
 {
-    static const struct ibx_record any; /* of a destination: its names are longer */
+    static const struct ibx_journal any; /* of a destination: its names are longer */
     char chosen[PATH_MAX], socket_path[PATH_MAX + NAME_BYTES];
     if (given && !*given)
         return ibx_error_set(err, -EINVAL, "the folder for records of moves has no name");
     choose_folder(given, chosen);
-    ibx_record_path(chosen, &any, ".sock", socket_path, sizeof(socket_path));
+    ibx_journal_path(chosen, &any, ".sock", socket_path, sizeof(socket_path));
     if (strlen(socket_path) >= SOCKET_BYTES || strlen(chosen) >= size)
         return ibx_error_set(err, -ENAMETOOLONG,
                              "folder %.200s for records of moves has a name of %zu bytes: a socket "
@@ -173,7 +173,7 @@ static bool check_file(const struct stat *st)
 }
 
 /* -ENOENT without a sentence: there is none. */
-static int load(const char *folder, int dir, const char *name, struct ibx_record *record,
+static int load(const char *folder, int dir, const char *name, struct ibx_journal *record,
                 struct timespec *changed, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -211,7 +211,7 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
 }
 
 struct listed {
-    struct ibx_record record;
+    struct ibx_journal record;
     struct timespec changed; /* orders those of one second */
 };
 
@@ -224,7 +224,7 @@ static int newest_first(const void *one, const void *other)
         return a->changed.tv_sec < b->changed.tv_sec ? 1 : -1;
     if (a->changed.tv_nsec != b->changed.tv_nsec)
         return a->changed.tv_nsec < b->changed.tv_nsec ? 1 : -1;
-    return memcmp(a->record.id, b->record.id, IBX_MOVE_ID_BYTES);
+    return memcmp(a->record.id, b->record.id, IBX_MIGRATE_ID_BYTES);
 }
 
 struct list {
@@ -232,11 +232,11 @@ struct list {
     size_t count, room;
 };
 
-static bool has(const struct list *list, const struct ibx_record *record)
+static bool has(const struct list *list, const struct ibx_journal *record)
 {
     for (size_t i = 0; i < list->count; i++) {
         if (list->items[i].record.source == record->source &&
-            !memcmp(list->items[i].record.id, record->id, IBX_MOVE_ID_BYTES))
+            !memcmp(list->items[i].record.id, record->id, IBX_MIGRATE_ID_BYTES))
             return true;
     }
     return false;
@@ -284,12 +284,12 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
     return rc;
 }
 
-int ibx_record_list(const char *folder, struct ibx_record **records, size_t *count,
-                    struct ibx_error *err)
+int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
+                     struct ibx_error *err)
 {
     struct list list = {0};
     int rc = list_folder(folder, &list, err);
-    struct ibx_record *found = rc ? NULL : calloc(list.count + 1, sizeof(*found));
+    struct ibx_journal *found = rc ? NULL : calloc(list.count + 1, sizeof(*found));
     if (!rc && !found)
         rc = ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
     for (size_t i = 0; found && i < list.count; i++)
@@ -302,9 +302,9 @@ int ibx_record_list(const char *folder, struct ibx_record **records, size_t *cou
     return 0;
 }
 
-int ibx_record_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
+int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_record now;
+    struct ibx_journal now;
     struct timespec changed;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
@@ -320,16 +320,17 @@ int ibx_record_reload(const char *folder, struct ibx_record *record, struct ibx_
     return rc;
 }
 
-int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,
-                    struct ibx_error *err)
+int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *record,
+                     struct ibx_error *err)
 {
-    struct ibx_record *all;
+    struct ibx_journal *all;
     size_t count, found = 0, first = 0;
-    int rc = ibx_record_list(folder, &all, &count, err);
+    int rc = ibx_journal_list(folder, &all, &count, err);
     if (rc)
         return rc;
     for (size_t i = 0; i < count; i++) {
-        if (all[i].source != source || ibx_record_over(&all[i]) || (qmp && strcmp(qmp, all[i].qmp)))
+        if (all[i].source != source || ibx_journal_over(&all[i]) ||
+            (qmp && strcmp(qmp, all[i].qmp)))
             continue;
         if (!found++)
             first = i;
@@ -372,7 +373,7 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
 }
 
 /* Under another name until it is whole; rename(2) takes the place of the old one at once. */
-static int replace(const char *folder, int dir, const struct ibx_record *record,
+static int replace(const char *folder, int dir, const struct ibx_journal *record,
                    struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
@@ -397,14 +398,14 @@ static int replace(const char *folder, int dir, const struct ibx_record *record,
               : 0;
 }
 
-static int check_move(const struct ibx_record *previous, const struct ibx_record *record,
+static int check_move(const struct ibx_journal *previous, const struct ibx_journal *record,
                       struct ibx_error *err)
 {
     if (!record_move_allowed(record->source, previous->state, record->state))
         return ibx_error_set(err, -EINVAL, "a move that is %s at its %s cannot become %s there",
-                             previous->state ? ibx_record_state_name(previous->state) : "new",
+                             previous->state ? ibx_journal_state_name(previous->state) : "new",
                              record->source ? "source" : "destination",
-                             ibx_record_state_name(record->state));
+                             ibx_journal_state_name(record->state));
     if (record->epoch < previous->epoch || !record->epoch || record->epoch > INT64_MAX)
         return ibx_error_set(err, -EINVAL,
                              "epoch %" PRIu64 " of a move cannot follow epoch %" PRIu64,
@@ -412,9 +413,9 @@ static int check_move(const struct ibx_record *previous, const struct ibx_record
     return 0;
 }
 
-int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_error *err)
+int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_record previous = {0}, next = *record;
+    struct ibx_journal previous = {0}, next = *record;
     struct timespec changed, now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
@@ -434,7 +435,7 @@ int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_e
     return rc;
 }
 
-int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
+int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err)
 {
     static const char *const beside[] = {".new", ".sock", ".lock"};
     char name[NAME_BYTES], arrived[NAME_BYTES + 32];
@@ -449,7 +450,7 @@ int ibx_record_remove(const char *folder, const struct ibx_record *record, struc
         name_of(record, beside[i], name);
         unlinkat(dir, name, 0);
     }
-    ibx_record_arrived_path(record, arrived, sizeof(arrived));
+    ibx_journal_arrived_path(record, arrived, sizeof(arrived));
     if (!rc)
         unlink(arrived);
     close(dir);
@@ -499,12 +500,12 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
     return rc;
 }
 
-int ibx_record_lock(const char *folder, const struct ibx_record *record, int *fd,
-                    struct ibx_error *err)
+int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
+                     struct ibx_error *err)
 {
     char path[PATH_MAX];
     int rc = -EAGAIN;
-    ibx_record_path(folder, record, ".lock", path, sizeof(path));
+    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
     for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
         rc = lock_once(path, fd, err);
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;

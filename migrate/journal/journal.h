@@ -20,44 +20,44 @@
  *   (KEPT: aborted, it stayed;     (GIVEN_UP: aborted)
  *    ROLLED_BACK: taken back)
  */
-#ifndef IBX_MIGRATE_RECORD_H
-#define IBX_MIGRATE_RECORD_H
+#ifndef IBX_MIGRATE_JOURNAL_JOURNAL_H
+#define IBX_MIGRATE_JOURNAL_JOURNAL_H
 
 #include "migrate/qemu/guest_ram.h"
 #include "migrate/channel/protocol.h"
 
 #include <limits.h>
 
-enum ibx_record_state {
-    IBX_RECORD_HERE = 1,
-    IBX_RECORD_MAY_RUN,
-    IBX_RECORD_MOVED,
-    IBX_RECORD_DONE,
-    IBX_RECORD_KEPT,
-    IBX_RECORD_ROLLED_BACK,
-    IBX_RECORD_NOT_YET,
-    IBX_RECORD_RUNNING,
-    IBX_RECORD_GIVEN_UP,
-    IBX_RECORD_COMPLETE,
+enum ibx_journal_state {
+    IBX_JOURNAL_HERE = 1,
+    IBX_JOURNAL_MAY_RUN,
+    IBX_JOURNAL_MOVED,
+    IBX_JOURNAL_DONE,
+    IBX_JOURNAL_KEPT,
+    IBX_JOURNAL_ROLLED_BACK,
+    IBX_JOURNAL_NOT_YET,
+    IBX_JOURNAL_RUNNING,
+    IBX_JOURNAL_GIVEN_UP,
+    IBX_JOURNAL_COMPLETE,
 };
 
 /* Where a block of guest RAM lies, as in struct ibx_guest_block. */
-struct ibx_record_block {
+struct ibx_journal_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size, page_size, offset, address, dev, ino;
 };
 
 /* What the destination says in COMPLETE, so that a tool that comes later can say it. */
-struct ibx_record_complete {
+struct ibx_journal_complete {
     uint64_t pages, zero_pages, discarded_pages;
-    uint8_t hash[IBX_MOVE_HASH_BYTES];
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
 };
 
-struct ibx_record {
-    uint8_t id[IBX_MOVE_ID_BYTES];
+struct ibx_journal {
+    uint8_t id[IBX_MIGRATE_ID_BYTES];
     bool source;    /* role: source or destination */
     uint64_t epoch; /* the highest seen */
-    enum ibx_record_state state;
+    enum ibx_journal_state state;
     char uuid[40]; /* the VM's; all zeros when QEMU was not given one */
     char name[128];
     char qmp[PATH_MAX];   /* QEMU's monitor */
@@ -72,74 +72,74 @@ struct ibx_record {
     /* destination, from MAY_RUN on: found again without the monitor, which does not answer while
      * QEMU's main thread waits for a page. 0: a record of before there were any */
     unsigned block_count;
-    struct ibx_record_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
-    struct ibx_record_complete complete; /* destination, in COMPLETE and DONE; else all zeros */
-    uint64_t written_s;                  /* seconds since 1970, set by ibx_record_write */
+    struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
+    struct ibx_journal_complete complete; /* destination, in COMPLETE and DONE; else all zeros */
+    uint64_t written_s;                   /* seconds since 1970, set by ibx_journal_write */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
  * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Made (0700) when missing; -EPERM when others can write
  * to it. -ENAMETOOLONG when a socket in it would not fit a unix address. */
-int ibx_record_folder(const char *given, char *folder, size_t size, struct ibx_error *err);
+int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err);
 
 /* Writes it durably: on return it survives the host's crash. What is on record already counts: only
  * moves in the table of record_text.c are accepted and no lower epoch (-EINVAL), so DONE never goes
  * back, and a new one is HERE or NOT_YET. When it fails the old one is still there, whole. */
-int ibx_record_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
+int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err);
 /* All records of the folder, newest first; a .json file that is not a record is an error that names
  * it (-EBADMSG). free() `*records`. */
-int ibx_record_list(const char *folder, struct ibx_record **records, size_t *count,
-                    struct ibx_error *err);
+int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
+                     struct ibx_error *err);
 /* This one as it is on record by now: to be asked under its lock. -ENOENT: it was removed. */
-int ibx_record_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
+int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err);
 /* The newest unfinished one of this role whose monitor is `qmp` (NULL: any; then it must be the
  * only one: -ENOTUNIQ). -ENOENT. */
-int ibx_record_find(const char *folder, bool source, const char *qmp, struct ibx_record *record,
-                    struct ibx_error *err);
+int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *record,
+                     struct ibx_error *err);
 /* Where the destination of a move in minor mode notes which pages have come: in memory, since a
  * disk could hold up the VM, and with the host all is lost anyway. */
-void ibx_record_arrived_path(const struct ibx_record *record, char *path, size_t size);
+void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size);
 /* With what lies beside it, and that. Its lock should be held. */
-int ibx_record_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
+int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err);
 
-#define IBX_RECORD_DAYS 30u  /* that the record of a move which is over is kept, at least ... */
-#define IBX_RECORD_KEEP 100u /* ... if it is among the newest so many */
+#define IBX_JOURNAL_DAYS 30u  /* that the record of a move which is over is kept, at least ... */
+#define IBX_JOURNAL_KEEP 100u /* ... if it is among the newest so many */
 
-struct ibx_record_prune {
+struct ibx_journal_prune {
     const char *qmp;   /* of this monitor; NULL: any */
     bool unfinished;   /* those too that are not over but COMPLETE, or whose QEMU has ended */
     uint64_t before_s; /* of a time before this ... */
     size_t keep;       /* ... or with more newer ones that are over than this */
     /* Each that is old enough: `why` it stays, or NULL when it went. May be NULL. */
-    void (*each)(void *context, const struct ibx_record *record, const char *why);
+    void (*each)(void *context, const struct ibx_journal *record, const char *why);
     void *context;
 };
 
 /* Removes records that nobody needs: of moves that are over and on which no tool works, but for
  * that of a source whose QEMU lives still and must not be continued. */
-int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
-                     struct ibx_error *err);
+int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
+                      struct ibx_error *err);
 /* The rule without being asked: by age and number as above. Before a new move. */
-void ibx_record_prune_old(const char *folder);
+void ibx_journal_prune_old(const char *folder);
 /* Whether the process that was the VM's QEMU has ended. */
-bool ibx_record_qemu_gone(const struct ibx_record *record);
+bool ibx_journal_qemu_gone(const struct ibx_journal *record);
 
 /* Whether the move is over for this side: DONE, KEPT, ROLLED_BACK, GIVEN_UP. */
-bool ibx_record_over(const struct ibx_record *record);
-const char *ibx_record_state_name(enum ibx_record_state state);
+bool ibx_journal_over(const struct ibx_journal *record);
+const char *ibx_journal_state_name(enum ibx_journal_state state);
 /* What is true of the VM according to it, for an operator: one sentence. */
-void ibx_record_say(const struct ibx_record *record, char *sentence, size_t size);
+void ibx_journal_say(const struct ibx_journal *record, char *sentence, size_t size);
 
 /* Held by the tool that works on a move, so that no two do: flock on a file beside the record,
  * released with the process. -EBUSY names the process that holds it. */
-int ibx_record_lock(const char *folder, const struct ibx_record *record, int *fd,
-                    struct ibx_error *err);
+int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
+                     struct ibx_error *err);
 /* The start time of a process, as in pid_started; 0 when there is none or it has ended (a zombie).
  */
 uint64_t ibx_process_started(pid_t pid);
 /* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" is the record, ".new" one being
  * written, ".lock", ".sock". */
-void ibx_record_path(const char *folder, const struct ibx_record *record, const char *suffix,
-                     char *path, size_t size);
+void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
+                      char *path, size_t size);
 
 #endif

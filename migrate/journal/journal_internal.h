@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Between record.c, which keeps the files, and record_text.c, which knows what stands in them. */
-#ifndef IBX_MIGRATE_RECORD_INTERNAL_H
-#define IBX_MIGRATE_RECORD_INTERNAL_H
+#ifndef IBX_MIGRATE_JOURNAL_JOURNAL_INTERNAL_H
+#define IBX_MIGRATE_JOURNAL_JOURNAL_INTERNAL_H
 
 #include "migrate/journal/journal.h"
 
@@ -10,13 +10,14 @@
 #define RECORD_BYTES_MAX 65536u /* of a file: several times what a record can need */
 
 /* Whether a record may go from `previous` (0: there is none) to `state` on its side. */
-bool record_move_allowed(bool source, enum ibx_record_state previous, enum ibx_record_state state);
+bool record_move_allowed(bool source, enum ibx_journal_state previous,
+                         enum ibx_journal_state state);
 
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
-int record_text_make(const struct ibx_record *record, char **text, size_t *length,
+int record_text_make(const struct ibx_journal *record, char **text, size_t *length,
                      struct ibx_error *err);
 /* The reverse; the sentence says what is wrong, not in which file. */
-int record_text_parse(const char *text, size_t length, struct ibx_record *record,
+int record_text_parse(const char *text, size_t length, struct ibx_journal *record,
                       struct ibx_error *err);
 
 #endif

@@ -8,26 +8,26 @@
 #include <time.h>
 #include <unistd.h>
 
-bool ibx_record_qemu_gone(const struct ibx_record *record)
+bool ibx_journal_qemu_gone(const struct ibx_journal *record)
 {
     return record->pid > 0 && record->pid_started &&
            ibx_process_started(record->pid) != record->pid_started;
 }
 
 /* Why it stays; NULL: it may go. */
-static const char *needed(const struct ibx_record *record, bool unfinished)
+static const char *needed(const struct ibx_journal *record, bool unfinished)
 {
-    const bool gone = ibx_record_qemu_gone(record);
-    if (!ibx_record_over(record) && !unfinished)
+    const bool gone = ibx_journal_qemu_gone(record);
+    if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
-    if (!ibx_record_over(record) && record->state != IBX_RECORD_COMPLETE && !gone)
+    if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE && !gone)
         return "it is not over, and its QEMU lives";
-    if (record->source && record->state == IBX_RECORD_DONE && !gone)
+    if (record->source && record->state == IBX_JOURNAL_DONE && !gone)
         return "its QEMU lives and must not be continued";
     return NULL;
 }
 
-static bool too_young(const struct ibx_record_prune *which, const struct ibx_record *record,
+static bool too_young(const struct ibx_journal_prune *which, const struct ibx_journal *record,
                       size_t over)
 {
     return record->written_s >= which->before_s && over <= which->keep;
@@ -35,39 +35,39 @@ static bool too_young(const struct ibx_record_prune *which, const struct ibx_rec
 
 /* Under its lock, when no tool is at work on it, and as it is on record by then: a tool may have
  * been since it was listed. */
-static const char *remove_one(const char *folder, const struct ibx_record_prune *which,
-                              struct ibx_record *record, size_t over, struct ibx_error *err)
+static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
+                              struct ibx_journal *record, size_t over, struct ibx_error *err)
 {
     char lock[PATH_MAX];
     int lock_fd;
-    if (ibx_record_lock(folder, record, &lock_fd, err))
+    if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
-    int rc = ibx_record_reload(folder, record, err);
+    int rc = ibx_journal_reload(folder, record, err);
     const char *why = rc ? NULL : needed(record, which->unfinished);
     if (!rc && !why && too_young(which, record, over))
         why = "it has just been written";
     if (rc == -ENOENT) { /* somebody else was faster, and the lock's file is new */
-        ibx_record_path(folder, record, ".lock", lock, sizeof(lock));
+        ibx_journal_path(folder, record, ".lock", lock, sizeof(lock));
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        rc = ibx_record_remove(folder, record, err);
+        rc = ibx_journal_remove(folder, record, err);
     }
     close(lock_fd);
     return rc ? err->message : why;
 }
 
-int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
-                     struct ibx_error *err)
+int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
+                      struct ibx_error *err)
 {
-    struct ibx_record *records;
+    struct ibx_journal *records;
     size_t count, over = 0;
-    int rc = ibx_record_list(folder, &records, &count, err);
+    int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
     for (size_t i = 0; i < count; i++) {
         struct ibx_error silent = {0};
-        over += ibx_record_over(&records[i]);
+        over += ibx_journal_over(&records[i]);
         if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
             too_young(which, &records[i], over))
             continue;
@@ -81,9 +81,9 @@ int ibx_record_prune(const char *folder, const struct ibx_record_prune *which,
     return 0;
 }
 
-void ibx_record_prune_old(const char *folder)
+void ibx_journal_prune_old(const char *folder)
 {
-    const struct ibx_record_prune old = {
-        .before_s = (uint64_t)time(NULL) - IBX_RECORD_DAYS * 86400ull, .keep = IBX_RECORD_KEEP};
-    ibx_record_prune(folder, &old, NULL);
+    const struct ibx_journal_prune old = {
+        .before_s = (uint64_t)time(NULL) - IBX_JOURNAL_DAYS * 86400ull, .keep = IBX_JOURNAL_KEEP};
+    ibx_journal_prune(folder, &old, NULL);
 }

@@ -11,14 +11,14 @@
 #define RECORD_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
 #define RECORD_VERSION_2     2 /* without "complete" */
 
-#define BIT(state) (1u << IBX_RECORD_##state)
+#define BIT(state) (1u << IBX_JOURNAL_##state)
 
 static const char *const state_names[] = {
-    [IBX_RECORD_HERE] = "here",         [IBX_RECORD_MAY_RUN] = "may-run",
-    [IBX_RECORD_MOVED] = "moved",       [IBX_RECORD_DONE] = "done",
-    [IBX_RECORD_KEPT] = "kept",         [IBX_RECORD_ROLLED_BACK] = "rolled-back",
-    [IBX_RECORD_NOT_YET] = "not-yet",   [IBX_RECORD_RUNNING] = "running",
-    [IBX_RECORD_GIVEN_UP] = "given-up", [IBX_RECORD_COMPLETE] = "complete",
+    [IBX_JOURNAL_HERE] = "here",         [IBX_JOURNAL_MAY_RUN] = "may-run",
+    [IBX_JOURNAL_MOVED] = "moved",       [IBX_JOURNAL_DONE] = "done",
+    [IBX_JOURNAL_KEPT] = "kept",         [IBX_JOURNAL_ROLLED_BACK] = "rolled-back",
+    [IBX_JOURNAL_NOT_YET] = "not-yet",   [IBX_JOURNAL_RUNNING] = "running",
+    [IBX_JOURNAL_GIVEN_UP] = "given-up", [IBX_JOURNAL_COMPLETE] = "complete",
 };
 #define STATES (sizeof(state_names) / sizeof(state_names[0]))
 
@@ -29,17 +29,17 @@ static const char *const state_names[] = {
  */
 static const unsigned source_moves[STATES] = {
     [0] = BIT(HERE),
-    [IBX_RECORD_HERE] = BIT(MAY_RUN) | BIT(KEPT) | BIT(ROLLED_BACK),
-    [IBX_RECORD_MAY_RUN] = BIT(MOVED) | BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK),
-    [IBX_RECORD_MOVED] = BIT(DONE) | BIT(ROLLED_BACK),
+    [IBX_JOURNAL_HERE] = BIT(MAY_RUN) | BIT(KEPT) | BIT(ROLLED_BACK),
+    [IBX_JOURNAL_MAY_RUN] = BIT(MOVED) | BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK),
+    [IBX_JOURNAL_MOVED] = BIT(DONE) | BIT(ROLLED_BACK),
 };
 /* A VM that was RUNNING is GIVEN_UP when its QEMU is gone: it can be rolled back at the source. */
 static const unsigned destination_moves[STATES] = {
     [0] = BIT(NOT_YET),
-    [IBX_RECORD_NOT_YET] = BIT(MAY_RUN) | BIT(GIVEN_UP),
-    [IBX_RECORD_MAY_RUN] = BIT(RUNNING) | BIT(COMPLETE) | BIT(GIVEN_UP),
-    [IBX_RECORD_RUNNING] = BIT(COMPLETE) | BIT(GIVEN_UP),
-    [IBX_RECORD_COMPLETE] = BIT(DONE),
+    [IBX_JOURNAL_NOT_YET] = BIT(MAY_RUN) | BIT(GIVEN_UP),
+    [IBX_JOURNAL_MAY_RUN] = BIT(RUNNING) | BIT(COMPLETE) | BIT(GIVEN_UP),
+    [IBX_JOURNAL_RUNNING] = BIT(COMPLETE) | BIT(GIVEN_UP),
+    [IBX_JOURNAL_COMPLETE] = BIT(DONE),
 };
 
 #define SOURCE_STATES                                                                              \
@@ -48,13 +48,13 @@ static const unsigned destination_moves[STATES] = {
     (BIT(NOT_YET) | BIT(MAY_RUN) | BIT(RUNNING) | BIT(COMPLETE) | BIT(DONE) | BIT(GIVEN_UP))
 #define OVER_STATES (BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK) | BIT(GIVEN_UP))
 
-static bool among(enum ibx_record_state state, unsigned set)
+static bool among(enum ibx_journal_state state, unsigned set)
 {
     unsigned at = (unsigned)state;
     return at < STATES && (set >> at & 1);
 }
 
-bool record_move_allowed(bool source, enum ibx_record_state previous, enum ibx_record_state state)
+bool record_move_allowed(bool source, enum ibx_journal_state previous, enum ibx_journal_state state)
 {
     if (!among(state, source ? SOURCE_STATES : DESTINATION_STATES) || (unsigned)previous >= STATES)
         return false;
@@ -62,12 +62,12 @@ bool record_move_allowed(bool source, enum ibx_record_state previous, enum ibx_r
            among(state, source ? source_moves[previous] : destination_moves[previous]);
 }
 
-bool ibx_record_over(const struct ibx_record *record)
+bool ibx_journal_over(const struct ibx_journal *record)
 {
     return among(record->state, OVER_STATES);
 }
 
-const char *ibx_record_state_name(enum ibx_record_state state)
+const char *ibx_journal_state_name(enum ibx_journal_state state)
 {
     unsigned at = (unsigned)state;
     return at && at < STATES ? state_names[at] : "unknown";
@@ -87,7 +87,7 @@ static json_t *name_json(const char *name)
     return json_string(text);
 }
 
-static int check_text(const struct ibx_record *record, struct ibx_error *err)
+static int check_text(const struct ibx_journal *record, struct ibx_error *err)
 {
     const char *const texts[] = {record->qmp, record->uri, record->key_file, record->uuid};
     for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
@@ -106,11 +106,11 @@ static int check_text(const struct ibx_record *record, struct ibx_error *err)
     return 0;
 }
 
-static json_t *blocks_json(const struct ibx_record *record)
+static json_t *blocks_json(const struct ibx_journal *record)
 {
     json_t *list = json_array();
     for (unsigned i = 0; list && i < record->block_count; i++) {
-        const struct ibx_record_block *b = &record->blocks[i];
+        const struct ibx_journal_block *b = &record->blocks[i];
         json_t *item = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", b->id, "size",
                                  (json_int_t)b->size, "page-size", (json_int_t)b->page_size,
                                  "offset", (json_int_t)b->offset, "address", (json_int_t)b->address,
@@ -129,30 +129,30 @@ static void hex_of(const uint8_t *bytes, unsigned count, char *text)
         snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
 }
 
-static json_t *complete_json(const struct ibx_record *record)
+static json_t *complete_json(const struct ibx_journal *record)
 {
-    const struct ibx_record_complete *c = &record->complete;
-    char hash[2 * IBX_MOVE_HASH_BYTES + 1];
+    const struct ibx_journal_complete *c = &record->complete;
+    char hash[2 * IBX_MIGRATE_HASH_BYTES + 1];
     if (!c->pages)
         return json_null();
-    hex_of(c->hash, IBX_MOVE_HASH_BYTES, hash);
+    hex_of(c->hash, IBX_MIGRATE_HASH_BYTES, hash);
     return json_pack("{s:I, s:I, s:I, s:s}", "pages", (json_int_t)c->pages, "zero",
                      (json_int_t)c->zero_pages, "discarded", (json_int_t)c->discarded_pages, "hash",
                      hash);
 }
 
-int record_text_make(const struct ibx_record *record, char **text, size_t *length,
+int record_text_make(const struct ibx_journal *record, char **text, size_t *length,
                      struct ibx_error *err)
 {
-    char id[2 * IBX_MOVE_ID_BYTES + 1];
-    hex_of(record->id, IBX_MOVE_ID_BYTES, id);
+    char id[2 * IBX_MIGRATE_ID_BYTES + 1];
+    hex_of(record->id, IBX_MIGRATE_ID_BYTES, id);
     if (check_text(record, err))
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
         "s:o, s:I}",
         "ibx-record", RECORD_VERSION, "id", id, "role", record->source ? "source" : "destination",
-        "epoch", (json_int_t)record->epoch, "state", ibx_record_state_name(record->state), "uuid",
+        "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", name_json(record->name), "qmp", record->qmp, "pid",
         (json_int_t)record->pid, "pid-started", (json_int_t)record->pid_started, "uri", record->uri,
         "peer", name_json(record->peer), "key-file", record->key_file, "uffd", record->uffd,
@@ -183,7 +183,7 @@ static int take_hex(const char *key, const char *text, uint8_t *bytes, unsigned 
     return 0;
 }
 
-static int take_state(const char *role, const char *state, struct ibx_record *record,
+static int take_state(const char *role, const char *state, struct ibx_journal *record,
                       struct ibx_error *err)
 {
     record->source = !strcmp(role, "source");
@@ -193,7 +193,7 @@ static int take_state(const char *role, const char *state, struct ibx_record *re
     unsigned all = record->source ? SOURCE_STATES : DESTINATION_STATES;
     for (unsigned i = 1; i < STATES; i++) {
         if ((all >> i & 1) && !strcmp(state, state_names[i])) {
-            record->state = (enum ibx_record_state)i;
+            record->state = (enum ibx_journal_state)i;
             return 0;
         }
     }
@@ -218,7 +218,7 @@ struct fields {
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
 };
 
-static int take_numbers(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
+static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
         f->uffd > INT_MAX || f->written < 0)
@@ -238,8 +238,8 @@ static int take_numbers(const struct fields *f, struct ibx_record *record, struc
 }
 
 /* dev and ino are any 64 bits. */
-static int take_block(json_t *json, const struct ibx_record_block *previous,
-                      struct ibx_record_block *block, struct ibx_error *err)
+static int take_block(json_t *json, const struct ibx_journal_block *previous,
+                      struct ibx_journal_block *block, struct ibx_error *err)
 {
     const char *id;
     json_int_t size, page, offset, address, dev, ino;
@@ -260,17 +260,17 @@ static int take_block(json_t *json, const struct ibx_record_block *previous,
             "guest RAM %.64s has size %lld, page-size %lld, offset %lld or address "
             "%lld out of range",
             id, (long long)size, (long long)page, (long long)offset, (long long)address);
-    *block = (struct ibx_record_block){.size = (uint64_t)size,
-                                       .page_size = (uint64_t)page,
-                                       .offset = (uint64_t)offset,
-                                       .address = (uint64_t)address,
-                                       .dev = (uint64_t)dev,
-                                       .ino = (uint64_t)ino};
+    *block = (struct ibx_journal_block){.size = (uint64_t)size,
+                                        .page_size = (uint64_t)page,
+                                        .offset = (uint64_t)offset,
+                                        .address = (uint64_t)address,
+                                        .dev = (uint64_t)dev,
+                                        .ino = (uint64_t)ino};
     memcpy(block->id, id, strlen(id) + 1);
     return 0;
 }
 
-static int take_blocks(json_t *list, struct ibx_record *record, struct ibx_error *err)
+static int take_blocks(json_t *list, struct ibx_journal *record, struct ibx_error *err)
 {
     const size_t count = json_array_size(list);
     if (list && (!json_is_array(list) || count > (record->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
@@ -288,20 +288,20 @@ static int take_blocks(json_t *list, struct ibx_record *record, struct ibx_error
 }
 
 /* An earlier version called a move done when all pages were there. */
-static int take_complete(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
+static int take_complete(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_record_complete *c = &record->complete;
+    struct ibx_journal_complete *c = &record->complete;
     json_int_t pages, zero, discarded;
     const char *hash;
     json_error_t why;
-    const bool wanted = record->state == IBX_RECORD_COMPLETE ||
-                        (record->state == IBX_RECORD_DONE && !record->source && f->complete);
+    const bool wanted = record->state == IBX_JOURNAL_COMPLETE ||
+                        (record->state == IBX_JOURNAL_DONE && !record->source && f->complete);
     if (!wanted && (!f->complete || json_is_null(f->complete)))
         return 0;
     if (!wanted || !json_is_object(f->complete))
         return ibx_error_set(err, -EINVAL, "\"complete\" does not fit to a %s in state %s",
                              record->source ? "source" : "destination",
-                             ibx_record_state_name(record->state));
+                             ibx_journal_state_name(record->state));
     if (json_unpack_ex(f->complete, &why, JSON_STRICT, "{s:I, s:I, s:I, s:s}", "pages", &pages,
                        "zero", &zero, "discarded", &discarded, "hash", &hash))
         return ibx_error_set(err, -EINVAL, "complete: %.200s", why.text);
@@ -313,12 +313,12 @@ static int take_complete(const struct fields *f, struct ibx_record *record, stru
     c->pages = (uint64_t)pages;
     c->zero_pages = (uint64_t)zero;
     c->discarded_pages = (uint64_t)discarded;
-    return take_hex("hash", hash, c->hash, IBX_MOVE_HASH_BYTES, err);
+    return take_hex("hash", hash, c->hash, IBX_MIGRATE_HASH_BYTES, err);
 }
 
-static int take_fields(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
+static int take_fields(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
-    int rc = take_hex("id", f->id, record->id, IBX_MOVE_ID_BYTES, err);
+    int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
     rc = rc ? rc : take_complete(f, record, err);
     rc = rc ? rc : take_numbers(f, record, err);
@@ -335,7 +335,7 @@ static int take_fields(const struct fields *f, struct ibx_record *record, struct
 #define FIRST_FIELDS                                                                               \
     "{s:I, s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:b, s:I"
 
-static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *err)
+static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
 {
     /* Before it was on record a VM was taken to have run. */
     struct fields f = {.was_running = true};
@@ -361,11 +361,11 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
     return take_fields(&f, record, err);
 }
 
-int record_text_parse(const char *text, size_t length, struct ibx_record *record,
+int record_text_parse(const char *text, size_t length, struct ibx_journal *record,
                       struct ibx_error *err)
 {
     json_error_t why;
-    struct ibx_record found = {0};
+    struct ibx_journal found = {0};
     json_t *json = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
     int rc = json ? take_json(json, &found, err)
                   : ibx_error_set(err, -EINVAL, "line %d: %.160s", why.line, why.text);
@@ -379,23 +379,23 @@ int record_text_parse(const char *text, size_t length, struct ibx_record *record
 
 /* ------------------------------------------------------------ in words */
 
-static const char *say_source(enum ibx_record_state state)
+static const char *say_source(enum ibx_journal_state state)
 {
     switch (state) {
-    case IBX_RECORD_HERE:
+    case IBX_JOURNAL_HERE:
         return "%s is here: its move to %s has not come to the point where it could run there";
-    case IBX_RECORD_MAY_RUN:
+    case IBX_JOURNAL_MAY_RUN:
         return "%s may run at %s or still be here: only the destination knows, and \"ib-migrate "
                "recover\" asks it before anything is started";
-    case IBX_RECORD_MOVED:
+    case IBX_JOURNAL_MOVED:
         return "%s runs at %s and not here, but this side has pages that it needs: leave this QEMU "
                "as it is; \"ib-migrate recover\" goes on sending";
-    case IBX_RECORD_DONE:
+    case IBX_JOURNAL_DONE:
         return "%s runs at %s with all of its pages: this QEMU is not needed any more and must not "
                "be continued";
-    case IBX_RECORD_KEPT:
+    case IBX_JOURNAL_KEPT:
         return "%s stayed here: its move to %s ended before it could run there";
-    case IBX_RECORD_ROLLED_BACK:
+    case IBX_JOURNAL_ROLLED_BACK:
         return "%s was taken back from %s and runs here from where it had stopped: it must not run "
                "there";
     default:
@@ -403,23 +403,23 @@ static const char *say_source(enum ibx_record_state state)
     }
 }
 
-static const char *say_destination(enum ibx_record_state state)
+static const char *say_destination(enum ibx_journal_state state)
 {
     switch (state) {
-    case IBX_RECORD_NOT_YET:
+    case IBX_JOURNAL_NOT_YET:
         return "%s does not run here yet: it is at %s";
-    case IBX_RECORD_MAY_RUN:
+    case IBX_JOURNAL_MAY_RUN:
         return "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate recover\" "
                "asks it";
-    case IBX_RECORD_RUNNING:
+    case IBX_JOURNAL_RUNNING:
         return "%s runs here and needs pages that are still at %s: leave both QEMUs as they are; "
                "\"ib-migrate recover\" goes on fetching";
-    case IBX_RECORD_COMPLETE:
+    case IBX_JOURNAL_COMPLETE:
         return "%s runs here with all of its pages, but %s has not confirmed it and keeps them, "
                "too: \"ib-migrate recover\" here lets it end, and there when that says done";
-    case IBX_RECORD_DONE:
+    case IBX_JOURNAL_DONE:
         return "%s runs here with all of its pages: that at %s is not needed any more";
-    case IBX_RECORD_GIVEN_UP:
+    case IBX_JOURNAL_GIVEN_UP:
         return "%s does not run here: its move from %s was given up";
     default:
         return "nothing is known of %s and its move from %s";
@@ -434,7 +434,7 @@ static void fill_in(const char *form, const char *vm, const char *peer, char *ou
              first + 2, peer, second + 2);
 }
 
-void ibx_record_say(const struct ibx_record *record, char *sentence, size_t size)
+void ibx_journal_say(const struct ibx_journal *record, char *sentence, size_t size)
 {
     char vm[256];
     bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);

@@ -19,7 +19,7 @@
 #define ANSWER_MAX 65536u /* bytes */
 #define RETRY_MS   5      /* while its queue of connections is full */
 
-void ibx_talk_waiting_path(const char *folder, pid_t pid, char *path, size_t size)
+void ibx_control_socket_waiting_path(const char *folder, pid_t pid, char *path, size_t size)
 {
     snprintf(path, size, "%s/%d" WAITING, folder, (int)pid);
 }
@@ -32,8 +32,9 @@ static pid_t waiting_pid(const char *name)
     return *name >= '1' && *name <= '9' && !strcmp(end, WAITING) && pid <= INT_MAX ? (pid_t)pid : 0;
 }
 
-int ibx_talk_waiting(const char *folder, void (*each)(void *context, const char *path, pid_t pid),
-                     void *context, struct ibx_error *err)
+int ibx_control_socket_waiting(const char *folder,
+                               void (*each)(void *context, const char *path, pid_t pid),
+                               void *context, struct ibx_error *err)
 {
     DIR *dir = opendir(folder);
     char path[PATH_MAX];
@@ -47,7 +48,7 @@ int ibx_talk_waiting(const char *folder, void (*each)(void *context, const char 
         pid_t pid = waiting_pid(entry->d_name);
         if (!pid)
             continue;
-        ibx_talk_waiting_path(folder, pid, path, sizeof(path));
+        ibx_control_socket_waiting_path(folder, pid, path, sizeof(path));
         if (kill(pid, 0) && errno == ESRCH)
             unlink(path);
         else
@@ -151,8 +152,8 @@ static int understand(const char *path, const char *text, json_t **answer, struc
     return rc;
 }
 
-int ibx_talk_ask(const char *path, json_t *request, json_t **answer, uint64_t deadline_ns,
-                 struct ibx_error *err)
+int ibx_control_socket_ask(const char *path, json_t *request, json_t **answer, uint64_t deadline_ns,
+                           struct ibx_error *err)
 {
     char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
     char *line = malloc(ANSWER_MAX);

@@ -23,15 +23,15 @@ struct client {
     char line[LINE_MAX_BYTES];
 };
 
-struct ibx_talk {
+struct ibx_control_socket {
     int fd;
     dev_t dev; /* of the socket, so that nobody else's is removed */
     ino_t ino;
     struct sockaddr_un address;
-    const struct ibx_talk_ops *ops;
+    const struct ibx_control_socket_ops *ops;
     void *context;
     uint64_t deaf_until_ns;
-    struct client clients[IBX_TALK_CLIENTS_MAX];
+    struct client clients[IBX_CONTROL_SOCKET_CLIENTS_MAX];
 };
 
 /* ------------------------------------------------------------ opening */
@@ -74,7 +74,7 @@ static int remove_stale(const struct sockaddr_un *address, struct ibx_error *err
     return 0;
 }
 
-static int listen_at(struct ibx_talk *talk, struct ibx_error *err)
+static int listen_at(struct ibx_control_socket *talk, struct ibx_error *err)
 {
     struct stat st;
     /* The file gets the mode that the socket has when it is bound: never open to others. */
@@ -88,8 +88,8 @@ static int listen_at(struct ibx_talk *talk, struct ibx_error *err)
     return 0;
 }
 
-int ibx_talk_open(const char *path, const struct ibx_talk_ops *ops, void *context,
-                  struct ibx_talk **out, struct ibx_error *err)
+int ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
+                            void *context, struct ibx_control_socket **out, struct ibx_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path))
@@ -101,19 +101,19 @@ int ibx_talk_open(const char *path, const struct ibx_talk_ops *ops, void *contex
     int rc = remove_stale(&address, err);
     if (rc)
         return rc;
-    struct ibx_talk *talk = calloc(1, sizeof(*talk));
+    struct ibx_control_socket *talk = calloc(1, sizeof(*talk));
     if (!talk)
         return ibx_error_set(err, -ENOMEM, "no memory for the move's socket");
     talk->address = address;
     talk->ops = ops;
     talk->context = context;
-    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++)
+    for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++)
         talk->clients[i].fd = -1;
     talk->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     rc = talk->fd < 0 ? ibx_error_set(err, -errno, "no socket for %s: %s", path, strerror(errno))
                       : listen_at(talk, err);
     if (rc) {
-        ibx_talk_close(talk);
+        ibx_control_socket_close(talk);
         return rc;
     }
     *out = talk;
@@ -126,12 +126,12 @@ static void drop(struct client *client)
     client->fd = -1;
 }
 
-void ibx_talk_close(struct ibx_talk *talk)
+void ibx_control_socket_close(struct ibx_control_socket *talk)
 {
     struct stat st;
     if (!talk)
         return;
-    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         if (talk->clients[i].fd >= 0)
             drop(&talk->clients[i]);
     }
@@ -155,7 +155,7 @@ static json_t *ok_or_refusal(int rc, const struct ibx_error *err)
     return rc ? refusal(err->message) : json_pack("{s:b}", "ok", 1);
 }
 
-static json_t *set_answer(const struct ibx_talk *talk, const json_t *request)
+static json_t *set_answer(const struct ibx_control_socket *talk, const json_t *request)
 {
     const json_t *bytes = json_object_get(request, "max-bandwidth");
     struct ibx_error err = {0};
@@ -166,14 +166,14 @@ static json_t *set_answer(const struct ibx_talk *talk, const json_t *request)
     return ok_or_refusal(rc, &err);
 }
 
-static json_t *status_answer(const struct ibx_talk *talk)
+static json_t *status_answer(const struct ibx_control_socket *talk)
 {
-    struct ibx_move_status status = {0};
+    struct ibx_migrate_status status = {0};
     talk->ops->status(talk->context, &status);
-    return json_pack("{s:o}", "status", ibx_move_status_json(&status));
+    return json_pack("{s:o}", "status", ibx_migrate_status_json(&status));
 }
 
-static json_t *answer_of(const struct ibx_talk *talk, const char *line, size_t length)
+static json_t *answer_of(const struct ibx_control_socket *talk, const char *line, size_t length)
 {
     json_t *request = json_loadb(line, length, JSON_REJECT_DUPLICATES, NULL);
     const char *command = json_string_value(json_object_get(request, "command"));
@@ -216,7 +216,7 @@ static bool send_answer(int fd, json_t *answer)
 
 /* ------------------------------------------------------------ clients */
 
-static bool answer_lines(const struct ibx_talk *talk, struct client *client)
+static bool answer_lines(const struct ibx_control_socket *talk, struct client *client)
 {
     size_t done = 0;
     char *end;
@@ -234,7 +234,7 @@ static bool answer_lines(const struct ibx_talk *talk, struct client *client)
     return false;
 }
 
-static void serve_client(const struct ibx_talk *talk, struct client *client)
+static void serve_client(const struct ibx_control_socket *talk, struct client *client)
 {
     ssize_t n = recv(client->fd, client->line + client->length,
                      sizeof(client->line) - client->length, MSG_DONTWAIT);
@@ -259,10 +259,10 @@ static bool welcome(int fd)
 }
 
 /* A free place, or that of the client which was silent for longest. */
-static struct client *place_for_one(struct ibx_talk *talk)
+static struct client *place_for_one(struct ibx_control_socket *talk)
 {
     struct client *oldest = &talk->clients[0];
-    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         struct client *client = &talk->clients[i];
         if (client->fd < 0)
             return client;
@@ -273,9 +273,9 @@ static struct client *place_for_one(struct ibx_talk *talk)
     return oldest;
 }
 
-static void accept_clients(struct ibx_talk *talk)
+static void accept_clients(struct ibx_control_socket *talk)
 {
-    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         int fd = accept4(talk->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
@@ -293,21 +293,21 @@ static void accept_clients(struct ibx_talk *talk)
     }
 }
 
-unsigned ibx_talk_poll_fds(const struct ibx_talk *talk, struct pollfd *fds)
+unsigned ibx_control_socket_poll_fds(const struct ibx_control_socket *talk, struct pollfd *fds)
 {
     unsigned count = 0;
     if (ibx_now_ns() >= talk->deaf_until_ns)
         fds[count++] = (struct pollfd){.fd = talk->fd, .events = POLLIN};
-    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         if (talk->clients[i].fd >= 0)
             fds[count++] = (struct pollfd){.fd = talk->clients[i].fd, .events = POLLIN};
     }
     return count;
 }
 
-void ibx_talk_serve(struct ibx_talk *talk)
+void ibx_control_socket_serve(struct ibx_control_socket *talk)
 {
-    for (unsigned i = 0; i < IBX_TALK_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         if (talk->clients[i].fd >= 0)
             serve_client(talk, &talk->clients[i]);
     }

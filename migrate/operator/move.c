@@ -21,7 +21,7 @@
 #define RATE_NS (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 #define BUSY_MS 20                     /* in one state: most of them take less than a millisecond */
 
-const char *ibx_move_phase_name(enum ibx_move_phase phase)
+const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
 {
     static const char *const phases[] = {"waiting", "preparing", "switching", "filling",
                                          "broken",  "done",      "failed"};
@@ -82,7 +82,7 @@ void move_stop_at(const char *side, const char *state)
     raise(SIGSTOP);
 }
 
-void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool now)
+void move_tell(struct move_teller *teller, struct ibx_migrate_status *status, bool now)
 {
     const uint64_t t = ibx_now_ns();
     status->now_ns = t;
@@ -107,7 +107,7 @@ void move_tell(struct move_teller *teller, struct ibx_move_status *status, bool 
         teller->tell->status(teller->tell->context, status);
 }
 
-void move_say(const struct ibx_move_tell *tell, const char *format, ...)
+void move_say(const struct ibx_migrate_tell *tell, const char *format, ...)
 {
     char line[IBX_ERROR_MAX + 128];
     va_list arguments;
@@ -129,8 +129,8 @@ struct ibx_options move_options(const struct ibx_options *options, const char *u
         ours.timeout_ms = wishes.timeout_ms;
     if (!ibx_thread_may_spin())
         ours.spin_us = 0;
-    if (ours.message < IBX_MOVE_MESSAGE)
-        ours.message = IBX_MOVE_MESSAGE;
+    if (ours.message < IBX_MIGRATE_MESSAGE)
+        ours.message = IBX_MIGRATE_MESSAGE;
     return ours;
 }
 
@@ -142,9 +142,9 @@ struct ibx_options move_options_of_a_try(const struct ibx_options *options)
     return ours;
 }
 
-int move_refused(const char *where, const struct ibx_refusals *refusals, struct ibx_error *err)
+int move_refused(const char *where, const struct ibx_blockers *refusals, struct ibx_error *err)
 {
-    size_t kept = refusals->count < IBX_REFUSALS_MAX ? refusals->count : IBX_REFUSALS_MAX;
+    size_t kept = refusals->count < IBX_PREFLIGHT_MAX ? refusals->count : IBX_PREFLIGHT_MAX;
     char all[IBX_ERROR_MAX] = "";
     size_t length = 0;
     for (size_t i = 0; i < kept && length < sizeof(all) - 1; i++)
@@ -180,24 +180,24 @@ static bool has_uuid(const char *uuid)
 int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const char *qmp, bool source,
                   struct ibx_error *err)
 {
-    struct ibx_record *records;
+    struct ibx_journal *records;
     size_t count;
     char said[IBX_ERROR_MAX];
-    int rc = ibx_record_list(folder, &records, &count, err);
+    int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
     for (size_t i = 0; !rc && i < count; i++) {
-        const struct ibx_record *r = &records[i];
+        const struct ibx_journal *r = &records[i];
         const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
                                   r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
         /* COMPLETE needs nothing of any QEMU; and what has run in one that ended runs there no
          * more. */
-        const bool harmless = r->state == IBX_RECORD_COMPLETE ||
-                              (!r->source && !same_process && ibx_record_qemu_gone(r));
-        if (ibx_record_over(r) || harmless || r->source != source || (!same_process && !same_vm))
+        const bool harmless = r->state == IBX_JOURNAL_COMPLETE ||
+                              (!r->source && !same_process && ibx_journal_qemu_gone(r));
+        if (ibx_journal_over(r) || harmless || r->source != source || (!same_process && !same_vm))
             continue;
-        ibx_record_say(r, said, sizeof(said));
+        ibx_journal_say(r, said, sizeof(said));
         rc = ibx_error_set(
             err, -EBUSY,
             "an earlier move of this VM is not over: %s; see ib-migrate status, then "
@@ -208,17 +208,17 @@ int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const cha
     return rc;
 }
 
-int move_record_again(const char *folder, struct ibx_record *record, struct ibx_error *err)
+int move_record_again(const char *folder, struct ibx_journal *record, struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
-    int rc = ibx_record_reload(folder, record, err);
-    if (rc || !ibx_record_over(record))
+    int rc = ibx_journal_reload(folder, record, err);
+    if (rc || !ibx_journal_over(record))
         return rc;
-    ibx_record_say(record, said, sizeof(said));
+    ibx_journal_say(record, said, sizeof(said));
     return ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said);
 }
 
-void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
+void move_record_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                           const char *qmp, const char *uri, const struct ibx_options *transport)
 {
     record->pid = ram->pid;
@@ -232,55 +232,55 @@ void move_record_describe(struct ibx_record *record, const struct ibx_guest_ram 
     snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
 }
 
-void move_offer_links(struct ibx_move_hello *hello, unsigned wished)
+void move_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
 {
     const unsigned links = wished ? wished : ibx_page_links_default();
-    hello->links = (uint16_t)(links < IBX_MOVE_LINKS_MAX ? links : IBX_MOVE_LINKS_MAX);
+    hello->links = (uint16_t)(links < IBX_MIGRATE_LINKS_MAX ? links : IBX_MIGRATE_LINKS_MAX);
     hello->links_least = wished ? hello->links : 1;
 }
 
 /* A fabric that pins memory has pinned this connection's messages. Where connections share what is
  * pinned, it is as if there were one. */
 void move_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
-                        struct ibx_refusals *refusals)
+                        struct ibx_blockers *refusals)
 {
     const uint64_t pinned = ibx_locked_now();
     const struct ibx_caps *caps = ibx_conn_caps(conn);
     const uint64_t all = caps->shares ? bytes : links * bytes;
     if (pinned && !caps->register_free)
-        ibx_refuse_locked(ibx_conn_path(conn)->provider, pinned + all, refusals);
+        ibx_preflight_locked(ibx_conn_path(conn)->provider, pinned + all, refusals);
 }
 
 /* ---------------------------------------------------------------- greeting */
 
 struct greeting {
-    struct ibx_move_answer *answer;
+    struct ibx_migrate_answer *answer;
     bool heard;
     struct ibx_error *err;
 };
 
-static int hear_answer(void *context, const struct ibx_move_any *message)
+static int hear_answer(void *context, const struct ibx_migrate_any *message)
 {
     struct greeting *g = context;
     if (g->heard)
         return 0;
-    if (message->type == IBX_MOVE_ABORT)
+    if (message->type == IBX_MIGRATE_ABORT)
         return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s",
                              message->is.sentence);
-    if (message->type != IBX_MOVE_ANSWER)
+    if (message->type != IBX_MIGRATE_ANSWER)
         return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
-                             ibx_move_message_name(message->type));
+                             ibx_migrate_message_name(message->type));
     *g->answer = message->is.answer;
     g->heard = true;
     return 0;
 }
 
 /* What comes right behind the answer is dropped: that is COMPLETE at most, and it is repeated. */
-static int wait_for_answer(struct ibx_control *control, struct greeting *g, unsigned timeout_ms)
+static int wait_for_answer(struct ibx_channel *control, struct greeting *g, unsigned timeout_ms)
 {
     const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
     while (!g->heard) {
-        int rc = ibx_control_take(control, hear_answer, g, g->err);
+        int rc = ibx_channel_take(control, hear_answer, g, g->err);
         if (rc)
             return rc;
         if (g->heard)
@@ -326,8 +326,8 @@ static void leave_out_timeout(const char *uri, char *out, size_t size)
 }
 
 int move_greet(const char *uri, const struct ibx_options *options,
-               const struct ibx_move_hello *hello, struct ibx_control *control,
-               struct ibx_move_answer *answer, struct ibx_error *err)
+               const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+               struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     struct ibx_conn *conn;
     struct greeting g = {.answer = answer, .err = err};
@@ -338,13 +338,13 @@ int move_greet(const char *uri, const struct ibx_options *options,
         name_tool(hello->purpose, err);
         return rc;
     }
-    struct ibx_move_any *message = calloc(1, sizeof(*message));
-    ibx_control_init(control, conn);
+    struct ibx_migrate_any *message = calloc(1, sizeof(*message));
+    ibx_channel_init(control, conn);
     rc = message ? 0 : -ENOMEM;
     if (!rc) {
-        message->type = IBX_MOVE_HELLO;
+        message->type = IBX_MIGRATE_HELLO;
         message->is.hello = *hello;
-        rc = ibx_control_send(control, message);
+        rc = ibx_channel_send(control, message);
     }
     free(message);
     if (rc)
@@ -352,41 +352,41 @@ int move_greet(const char *uri, const struct ibx_options *options,
     else
         rc = wait_for_answer(control, &g, options->timeout_ms);
     if (rc)
-        ibx_control_fini(control);
+        ibx_channel_fini(control);
     return rc;
 }
 
-int move_send_map(struct ibx_control *control, const struct ibx_page_map *map, uint32_t regions,
+int move_send_map(struct ibx_channel *control, const struct ibx_page_map *map, uint32_t regions,
                   struct ibx_error *err)
 {
-    uint8_t bytes[IBX_MOVE_MESSAGE];
-    struct ibx_move_any message = {.type = IBX_MOVE_MAP};
-    size_t room = ibx_control_room(control), length;
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP};
+    size_t room = ibx_channel_room(control), length;
     uint64_t from = 0;
     int rc = 0;
     while (!rc && (length = ibx_page_map_give(map, &from, bytes, room)) > 0) {
         message.is.map.bytes = bytes;
         message.is.map.length = length;
-        rc = ibx_control_send(control, &message);
+        rc = ibx_channel_send(control, &message);
     }
-    message = (struct ibx_move_any){.type = IBX_MOVE_MAP_END};
-    message.is.map_end = (struct ibx_move_map_end){
+    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_MAP_END};
+    message.is.map_end = (struct ibx_migrate_map_end){
         .pages = map->pages, .data_pages = map->data_pages, .regions = regions};
     ibx_page_map_hash(map, message.is.map_end.hash);
     if (!rc)
-        rc = ibx_control_send(control, &message);
+        rc = ibx_channel_send(control, &message);
     return rc ? ibx_error_set(err, rc, "the page map could not be sent: %s", strerror(-rc)) : 0;
 }
 
 /* ---------------------------------------------------------------- from outside */
 
 /* About a move, by its record alone. */
-static int ask(const struct ibx_record *record, enum ibx_move_purpose purpose,
-               const struct ibx_options *options, struct ibx_move_answer *answer,
+static int ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpose,
+               const struct ibx_options *options, struct ibx_migrate_answer *answer,
                struct ibx_error *err)
 {
-    struct ibx_control control;
-    struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
+    struct ibx_channel control;
+    struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
     if (!hello)
         return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     hello->purpose = (uint8_t)purpose;
@@ -395,28 +395,28 @@ static int ask(const struct ibx_record *record, enum ibx_move_purpose purpose,
     int rc = move_greet(record->uri, options, hello, &control, answer, err);
     free(hello);
     if (!rc)
-        ibx_control_fini(&control);
+        ibx_channel_fini(&control);
     return rc;
 }
 
-int ibx_move_query(const struct ibx_record *record, const struct ibx_options *transport,
-                   struct ibx_move_answer *answer, struct ibx_error *err)
+int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
+                      struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     const struct ibx_options options = move_options(transport, record->uri);
     return ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
 }
 
-int ibx_move_confirm(const struct ibx_record *record, const struct ibx_options *transport,
-                     struct ibx_error *err)
+int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
+                        struct ibx_error *err)
 {
     const struct ibx_options options = move_options(transport, record->uri);
     return move_confirm(record, &options, err);
 }
 
-int move_confirm(const struct ibx_record *record, const struct ibx_options *options,
+int move_confirm(const struct ibx_journal *record, const struct ibx_options *options,
                  struct ibx_error *err)
 {
-    struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
+    struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     if (!answer)
         return ibx_error_set(err, -ENOMEM, "no memory for an answer");
     int rc = ask(record, IBX_PURPOSE_CONFIRM, options, answer, err);
@@ -426,24 +426,24 @@ int move_confirm(const struct ibx_record *record, const struct ibx_options *opti
     else if (!rc && (!answer->accepted || answer->standing != IBX_STANDING_COMPLETE))
         rc = ibx_error_set(err, -EPROTO, "the destination (%s) says: %s", answer->host,
                            answer->count ? answer->sentences[0]
-                                         : ibx_move_standing_name(answer->standing));
+                                         : ibx_migrate_standing_name(answer->standing));
     free(answer);
     return rc;
 }
 
-int ibx_move_rollback(const char *folder, struct ibx_record *record,
-                      const struct ibx_options *transport, struct ibx_error *err)
+int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
+                         const struct ibx_options *transport, struct ibx_error *err)
 {
-    struct ibx_move_answer answer;
+    struct ibx_migrate_answer answer;
     struct ibx_qmp *qmp;
     struct ibx_error silent = {0};
     struct ibx_source_vm vm = {.was_running = record->was_running, .touched = true};
     uint64_t deadline;
     int lock_fd;
-    if (!record->source || ibx_record_over(record))
+    if (!record->source || ibx_journal_over(record))
         return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this move is %s",
-                             ibx_record_state_name(record->state));
-    int rc = ibx_move_query(record, transport, &answer, &silent);
+                             ibx_journal_state_name(record->state));
+    int rc = ibx_migrate_query(record, transport, &answer, &silent);
     if (!rc &&
         (answer.standing == IBX_STANDING_RUNNING || answer.standing == IBX_STANDING_COMPLETE))
         return ibx_error_set(err, -EBUSY,
@@ -452,13 +452,13 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
                              answer.host);
     /* The guardian of a tool that was just killed holds it until it has ended. */
     deadline = ibx_deadline_in_ms(MOVE_LOCK_MS);
-    while ((rc = ibx_record_lock(folder, record, &lock_fd, err)) == -EBUSY &&
+    while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&
            ibx_now_ns() < deadline)
         poll(NULL, 0, MOVE_LOCK_LOOK_MS);
     if (rc)
         return rc;
     /* It may have gone on while the operator was asked. */
-    struct ibx_record back = *record;
+    struct ibx_journal back = *record;
     rc = move_record_again(folder, &back, err);
     if (!rc && (back.state != record->state || back.epoch != record->epoch))
         rc = ibx_error_set(err, -EBUSY, "the move has gone on meanwhile: see ib-migrate status");
@@ -467,10 +467,10 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
         /* Only what has been done goes on record: QEMU refuses when the disks are in use by one
          * that runs there after all, and recover is needed then. */
         rc = ibx_vm_stay(qmp, &vm, deadline, err);
-        back.state = IBX_RECORD_ROLLED_BACK;
+        back.state = IBX_JOURNAL_ROLLED_BACK;
         back.epoch++;
         if (!rc)
-            rc = ibx_record_write(folder, &back, err);
+            rc = ibx_journal_write(folder, &back, err);
         if (!rc)
             *record = back;
         ibx_qmp_close(qmp);
@@ -481,42 +481,42 @@ int ibx_move_rollback(const char *folder, struct ibx_record *record,
 
 static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
                        const struct ibx_options *transport, unsigned links,
-                       struct ibx_refusals *refusals, struct ibx_error *err)
+                       struct ibx_blockers *refusals, struct ibx_error *err)
 {
     uint64_t bytes = 0;
-    struct ibx_control control;
+    struct ibx_channel control;
     struct ibx_options options = move_options(transport, uri);
-    struct ibx_move_answer *answer = calloc(1, sizeof(*answer));
-    struct ibx_move_hello *hello = calloc(1, sizeof(*hello));
+    struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
+    struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
     int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     if (!rc) {
         hello->purpose = IBX_PURPOSE_CHECK;
         hello->epoch = 1;
         move_offer_links(hello, links);
-        ibx_move_hello_describe(hello, ram);
+        ibx_migrate_hello_describe(hello, ram);
         rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     }
     if (!rc)
-        rc = ibx_refuse_locked_bytes(ram, &bytes, err);
+        rc = ibx_preflight_locked_bytes(ram, &bytes, err);
     if (!rc)
         rc = move_greet(uri, &options, hello, &control, answer, err);
     if (!rc) {
         move_refuse_locked(control.conn, answer->links ? answer->links : hello->links, bytes,
                            refusals);
         for (unsigned i = 0; i < answer->count; i++)
-            ibx_refuse(refusals, "%s: %s", answer->host, answer->sentences[i]);
+            ibx_preflight(refusals, "%s: %s", answer->host, answer->sentences[i]);
         if (!answer->accepted && !answer->count)
-            ibx_refuse(refusals, "%s refuses without a reason", answer->host);
-        ibx_control_fini(&control);
+            ibx_preflight(refusals, "%s refuses without a reason", answer->host);
+        ibx_channel_fini(&control);
     }
     free(hello);
     free(answer);
     return rc;
 }
 
-int ibx_move_check(const char *qmp_path, bool source, const char *uri,
-                   const struct ibx_options *transport, unsigned links,
-                   struct ibx_refusals *refusals, struct ibx_error *err)
+int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
+                      const struct ibx_options *transport, unsigned links,
+                      struct ibx_blockers *refusals, struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
@@ -526,8 +526,8 @@ int ibx_move_check(const char *qmp_path, bool source, const char *uri,
         return rc;
     rc = ibx_guest_ram_find(qmp, 0, !source, &ram, deadline, err);
     if (!rc) {
-        rc = ibx_refuse_side(qmp, &ram, source ? IBX_MOVE_SOURCE : IBX_MOVE_DESTINATION, refusals,
-                             deadline, err);
+        rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
+                                refusals, deadline, err);
         if (!rc && source && uri)
             rc = check_there(qmp, &ram, uri, transport, links, refusals, err);
         ibx_guest_ram_fini(&ram);

@@ -27,11 +27,11 @@ struct figure {
 
 #define FIGURE(member, name)                                                                       \
     {                                                                                              \
-        name, offsetof(struct ibx_move_status, member), false                                      \
+        name, offsetof(struct ibx_migrate_status, member), false                                   \
     }
 #define LATER(member)                                                                              \
     {                                                                                              \
-#member, offsetof(struct ibx_move_status, member), true                                    \
+#member, offsetof(struct ibx_migrate_status, member), true                                 \
     }
 
 static const struct figure figures[] = {
@@ -65,7 +65,7 @@ static json_t *number(uint64_t value)
     return json_integer(value > INT64_MAX ? INT64_MAX : (json_int_t)value);
 }
 
-static json_t *figure_json(const struct ibx_move_status *status, const struct figure *figure)
+static json_t *figure_json(const struct ibx_migrate_status *status, const struct figure *figure)
 {
     uint64_t value;
     memcpy(&value, (const char *)status + figure->offset, sizeof(value));
@@ -74,31 +74,31 @@ static json_t *figure_json(const struct ibx_move_status *status, const struct fi
 
 /* ------------------------------------------------------------ out */
 
-json_t *ibx_move_record_json(const struct ibx_record *record)
+json_t *ibx_migrate_record_json(const struct ibx_journal *record)
 {
-    char id[2 * IBX_MOVE_ID_BYTES + 1];
-    for (unsigned i = 0; i < IBX_MOVE_ID_BYTES; i++)
+    char id[2 * IBX_MIGRATE_ID_BYTES + 1];
+    for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
         snprintf(id + (size_t)2 * i, 3, "%02x", record->id[i]);
     return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", id,
                      "role", record->source ? "source" : "destination", "state",
-                     ibx_record_state_name(record->state), "over", ibx_record_over(record), "epoch",
-                     number(record->epoch), "name", ibx_json_text(record->name), "uuid",
+                     ibx_journal_state_name(record->state), "over", ibx_journal_over(record),
+                     "epoch", number(record->epoch), "name", ibx_json_text(record->name), "uuid",
                      ibx_json_text(record->uuid), "qmp", ibx_json_text(record->qmp), "pid",
                      json_integer(record->pid), "uri", ibx_json_text(record->uri), "peer",
                      ibx_json_text(record->peer), "written", number(record->written_s));
 }
 
 /* Nothing is on record before the two tools have met. */
-static json_t *record_or_null(const struct ibx_record *record)
+static json_t *record_or_null(const struct ibx_journal *record)
 {
-    return record->state ? ibx_move_record_json(record) : json_null();
+    return record->state ? ibx_migrate_record_json(record) : json_null();
 }
 
-json_t *ibx_move_status_json(const struct ibx_move_status *status)
+json_t *ibx_migrate_status_json(const struct ibx_migrate_status *status)
 {
     json_t *json = json_pack(
         "{s:s, s:s, s:o, s:o, s:o, s:o, s:i}", "role", status->source ? "source" : "destination",
-        "phase", ibx_move_phase_name(status->phase), "record", record_or_null(&status->record),
+        "phase", ibx_migrate_phase_name(status->phase), "record", record_or_null(&status->record),
         "path", ibx_json_text(status->path), "sentence", ibx_json_text(status->sentence),
         "elapsed_ns",
         number(status->now_ns > status->began_ns ? status->now_ns - status->began_ns : 0),
@@ -115,11 +115,11 @@ json_t *ibx_move_status_json(const struct ibx_move_status *status)
 
 /* ------------------------------------------------------------ in */
 
-static int phase_of(const char *name, enum ibx_move_phase *phase)
+static int phase_of(const char *name, enum ibx_migrate_phase *phase)
 {
     for (unsigned i = IBX_PHASE_WAITING; name && i <= IBX_PHASE_FAILED; i++) {
-        if (!strcmp(ibx_move_phase_name((enum ibx_move_phase)i), name)) {
-            *phase = (enum ibx_move_phase)i;
+        if (!strcmp(ibx_migrate_phase_name((enum ibx_migrate_phase)i), name)) {
+            *phase = (enum ibx_migrate_phase)i;
             return 0;
         }
     }
@@ -155,9 +155,10 @@ static int bad_member(struct ibx_error *err, const char *name)
                          name);
 }
 
-int ibx_move_status_take(const json_t *json, struct ibx_move_status *status, struct ibx_error *err)
+int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *status,
+                            struct ibx_error *err)
 {
-    struct ibx_move_status taken = {.record = status->record};
+    struct ibx_migrate_status taken = {.record = status->record};
     const char *role = json_string_value(json_object_get(json, "role"));
     if (!role)
         return bad_member(err, "role");

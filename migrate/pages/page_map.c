@@ -40,8 +40,8 @@ static uint64_t mask(unsigned n)
     return n < 64 ? (1ull << n) - 1 : UINT64_MAX;
 }
 
-int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_move_block *blocks, unsigned count,
-                      struct ibx_error *err)
+int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_migrate_block *blocks,
+                      unsigned count, struct ibx_error *err)
 {
     struct ibx_page_map fresh = {.block_count = count};
     if (count > IBX_GUEST_BLOCKS_MAX)
@@ -326,7 +326,7 @@ static bool hash_bits(EVP_MD_CTX *md, const struct ibx_page_map *map)
     return true;
 }
 
-void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MOVE_HASH_BYTES])
+void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MIGRATE_HASH_BYTES])
 {
     uint8_t head[16 + 2 + 16 * IBX_GUEST_BLOCKS_MAX];
     struct ibx_writer w = ibx_writer_of(head, sizeof(head));
@@ -342,6 +342,6 @@ void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MOVE_HAS
                 EVP_DigestFinal_ex(md, hash, NULL) == 1;
     EVP_MD_CTX_free(md);
     /* When OpenSSL has no memory for a digest, it may match none by accident. */
-    if (!good && getentropy(hash, IBX_MOVE_HASH_BYTES))
+    if (!good && getentropy(hash, IBX_MIGRATE_HASH_BYTES))
         abort();
 }

@@ -3,8 +3,8 @@
  * Which pages of a VM hold data and which are known to be zero, numbered through all blocks in
  * their order: one bit a page, and a compact form of it for the wire.
  */
-#ifndef IBX_MIGRATE_PAGE_MAP_H
-#define IBX_MIGRATE_PAGE_MAP_H
+#ifndef IBX_MIGRATE_PAGES_PAGE_MAP_H
+#define IBX_MIGRATE_PAGES_PAGE_MAP_H
 
 #include "migrate/channel/protocol.h"
 
@@ -24,8 +24,8 @@ struct ibx_page_map {
 };
 
 /* All pages zero. -ENOMEM, -E2BIG (more than 2^40 pages), -EINVAL. Ended by fini. */
-int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_move_block *blocks, unsigned count,
-                      struct ibx_error *err);
+int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_migrate_block *blocks,
+                      unsigned count, struct ibx_error *err);
 void ibx_page_map_fini(struct ibx_page_map *map);
 /* Takes over a block's bits, as ibx_guest_block_written() sets them. */
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits);
@@ -48,7 +48,7 @@ int ibx_page_map_take(struct ibx_page_map *map, const uint8_t *bytes, size_t len
 void ibx_page_map_restart(struct ibx_page_map *map);
 
 /* SHA-256 over the blocks' pages and page sizes and all bits, in a defined order. */
-void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MOVE_HASH_BYTES]);
+void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MIGRATE_HASH_BYTES]);
 
 /* Calls `each` for every run of equal pages of one block, in order; stops at, and returns, its
  * first non-zero answer. */

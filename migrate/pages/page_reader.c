@@ -38,7 +38,7 @@ struct block {
     char id[IBX_GUEST_ID_MAX];
 };
 
-struct ibx_page_source {
+struct ibx_page_reader {
     struct ibx_conn *conn;
     struct block *blocks;
     unsigned block_count;
@@ -54,11 +54,11 @@ struct ibx_page_source {
 
 /* -------------------------------------------------------------------- beginning */
 
-int ibx_page_source_create(struct ibx_conn *conn, const struct ibx_move_block *blocks,
-                           unsigned block_count, struct ibx_page_source **out,
+int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block *blocks,
+                           unsigned block_count, struct ibx_page_reader **out,
                            struct ibx_error *err)
 {
-    struct ibx_page_source *source = calloc(1, sizeof(*source));
+    struct ibx_page_reader *source = calloc(1, sizeof(*source));
     struct block *own = calloc(block_count ? block_count : 1, sizeof(*own));
     uint64_t bytes = 0;
     int rc = source && own ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page source");
@@ -84,22 +84,22 @@ int ibx_page_source_create(struct ibx_conn *conn, const struct ibx_move_block *b
     return 0;
 }
 
-struct ibx_conn *ibx_page_source_conn(struct ibx_page_source *source)
+struct ibx_conn *ibx_page_reader_conn(struct ibx_page_reader *source)
 {
     return source->conn;
 }
 
-const struct ibx_path *ibx_page_source_path(const struct ibx_page_source *source)
+const struct ibx_path *ibx_page_reader_path(const struct ibx_page_reader *source)
 {
     return ibx_conn_path(source->conn);
 }
 
-const char *ibx_page_source_reason(const struct ibx_page_source *source)
+const char *ibx_page_reader_reason(const struct ibx_page_reader *source)
 {
     return source->reason[0] ? source->reason : ibx_conn_reason(source->conn);
 }
 
-void ibx_page_source_destroy(struct ibx_page_source *source)
+void ibx_page_reader_destroy(struct ibx_page_reader *source)
 {
     if (!source)
         return;
@@ -110,9 +110,9 @@ void ibx_page_source_destroy(struct ibx_page_source *source)
 }
 
 /* Ends the connection for a reason of our own. */
-static void give_up(struct ibx_page_source *source, const char *format, ...)
+static void give_up(struct ibx_page_reader *source, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-static void give_up(struct ibx_page_source *source, const char *format, ...)
+static void give_up(struct ibx_page_reader *source, const char *format, ...)
 {
     va_list args;
     if (!source->reason[0] && !ibx_conn_reason(source->conn)[0]) {
@@ -125,7 +125,7 @@ static void give_up(struct ibx_page_source *source, const char *format, ...)
 
 /* ---------------------------------------------------------------------- regions */
 
-static int region_check(const struct ibx_page_source *source, const struct ibx_move_region *part,
+static int region_check(const struct ibx_page_reader *source, const struct ibx_migrate_region *part,
                         struct ibx_error *err)
 {
     if (part->block >= source->block_count)
@@ -148,7 +148,7 @@ static int region_check(const struct ibx_page_source *source, const struct ibx_m
         (unsigned long long)part->length, (unsigned long long)part->offset, block->id, wrong);
 }
 
-static int region_add(struct ibx_page_source *source, const struct ibx_move_region *part,
+static int region_add(struct ibx_page_reader *source, const struct ibx_migrate_region *part,
                       struct ibx_error *err)
 {
     int rc = region_check(source, part, err);
@@ -169,18 +169,18 @@ static int region_add(struct ibx_page_source *source, const struct ibx_move_regi
     return 0;
 }
 
-static int message_heed(struct ibx_page_source *source, const struct ibx_event *event,
+static int message_heed(struct ibx_page_reader *source, const struct ibx_event *event,
                         struct ibx_error *err)
 {
-    struct ibx_move_any message;
-    int rc = ibx_move_decode(event->data, event->length, &message, err);
-    if (!rc && message.type != IBX_MOVE_REGION)
+    struct ibx_migrate_any message;
+    int rc = ibx_migrate_decode(event->data, event->length, &message, err);
+    if (!rc && message.type != IBX_MIGRATE_REGION)
         rc = ibx_error_set(err, -EPROTO, "%s on a page connection, where REGION is expected",
-                           ibx_move_message_name(message.type));
+                           ibx_migrate_message_name(message.type));
     return rc ? rc : region_add(source, &message.is.region, err);
 }
 
-int ibx_page_source_regions(struct ibx_page_source *source, struct ibx_error *err)
+int ibx_page_reader_regions(struct ibx_page_reader *source, struct ibx_error *err)
 {
     struct ibx_event events[EVENTS_AT_ONCE];
     struct ibx_error why = {0};
@@ -201,7 +201,7 @@ int ibx_page_source_regions(struct ibx_page_source *source, struct ibx_error *er
         return ibx_error_set(err, why.code, "%s", why.message);
     if (source->ended || source->reason[0])
         return ibx_error_set(err, source->ended ? source->ended : -EPROTO,
-                             "a page connection has ended: %s", ibx_page_source_reason(source));
+                             "a page connection has ended: %s", ibx_page_reader_reason(source));
     return (int)source->region_count;
 }
 
@@ -211,7 +211,7 @@ static int region_order(const void *one, const void *other)
     return (a->start > b->start) - (a->start < b->start);
 }
 
-static int regions_sort(struct ibx_page_source *source, struct ibx_error *err)
+static int regions_sort(struct ibx_page_reader *source, struct ibx_error *err)
 {
     if (!source->region_count)
         return 0;
@@ -227,7 +227,7 @@ static int regions_sort(struct ibx_page_source *source, struct ibx_error *err)
 }
 
 /* The region with this byte, or the next one: its index, or their number. */
-static size_t region_find(const struct ibx_page_source *source, uint64_t byte)
+static size_t region_find(const struct ibx_page_reader *source, uint64_t byte)
 {
     size_t low = 0, high = source->region_count;
     while (low < high) {
@@ -241,7 +241,7 @@ static size_t region_find(const struct ibx_page_source *source, uint64_t byte)
 }
 
 /* The first byte of [from, from + length) that no region has, or its end. */
-static uint64_t regions_reach(const struct ibx_page_source *source, uint64_t from, uint64_t length)
+static uint64_t regions_reach(const struct ibx_page_reader *source, uint64_t from, uint64_t length)
 {
     uint64_t at = from;
     for (size_t i = region_find(source, from); i < source->region_count; i++) {
@@ -255,7 +255,7 @@ static uint64_t regions_reach(const struct ibx_page_source *source, uint64_t fro
 
 /* ------------------------------------------------------------ what the engine calls */
 
-static struct ibx_mr *local_of(const struct ibx_page_source *source, const void *buffer,
+static struct ibx_mr *local_of(const struct ibx_page_reader *source, const void *buffer,
                                size_t length)
 {
     for (unsigned i = 0; i <= source->block_count; i++) {
@@ -269,7 +269,7 @@ static struct ibx_mr *local_of(const struct ibx_page_source *source, const void 
     return NULL;
 }
 
-static struct flight *flight_take(struct ibx_page_source *source, bool urgent)
+static struct flight *flight_take(struct ibx_page_reader *source, bool urgent)
 {
     if (source->flying >= (urgent ? FLIGHTS : FLIGHTS_BULK))
         return NULL;
@@ -280,7 +280,7 @@ static struct flight *flight_take(struct ibx_page_source *source, bool urgent)
 }
 
 /* Posts one READ a region. What is posted before one fails has to come back first. */
-static int flight_start(struct ibx_page_source *source, struct flight *flight,
+static int flight_start(struct ibx_page_reader *source, struct flight *flight,
                         const struct ibx_fault_request *request, struct ibx_mr *mr)
 {
     const struct region *r = &source->regions[region_find(source, request->offset)];
@@ -301,8 +301,8 @@ static int flight_start(struct ibx_page_source *source, struct flight *flight,
 
 static int request_read(void *context, const struct ibx_fault_request *request)
 {
-    struct ibx_page_source *source = context;
-    if (ibx_page_source_reason(source)[0])
+    struct ibx_page_reader *source = context;
+    if (ibx_page_reader_reason(source)[0])
         return -EAGAIN; /* poll is about to say so */
     struct ibx_mr *mr = local_of(source, request->buffer, request->length);
     uint64_t reach = regions_reach(source, request->offset, request->length);
@@ -332,7 +332,7 @@ static void cancel(void *context, uint64_t cookie)
 }
 
 /* 1 when the flight is over. */
-static int read_heed(struct ibx_page_source *source, const struct ibx_event *event,
+static int read_heed(struct ibx_page_reader *source, const struct ibx_event *event,
                      struct ibx_fault_arrival *arrival)
 {
     struct flight *flight = &source->flights[event->cookie];
@@ -341,7 +341,7 @@ static int read_heed(struct ibx_page_source *source, const struct ibx_event *eve
     if (--flight->parts)
         return 0;
     /* With the connection all of its READs fail: why, poll says when all are back. */
-    if (flight->status && ibx_page_source_reason(source)[0])
+    if (flight->status && ibx_page_reader_reason(source)[0])
         flight->status = -ECANCELED;
     *arrival = (struct ibx_fault_arrival){.cookie = flight->cookie,
                                           .status = flight->status,
@@ -353,7 +353,7 @@ static int read_heed(struct ibx_page_source *source, const struct ibx_event *eve
 
 static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int max)
 {
-    struct ibx_page_source *source = context;
+    struct ibx_page_reader *source = context;
     struct ibx_event events[EVENTS_AT_ONCE];
     int arrived = 0, want, n;
     if (source->ended)
@@ -377,13 +377,13 @@ static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int 
 
 static int arm(void *context)
 {
-    const struct ibx_page_source *source = context;
+    const struct ibx_page_reader *source = context;
     return source->ended ? 1 : ibx_arm(source->conn);
 }
 
 static int fd(void *context)
 {
-    const struct ibx_page_source *source = context;
+    const struct ibx_page_reader *source = context;
     return ibx_fd(source->conn);
 }
 
@@ -392,8 +392,8 @@ static const struct ibx_fault_source_ops operations = {
 
 /* ------------------------------------------------------------------ into the engine */
 
-int ibx_page_source_lend(struct ibx_page_source *source, size_t buffer_bytes,
-                         struct ibx_fault_source *as, struct ibx_error *err)
+int ibx_page_reader_serve(struct ibx_page_reader *source, size_t buffer_bytes,
+                          struct ibx_fault_source *as, struct ibx_error *err)
 {
     if (buffer_bytes && !source->buffer) {
         int rc =
@@ -408,20 +408,20 @@ int ibx_page_source_lend(struct ibx_page_source *source, size_t buffer_bytes,
     return 0;
 }
 
-int ibx_page_source_arm(struct ibx_page_source *source, size_t buffer_bytes,
+int ibx_page_reader_arm(struct ibx_page_reader *source, size_t buffer_bytes,
                         struct ibx_fault_source *as, struct ibx_error *err)
 {
-    int rc = ibx_page_source_regions(source, err);
+    int rc = ibx_page_reader_regions(source, err);
     if (rc < 0)
         return rc;
     rc = regions_sort(source, err);
     if (!rc)
-        rc = ibx_page_source_lend(source, buffer_bytes, as, err);
+        rc = ibx_page_reader_serve(source, buffer_bytes, as, err);
     source->armed = !rc;
     return rc;
 }
 
-int ibx_page_source_aliases(struct ibx_page_source *source, const struct ibx_page_source *other,
+int ibx_page_reader_aliases(struct ibx_page_reader *source, const struct ibx_page_reader *other,
                             void *const *aliases, struct ibx_error *err)
 {
     int rc = 0;
@@ -437,7 +437,7 @@ int ibx_page_source_aliases(struct ibx_page_source *source, const struct ibx_pag
     return rc;
 }
 
-int ibx_page_source_remote(const struct ibx_page_source *source, uint64_t offset, size_t length,
+int ibx_page_reader_remote(const struct ibx_page_reader *source, uint64_t offset, size_t length,
                            struct ibx_remote *remote)
 {
     size_t i = region_find(source, offset);
@@ -453,7 +453,7 @@ int ibx_page_source_remote(const struct ibx_page_source *source, uint64_t offset
 /* ------------------------------------------------------------------ before the commit */
 
 struct cover {
-    const struct ibx_page_source *source;
+    const struct ibx_page_reader *source;
     const struct ibx_page_map *map;
     struct ibx_error *err;
 };
@@ -462,7 +462,7 @@ struct cover {
 static int run_covered(void *context, uint64_t first, uint64_t count, bool data)
 {
     const struct cover *cover = context;
-    const struct ibx_page_source *source = cover->source;
+    const struct ibx_page_reader *source = cover->source;
     for (unsigned i = 0; data && i < source->block_count; i++) {
         const struct block *block = &source->blocks[i];
         uint64_t from = cover->map->blocks[i].first, end = from + cover->map->blocks[i].pages;
@@ -482,7 +482,7 @@ static int run_covered(void *context, uint64_t first, uint64_t count, bool data)
     return 0;
 }
 
-int ibx_page_source_covers(const struct ibx_page_source *source, const struct ibx_page_map *map,
+int ibx_page_reader_covers(const struct ibx_page_reader *source, const struct ibx_page_map *map,
                            struct ibx_error *err)
 {
     struct cover cover = {source, map, err};

@@ -38,7 +38,7 @@ struct exposure {
 };
 
 struct link {
-    struct ibx_page_export *pages;
+    struct ibx_page_server *pages;
     struct ibx_conn *conn;
     pthread_t thread;
     bool started;
@@ -56,7 +56,7 @@ struct mapping {
     size_t first;                  /* its first piece in `exposed` */
 };
 
-struct ibx_page_export {
+struct ibx_page_server {
     struct link *links;
     unsigned link_count;
     struct mapping *blocks;
@@ -74,7 +74,7 @@ struct ibx_page_export {
     struct ibx_error failure; /* the first; under the lock */
 };
 
-static void changed(struct ibx_page_export *pages)
+static void changed(struct ibx_page_server *pages)
 {
     uint64_t one = 1;
     ssize_t ignored = write(pages->event_fd, &one, sizeof(one));
@@ -90,7 +90,7 @@ static uint64_t cpu_ns_now(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-static void links_wake(const struct ibx_page_export *pages)
+static void links_wake(const struct ibx_page_server *pages)
 {
     for (unsigned i = 0; i < pages->link_count; i++)
         ibx_wake(pages->links[i].conn);
@@ -98,7 +98,7 @@ static void links_wake(const struct ibx_page_export *pages)
 
 static int link_register(struct link *link, size_t which, struct ibx_error *err)
 {
-    struct ibx_page_export *pages = link->pages;
+    struct ibx_page_server *pages = link->pages;
     struct exposure *part = &pages->exposures[which];
     struct ibx_span span =
         ibx_span_host(pages->blocks[part->block].memory + part->offset, (size_t)part->length);
@@ -120,7 +120,7 @@ static int link_share(struct link *link, struct ibx_error *err)
 /* Registers one exposure more, of which there are `asked`. 1: there is none to be had now. */
 static int link_go_on(struct link *link, size_t asked, struct ibx_error *err)
 {
-    struct ibx_page_export *pages = link->pages;
+    struct ibx_page_server *pages = link->pages;
     const size_t before = link->registered;
     size_t which = pages->taken;
     int rc = 0;
@@ -136,10 +136,10 @@ static int link_go_on(struct link *link, size_t asked, struct ibx_error *err)
     return rc ? rc : !took && link->registered == before;
 }
 
-static int link_send(struct ibx_conn *conn, const struct ibx_move_any *message)
+static int link_send(struct ibx_conn *conn, const struct ibx_migrate_any *message)
 {
     uint8_t bytes[MESSAGE_BYTES];
-    ssize_t length = ibx_move_encode(message, bytes, sizeof(bytes));
+    ssize_t length = ibx_migrate_encode(message, bytes, sizeof(bytes));
     if (length < 0)
         return (int)length;
     struct iovec iov = {bytes, (size_t)length};
@@ -149,7 +149,7 @@ static int link_send(struct ibx_conn *conn, const struct ibx_move_any *message)
 static int region_send(struct link *link)
 {
     const struct exposure *part = &link->pages->exposures[link->sent];
-    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
     message.is.region.block = (uint16_t)part->block;
     message.is.region.offset = part->offset;
     message.is.region.length = part->length;
@@ -162,7 +162,7 @@ static int region_send(struct link *link)
  * link_events(), which knows the reason. */
 static int link_tell(struct link *link, struct ibx_error *err)
 {
-    struct ibx_page_export *pages = link->pages;
+    struct ibx_page_server *pages = link->pages;
     int rc = 0;
     size_t before = link->sent;
     while (link->sent < link->registered && !(rc = region_send(link)))
@@ -203,7 +203,7 @@ static int link_events(struct link *link, struct ibx_error *err)
 
 static int link_step(struct link *link, struct ibx_error *err)
 {
-    struct ibx_page_export *pages = link->pages;
+    struct ibx_page_server *pages = link->pages;
     int rc = link_go_on(link, pages->asked, err);
     const bool rests = rc > 0;
     if (rc == -ENOTCONN || rests)
@@ -219,7 +219,7 @@ static int link_step(struct link *link, struct ibx_error *err)
 
 static void link_failed(struct link *link, const struct ibx_error *why)
 {
-    struct ibx_page_export *pages = link->pages;
+    struct ibx_page_server *pages = link->pages;
     pthread_mutex_lock(&pages->lock);
     if (!pages->failure.code)
         pages->failure = *why;
@@ -230,7 +230,7 @@ static void link_failed(struct link *link, const struct ibx_error *why)
 static void *link_main(void *arg)
 {
     struct link *link = arg;
-    struct ibx_page_export *pages = link->pages;
+    struct ibx_page_server *pages = link->pages;
     struct ibx_error err = {0};
     pthread_setname_np(pthread_self(), "ibx-pages");
     /* The connection that the destination keeps for faults, and the others, as there. */
@@ -251,7 +251,7 @@ static void *link_main(void *arg)
 
 /* --------------------------------------------------------------------- opening */
 
-static int links_connect(struct ibx_page_export *pages, const struct ibx_page_export_config *config,
+static int links_connect(struct ibx_page_server *pages, const struct ibx_page_server_config *config,
                          struct ibx_error *err)
 {
     pages->links = calloc(config->links, sizeof(*pages->links));
@@ -266,7 +266,7 @@ static int links_connect(struct ibx_page_export *pages, const struct ibx_page_ex
     pages->whole = true;
     for (unsigned i = 0; i < config->links; i++) {
         struct link *link = &pages->links[i];
-        struct ibx_move_any message = {.type = IBX_MOVE_JOIN, .is.join = config->join};
+        struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN, .is.join = config->join};
         message.is.join.link = (uint16_t)i;
         link->pages = pages;
         link->index = i;
@@ -282,7 +282,7 @@ static int links_connect(struct ibx_page_export *pages, const struct ibx_page_ex
     return 0;
 }
 
-static int block_map(struct ibx_page_export *pages, const struct ibx_guest_block *block,
+static int block_map(struct ibx_page_server *pages, const struct ibx_guest_block *block,
                      struct mapping *mapping, struct ibx_error *err)
 {
     int prot = PROT_READ;
@@ -306,7 +306,7 @@ static int block_map(struct ibx_page_export *pages, const struct ibx_guest_block
     return 0;
 }
 
-static int blocks_map(struct ibx_page_export *pages, const struct ibx_guest_ram *ram,
+static int blocks_map(struct ibx_page_server *pages, const struct ibx_guest_ram *ram,
                       struct ibx_error *err)
 {
     size_t pieces = 0;
@@ -331,7 +331,7 @@ static int blocks_map(struct ibx_page_export *pages, const struct ibx_guest_ram 
     return all ? 0 : ibx_error_set(err, -ENOMEM, "no memory for %zu regions", pieces);
 }
 
-static int threads_start(struct ibx_page_export *pages, struct ibx_error *err)
+static int threads_start(struct ibx_page_server *pages, struct ibx_error *err)
 {
     for (unsigned i = 0; i < pages->link_count; i++) {
         struct link *link = &pages->links[i];
@@ -348,16 +348,16 @@ unsigned ibx_page_links_default(void)
     return ibx_thread_processors() < MANY_PROCESSORS ? LINKS_FEW : LINKS_MANY;
 }
 
-int ibx_page_export_open(const struct ibx_page_export_config *config, struct ibx_page_export **out,
+int ibx_page_server_open(const struct ibx_page_server_config *config, struct ibx_page_server **out,
                          struct ibx_error *err)
 {
-    if (!config->links || config->links > IBX_MOVE_LINKS_MAX)
+    if (!config->links || config->links > IBX_MIGRATE_LINKS_MAX)
         return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible",
-                             config->links, IBX_MOVE_LINKS_MAX);
+                             config->links, IBX_MIGRATE_LINKS_MAX);
     if (!config->ram->count || config->ram->count > IBX_GUEST_BLOCKS_MAX)
         return ibx_error_set(err, -EINVAL, "%zu memory backends: 1 to %u are possible",
                              config->ram->count, IBX_GUEST_BLOCKS_MAX);
-    struct ibx_page_export *pages = calloc(1, sizeof(*pages));
+    struct ibx_page_server *pages = calloc(1, sizeof(*pages));
     if (!pages)
         return ibx_error_set(err, -ENOMEM, "no memory for page connections");
     pthread_mutex_init(&pages->lock, NULL);
@@ -373,7 +373,7 @@ int ibx_page_export_open(const struct ibx_page_export_config *config, struct ibx
     if (!rc)
         rc = threads_start(pages, err);
     if (rc) {
-        ibx_page_export_close(pages);
+        ibx_page_server_close(pages);
         return rc;
     }
     *out = pages;
@@ -396,7 +396,7 @@ static bool data_within(const struct ibx_page_map *map, uint64_t first, uint64_t
     return false;
 }
 
-static void exposure_add(struct ibx_page_export *pages, size_t *count, unsigned block,
+static void exposure_add(struct ibx_page_server *pages, size_t *count, unsigned block,
                          uint64_t offset, uint64_t length)
 {
     struct exposure *part = &pages->exposures[(*count)++];
@@ -405,7 +405,7 @@ static void exposure_add(struct ibx_page_export *pages, size_t *count, unsigned 
     part->length = length;
 }
 
-static void block_expose(struct ibx_page_export *pages, const struct ibx_page_map *map,
+static void block_expose(struct ibx_page_server *pages, const struct ibx_page_map *map,
                          unsigned block, size_t *count)
 {
     const struct mapping *mapping = &pages->blocks[block];
@@ -435,7 +435,7 @@ static void block_expose(struct ibx_page_export *pages, const struct ibx_page_ma
         exposure_add(pages, count, block, begin, end - begin);
 }
 
-static int map_check(const struct ibx_page_export *pages, const struct ibx_page_map *map,
+static int map_check(const struct ibx_page_server *pages, const struct ibx_page_map *map,
                      struct ibx_error *err)
 {
     bool same = map->block_count == pages->block_count;
@@ -446,11 +446,11 @@ static int map_check(const struct ibx_page_export *pages, const struct ibx_page_
                                 map->block_count);
 }
 
-int ibx_page_export_expose(struct ibx_page_export *pages, const struct ibx_page_map *map,
+int ibx_page_server_expose(struct ibx_page_server *pages, const struct ibx_page_map *map,
                            struct ibx_error *err)
 {
     uint32_t regions;
-    int rc = ibx_page_export_done(pages, &regions, err);
+    int rc = ibx_page_server_done(pages, &regions, err);
     if (!rc)
         rc = map_check(pages, map, err);
     if (rc)
@@ -470,14 +470,14 @@ int ibx_page_export_expose(struct ibx_page_export *pages, const struct ibx_page_
 /* ------------------------------------------------------------------------ answers */
 
 /* The fd is made unreadable before the state is looked at, so that no change is missed. */
-static void heeded(struct ibx_page_export *pages)
+static void heeded(struct ibx_page_server *pages)
 {
     uint64_t count;
     ssize_t ignored = read(pages->event_fd, &count, sizeof(count));
     (void)ignored;
 }
 
-int ibx_page_export_failed(struct ibx_page_export *pages, struct ibx_error *err)
+int ibx_page_server_failed(struct ibx_page_server *pages, struct ibx_error *err)
 {
     heeded(pages);
     pthread_mutex_lock(&pages->lock);
@@ -488,9 +488,9 @@ int ibx_page_export_failed(struct ibx_page_export *pages, struct ibx_error *err)
     return rc;
 }
 
-int ibx_page_export_done(struct ibx_page_export *pages, uint32_t *regions, struct ibx_error *err)
+int ibx_page_server_done(struct ibx_page_server *pages, uint32_t *regions, struct ibx_error *err)
 {
-    int rc = ibx_page_export_failed(pages, err);
+    int rc = ibx_page_server_failed(pages, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&pages->lock);
@@ -504,17 +504,17 @@ int ibx_page_export_done(struct ibx_page_export *pages, uint32_t *regions, struc
     return 0;
 }
 
-int ibx_page_export_fd(const struct ibx_page_export *pages)
+int ibx_page_server_fd(const struct ibx_page_server *pages)
 {
     return pages->event_fd;
 }
 
-const struct ibx_path *ibx_page_export_path(const struct ibx_page_export *pages)
+const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *pages)
 {
     return ibx_conn_path(pages->links[0].conn);
 }
 
-uint64_t ibx_page_export_cpu_ns(struct ibx_page_export *pages)
+uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *pages)
 {
     uint64_t sum = 0;
     for (unsigned i = 0; i < pages->link_count; i++) {
@@ -530,7 +530,7 @@ uint64_t ibx_page_export_cpu_ns(struct ibx_page_export *pages)
 
 /* ------------------------------------------------------------------------ the end */
 
-static void threads_end(struct ibx_page_export *pages)
+static void threads_end(struct ibx_page_server *pages)
 {
     pthread_mutex_lock(&pages->lock);
     pages->closing = true;
@@ -545,7 +545,7 @@ static void threads_end(struct ibx_page_export *pages)
     }
 }
 
-void ibx_page_export_close(struct ibx_page_export *pages)
+void ibx_page_server_close(struct ibx_page_server *pages)
 {
     if (!pages)
         return;

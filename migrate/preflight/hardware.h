@@ -10,13 +10,13 @@
  *   p TYPE @ PLACE   a device on a bus where devices are plugged in (PCI, USB, SCSI, ...)
  *   b TYPE @ PLACE   any other, of the board: only QEMUs of one version have the same
  */
-#ifndef IBX_MIGRATE_HARDWARE_H
-#define IBX_MIGRATE_HARDWARE_H
+#ifndef IBX_MIGRATE_PREFLIGHT_HARDWARE_H
+#define IBX_MIGRATE_PREFLIGHT_HARDWARE_H
 
 #include "migrate/channel/protocol.h"
 #include "migrate/preflight/blockers.h"
 
-#define IBX_HARDWARE_MAX IBX_MOVE_HARDWARE /* bytes with the NUL */
+#define IBX_HARDWARE_MAX IBX_MIGRATE_HARDWARE /* bytes with the NUL */
 
 /* "" when there is more than fits; what this QEMU does not tell is left out. */
 int ibx_hardware_describe(struct ibx_qmp *qmp, char text[IBX_HARDWARE_MAX], uint64_t deadline_ns,
@@ -27,7 +27,7 @@ bool ibx_hardware_devices(const char *qtree, char *text, size_t size);
 /* What is not the same in a way that QEMU's device state would stumble on, or the guest: a sentence
  * each, and one for all missing and one for all surplus devices. `same_version`: of both QEMUs.
  * Nothing when either text is "". The source's is of a peer: any text. */
-void ibx_refuse_hardware(const char *source, const char *destination, bool same_version,
-                         struct ibx_refusals *refusals);
+void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
+                            struct ibx_blockers *refusals);
 
 #endif

@@ -63,28 +63,28 @@ static void value_of(const char *text, const char *key, char *out, size_t size)
 /* ------------------------------------------------------------ processors, disks */
 
 static void refuse_processors(const char *source, const char *destination,
-                              struct ibx_refusals *refusals)
+                              struct ibx_blockers *refusals)
 {
     char here[PIECE_MAX + 1], there[PIECE_MAX + 1];
     value_of(source, "cpus=", here, sizeof(here));
     value_of(destination, "cpus=", there, sizeof(there));
     if (*here && *there && strcmp(here, there))
-        ibx_refuse(refusals,
-                   "the VM has %s vCPUs here and %s at the destination: start the destination's "
-                   "QEMU with the same -smp",
-                   here, there);
+        ibx_preflight(refusals,
+                      "the VM has %s vCPUs here and %s at the destination: start the destination's "
+                      "QEMU with the same -smp",
+                      here, there);
     value_of(source, "cpu=", here, sizeof(here));
     value_of(destination, "cpu=", there, sizeof(there));
     if (*here && *there && strcmp(here, there))
-        ibx_refuse(refusals,
-                   "the vCPUs are of type %s here and %s at the destination: start the "
-                   "destination's QEMU with the same -cpu",
-                   here, there);
+        ibx_preflight(refusals,
+                      "the vCPUs are of type %s here and %s at the destination: start the "
+                      "destination's QEMU with the same -cpu",
+                      here, there);
 }
 
 /* More than the guest has found does not hurt it. */
 static void refuse_features(const char *source, const char *destination,
-                            struct ibx_refusals *refusals)
+                            struct ibx_blockers *refusals)
 {
     struct piece piece;
     char key[PIECE_MAX + 1], has[PIECE_MAX + 1];
@@ -98,25 +98,26 @@ static void refuse_features(const char *source, const char *destination,
             strtoull(equals + 1, NULL, 16) & ~strtoull(has, NULL, 16);
         if (!missing)
             continue;
-        ibx_refuse(refusals,
-                   "the vCPUs have features here that they lack at the destination (%.*s, bits "
-                   "%#llx): start both QEMUs with a -cpu that both hosts have",
-                   (int)(equals - piece.at), piece.at, missing);
+        ibx_preflight(refusals,
+                      "the vCPUs have features here that they lack at the destination (%.*s, bits "
+                      "%#llx): start both QEMUs with a -cpu that both hosts have",
+                      (int)(equals - piece.at), piece.at, missing);
         return;
     }
 }
 
-static void refuse_disks(const char *source, const char *destination, struct ibx_refusals *refusals)
+static void refuse_disks(const char *source, const char *destination, struct ibx_blockers *refusals)
 {
     struct piece piece;
     for (const char *at = source; next_piece(&at, &piece);) {
         if (!begins(&piece, "disk=") ||
             count_of(&piece, source, NULL) <= count_of(&piece, destination, NULL))
             continue;
-        ibx_refuse(refusals,
-                   "a disk of %.*s bytes here has none of its size at the destination: both QEMUs "
-                   "need the same images, on storage that both hosts reach",
-                   (int)(piece.length < PIECE_MAX ? piece.length - 5 : PIECE_MAX), piece.at + 5);
+        ibx_preflight(
+            refusals,
+            "a disk of %.*s bytes here has none of its size at the destination: both QEMUs "
+            "need the same images, on storage that both hosts reach",
+            (int)(piece.length < PIECE_MAX ? piece.length - 5 : PIECE_MAX), piece.at + 5);
         return;
     }
 }
@@ -145,27 +146,29 @@ static unsigned list_missing(const char *text, const char *other, bool board, ch
 }
 
 static void refuse_devices(const char *source, const char *destination, bool board,
-                           struct ibx_refusals *refusals)
+                           struct ibx_blockers *refusals)
 {
     char names[IBX_ERROR_MAX], more[32];
     unsigned n = list_missing(source, destination, board, names, sizeof(names));
     snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
     if (n)
-        ibx_refuse(refusals,
-                   "the destination lacks %s%s: start its QEMU with the same devices in the same "
-                   "places as here, also those that were plugged in since",
-                   names, n > NAMED_MAX ? more : "");
+        ibx_preflight(
+            refusals,
+            "the destination lacks %s%s: start its QEMU with the same devices in the same "
+            "places as here, also those that were plugged in since",
+            names, n > NAMED_MAX ? more : "");
     n = list_missing(destination, source, board, names, sizeof(names));
     snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
     if (n)
-        ibx_refuse(refusals,
-                   "the destination has %s%s, which the VM here has not: start its QEMU with the "
-                   "same devices in the same places as here",
-                   names, n > NAMED_MAX ? more : "");
+        ibx_preflight(
+            refusals,
+            "the destination has %s%s, which the VM here has not: start its QEMU with the "
+            "same devices in the same places as here",
+            names, n > NAMED_MAX ? more : "");
 }
 
-void ibx_refuse_hardware(const char *source, const char *destination, bool same_version,
-                         struct ibx_refusals *refusals)
+void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
+                            struct ibx_blockers *refusals)
 {
     if (!*source || !*destination)
         return;

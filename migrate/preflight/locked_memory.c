@@ -34,7 +34,8 @@ static int block_bytes(const struct ibx_guest_ram *ram, const struct ibx_guest_b
     return rc;
 }
 
-int ibx_refuse_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes, struct ibx_error *err)
+int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
+                               struct ibx_error *err)
 {
     uint64_t sum = 0;
     int rc = 0;
@@ -46,12 +47,12 @@ int ibx_refuse_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes, st
     return rc;
 }
 
-void ibx_refuse_locked(const char *who, uint64_t bytes, struct ibx_refusals *refusals)
+void ibx_preflight_locked(const char *who, uint64_t bytes, struct ibx_blockers *refusals)
 {
     struct ibx_error why = {0};
     uint64_t limit;
     if (!ibx_locked_limit(&limit) || bytes <= limit)
         return;
     ibx_locked_error(&why, who, bytes, limit);
-    ibx_refuse(refusals, "%s", why.message);
+    ibx_preflight(refusals, "%s", why.message);
 }

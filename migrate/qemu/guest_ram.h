@@ -7,8 +7,8 @@
  * Every memory-backend object counts, hot-plugged ones too. Small RAM blocks of devices and
  * firmware are no backends: QEMU sends them itself, with the device state.
  */
-#ifndef IBX_MIGRATE_GUEST_RAM_H
-#define IBX_MIGRATE_GUEST_RAM_H
+#ifndef IBX_MIGRATE_QEMU_GUEST_RAM_H
+#define IBX_MIGRATE_QEMU_GUEST_RAM_H
 
 #include "migrate/qemu/qmp.h"
 
@@ -49,7 +49,7 @@ struct ibx_guest_ram {
 
 /* Finds all of it. `pid` 0: the process at the other end of the QMP socket. `writable` opens the
  * files for writing too, as the destination needs it (and RDMA registration of the source on some
- * kernels). Private blocks are listed, not opened: ibx_refuse says why they cannot be moved.
+ * kernels). Private blocks are listed, not opened: ibx_preflight says why they cannot be moved.
  * -EACCES, -EPERM: missing permission on the process; -ENOENT, -ESRCH: not the process that holds
  * this RAM. `ram` is set on success only and ended by fini. */
 int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Between guest_ram.c (what QMP says) and guest_ram_proc.c (what /proc says). */
-#ifndef IBX_MIGRATE_GUEST_RAM_INTERNAL_H
-#define IBX_MIGRATE_GUEST_RAM_INTERNAL_H
+#ifndef IBX_MIGRATE_QEMU_GUEST_RAM_INTERNAL_H
+#define IBX_MIGRATE_QEMU_GUEST_RAM_INTERNAL_H
 
 #include "migrate/qemu/guest_ram.h"
 

@@ -13,8 +13,8 @@
  *
  * x86-64 only; elsewhere every call says -ENOTSUP.
  */
-#ifndef IBX_MIGRATE_INJECT_H
-#define IBX_MIGRATE_INJECT_H
+#ifndef IBX_MIGRATE_QEMU_INJECT_H
+#define IBX_MIGRATE_QEMU_INJECT_H
 
 #include "migrate/qemu/qmp.h"
 

@@ -9,8 +9,8 @@
  * says the same error again. A call that ran into its deadline (-ETIMEDOUT) leaves it usable: the
  * late answer is recognised by its id and dropped.
  */
-#ifndef IBX_MIGRATE_QMP_H
-#define IBX_MIGRATE_QMP_H
+#ifndef IBX_MIGRATE_QEMU_QMP_H
+#define IBX_MIGRATE_QEMU_QMP_H
 
 #include "common/error.h"
 

@@ -15,7 +15,7 @@
 
 /* ---------------------------------------------------------------- the socket */
 
-static void talk_status(void *context, struct ibx_move_status *status)
+static void talk_status(void *context, struct ibx_migrate_status *status)
 {
     struct source *s = context;
     *status = s->status;
@@ -40,7 +40,7 @@ static int talk_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_e
                          "there");
 }
 
-static const struct ibx_talk_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
+static const struct ibx_control_socket_ops talk_ops = {talk_status, talk_cancel, talk_bandwidth};
 
 static int find_vm(struct source *s, struct ibx_error *err)
 {
@@ -57,8 +57,8 @@ static int find_vm(struct source *s, struct ibx_error *err)
 /* Only of RAM that can be moved at all. */
 static int measure(struct source *s, struct ibx_error *err)
 {
-    struct ibx_move_hello hello = {0};
-    ibx_move_hello_describe(&hello, &s->ram);
+    struct ibx_migrate_hello hello = {0};
+    ibx_migrate_hello_describe(&hello, &s->ram);
     s->status.ram_bytes = s->ram.bytes;
     return ibx_page_map_init(&s->map, hello.blocks, hello.block_count, err);
 }
@@ -66,19 +66,19 @@ static int measure(struct source *s, struct ibx_error *err)
 static int open_record(struct source *s, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    int rc = ibx_record_lock(s->options->folder, &s->status.record, &s->lock_fd, err);
+    int rc = ibx_journal_lock(s->options->folder, &s->status.record, &s->lock_fd, err);
     if (rc)
         return rc;
-    ibx_record_path(s->options->folder, &s->status.record, ".sock", path, sizeof(path));
+    ibx_journal_path(s->options->folder, &s->status.record, ".sock", path, sizeof(path));
     rc = move_signals_open(&s->signals, err);
-    return rc ? rc : ibx_talk_open(path, &talk_ops, s, &s->talk, err);
+    return rc ? rc : ibx_control_socket_open(path, &talk_ops, s, &s->talk, err);
 }
 
 /* Everything that can be found wrong without touching anything. */
 static int look(struct source *s, struct ibx_error *err)
 {
-    struct ibx_refusals refusals = {0};
-    struct ibx_record *record = &s->status.record;
+    struct ibx_blockers refusals = {0};
+    struct ibx_journal *record = &s->status.record;
     struct ibx_options wishes = s->transport;
     struct ibx_uri uri;
     int rc = ibx_uri_parse(s->options->uri, &uri, err);
@@ -90,8 +90,8 @@ static int look(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = move_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
     if (!rc)
-        rc = ibx_refuse_side(s->qmp, &s->ram, IBX_MOVE_SOURCE, &refusals,
-                             ibx_deadline_in_ms(MOVE_QMP_MS), err);
+        rc = ibx_preflight_side(s->qmp, &s->ram, IBX_MIGRATE_SOURCE, &refusals,
+                                ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc && refusals.count)
         rc = move_refused("this VM cannot be moved", &refusals, err);
     if (!rc)
@@ -103,7 +103,7 @@ static int look(struct source *s, struct ibx_error *err)
     record->source = true;
     record->epoch = 1;
     record->uffd = -1;
-    record->state = IBX_RECORD_HERE;
+    record->state = IBX_JOURNAL_HERE;
     move_record_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
     s->vm.was_running = record->was_running = !strcmp(s->ram.status, "running");
     return 0;
@@ -146,21 +146,21 @@ static int ask(struct source *s, struct ibx_error *err)
 
 static int prepare(struct source *s, struct ibx_error *err)
 {
-    ibx_record_prune_old(s->options->folder);
+    ibx_journal_prune_old(s->options->folder);
     int rc = open_record(s, err);
     if (!rc)
-        rc = source_record(s, IBX_RECORD_HERE, err);
+        rc = source_record(s, IBX_JOURNAL_HERE, err);
     if (!rc)
-        rc = ibx_guard_start(&s->guard, s->options->folder, &s->status.record, &s->vm, s->lock_fd,
-                             err);
+        rc = ibx_watchdog_start(&s->guard, s->options->folder, &s->status.record, &s->vm,
+                                s->lock_fd, err);
     if (!rc) {
         move_stop_at("source", "asking");
         rc = ask(s, err);
     }
     if (!rc)
-        rc = ibx_capabilities_set(s->qmp, IBX_MOVE_SOURCE, &s->vm.before,
+        rc = ibx_capabilities_set(s->qmp, IBX_MIGRATE_SOURCE, &s->vm.before,
                                   ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    if (!rc && (rc = ibx_guard_capabilities(&s->guard, s->vm.before)))
+    if (!rc && (rc = ibx_watchdog_capabilities(&s->guard, s->vm.before)))
         ibx_error_set(err, rc, "the guardian process has died");
     if (!rc)
         rc = source_find_map(s, err);
@@ -179,7 +179,7 @@ static void source_init(struct source *s, const struct ibx_send_options *options
     s->teller.tell = &options->tell;
     s->status.source = true;
     s->status.began_ns = ibx_now_ns();
-    ibx_control_init(&s->control, NULL);
+    ibx_channel_init(&s->control, NULL);
 }
 
 static int quit(struct ibx_qmp *qmp, struct ibx_error *err)
@@ -196,10 +196,10 @@ static void quit_qemu(struct source *s)
                  err.message);
 }
 
-int ibx_move_quit(const struct ibx_record *record, struct ibx_error *err)
+int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
-    if (ibx_record_qemu_gone(record))
+    if (ibx_journal_qemu_gone(record))
         return 0;
     int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MOVE_QMP_MS), &qmp, err);
     if (rc)
@@ -213,7 +213,7 @@ int ibx_move_quit(const struct ibx_record *record, struct ibx_error *err)
     return rc;
 }
 
-static int finish(struct source *s, int rc, struct ibx_move_status *last, struct ibx_error *err)
+static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
 {
     if (!rc && s->options->quit && s->qmp)
         quit_qemu(s);
@@ -227,23 +227,23 @@ static int finish(struct source *s, int rc, struct ibx_move_status *last, struct
     if (s->stream >= 0)
         close(s->stream);
     if (s->talk)
-        ibx_talk_close(s->talk);
+        ibx_control_socket_close(s->talk);
     move_signals_close(&s->signals);
     json_decref(s->vm.before);
     ibx_page_map_fini(&s->map);
     ibx_guest_ram_fini(&s->ram);
     ibx_qmp_close(s->qmp);
     if (s->unkept)
-        ibx_guard_leave(&s->guard);
-    ibx_guard_release(&s->guard);
+        ibx_watchdog_leave(&s->guard);
+    ibx_watchdog_release(&s->guard);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
     free(s);
     return rc;
 }
 
-int ibx_move_send(const struct ibx_send_options *options, struct ibx_move_status *last,
-                  struct ibx_error *err)
+int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_status *last,
+                     struct ibx_error *err)
 {
     struct ibx_error local = {0};
     struct source *s = malloc(sizeof(*s));
@@ -263,13 +263,13 @@ int ibx_move_send(const struct ibx_send_options *options, struct ibx_move_status
  * VM of a move that came to its commit has not run here since. */
 static int look_again(struct source *s, struct ibx_error *err)
 {
-    struct ibx_record *record = &s->status.record;
+    struct ibx_journal *record = &s->status.record;
     int rc = move_record_again(s->options->folder, record, err);
     if (rc)
         return rc;
     if (s->options->uri)
         snprintf(record->uri, sizeof(record->uri), "%s", s->options->uri);
-    s->state = record->state == IBX_RECORD_MOVED ? SOURCE_SERVING : SOURCE_COMMITTED;
+    s->state = record->state == IBX_JOURNAL_MOVED ? SOURCE_SERVING : SOURCE_COMMITTED;
     const bool same = ibx_process_started(record->pid) == record->pid_started;
     rc = same ? find_vm(s, err) : 0;
     if (rc)
@@ -288,8 +288,8 @@ static int look_again(struct source *s, struct ibx_error *err)
     return measure(s, err);
 }
 
-int ibx_move_send_again(const struct ibx_send_options *options, const struct ibx_record *record,
-                        struct ibx_move_status *last, struct ibx_error *err)
+int ibx_migrate_send_again(const struct ibx_send_options *options, const struct ibx_journal *record,
+                           struct ibx_migrate_status *last, struct ibx_error *err)
 {
     struct ibx_error local = {0};
     struct source *s = malloc(sizeof(*s));

@@ -16,15 +16,15 @@
 
 int source_confirm(struct source *s, struct ibx_error *err)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_CONFIRM};
-    int rc = source_record(s, IBX_RECORD_DONE, err);
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_CONFIRM};
+    int rc = source_record(s, IBX_JOURNAL_DONE, err);
     if (rc)
         return rc;
     source_move(s, SOURCE_CONFIRMING);
     s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
     s->interrupts = 0;
     message.is.epoch = s->status.record.epoch;
-    if (ibx_control_send(&s->control, &message))
+    if (ibx_channel_send(&s->control, &message))
         source_link_close(s);
     return 0;
 }
@@ -39,14 +39,14 @@ static void say_unheard(const struct source *s)
 }
 
 void source_await_confirmed(struct source *s,
-                            int (*hear)(void *context, const struct ibx_move_any *message),
+                            int (*hear)(void *context, const struct ibx_migrate_any *message),
                             void *context)
 {
     struct ibx_error silent = {0};
     const struct ibx_options options = move_options_of_a_try(&s->transport);
     if (s->pages) /* they are of no more use: that they end is no news, but would wake for ever */
-        ibx_page_export_failed(s->pages, &silent);
-    if (s->linked && !s->confirmed && ibx_control_take(&s->control, hear, context, &silent)) {
+        ibx_page_server_failed(s->pages, &silent);
+    if (s->linked && !s->confirmed && ibx_channel_take(&s->control, hear, context, &silent)) {
         source_link_close(s);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }

@@ -12,31 +12,32 @@
 #define RETRY_MAX_MS    5000
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
 
-int source_record(struct source *s, enum ibx_record_state state, struct ibx_error *err)
+int source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
 {
-    struct ibx_record record = s->status.record;
+    struct ibx_journal record = s->status.record;
     record.state = state;
-    int rc = ibx_record_write(s->options->folder, &record, err);
+    int rc = ibx_journal_write(s->options->folder, &record, err);
     if (!rc)
         s->status.record = record;
     return rc;
 }
 
-static void hello_of(const struct source *s, enum ibx_move_purpose purpose,
-                     struct ibx_move_hello *hello)
+static void hello_of(const struct source *s, enum ibx_migrate_purpose purpose,
+                     struct ibx_migrate_hello *hello)
 {
     const unsigned wished = s->links ? s->links : s->options->links;
-    *hello = (struct ibx_move_hello){.purpose = (uint8_t)purpose, .epoch = s->status.record.epoch};
+    *hello =
+        (struct ibx_migrate_hello){.purpose = (uint8_t)purpose, .epoch = s->status.record.epoch};
     move_offer_links(hello, wished);
     if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
-        hello->links = IBX_MOVE_LINKS_MAX;
+        hello->links = IBX_MIGRATE_LINKS_MAX;
     memcpy(hello->id, s->status.record.id, sizeof(hello->id));
-    ibx_move_hello_describe(hello, &s->ram);
+    ibx_migrate_hello_describe(hello, &s->ram);
 }
 
 /* As many as the destination has chosen. */
-static int open_pages(struct source *s, const struct ibx_move_hello *hello,
-                      const struct ibx_move_answer *answer, struct ibx_error *err)
+static int open_pages(struct source *s, const struct ibx_migrate_hello *hello,
+                      const struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     if (answer->links < hello->links_least || answer->links > hello->links)
         return ibx_error_set(err, -EPROTO,
@@ -44,7 +45,7 @@ static int open_pages(struct source *s, const struct ibx_move_hello *hello,
                              "offered: its ib-migrate is not like this one",
                              answer->host, answer->links, hello->links_least, hello->links);
     s->links = answer->links;
-    struct ibx_page_export_config config = {
+    struct ibx_page_server_config config = {
         .ram = &s->ram,
         .uri = s->status.record.uri,
         .options = &s->transport,
@@ -52,16 +53,16 @@ static int open_pages(struct source *s, const struct ibx_move_hello *hello,
         .links = s->links,
     };
     memcpy(config.join.id, s->status.record.id, sizeof(config.join.id));
-    int rc = ibx_page_export_open(&config, &s->pages, err);
+    int rc = ibx_page_server_open(&config, &s->pages, err);
     if (!rc)
-        memcpy(s->status.path, ibx_page_export_path(s->pages)->description, sizeof(s->status.path));
+        memcpy(s->status.path, ibx_page_server_path(s->pages)->description, sizeof(s->status.path));
     return rc;
 }
 
 int source_link_ask(struct source *s, struct ibx_error *err)
 {
-    struct ibx_move_hello hello;
-    struct ibx_move_answer answer;
+    struct ibx_migrate_hello hello;
+    struct ibx_migrate_answer answer;
     hello_of(s, IBX_PURPOSE_MOVE, &hello);
     int rc = ibx_hardware_describe(s->qmp, hello.hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (rc)
@@ -74,8 +75,8 @@ int source_link_ask(struct source *s, struct ibx_error *err)
         s->linked = true;
         return open_pages(s, &hello, &answer, err);
     }
-    struct ibx_refusals refusals = {.count = answer.count};
-    for (unsigned i = 0; i < answer.count && i < IBX_MOVE_SAY_MAX; i++)
+    struct ibx_blockers refusals = {.count = answer.count};
+    for (unsigned i = 0; i < answer.count && i < IBX_MIGRATE_SAY_MAX; i++)
         memcpy(refusals.sentences[i], answer.sentences[i], sizeof(refusals.sentences[i]));
     char where[160];
     snprintf(where, sizeof(where), "the destination (%s) refuses", answer.host);
@@ -105,14 +106,14 @@ int source_find_map(struct source *s, struct ibx_error *err)
 int source_link_expose(struct source *s, struct ibx_error *err)
 {
     s->exposing = true;
-    return ibx_page_export_expose(s->pages, &s->map, err);
+    return ibx_page_server_expose(s->pages, &s->map, err);
 }
 
 int source_link_exposed(struct source *s, struct ibx_error *err)
 {
     if (!s->exposing)
         return 0;
-    int rc = ibx_page_export_done(s->pages, &s->regions, err);
+    int rc = ibx_page_server_done(s->pages, &s->regions, err);
     s->exposing = rc == -EAGAIN;
     return rc;
 }
@@ -120,30 +121,30 @@ int source_link_exposed(struct source *s, struct ibx_error *err)
 void source_link_close(struct source *s)
 {
     if (s->pages)
-        s->status.source_cpu_ns += ibx_page_export_cpu_ns(s->pages);
-    ibx_page_export_close(s->pages);
+        s->status.source_cpu_ns += ibx_page_server_cpu_ns(s->pages);
+    ibx_page_server_close(s->pages);
     s->pages = NULL;
-    ibx_control_fini(&s->control);
+    ibx_channel_fini(&s->control);
     s->linked = s->map_sent = s->exposing = false;
 }
 
 void source_link_disown(struct source *s, const char *why)
 {
-    struct ibx_move_hello hello;
-    struct ibx_move_answer answer;
+    struct ibx_migrate_hello hello;
+    struct ibx_migrate_answer answer;
     const struct ibx_options options = move_options_of_a_try(&s->transport);
     source_link_close(s);
     s->status.record.epoch++;
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
     if (move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, NULL))
         return;
-    if (answer.accepted && !ibx_control_send_abort(&s->control, why))
-        ibx_control_linger(&s->control, ibx_deadline_in_ms(options.timeout_ms));
-    ibx_control_fini(&s->control);
+    if (answer.accepted && !ibx_channel_send_abort(&s->control, why))
+        ibx_channel_linger(&s->control, ibx_deadline_in_ms(options.timeout_ms));
+    ibx_channel_fini(&s->control);
 }
 
 /* What the destination's standing means for a source that has committed. */
-static int heed_standing(struct source *s, const struct ibx_move_answer *answer,
+static int heed_standing(struct source *s, const struct ibx_migrate_answer *answer,
                          struct ibx_error *err)
 {
     const char *why = answer->count ? answer->sentences[0] : "it gave no reason";
@@ -173,8 +174,8 @@ static int heed_standing(struct source *s, const struct ibx_move_answer *answer,
 
 static int try_again(struct source *s, struct ibx_error *err)
 {
-    struct ibx_move_hello hello;
-    struct ibx_move_answer answer;
+    struct ibx_migrate_hello hello;
+    struct ibx_migrate_answer answer;
     const struct ibx_options options = move_options_of_a_try(&s->transport);
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
     int rc = move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, err);

@@ -34,7 +34,7 @@ static const char *const names[SOURCE_STATES] = {
     "committed", "serving",  "confirming", "done",    "kept",
 };
 
-static enum ibx_move_phase phase_of(const struct source *s)
+static enum ibx_migrate_phase phase_of(const struct source *s)
 {
     switch (s->state) {
     case SOURCE_ASKING:
@@ -90,7 +90,7 @@ static void mind_silence(struct source *s)
 static void show(struct source *s)
 {
     mind_silence(s);
-    enum ibx_move_phase phase = phase_of(s);
+    enum ibx_migrate_phase phase = phase_of(s);
     bool changed = phase != s->status.phase;
     s->status.phase = phase;
     move_tell(&s->teller, &s->status, changed);
@@ -98,10 +98,10 @@ static void show(struct source *s)
 
 /* ---------------------------------------------------------------- what others say */
 
-static int heed_complete(struct source *s, const struct ibx_move_complete *record,
+static int heed_complete(struct source *s, const struct ibx_migrate_complete *record,
                          struct ibx_error *err)
 {
-    uint8_t hash[IBX_MOVE_HASH_BYTES];
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
     ibx_page_map_hash(&s->map, hash);
     if (record->pages != s->map.pages || memcmp(record->hash, hash, sizeof(hash)))
         return ibx_error_set(err, -EPROTO,
@@ -113,7 +113,7 @@ static int heed_complete(struct source *s, const struct ibx_move_complete *recor
     return 0;
 }
 
-static void heed_progress(struct source *s, const struct ibx_move_progress *progress)
+static void heed_progress(struct source *s, const struct ibx_migrate_progress *progress)
 {
     s->status.present = progress->present;
     s->status.bytes = progress->bytes;
@@ -137,26 +137,26 @@ struct hearing {
     struct ibx_error *err;
 };
 
-static int unexpected(const struct source *s, const struct ibx_move_any *message,
+static int unexpected(const struct source *s, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
     return ibx_error_set(err, -EPROTO, "the destination said %s while the source was %s",
-                         ibx_move_message_name(message->type), names[s->state]);
+                         ibx_migrate_message_name(message->type), names[s->state]);
 }
 
-static int hear(void *context, const struct ibx_move_any *message)
+static int hear(void *context, const struct ibx_migrate_any *message)
 {
     struct hearing *h = context;
     struct source *s = h->source;
     s->heard++;
     switch (message->type) {
-    case IBX_MOVE_READY:
+    case IBX_MIGRATE_READY:
         s->ready = true;
         return s->state == SOURCE_EXPOSING ? 0 : unexpected(s, message, h->err);
-    case IBX_MOVE_LOADED:
+    case IBX_MIGRATE_LOADED:
         s->loaded = true;
         return s->state == SOURCE_SENDING && s->state_sent ? 0 : unexpected(s, message, h->err);
-    case IBX_MOVE_RUNNING:
+    case IBX_MIGRATE_RUNNING:
         if (!source_committed(s))
             return unexpected(s, message, h->err);
         heed_running(s);
@@ -165,20 +165,20 @@ static int hear(void *context, const struct ibx_move_any *message)
         if (s->state == SOURCE_COMMITTED)
             source_move(s, SOURCE_SERVING);
         return 0;
-    case IBX_MOVE_PROGRESS:
+    case IBX_MIGRATE_PROGRESS:
         heed_progress(s, &message->is.progress);
         return source_committed(s) ? 0 : unexpected(s, message, h->err);
-    case IBX_MOVE_COMPLETE:
+    case IBX_MIGRATE_COMPLETE:
         if (s->state == SOURCE_CONFIRMING) /* said again before the answer had come */
             return 0;
         if (s->state != SOURCE_SERVING)
             return unexpected(s, message, h->err);
         heed_progress(s, &message->is.complete.progress);
         return heed_complete(s, &message->is.complete, h->err);
-    case IBX_MOVE_CONFIRMED:
+    case IBX_MIGRATE_CONFIRMED:
         s->confirmed = true;
         return s->state == SOURCE_CONFIRMING ? 0 : unexpected(s, message, h->err);
-    case IBX_MOVE_ABORT:
+    case IBX_MIGRATE_ABORT:
         s->aborted = true;
         return ibx_error_set(h->err, -ECONNABORTED, "the destination gave up: %s",
                              message->is.sentence);
@@ -253,8 +253,8 @@ static int hear_qemu(struct source *s, struct ibx_error *err)
 
 static int begin_migration(struct source *s, struct ibx_error *err)
 {
-    int rc = source_record(s, IBX_RECORD_MAY_RUN, err);
-    if (!rc && (rc = ibx_guard_touched(&s->guard)))
+    int rc = source_record(s, IBX_JOURNAL_MAY_RUN, err);
+    if (!rc && (rc = ibx_watchdog_touched(&s->guard)))
         ibx_error_set(err, rc, "the guardian process has died");
     if (rc)
         return rc;
@@ -287,9 +287,9 @@ static int expose_rest(struct source *s, struct ibx_error *err)
 /* Passes on what QEMU has written, as long as it does not pile up here. */
 static int carry_state(struct source *s, struct ibx_error *err)
 {
-    uint8_t bytes[IBX_MOVE_MESSAGE];
-    size_t room = ibx_control_room(&s->control);
-    while (s->stream >= 0 && ibx_control_idle(&s->control)) {
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    size_t room = ibx_channel_room(&s->control);
+    while (s->stream >= 0 && ibx_channel_idle(&s->control)) {
         ssize_t n = read(s->stream, bytes, room < sizeof(bytes) ? room : sizeof(bytes));
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return 0;
@@ -302,10 +302,10 @@ static int carry_state(struct source *s, struct ibx_error *err)
             s->stream_ended = true;
             return 0;
         }
-        struct ibx_move_any message = {.type = IBX_MOVE_STATE};
+        struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
         message.is.state.bytes = bytes;
         message.is.state.length = (size_t)n;
-        int rc = ibx_control_send(&s->control, &message);
+        int rc = ibx_channel_send(&s->control, &message);
         if (rc)
             return ibx_error_set(err, rc, "the device state cannot be sent: %s", strerror(-rc));
         s->status.state_bytes += (uint64_t)n;
@@ -315,23 +315,23 @@ static int carry_state(struct source *s, struct ibx_error *err)
 
 static int end_state(struct source *s)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_STATE_END};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE_END};
     message.is.state_bytes = s->status.state_bytes;
     s->state_sent = true;
-    return ibx_control_send(&s->control, &message);
+    return ibx_channel_send(&s->control, &message);
 }
 
 static int send_commit(struct source *s)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_COMMIT};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMMIT};
     message.is.epoch = s->status.record.epoch;
-    return ibx_control_send(&s->control, &message);
+    return ibx_channel_send(&s->control, &message);
 }
 
 /* The point of no return. What fails from here on is mended by connecting again. */
 static int commit(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_guard_commit(&s->guard);
+    int rc = ibx_watchdog_commit(&s->guard);
     if (rc)
         return ibx_error_set(err, rc, "the guardian process has died");
     s->loaded_ns = ibx_now_ns();
@@ -415,7 +415,7 @@ static int step(struct source *s, struct ibx_error *err)
 {
     int rc = mind_the_clock(s, err);
     if (!rc && s->linked && s->pages)
-        rc = ibx_page_export_failed(s->pages, err);
+        rc = ibx_page_server_failed(s->pages, err);
     if (rc)
         return rc;
     switch (s->state) {
@@ -433,8 +433,8 @@ static int step(struct source *s, struct ibx_error *err)
     case SOURCE_COMMITTED:
         return s->linked ? catch_up(s, err) : 0;
     case SOURCE_SERVING:
-        if (s->status.record.state == IBX_RECORD_MAY_RUN)
-            rc = source_record(s, IBX_RECORD_MOVED, err);
+        if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
+            rc = source_record(s, IBX_JOURNAL_MOVED, err);
         if (!rc && s->linked)
             rc = catch_up(s, err);
         return rc || !s->complete ? rc : source_confirm(s, err);
@@ -445,10 +445,10 @@ static int step(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- what goes wrong */
 
-static int hear_farewell(void *context, const struct ibx_move_any *message)
+static int hear_farewell(void *context, const struct ibx_migrate_any *message)
 {
     struct source *s = context;
-    s->aborted |= message->type == IBX_MOVE_ABORT;
+    s->aborted |= message->type == IBX_MIGRATE_ABORT;
     return s->aborted ? -ECONNABORTED : 0;
 }
 
@@ -457,7 +457,7 @@ int source_keep(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     if (s->linked && err->message[0])
-        ibx_control_send_abort(&s->control, err->message);
+        ibx_channel_send_abort(&s->control, err->message);
     /* First: as long as QEMU waits for somebody to read its device state, it does nothing else. */
     if (s->stream >= 0)
         close(s->stream);
@@ -465,7 +465,7 @@ int source_keep(struct source *s, int code, struct ibx_error *err)
     const int unkept = ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why);
     /* What was said last may be lost with a connection that is closed at once. */
     if (s->linked && !s->aborted && code != -ECONNRESET)
-        ibx_control_hear_out(&s->control, hear_farewell, s, ibx_deadline_in_ms(FAREWELL_MS), NULL);
+        ibx_channel_hear_out(&s->control, hear_farewell, s, ibx_deadline_in_ms(FAREWELL_MS), NULL);
     if (unkept) {
         ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
                          why.message,
@@ -480,12 +480,12 @@ int source_keep(struct source *s, int code, struct ibx_error *err)
     if (awaited)
         source_link_disown(s, err->message);
     if (s->status.record.written_s)
-        source_record(s, IBX_RECORD_KEPT, &why);
-    ibx_guard_release(&s->guard);
+        source_record(s, IBX_JOURNAL_KEPT, &why);
+    ibx_watchdog_release(&s->guard);
     return code;
 }
 
-static int hear_last(void *context, const struct ibx_move_any *message)
+static int hear_last(void *context, const struct ibx_migrate_any *message)
 {
     struct hearing *h = context;
     int rc = hear(context, message);
@@ -501,7 +501,7 @@ static int hear_out(struct source *s, int code, struct ibx_error *err)
     if (!s->linked || s->state != SOURCE_COMMITTED || s->aborted || code == -EPROTO)
         return code;
     int rc =
-        ibx_control_hear_out(&s->control, hear_last, &hearing, ibx_deadline_in_ms(WORD_MS), &last);
+        ibx_channel_hear_out(&s->control, hear_last, &hearing, ibx_deadline_in_ms(WORD_MS), &last);
     if (!s->aborted)
         return code;
     *err = last;
@@ -576,19 +576,19 @@ static int heed_signals(struct source *s, struct ibx_error *err)
 
 static void wait_for_something(struct source *s)
 {
-    struct pollfd fds[5 + 1 + IBX_TALK_CLIENTS_MAX];
-    const bool carry = s->stream >= 0 && ibx_control_idle(&s->control);
+    struct pollfd fds[5 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    const bool carry = s->stream >= 0 && ibx_channel_idle(&s->control);
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
     uint64_t most = MOVE_TICK_MS * IBX_NS_PER_MS;
-    if (ibx_control_arm(&s->control, &fds[0].fd) || (s->qmp && ibx_qmp_has_events(s->qmp)))
+    if (ibx_channel_arm(&s->control, &fds[0].fd) || (s->qmp && ibx_qmp_has_events(s->qmp)))
         most = 0;
     fds[1] = (struct pollfd){.fd = s->qmp ? ibx_qmp_fd(s->qmp) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
-    fds[3] = (struct pollfd){.fd = s->pages ? ibx_page_export_fd(s->pages) : -1, .events = POLLIN};
+    fds[3] = (struct pollfd){.fd = s->pages ? ibx_page_server_fd(s->pages) : -1, .events = POLLIN};
     fds[4] = (struct pollfd){.fd = carry ? s->stream : -1, .events = POLLIN};
-    unsigned n = 5 + ibx_talk_poll_fds(s->talk, fds + 5);
+    unsigned n = 5 + ibx_control_socket_poll_fds(s->talk, fds + 5);
     if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
-        ibx_talk_serve(s->talk);
+        ibx_control_socket_serve(s->talk);
 }
 
 /* After the commit QEMU itself is not needed any more: its RAM is mapped and open here. */
@@ -625,7 +625,7 @@ static int turn(struct source *s, struct ibx_error *err)
     }
     if (source_committed(s) && !s->linked)
         return link_again(s, err);
-    rc = ibx_control_take(&s->control, hear, &hearing, err);
+    rc = ibx_channel_take(&s->control, hear, &hearing, err);
     return rc ? rc : step(s, err);
 }
 

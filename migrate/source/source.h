@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The source of a move, between source.c (its states) and source_link.c (its connections). */
-#ifndef IBX_MIGRATE_SOURCE_H
-#define IBX_MIGRATE_SOURCE_H
+#ifndef IBX_MIGRATE_SOURCE_SOURCE_H
+#define IBX_MIGRATE_SOURCE_SOURCE_H
 
 #include "migrate/operator/move_internal.h"
 #include "migrate/pages/pages.h"
@@ -43,25 +43,25 @@ struct source {
     struct ibx_options transport;
     enum source_state state;
     bool linked;
-    struct ibx_move_status status;
+    struct ibx_migrate_status status;
     struct move_teller teller;
     struct move_signals signals;
-    struct ibx_talk *talk;
+    struct ibx_control_socket *talk;
     int lock_fd;
 
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     struct ibx_source_vm vm;
-    struct ibx_guard guard;
+    struct ibx_watchdog guard;
     struct ibx_page_map map;
 
-    struct ibx_control control;
-    struct ibx_page_export *pages;
+    struct ibx_channel control;
+    struct ibx_page_server *pages;
     unsigned links; /* page connections, as the destination has answered; 0: not yet */
     uint32_t regions;
     bool exposing, ready, loaded, complete; /* the other side's word: READY, LOADED, COMPLETE */
     bool map_sent;                          /* over this control connection */
-    struct ibx_move_complete record;        /* of COMPLETE */
+    struct ibx_migrate_complete record;     /* of COMPLETE */
 
     int stream;   /* QEMU's device state; -1: none, or at its end */
     bool stopped; /* by QEMU's word, since the migration began */
@@ -101,7 +101,7 @@ int source_keep(struct source *s, int code, struct ibx_error *err);
 int source_confirm(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for the answer, or says it again over a new connection; DONE in any case. */
 void source_await_confirmed(struct source *s,
-                            int (*hear)(void *context, const struct ibx_move_any *message),
+                            int (*hear)(void *context, const struct ibx_migrate_any *message),
                             void *context);
 
 /* source_link.c */
@@ -122,6 +122,6 @@ void source_link_disown(struct source *s, const char *why);
 /* Which pages hold data at this moment. */
 int source_find_map(struct source *s, struct ibx_error *err);
 /* Writes the record in this state. */
-int source_record(struct source *s, enum ibx_record_state state, struct ibx_error *err);
+int source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
 
 #endif

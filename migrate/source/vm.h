@@ -32,25 +32,26 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_source_vm *vm, uint64_t deadline
  * neither committed nor released, it does what ibx_vm_stay() does and writes the record. It holds
  * the record's lock meanwhile, as a forked child.
  */
-struct ibx_guard {
+struct ibx_watchdog {
     pid_t pid;
     int fd; /* to it; -1 none */
 };
 
-/* Before any thread is started. `record` is HERE; `lock_fd` is of ibx_record_lock() and kept open
+/* Before any thread is started. `record` is HERE; `lock_fd` is of ibx_journal_lock() and kept open
  * by it, all other descriptors are not. */
-int ibx_guard_start(struct ibx_guard *guard, const char *folder, const struct ibx_record *record,
-                    const struct ibx_source_vm *vm, int lock_fd, struct ibx_error *err);
+int ibx_watchdog_start(struct ibx_watchdog *guard, const char *folder,
+                       const struct ibx_journal *record, const struct ibx_source_vm *vm,
+                       int lock_fd, struct ibx_error *err);
 /* The capabilities are about to be changed. */
-int ibx_guard_capabilities(struct ibx_guard *guard, json_t *before);
+int ibx_watchdog_capabilities(struct ibx_watchdog *guard, json_t *before);
 /* The migration is about to be started, and the record is MAY_RUN. */
-int ibx_guard_touched(struct ibx_guard *guard);
+int ibx_watchdog_touched(struct ibx_watchdog *guard);
 /* Before COMMIT is sent: from here on it does nothing. -EPIPE when it has died. */
-int ibx_guard_commit(struct ibx_guard *guard);
+int ibx_watchdog_commit(struct ibx_watchdog *guard);
 /* All is well: it ends. Waits for it. */
-void ibx_guard_release(struct ibx_guard *guard);
+void ibx_watchdog_release(struct ibx_watchdog *guard);
 /* The tool could not bring the VM back and ends: the guardian tries, over a monitor of its own. The
- * tool's must be closed. Nothing after ibx_guard_commit(). */
-void ibx_guard_leave(struct ibx_guard *guard);
+ * tool's must be closed. Nothing after ibx_watchdog_commit(). */
+void ibx_watchdog_leave(struct ibx_watchdog *guard);
 
 #endif

@@ -27,7 +27,7 @@
 #define AGAIN_MS       100   /* between two tries to reach the monitor */
 
 struct guardian {
-    struct ibx_record record;
+    struct ibx_journal record;
     struct ibx_source_vm vm;
     const char *folder;
     bool committed, released;
@@ -80,8 +80,8 @@ static void bring_back(struct guardian *g)
     if (!rc)
         rc = ibx_vm_stay(qmp, &g->vm, deadline, &err);
     if (!rc) {
-        g->record.state = IBX_RECORD_KEPT;
-        rc = ibx_record_write(g->folder, &g->record, &err);
+        g->record.state = IBX_JOURNAL_KEPT;
+        rc = ibx_journal_write(g->folder, &g->record, &err);
     }
     if (rc)
         ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s could not be continued here: %s",
@@ -124,11 +124,12 @@ static void guardian_main(struct guardian *g, int fd)
 
 /* ---------------------------------------------------------------- the tool's side */
 
-int ibx_guard_start(struct ibx_guard *guard, const char *folder, const struct ibx_record *record,
-                    const struct ibx_source_vm *vm, int lock_fd, struct ibx_error *err)
+int ibx_watchdog_start(struct ibx_watchdog *guard, const char *folder,
+                       const struct ibx_journal *record, const struct ibx_source_vm *vm,
+                       int lock_fd, struct ibx_error *err)
 {
     int pair[2];
-    *guard = (struct ibx_guard){.fd = -1};
+    *guard = (struct ibx_watchdog){.fd = -1};
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ibx_error_set(err, -errno, "no pipe to a guardian: %s", strerror(errno));
     struct guardian *g = calloc(1, sizeof(*g));
@@ -145,17 +146,17 @@ int ibx_guard_start(struct ibx_guard *guard, const char *folder, const struct ib
         close(pair[1]);
         return ibx_error_set(err, -errno, "no process for a guardian: %s", strerror(errno));
     }
-    *guard = (struct ibx_guard){.pid = pid, .fd = pair[1]};
+    *guard = (struct ibx_watchdog){.pid = pid, .fd = pair[1]};
     return 0;
 }
 
-static int tell(struct ibx_guard *guard, const char *bytes, size_t length)
+static int tell(struct ibx_watchdog *guard, const char *bytes, size_t length)
 {
     ssize_t n = send(guard->fd, bytes, length, MSG_NOSIGNAL);
     return n == (ssize_t)length ? 0 : n < 0 ? -errno : -EPIPE;
 }
 
-int ibx_guard_capabilities(struct ibx_guard *guard, json_t *before)
+int ibx_watchdog_capabilities(struct ibx_watchdog *guard, json_t *before)
 {
     char line[LINE_MAX_BYTES];
     size_t length = json_dumpb(before, line + 1, sizeof(line) - 2, JSON_COMPACT);
@@ -166,17 +167,17 @@ int ibx_guard_capabilities(struct ibx_guard *guard, json_t *before)
     return tell(guard, line, length + 2);
 }
 
-int ibx_guard_touched(struct ibx_guard *guard)
+int ibx_watchdog_touched(struct ibx_watchdog *guard)
 {
     return tell(guard, "T", 1);
 }
 
-int ibx_guard_commit(struct ibx_guard *guard)
+int ibx_watchdog_commit(struct ibx_watchdog *guard)
 {
     return tell(guard, "C", 1);
 }
 
-void ibx_guard_release(struct ibx_guard *guard)
+void ibx_watchdog_release(struct ibx_watchdog *guard)
 {
     if (guard->fd < 0)
         return;
@@ -187,7 +188,7 @@ void ibx_guard_release(struct ibx_guard *guard)
         ;
 }
 
-void ibx_guard_leave(struct ibx_guard *guard)
+void ibx_watchdog_leave(struct ibx_watchdog *guard)
 {
     if (guard->fd >= 0)
         close(guard->fd);

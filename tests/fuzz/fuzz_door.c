@@ -69,7 +69,8 @@ void ibx_peer_name(int fd, char *out, size_t size)
     snprintf(out, size, "the fuzzer");
 }
 
-int ibx_door_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd, struct ibx_error *err)
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
+                          struct ibx_error *err)
 {
     (void)uri;
     (void)timeout_ms;

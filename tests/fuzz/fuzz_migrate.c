@@ -35,7 +35,7 @@ static void refused(int rc, const struct ibx_error *err)
 
 static struct ibx_page_map map_of(uint8_t choice)
 {
-    const struct ibx_move_block blocks[] = {
+    const struct ibx_migrate_block blocks[] = {
         {"a", ((uint64_t)(choice >> 2 & 15) * 13000 + 1) * 4096, 4096, 0},
         {"b", (uint64_t)(choice >> 6) << 21, 2u << 20, 0}};
     struct ibx_page_map map;
@@ -53,7 +53,7 @@ static int count_data(void *context, uint64_t first, uint64_t count, bool data)
 static void check_map(const struct ibx_page_map *map, uint8_t choice)
 {
     struct ibx_page_map again = map_of(choice);
-    uint8_t piece[9000], hash[IBX_MOVE_HASH_BYTES], hash_again[IBX_MOVE_HASH_BYTES];
+    uint8_t piece[9000], hash[IBX_MIGRATE_HASH_BYTES], hash_again[IBX_MIGRATE_HASH_BYTES];
     uint64_t page = 0, data = 0;
     require(map->next <= map->pages && map->data_pages <= map->pages);
     require(!ibx_page_map_runs(map, count_data, &data) && data == map->data_pages);
@@ -86,43 +86,43 @@ static void take_pieces(uint8_t choice, struct ibx_reader *r)
 
 /* ------------------------------------------------------------ messages */
 
-static void check_hello(const struct ibx_move_hello *hello)
+static void check_hello(const struct ibx_migrate_hello *hello)
 {
     struct ibx_guest_ram ram;
-    static struct ibx_move_hello again;
-    require(!ibx_move_hello_ram(hello, &ram));
-    ibx_move_hello_describe(&again, &ram);
+    static struct ibx_migrate_hello again;
+    require(!ibx_migrate_hello_ram(hello, &ram));
+    ibx_migrate_hello_describe(&again, &ram);
     require(again.block_count == hello->block_count && !strcmp(again.uuid, hello->uuid));
     ibx_guest_ram_fini(&ram);
-    static struct ibx_refusals refusals;
+    static struct ibx_blockers refusals;
     static const char own[] = "cpus=2;cpu=qemu64;cpuid 7.0 EBX=1f;disk=100;p nic @ 03.0;b i @ i;";
     refusals.count = 0;
-    ibx_refuse_hardware(hello->hardware, own, true, &refusals);
-    ibx_refuse_hardware(own, hello->hardware, true, &refusals);
-    for (size_t i = 0; i < refusals.count && i < IBX_REFUSALS_MAX; i++)
+    ibx_preflight_hardware(hello->hardware, own, true, &refusals);
+    ibx_preflight_hardware(own, hello->hardware, true, &refusals);
+    for (size_t i = 0; i < refusals.count && i < IBX_PREFLIGHT_MAX; i++)
         require(refusals.sentences[i][0] && !strchr(refusals.sentences[i], '\n'));
 }
 
 static void take_message(const uint8_t *data, size_t size)
 {
-    static struct ibx_move_any message, again;
-    static uint8_t out[IBX_MOVE_MESSAGE], twice[IBX_MOVE_MESSAGE];
+    static struct ibx_migrate_any message, again;
+    static uint8_t out[IBX_MIGRATE_MESSAGE], twice[IBX_MIGRATE_MESSAGE];
     struct ibx_error err = {0};
-    int rc = ibx_move_decode(data, size, &message, &err);
+    int rc = ibx_migrate_decode(data, size, &message, &err);
     if (rc) {
         refused(rc, &err);
         return;
     }
     /* Text may have been changed to be shown, nothing else. */
-    require(ibx_move_encode(&message, out, sizeof(out)) == (ssize_t)size);
+    require(ibx_migrate_encode(&message, out, sizeof(out)) == (ssize_t)size);
     for (size_t i = 0; i < size; i++)
         require(out[i] == data[i] || out[i] == '?');
-    require(!ibx_move_decode(out, size, &again, NULL));
-    require(ibx_move_encode(&again, twice, sizeof(twice)) == (ssize_t)size);
+    require(!ibx_migrate_decode(out, size, &again, NULL));
+    require(ibx_migrate_encode(&again, twice, sizeof(twice)) == (ssize_t)size);
     require(!memcmp(out, twice, size));
-    if (message.type == IBX_MOVE_HELLO)
+    if (message.type == IBX_MIGRATE_HELLO)
         check_hello(&message.is.hello);
-    if (message.type == IBX_MOVE_MAP) {
+    if (message.type == IBX_MIGRATE_MAP) {
         struct ibx_page_map map = map_of(29);
         ibx_page_map_take(&map, message.is.map.bytes, message.is.map.length, NULL);
         check_map(&map, 29);

@@ -46,32 +46,32 @@ static void start_source(void)
 {
     mover_begin();
     ibx_options_init(&options);
-    options.message = IBX_MOVE_MESSAGE;
+    options.message = IBX_MIGRATE_MESSAGE;
     options.slots = 4; /* much fewer than the device state has messages */
     vm_start(&vms[0], &(struct vm_options){.append = ""});
     vm_wait_beats(&vms[0], BEATS);
 }
 
-static struct ibx_porch *porch;
+static struct ibx_acceptor *porch;
 static struct line source; /* its control connection, as we hear it */
 static struct line source_page;
 
-static void take_knock(struct ibx_knock *knock)
+static void take_knock(struct ibx_connection_request *knock)
 {
     const uint64_t deadline = vm_soon();
-    struct pollfd wait = {.fd = ibx_porch_fd(porch), .events = POLLIN};
-    while (!ibx_porch_take(porch, knock)) {
+    struct pollfd wait = {.fd = ibx_acceptor_fd(porch), .events = POLLIN};
+    while (!ibx_acceptor_take(porch, knock)) {
         if (ibx_now_ns() >= deadline)
             fail_msg("nobody knocked");
         poll(&wait, 1, LOOK_MS);
     }
 }
 
-static void answer_links(struct line *line, bool accepted, enum ibx_move_standing standing,
+static void answer_links(struct line *line, bool accepted, enum ibx_migrate_standing standing,
                          uint16_t links)
 {
-    static struct ibx_move_any message;
-    message = (struct ibx_move_any){.type = IBX_MOVE_ANSWER};
+    static struct ibx_migrate_any message;
+    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER};
     message.is.answer.accepted = accepted;
     message.is.answer.standing = (uint8_t)standing;
     message.is.answer.links = links;
@@ -82,56 +82,57 @@ static void answer_links(struct line *line, bool accepted, enum ibx_move_standin
 }
 
 /* With as many page connections as are offered. */
-static void answer(struct line *line, bool accepted, enum ibx_move_standing standing)
+static void answer(struct line *line, bool accepted, enum ibx_migrate_standing standing)
 {
     answer_links(line, accepted, standing, 1);
 }
 
 /* The source's HELLO, not answered yet. */
-static void greeted(enum ibx_move_purpose purpose)
+static void greeted(enum ibx_migrate_purpose purpose)
 {
-    struct ibx_knock *first = malloc(sizeof(*first));
+    struct ibx_connection_request *first = malloc(sizeof(*first));
     assert_non_null(first);
     take_knock(first);
-    assert_int_equal(first->first.type, IBX_MOVE_HELLO);
+    assert_int_equal(first->first.type, IBX_MIGRATE_HELLO);
     assert_int_equal(first->first.is.hello.purpose, purpose);
     source = (struct line){0};
-    ibx_control_init(&source.control, first->conn);
+    ibx_channel_init(&source.control, first->conn);
     free(first);
 }
 
 static void joined(void)
 {
-    struct ibx_knock *knock = malloc(sizeof(*knock));
+    struct ibx_connection_request *knock = malloc(sizeof(*knock));
     assert_non_null(knock);
     greeted(IBX_PURPOSE_MOVE);
     answer(&source, true, IBX_STANDING_NONE);
     take_knock(knock);
-    assert_int_equal(knock->first.type, IBX_MOVE_JOIN);
+    assert_int_equal(knock->first.type, IBX_MIGRATE_JOIN);
     source_page = (struct line){0};
-    ibx_control_init(&source_page.control, knock->conn);
+    ibx_channel_init(&source_page.control, knock->conn);
     free(knock);
-    assert_true(line_hears(&source_page, IBX_MOVE_REGION));
+    assert_true(line_hears(&source_page, IBX_MIGRATE_REGION));
 }
 
 /* The VM stands still at the source, and all of its state has come. */
 static void got_state(void)
 {
     joined();
-    line_say_plain(&source, IBX_MOVE_READY);
-    assert_true(line_hears(&source, IBX_MOVE_STATE_END));
+    line_say_plain(&source, IBX_MIGRATE_READY);
+    assert_true(line_hears(&source, IBX_MIGRATE_STATE_END));
 }
 
 static void got_commit(void)
 {
     got_state();
-    line_say_plain(&source, IBX_MOVE_LOADED);
-    assert_true(line_hears(&source, IBX_MOVE_COMMIT));
+    line_say_plain(&source, IBX_MIGRATE_LOADED);
+    assert_true(line_hears(&source, IBX_MIGRATE_COMMIT));
 }
 
 static void say_abort(void)
 {
-    line_say(&source, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "no longer"});
+    line_say(&source,
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "no longer"});
     line_closes(&source);
 }
 
@@ -163,7 +164,7 @@ static void fib_closes_at_hello(void)
 static void fib_ready_for_an_answer(void)
 {
     greeted(IBX_PURPOSE_MOVE);
-    line_say_plain(&source, IBX_MOVE_READY);
+    line_say_plain(&source, IBX_MIGRATE_READY);
     line_closes(&source);
 }
 
@@ -175,27 +176,27 @@ static void fib_closes_when_joined(void)
 static void fib_loaded_early(void)
 {
     joined();
-    line_say_plain(&source, IBX_MOVE_LOADED);
+    line_say_plain(&source, IBX_MIGRATE_LOADED);
     line_closes(&source);
 }
 
 static void fib_running_early(void)
 {
     joined();
-    line_say_plain(&source, IBX_MOVE_RUNNING);
+    line_say_plain(&source, IBX_MIGRATE_RUNNING);
     line_closes(&source);
 }
 
 static void fib_ready_twice(void)
 {
     got_state();
-    line_say_plain(&source, IBX_MOVE_READY);
+    line_say_plain(&source, IBX_MIGRATE_READY);
     line_closes(&source);
 }
 
 static void fib_complete_early(void)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
     message.is.complete.pages = message.is.complete.fetched_pages = 1;
     message.is.complete.progress.pages = message.is.complete.progress.present = 1;
     got_state();
@@ -218,7 +219,7 @@ static void fib_aborts_with_the_state(void)
 static void fib_silent_with_the_state(void)
 {
     got_state();
-    assert_true(line_hears(&source, IBX_MOVE_ABORT));
+    assert_true(line_hears(&source, IBX_MIGRATE_ABORT));
 }
 
 /* Stands still instead, and has not given back a single credit: the word is there when it goes on.
@@ -226,10 +227,10 @@ static void fib_silent_with_the_state(void)
 static void fib_stopped_with_the_state(void)
 {
     joined();
-    line_say_plain(&source, IBX_MOVE_READY);
+    line_say_plain(&source, IBX_MIGRATE_READY);
     mover_ends(&sender, 1);
-    assert_true(line_hears(&source, IBX_MOVE_ABORT));
-    assert_false(source.heard & 1u << IBX_MOVE_STATE_END);
+    assert_true(line_hears(&source, IBX_MIGRATE_ABORT));
+    assert_false(source.heard & 1u << IBX_MIGRATE_STATE_END);
 }
 
 static void fib_aborts_after_the_commit(void)
@@ -283,8 +284,8 @@ static const struct fib {
 static void send_to_us(const char *timed)
 {
     vm_soon();
-    vm_ok(ibx_porch_open("tcp://127.0.0.1:0", &options, &porch, &vm_error));
-    mover_send(&sender, &vms[0], ibx_porch_uri(porch),
+    vm_ok(ibx_acceptor_open("tcp://127.0.0.1:0", &options, &porch, &vm_error));
+    mover_send(&sender, &vms[0], ibx_acceptor_uri(porch),
                (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=10000", NULL});
 }
 
@@ -297,7 +298,7 @@ static void test_destinations_that_lie(void **state)
         send_to_us(fibs[i].timed);
         fibs[i].tell();
         hush();
-        ibx_porch_close(porch);
+        ibx_acceptor_close(porch);
         if (sender.pid)
             mover_ends(&sender, 1);
         mover_must_say(&sender, fibs[i].words);
@@ -310,19 +311,19 @@ static void test_destinations_that_lie(void **state)
 static void test_a_lie_about_the_end(void **state)
 {
     (void)state;
-    struct ibx_move_any message = {.type = IBX_MOVE_COMPLETE};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
     message.is.complete.pages = message.is.complete.fetched_pages = VM_RAM_MIB << 8;
     message.is.complete.progress.pages = message.is.complete.progress.present = VM_RAM_MIB << 8;
     start_source();
     send_to_us(NULL);
     got_commit();
-    line_say_plain(&source, IBX_MOVE_RUNNING);
+    line_say_plain(&source, IBX_MIGRATE_RUNNING);
     line_say(&source, &message);
     line_closes(&source);
-    assert_false(source.heard & 1u << IBX_MOVE_CONFIRM);
+    assert_false(source.heard & 1u << IBX_MIGRATE_CONFIRM);
     mover_await_words(&sender, "another page map");
     hush();
-    ibx_porch_close(porch);
+    ibx_acceptor_close(porch);
     mover_kill(&sender, SIGINT);
     mover_await_words(&sender, "interrupt once more");
     mover_kill(&sender, SIGINT);

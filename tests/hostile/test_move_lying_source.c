@@ -47,7 +47,7 @@ static void start_source(void)
 {
     mover_begin();
     ibx_options_init(&options);
-    options.message = IBX_MOVE_MESSAGE;
+    options.message = IBX_MIGRATE_MESSAGE;
     vm_start(&vms[0], &(struct vm_options){.append = ""});
     vm_wait_beats(&vms[0], BEATS);
 }
@@ -56,7 +56,7 @@ struct liar {
     struct line control, page;
     struct ibx_guest_ram ram;
     void *memory; /* the source's, READ by the destination */
-    struct ibx_move_hello hello;
+    struct ibx_migrate_hello hello;
     struct ibx_page_map map;
     uint64_t pages;
 };
@@ -68,23 +68,23 @@ static size_t real_length;
 static void serve_pages(void)
 {
     if (liar.page.control.conn && !liar.page.ended)
-        liar.page.ended = ibx_control_take(&liar.page.control, line_note, &liar.page, NULL);
+        liar.page.ended = ibx_channel_take(&liar.page.control, line_note, &liar.page, NULL);
 }
 
-static void knock(struct line *line, const struct ibx_move_any *first)
+static void knock(struct line *line, const struct ibx_migrate_any *first)
 {
     struct ibx_conn *conn;
     *line = (struct line){0};
     vm_soon();
     vm_ok(ibx_connect(receiver.uri, &options, &conn, &vm_error));
-    ibx_control_init(&line->control, conn);
+    ibx_channel_init(&line->control, conn);
     line_say(line, first);
 }
 
-static void knock_hello(struct line *line, enum ibx_move_purpose purpose, uint8_t id,
+static void knock_hello(struct line *line, enum ibx_migrate_purpose purpose, uint8_t id,
                         uint64_t epoch)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_HELLO};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO};
     message.is.hello = liar.hello;
     message.is.hello.purpose = (uint8_t)purpose;
     message.is.hello.id[0] = id;
@@ -94,7 +94,7 @@ static void knock_hello(struct line *line, enum ibx_move_purpose purpose, uint8_
 
 static void knock_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t number)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_JOIN};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN};
     memcpy(message.is.join.id, liar.hello.id, sizeof(liar.hello.id));
     message.is.join.id[0] = id;
     message.is.join.epoch = epoch;
@@ -103,9 +103,9 @@ static void knock_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t n
 }
 
 /* Not accepted, with this standing. */
-static void turned_away(struct line *line, enum ibx_move_standing standing)
+static void turned_away(struct line *line, enum ibx_migrate_standing standing)
 {
-    assert_true(line_hears(line, IBX_MOVE_ANSWER));
+    assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
     assert_false(line->last.is.answer.accepted);
     assert_int_equal(line->last.is.answer.standing, standing);
     line_hang_up(line);
@@ -114,7 +114,7 @@ static void turned_away(struct line *line, enum ibx_move_standing standing)
 static void to_joining(void)
 {
     knock_hello(&liar.control, IBX_PURPOSE_MOVE, 1, 1);
-    assert_true(line_hears(&liar.control, IBX_MOVE_ANSWER));
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_ANSWER));
     assert_true(liar.control.last.is.answer.accepted);
 }
 
@@ -122,17 +122,17 @@ static void to_ready(void)
 {
     to_joining();
     knock_join(&liar.page, 1, 1, 0);
-    assert_true(line_hears(&liar.control, IBX_MOVE_READY));
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_READY));
 }
 
 static void say_map(uint64_t data_pages, uint32_t regions)
 {
-    uint8_t bytes[IBX_MOVE_MESSAGE];
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
     uint64_t from = 0;
     size_t length;
-    struct ibx_move_any message = {.type = IBX_MOVE_MAP_END};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP_END};
     while ((length = ibx_page_map_give(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
-        line_say_bytes(&liar.control, IBX_MOVE_MAP, bytes, length);
+        line_say_bytes(&liar.control, IBX_MIGRATE_MAP, bytes, length);
     message.is.map_end.pages = liar.map.pages;
     message.is.map_end.data_pages = data_pages;
     message.is.map_end.regions = regions;
@@ -145,7 +145,7 @@ static void say_whole_map(void)
 {
     const struct ibx_guest_block *block = &liar.ram.blocks[0];
     uint64_t written, *bits = calloc((size_t)(liar.pages + 63) / 64, 8);
-    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
     struct ibx_mr *mr;
     assert_non_null(bits);
     vm_ok(ibx_guest_block_written(&liar.ram, block, bits, &written, &vm_error));
@@ -163,7 +163,7 @@ static void say_whole_map(void)
 
 static void say_region(uint64_t offset, uint64_t length)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_REGION};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
     message.is.region.offset = offset;
     message.is.region.length = length;
     message.is.region.remote.address = 1 << 20;
@@ -193,28 +193,28 @@ static void liar_ends(void)
 static void lie_commit_early(void)
 {
     to_joining();
-    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 1);
-    assert_true(line_hears(&liar.control, IBX_MOVE_ABORT));
+    line_say_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_ABORT));
 }
 
 static void lie_state_early(void)
 {
     to_joining();
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, "QEVM", 4);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, "QEVM", 4);
     line_closes(&liar.control);
 }
 
 static void lie_confirm_early(void)
 {
     to_ready();
-    line_say_epoch(&liar.control, IBX_MOVE_CONFIRM, 1);
+    line_say_epoch(&liar.control, IBX_MIGRATE_CONFIRM, 1);
     line_closes(&liar.control);
 }
 
 static void lie_map_garbage(void)
 {
     to_ready();
-    line_say_bytes(&liar.control, IBX_MOVE_MAP, "\0\0\0\0\0\0\0\0\377garbage", 16);
+    line_say_bytes(&liar.control, IBX_MIGRATE_MAP, "\0\0\0\0\0\0\0\0\377garbage", 16);
     line_closes(&liar.control);
 }
 
@@ -254,7 +254,7 @@ static void lie_garbage_state(void)
 {
     to_ready();
     say_map(0, 0);
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, "this is no QEMU's device state, is it?", 38);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, "this is no QEMU's device state, is it?", 38);
     line_closes(&liar.control);
 }
 
@@ -263,10 +263,10 @@ static void lie_truncated_state(void)
 {
     to_ready();
     say_map(0, 0);
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length / 2);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length / 2);
     line_say_state_end(&liar.control, real_length / 2);
     line_closes(&liar.control);
-    assert_false(liar.control.heard & 1u << IBX_MOVE_LOADED);
+    assert_false(liar.control.heard & 1u << IBX_MIGRATE_LOADED);
 }
 
 /* Where EOF is in the real one: its description follows. */
@@ -289,11 +289,11 @@ static void lie_last_section(void)
     wrong[at - 1] ^= 0x55; /* the last section's footer */
     to_ready();
     say_whole_map();
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, wrong, real_length);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, wrong, real_length);
     line_say_state_end(&liar.control, real_length);
     line_closes(&liar.control);
     free(wrong);
-    assert_false(liar.control.heard & 1u << IBX_MOVE_LOADED);
+    assert_false(liar.control.heard & 1u << IBX_MIGRATE_LOADED);
 }
 
 /* EOF where the tool cannot know it: QEMU runs, and is stopped at once. */
@@ -302,18 +302,18 @@ static void lie_end_in_the_middle(void)
     size_t at = real_eof();
     to_ready();
     say_whole_map();
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, at + 1);
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, "no end", 6);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, at + 1);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, "no end", 6);
     line_closes(&liar.control);
 }
 
-static void offers(struct line *line, enum ibx_move_purpose purpose, uint16_t least, uint16_t most,
-                   unsigned taken)
+static void offers(struct line *line, enum ibx_migrate_purpose purpose, uint16_t least,
+                   uint16_t most, unsigned taken)
 {
     liar.hello.links_least = least;
     liar.hello.links = most;
     knock_hello(line, purpose, 1, 1);
-    assert_true(line_hears(line, IBX_MOVE_ANSWER));
+    assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
     assert_true(line->last.is.answer.accepted);
     assert_int_equal(line->last.is.answer.links, taken);
 }
@@ -327,7 +327,7 @@ static void lie_more_links_than_taken(void)
     line_hang_up(&other);
     offers(&other, IBX_PURPOSE_CHECK, 7, 9, 7);
     line_hang_up(&other);
-    offers(&liar.control, IBX_PURPOSE_MOVE, 1, IBX_MOVE_LINKS_MAX, good);
+    offers(&liar.control, IBX_PURPOSE_MOVE, 1, IBX_MIGRATE_LINKS_MAX, good);
     knock_join(&other, 1, 1, (uint16_t)good);
     line_closes(&other);
     line_hang_up(&other);
@@ -361,12 +361,12 @@ static void lie_strangers(void)
     line_closes(&other);
     line_hang_up(&other);
     knock_join(&liar.page, 1, 1, 0);
-    assert_true(line_hears(&liar.control, IBX_MOVE_READY));
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_READY));
     knock_join(&other, 1, 1, 0);
     line_closes(&other);
     line_hang_up(&other);
     line_say(&liar.control,
-             &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "enough"});
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "enough"});
     line_closes(&liar.control);
 }
 
@@ -376,10 +376,10 @@ static void lie_epochs(void)
     struct line other;
     to_ready();
     say_whole_map();
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length);
     line_say_state_end(&liar.control, real_length);
-    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
-    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 2);
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_LOADED));
+    line_say_epoch(&liar.control, IBX_MIGRATE_COMMIT, 2);
     line_closes(&liar.control);
     liar_ends();
     mover_await_words(&receiver, "has not run here");
@@ -390,9 +390,10 @@ static void lie_epochs(void)
     turned_away(&other, IBX_STANDING_WAITING);
     liar.hello.links_least = 1;
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
-    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer.accepted);
-    line_say(&other, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    line_say(&other,
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
     line_closes(&other);
     line_hang_up(&other);
 }
@@ -434,16 +435,16 @@ static void lie_word_behind_the_end(void)
     const uint64_t deadline = vm_soon();
     to_ready();
     say_whole_map();
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length);
     line_say_state_end(&liar.control, real_length);
-    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_LOADED));
     hold_main();
-    line_say_plain(&liar.page, IBX_MOVE_READY);
+    line_say_plain(&liar.page, IBX_MIGRATE_READY);
     line_closes(&liar.page);
     for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
         assert_true(ibx_now_ns() < deadline);
     line_say(&liar.control,
-             &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
     line_closes(&liar.control);
 }
@@ -456,25 +457,26 @@ static void lie_query_beside_the_commit(void)
     struct line other;
     to_ready();
     say_whole_map();
-    line_say_bytes(&liar.control, IBX_MOVE_STATE, real_state, real_length);
+    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length);
     line_say_state_end(&liar.control, real_length);
-    assert_true(line_hears(&liar.control, IBX_MOVE_LOADED));
+    assert_true(line_hears(&liar.control, IBX_MIGRATE_LOADED));
     hold_main();
     knock_hello(&other, IBX_PURPOSE_QUERY, 1, 1);
-    line_say_epoch(&liar.control, IBX_MOVE_COMMIT, 1);
+    line_say_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
     for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
         assert_true(ibx_now_ns() < deadline);
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
-    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer.accepted);
     assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
     line_hang_up(&other);
     line_closes(&liar.control);
     liar_ends();
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
-    assert_true(line_hears(&other, IBX_MOVE_ANSWER));
+    assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
     assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
-    line_say(&other, &(struct ibx_move_any){.type = IBX_MOVE_ABORT, .is.sentence = "it stays"});
+    line_say(&other,
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
     line_closes(&other);
     line_hang_up(&other);
 }
@@ -514,7 +516,7 @@ static void take_real_state(void)
     real_state = malloc(STATE_MAX);
     real_length = 0;
     assert_non_null(real_state);
-    vm_ok(ibx_capabilities_set(vms[0].qmp, IBX_MOVE_SOURCE, &vm.before, deadline, &vm_error));
+    vm_ok(ibx_capabilities_set(vms[0].qmp, IBX_MIGRATE_SOURCE, &vm.before, deadline, &vm_error));
     vm_ok(ibx_vm_migrate(vms[0].qmp, &stream, deadline, &vm_error));
     for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
         struct pollfd wait = {.fd = stream, .events = POLLIN};
@@ -531,7 +533,7 @@ static void describe(void)
     memset(&liar, 0, sizeof(liar));
     vm_ok(ibx_guest_ram_find(vms[0].qmp, 0, false, &liar.ram, vm_soon(), &vm_error));
     liar.hello.links_least = liar.hello.links = 1;
-    ibx_move_hello_describe(&liar.hello, &liar.ram);
+    ibx_migrate_hello_describe(&liar.hello, &liar.ram);
     liar.pages = liar.ram.bytes / 4096;
     vm_ok(ibx_page_map_init(&liar.map, liar.hello.blocks, liar.hello.block_count, &vm_error));
 }

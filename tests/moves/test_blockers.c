@@ -21,11 +21,11 @@
 #define MIB (1ull << 20)
 
 static struct vm vm;
-static struct ibx_refusals refusals;
+static struct ibx_blockers refusals;
 
 static bool says(const char *words)
 {
-    for (size_t i = 0; i < refusals.count && i < IBX_REFUSALS_MAX; i++) {
+    for (size_t i = 0; i < refusals.count && i < IBX_PREFLIGHT_MAX; i++) {
         if (strstr(refusals.sentences[i], words))
             return true;
     }
@@ -34,7 +34,7 @@ static bool says(const char *words)
 
 static void show(void)
 {
-    for (size_t i = 0; i < refusals.count && i < IBX_REFUSALS_MAX; i++)
+    for (size_t i = 0; i < refusals.count && i < IBX_PREFLIGHT_MAX; i++)
         print_error("refused: %s\n", refusals.sentences[i]);
 }
 
@@ -48,12 +48,12 @@ static void only(const char *words)
     memset(&refusals, 0, sizeof(refusals));
 }
 
-static void look(enum ibx_move_role role)
+static void look(enum ibx_migrate_role role)
 {
     struct ibx_guest_ram ram;
     memset(&refusals, 0, sizeof(refusals));
     vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
-    vm_ok(ibx_refuse_side(vm.qmp, &ram, role, &refusals, vm_soon(), &vm_error));
+    vm_ok(ibx_preflight_side(vm.qmp, &ram, role, &refusals, vm_soon(), &vm_error));
     ibx_guest_ram_fini(&ram);
 }
 
@@ -65,11 +65,11 @@ static void test_nothing_against_these(void **state)
     vm_start(&vm, &(struct vm_options){.extra = {"-device", "virtio-rng-pci", "-netdev",
                                                  "hubport,id=n0,hubid=0", "-device",
                                                  "virtio-net-pci,netdev=n0,romfile="}});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only(NULL);
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
-    look(IBX_MOVE_DESTINATION);
+    look(IBX_MIGRATE_DESTINATION);
     only(NULL);
     vm_end(&vm);
 }
@@ -78,11 +78,11 @@ static void test_wrong_side(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){0});
-    look(IBX_MOVE_DESTINATION);
+    look(IBX_MIGRATE_DESTINATION);
     only("this QEMU is running and does not wait for a VM: start it with -incoming defer");
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only("send from the one that runs it");
     vm_end(&vm);
 }
@@ -91,12 +91,12 @@ static void test_private_ram(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){.ram = ""});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only("guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU");
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){
                       .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only("guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU");
     vm_end(&vm);
 }
@@ -108,17 +108,17 @@ static void test_ram_that_is_discarded(void **state)
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
                                               "/dev/shm,share=on,discard-data=on",
                                        .incoming = true});
-    look(IBX_MOVE_DESTINATION);
+    look(IBX_MIGRATE_DESTINATION);
     only(NULL);
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
                                               "/dev/shm,share=on,discard-data=on"});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only("guest RAM mem0 is lost if this QEMU ends before all of it has gone over");
     vm_do(&vm, "qom-set",
           json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
                     0));
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only(NULL);
     vm_end(&vm);
 }
@@ -127,7 +127,7 @@ static void test_blocked(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-only-migratable", "-cpu", "max"}});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     only(NULL);
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){
@@ -135,7 +135,7 @@ static void test_blocked(void **state)
                                 "memory-backend-file,id=shared,size=1M,mem-path=/dev/shm,"
                                 "share=on",
                                 "-device", "ivshmem-plain,memdev=shared,master=off"}});
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     if (!says("QEMU itself cannot migrate this VM (Migration is disabled when using feature 'peer"))
         fail_msg("the blocker of ivshmem is not named");
     vm_end(&vm);
@@ -167,7 +167,7 @@ static void test_capabilities(void **state)
     set_capability("postcopy-ram");
     set_capability("pause-before-switchover");
     json_t *before;
-    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MIGRATE_SOURCE, &before, vm_soon(), &vm_error));
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_true(state_of("events")));
     assert_true(json_is_false(state_of("pause-before-switchover")));
@@ -179,7 +179,7 @@ static void test_capabilities(void **state)
     assert_true(json_is_true(state_of("postcopy-ram")));
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
-    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_DESTINATION, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MIGRATE_DESTINATION, &before, vm_soon(), &vm_error));
     json_decref(before);
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_false(state_of("pause-before-switchover")));
@@ -192,12 +192,12 @@ static void test_migrating_already(void **state)
     (void)state;
     vm_start(&vm, &(struct vm_options){0});
     json_t *before;
-    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MIGRATE_SOURCE, &before, vm_soon(), &vm_error));
     json_decref(before);
     set_capability("pause-before-switchover");
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
     vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "pre-switchover", NULL, vm_soon(), &vm_error));
-    look(IBX_MOVE_SOURCE);
+    look(IBX_MIGRATE_SOURCE);
     if (!says("a migration of this QEMU is under way already (pre-switchover)")) {
         show();
         fail_msg("not refused");
@@ -207,7 +207,7 @@ static void test_migrating_already(void **state)
     /* The event comes a little before the state. */
     uint64_t deadline = vm_soon();
     do {
-        look(IBX_MOVE_SOURCE);
+        look(IBX_MIGRATE_SOURCE);
     } while (says("state finish-migrate") && ibx_now_ns() < deadline);
     only("the VM is in state postmigrate");
     vm_end(&vm);
@@ -218,7 +218,7 @@ static void test_ended(void **state)
     (void)state;
     struct ibx_guest_ram ram = {.pid = 1 << 22};
     memset(&refusals, 0, sizeof(refusals));
-    ibx_refuse_permissions(&ram, &refusals);
+    ibx_preflight_permissions(&ram, &refusals);
     assert_true(says("has ended"));
 }
 
@@ -237,7 +237,7 @@ static void test_missing_permissions(void **state)
         ram.pid = getppid();
         if (setgid(65534) || setuid(65534))
             _exit(1);
-        ibx_refuse_permissions(&ram, &refusals);
+        ibx_preflight_permissions(&ram, &refusals);
         (void)!write(pair[1], &refusals, sizeof(refusals));
         _exit(0);
     }
@@ -293,7 +293,7 @@ static void devices(const struct answer *answers)
     assert_int_equal(pthread_create(&liar.thread, NULL, liar_run, &liar), 0);
     vm_ok(ibx_qmp_attach(pair[0], vm_soon(), &qmp, &vm_error));
     memset(&refusals, 0, sizeof(refusals));
-    vm_ok(ibx_refuse_devices(qmp, &refusals, vm_soon(), &vm_error));
+    vm_ok(ibx_preflight_devices(qmp, &refusals, vm_soon(), &vm_error));
     ibx_qmp_close(qmp);
     pthread_join(liar.thread, NULL);
     close(pair[1]);
@@ -352,21 +352,21 @@ static void test_ram(void **state)
     (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
-    ibx_refuse_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &refusals);
     only(NULL);
     strcpy(block.type, "memory-backend-memfd");
-    ibx_refuse_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &refusals);
     only(NULL);
     ram.version = (struct ibx_qmp_version){8, 1, 0};
-    ibx_refuse_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &refusals);
     only("is a memory-backend-memfd, and QEMU 8.1 leaves only named files out");
     ram = made_up(&block);
     block.page_size = 128 * MIB;
-    ibx_refuse_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &refusals);
     only("does not consist of whole pages of 131072 KiB");
     ram = made_up(&block);
     ram.machine_bytes = 128 * MIB;
-    ibx_refuse_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &refusals);
     only("the machine has 128 MiB of memory, but its memory backends only 64 MiB");
 }
 
@@ -375,42 +375,42 @@ static void test_pairs(void **state)
     (void)state;
     struct ibx_guest_block here, there;
     struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only(NULL);
     strcpy(destination.machine, "pc-i440fx-7.2");
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only("start the destination's QEMU with -M pc-q35-7.2");
     destination = made_up(&there);
     there.size = 32 * MIB;
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only("64 MiB here and 32 MiB at the destination");
     destination = made_up(&there);
     there.page_size = 2 * MIB;
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only("pages of 4 KiB here and of 2048 KiB at the destination");
     destination = made_up(&there);
     here.file = 5;
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only(NULL); /* not known there */
     there.file = 5;
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only("mem0 is in one and the same file here and at the destination");
     struct ibx_guest_block crossed[2] = {there, there};
     strcpy(crossed[0].id, "other");
     crossed[1].file = 6;
     destination.blocks = crossed;
     destination.count = 2;
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     assert_true(says("mem0 is in one and the same file here and at the destination"));
     memset(&refusals, 0, sizeof(refusals));
     here.file = 0;
     destination = made_up(&there);
     strcpy(destination.uuid, "12345678-9abc-4def-8123-456789abcdef");
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     only("that QEMU waits for another VM");
     destination = made_up(&there);
     strcpy(there.id, "ram");
-    ibx_refuse_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &refusals);
     assert_int_equal(refusals.count, 2);
     assert_true(says("mem0 is missing at the destination"));
     assert_true(says("the destination has guest RAM ram that is not here"));
@@ -428,10 +428,10 @@ static void test_space(void **state)
     struct statfs fs;
     assert_int_equal(fstatfs(fileno(file), &fs), 0);
     block.fd = fileno(file);
-    ibx_refuse_space(&ram, &refusals);
+    ibx_preflight_space(&ram, &refusals);
     only(NULL);
     block.size = ((uint64_t)fs.f_blocks + 1) * (uint64_t)fs.f_bsize;
-    ibx_refuse_space(&ram, &refusals);
+    ibx_preflight_space(&ram, &refusals);
     only("free space, else the VM would hang");
     fclose(file);
 }
@@ -439,10 +439,10 @@ static void test_space(void **state)
 static void test_too_many(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < IBX_REFUSALS_MAX + 5; i++)
-        ibx_refuse(&refusals, "reason %u\x1b", i);
-    assert_int_equal(refusals.count, IBX_REFUSALS_MAX + 5);
-    assert_string_equal(refusals.sentences[IBX_REFUSALS_MAX - 1], "reason 23?");
+    for (unsigned i = 0; i < IBX_PREFLIGHT_MAX + 5; i++)
+        ibx_preflight(&refusals, "reason %u\x1b", i);
+    assert_int_equal(refusals.count, IBX_PREFLIGHT_MAX + 5);
+    assert_string_equal(refusals.sentences[IBX_PREFLIGHT_MAX - 1], "reason 23?");
     memset(&refusals, 0, sizeof(refusals));
 }
 

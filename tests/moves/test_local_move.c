@@ -157,14 +157,14 @@ static void take_events(struct move *m)
 
 static void check_sides(struct move *m)
 {
-    struct ibx_refusals refusals = {0};
+    struct ibx_blockers refusals = {0};
     vm_ok(ibx_guest_ram_find(m->from->qmp, 0, false, &m->source, vm_soon(), &vm_error));
     vm_ok(ibx_guest_ram_find(m->to->qmp, 0, true, &m->destination, vm_soon(), &vm_error));
-    vm_ok(ibx_refuse_side(m->from->qmp, &m->source, IBX_MOVE_SOURCE, &refusals, vm_soon(),
-                          &vm_error));
-    vm_ok(ibx_refuse_side(m->to->qmp, &m->destination, IBX_MOVE_DESTINATION, &refusals, vm_soon(),
-                          &vm_error));
-    ibx_refuse_pair(&m->source, &m->destination, &refusals);
+    vm_ok(ibx_preflight_side(m->from->qmp, &m->source, IBX_MIGRATE_SOURCE, &refusals, vm_soon(),
+                             &vm_error));
+    vm_ok(ibx_preflight_side(m->to->qmp, &m->destination, IBX_MIGRATE_DESTINATION, &refusals,
+                             vm_soon(), &vm_error));
+    ibx_preflight_pair(&m->source, &m->destination, &refusals);
     if (refusals.count)
         fail_msg("%s", refusals.sentences[0]);
 }
@@ -193,9 +193,9 @@ static void start_migration(struct move *m)
 {
     json_t *before;
     char uri[128];
-    vm_ok(ibx_capabilities_set(m->from->qmp, IBX_MOVE_SOURCE, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(m->from->qmp, IBX_MIGRATE_SOURCE, &before, vm_soon(), &vm_error));
     json_decref(before);
-    vm_ok(ibx_capabilities_set(m->to->qmp, IBX_MOVE_DESTINATION, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(m->to->qmp, IBX_MIGRATE_DESTINATION, &before, vm_soon(), &vm_error));
     json_decref(before);
     snprintf(uri, sizeof(uri), "unix:%s.state", m->to->socket);
     vm_do(m->to, "migrate-incoming", json_pack("{s:s}", "uri", uri));

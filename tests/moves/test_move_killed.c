@@ -86,11 +86,11 @@ static void recover(struct mover *m, const struct vm *vm)
 static void await_over(void)
 {
     const uint64_t deadline = vm_soon();
-    struct ibx_record record;
+    struct ibx_journal record;
     struct ibx_error silent;
-    while (!ibx_record_find(mover_state_dir, true, vms[0].tool, &record, &silent)) {
+    while (!ibx_journal_find(mover_state_dir, true, vms[0].tool, &record, &silent)) {
         if (ibx_now_ns() >= deadline)
-            fail_msg("the source's move is %s", ibx_record_state_name(record.state));
+            fail_msg("the source's move is %s", ibx_journal_state_name(record.state));
         poll(NULL, 0, LOOK_MS);
     }
     assert_int_equal(silent.code, -ENOENT);

@@ -29,24 +29,24 @@ int remove_folder(void **state)
     return system(command);
 }
 
-struct ibx_record sample(bool source, uint8_t number)
+struct ibx_journal sample(bool source, uint8_t number)
 {
-    struct ibx_record r = {.source = source,
-                           .epoch = 1,
-                           .state = source ? IBX_RECORD_HERE : IBX_RECORD_NOT_YET,
-                           .uuid = "01234567-89ab-cdef-0123-456789abcdef",
-                           .name = "db1",
-                           .qmp = "/run/db1.qmp",
-                           .pid = 4242,
-                           .pid_started = 123456789,
-                           .uri = "tcp://node-b:7471",
-                           .peer = "node-b",
-                           .key_file = "/etc/ibx.key",
-                           .uffd = source ? -1 : 31,
-                           .device_way = !source,
-                           .was_running = source,
-                           .block_count = source ? 0 : 2,
-                           .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
+    struct ibx_journal r = {.source = source,
+                            .epoch = 1,
+                            .state = source ? IBX_JOURNAL_HERE : IBX_JOURNAL_NOT_YET,
+                            .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+                            .name = "db1",
+                            .qmp = "/run/db1.qmp",
+                            .pid = 4242,
+                            .pid_started = 123456789,
+                            .uri = "tcp://node-b:7471",
+                            .peer = "node-b",
+                            .key_file = "/etc/ibx.key",
+                            .uffd = source ? -1 : 31,
+                            .device_way = !source,
+                            .was_running = source,
+                            .block_count = source ? 0 : 2,
+                            .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
     for (unsigned i = 0; i < r.block_count; i++) {
         r.blocks[i].size = 64 << 20;
         r.blocks[i].page_size = i ? 2 << 20 : 4096;
@@ -59,10 +59,10 @@ struct ibx_record sample(bool source, uint8_t number)
     return r;
 }
 
-int write_record(struct ibx_record *r)
+int write_record(struct ibx_journal *r)
 {
     memset(&error, 0, sizeof(error));
-    int rc = ibx_record_write(folder, r, &error);
+    int rc = ibx_journal_write(folder, r, &error);
     if (rc) {
         assert_int_equal(error.code, rc);
         assert_true(error.message[0] && !strchr(error.message, '\n'));
@@ -95,11 +95,11 @@ size_t get_file(const char *path, char *text, size_t size)
     return (size_t)n;
 }
 
-struct ibx_record only(void)
+struct ibx_journal only(void)
 {
-    struct ibx_record *all, r;
+    struct ibx_journal *all, r;
     size_t count;
-    if (ibx_record_list(folder, &all, &count, &error))
+    if (ibx_journal_list(folder, &all, &count, &error))
         fail_msg("%s", error.message);
     assert_int_equal(count, 1);
     r = all[0];

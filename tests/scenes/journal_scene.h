@@ -21,11 +21,11 @@ int remove_folder(void **state);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
 
 /* A record in its side's first state whose id is all `number`. */
-struct ibx_record sample(bool source, uint8_t number);
+struct ibx_journal sample(bool source, uint8_t number);
 /* Into the folder; an error has its sentence. */
-int write_record(struct ibx_record *r);
+int write_record(struct ibx_journal *r);
 /* The only record of the folder. */
-struct ibx_record only(void);
+struct ibx_journal only(void);
 /* The sentence of the last error holds this. */
 void says(const char *word);
 

@@ -14,7 +14,7 @@
 
 void (*line_meanwhile)(void);
 
-int line_note(void *context, const struct ibx_move_any *message)
+int line_note(void *context, const struct ibx_migrate_any *message)
 {
     struct line *line = context;
     line->heard |= 1u << message->type;
@@ -27,18 +27,18 @@ void line_turn(struct line *line)
     if (line_meanwhile)
         line_meanwhile();
     struct pollfd wait = {.events = POLLIN};
-    if (ibx_control_take(&line->control, line_note, line, NULL))
+    if (ibx_channel_take(&line->control, line_note, line, NULL))
         line->ended = true;
-    else if (!ibx_control_arm(&line->control, &wait.fd))
+    else if (!ibx_channel_arm(&line->control, &wait.fd))
         poll(&wait, 1, LOOK_MS);
 }
 
-bool line_hears(struct line *line, enum ibx_move_message type)
+bool line_hears(struct line *line, enum ibx_migrate_message type)
 {
     const uint64_t deadline = vm_soon();
     while (!(line->heard & 1u << type) && !line->ended) {
         if (ibx_now_ns() >= deadline)
-            fail_msg("%s never came", ibx_move_message_name(type));
+            fail_msg("%s never came", ibx_migrate_message_name(type));
         line_turn(line);
     }
     return line->heard & 1u << type;
@@ -56,31 +56,31 @@ void line_closes(struct line *line)
 
 void line_hang_up(struct line *line)
 {
-    ibx_control_fini(&line->control);
+    ibx_channel_fini(&line->control);
     *line = (struct line){0};
 }
 
-void line_say(struct line *line, const struct ibx_move_any *message)
+void line_say(struct line *line, const struct ibx_migrate_any *message)
 {
-    ibx_control_send(&line->control, message);
+    ibx_channel_send(&line->control, message);
 }
 
-void line_say_plain(struct line *line, enum ibx_move_message type)
+void line_say_plain(struct line *line, enum ibx_migrate_message type)
 {
-    line_say(line, &(struct ibx_move_any){.type = type});
+    line_say(line, &(struct ibx_migrate_any){.type = type});
 }
 
-void line_say_epoch(struct line *line, enum ibx_move_message type, uint64_t epoch)
+void line_say_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch)
 {
-    struct ibx_move_any message = {.type = type};
+    struct ibx_migrate_any message = {.type = type};
     message.is.epoch = epoch;
     line_say(line, &message);
 }
 
-void line_say_bytes(struct line *line, enum ibx_move_message type, const void *bytes, size_t n)
+void line_say_bytes(struct line *line, enum ibx_migrate_message type, const void *bytes, size_t n)
 {
     for (size_t at = 0, part; at < n; at += part) {
-        struct ibx_move_any message = {.type = type};
+        struct ibx_migrate_any message = {.type = type};
         part = n - at < 32768 ? n - at : 32768;
         message.is.state.bytes = (const uint8_t *)bytes + at;
         message.is.state.length = part;
@@ -90,7 +90,7 @@ void line_say_bytes(struct line *line, enum ibx_move_message type, const void *b
 
 void line_say_state_end(struct line *line, uint64_t bytes)
 {
-    struct ibx_move_any message = {.type = IBX_MOVE_STATE_END};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE_END};
     message.is.state_bytes = bytes;
     line_say(line, &message);
 }

@@ -9,27 +9,27 @@
 #include "migrate/channel/channel.h"
 
 struct line {
-    struct ibx_control control;
+    struct ibx_channel control;
     uint32_t heard; /* a bit a type */
-    struct ibx_move_any last;
+    struct ibx_migrate_any last;
     bool ended;
 };
 
 /* Called while a line waits, when not NULL: on tcp the peer's CPU answers READs, while it polls. */
 extern void (*line_meanwhile)(void);
 
-/* For ibx_control_take(): `context` is a line. */
-int line_note(void *context, const struct ibx_move_any *message);
+/* For ibx_channel_take(): `context` is a line. */
+int line_note(void *context, const struct ibx_migrate_any *message);
 /* Takes in what has come, or waits a little for more. */
 void line_turn(struct line *line);
 /* Until it has said this, or closed; true when it was said. */
-bool line_hears(struct line *line, enum ibx_move_message type);
+bool line_hears(struct line *line, enum ibx_migrate_message type);
 void line_closes(struct line *line);
 void line_hang_up(struct line *line);
-void line_say(struct line *line, const struct ibx_move_any *message);
-void line_say_plain(struct line *line, enum ibx_move_message type);
-void line_say_epoch(struct line *line, enum ibx_move_message type, uint64_t epoch);
-void line_say_bytes(struct line *line, enum ibx_move_message type, const void *bytes, size_t n);
+void line_say(struct line *line, const struct ibx_migrate_any *message);
+void line_say_plain(struct line *line, enum ibx_migrate_message type);
+void line_say_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch);
+void line_say_bytes(struct line *line, enum ibx_migrate_message type, const void *bytes, size_t n);
 void line_say_state_end(struct line *line, uint64_t bytes);
 
 #endif

@@ -41,7 +41,7 @@ struct ibx_options pages_options(void)
     struct ibx_options options;
     ibx_options_init(&options);
     assert_int_equal(ibx_options_set(&options, "provider", provider, NULL), 0);
-    options.message = IBX_MOVE_MESSAGE;
+    options.message = IBX_MIGRATE_MESSAGE;
     options.timeout_ms = PATIENCE_MS;
     return options;
 }
@@ -70,7 +70,7 @@ struct ibx_listener *pages_listen(void)
 static bool join_take(struct ibx_conn *conn)
 {
     struct ibx_event event = {0};
-    struct ibx_move_any message;
+    struct ibx_migrate_any message;
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     int n = 0;
     while (!n && ibx_now_ns() < deadline) {
@@ -78,8 +78,8 @@ static bool join_take(struct ibx_conn *conn)
         n = ibx_poll(conn, &event, 1);
     }
     bool join = n == 1 && event.type == IBX_EVENT_MESSAGE &&
-                !ibx_move_decode(event.data, event.length, &message, NULL) &&
-                message.type == IBX_MOVE_JOIN;
+                !ibx_migrate_decode(event.data, event.length, &message, NULL) &&
+                message.type == IBX_MIGRATE_JOIN;
     if (n == 1 && event.type == IBX_EVENT_MESSAGE)
         ibx_message_release(conn, &event);
     return join;
@@ -93,7 +93,7 @@ static void accept_all(struct acceptor *a)
         if (poll(&knock, 1, PATIENCE_MS) != 1 || ibx_accept(a->listener, &conn, NULL))
             return;
         if (ibx_establish(conn, NULL) || !join_take(conn) ||
-            ibx_page_source_create(conn, a->blocks, BLOCKS, &a->sources[i], NULL)) {
+            ibx_page_reader_create(conn, a->blocks, BLOCKS, &a->sources[i], NULL)) {
             ibx_close(conn);
             return;
         }
@@ -110,7 +110,7 @@ static void *acceptor_main(void *argument)
 }
 
 void acceptor_start(struct acceptor *a, struct ibx_listener *listener,
-                    const struct ibx_move_block *blocks, unsigned count)
+                    const struct ibx_migrate_block *blocks, unsigned count)
 {
     *a = (struct acceptor){.listener = listener, .blocks = blocks, .count = count};
     assert_int_equal(pthread_create(&a->thread, NULL, acceptor_main, a), 0);
@@ -127,13 +127,13 @@ void scene_connect(struct scene *s)
     struct ibx_error err = {0};
     struct acceptor acceptor;
     struct ibx_options options = pages_options();
-    struct ibx_page_export_config config = {.ram = &s->ram,
+    struct ibx_page_server_config config = {.ram = &s->ram,
                                             .uri = ibx_listener_uri(s->listener),
                                             .options = &options,
                                             .join = {.id = {1}, .epoch = 1},
                                             .links = s->links};
     acceptor_start(&acceptor, s->listener, s->described, s->links);
-    int rc = ibx_page_export_open(&config, &s->pages, &err);
+    int rc = ibx_page_server_open(&config, &s->pages, &err);
     acceptor_join(&acceptor);
     if (rc)
         fail_msg("%s", err.message);
@@ -147,7 +147,7 @@ struct ibx_conn *scene_connect_raw(struct scene *s)
     struct acceptor acceptor;
     struct ibx_conn *conn = NULL;
     struct ibx_options options = pages_options();
-    struct ibx_move_any join = {.type = IBX_MOVE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
+    struct ibx_migrate_any join = {.type = IBX_MIGRATE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
     acceptor_start(&acceptor, s->listener, s->described, 1);
     int rc = ibx_connect(ibx_listener_uri(s->listener), &options, &conn, &err);
     if (!rc)
@@ -165,21 +165,21 @@ struct ibx_conn *scene_connect_raw(struct scene *s)
     return conn;
 }
 
-void raw_send(struct ibx_conn *conn, const struct ibx_move_any *message)
+void raw_send(struct ibx_conn *conn, const struct ibx_migrate_any *message)
 {
     uint8_t bytes[1024];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    const struct ibx_move_region *part = &message->is.region;
+    const struct ibx_migrate_region *part = &message->is.region;
     ssize_t length;
-    if (message->type == IBX_MOVE_REGION) { /* what is wrong with it would not be encoded */
-        ibx_put_u8(&w, IBX_MOVE_REGION);
+    if (message->type == IBX_MIGRATE_REGION) { /* what is wrong with it would not be encoded */
+        ibx_put_u8(&w, IBX_MIGRATE_REGION);
         ibx_put_u16(&w, part->block);
         ibx_put_u64(&w, part->offset);
         ibx_put_u64(&w, part->length);
         ibx_remote_put(&w, &part->remote);
         length = (ssize_t)w.length;
     } else {
-        length = ibx_move_encode(message, bytes, sizeof(bytes));
+        length = ibx_migrate_encode(message, bytes, sizeof(bytes));
     }
     assert_true(length > 0);
     struct iovec iov = {bytes, (size_t)length};
@@ -192,10 +192,10 @@ static void regions_await(struct scene *s)
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     for (unsigned i = 0; i < s->links; i++) {
         int n = 0;
-        while ((n = ibx_page_source_regions(s->sources[i], &err)) < (int)s->regions) {
+        while ((n = ibx_page_reader_regions(s->sources[i], &err)) < (int)s->regions) {
             if (n < 0 || ibx_now_ns() > deadline)
                 fail_msg("%d regions of %u: %s", n, s->regions, err.message);
-            ibx_wait(ibx_page_source_conn(s->sources[i]), 1000);
+            ibx_wait(ibx_page_reader_conn(s->sources[i]), 1000);
         }
         assert_int_equal(n, s->regions);
     }
@@ -204,14 +204,14 @@ static void regions_await(struct scene *s)
 void scene_expose(struct scene *s)
 {
     struct ibx_error err = {0};
-    struct pollfd fd = {.fd = ibx_page_export_fd(s->pages), .events = POLLIN};
+    struct pollfd fd = {.fd = ibx_page_server_fd(s->pages), .events = POLLIN};
     int rc;
-    if (ibx_page_export_expose(s->pages, &s->map, &err))
+    if (ibx_page_server_expose(s->pages, &s->map, &err))
         fail_msg("%s", err.message);
-    while ((rc = ibx_page_export_done(s->pages, &s->regions, &err)) == -EAGAIN) {
+    while ((rc = ibx_page_server_done(s->pages, &s->regions, &err)) == -EAGAIN) {
         /* A region may wait for the destination's credit, and its sleep is its own. */
         for (unsigned i = 0; i < s->links; i++)
-            assert_true(ibx_page_source_regions(s->sources[i], &err) >= 0);
+            assert_true(ibx_page_reader_regions(s->sources[i], &err) >= 0);
         assert_true(poll(&fd, 1, 10) >= 0);
     }
     if (rc)
@@ -222,10 +222,10 @@ void scene_expose(struct scene *s)
 void scene_disconnect(struct scene *s)
 {
     for (unsigned i = 0; i < s->links; i++) {
-        ibx_page_source_destroy(s->sources[i]);
+        ibx_page_reader_destroy(s->sources[i]);
         s->sources[i] = NULL;
     }
-    ibx_page_export_close(s->pages);
+    ibx_page_server_close(s->pages);
     s->pages = NULL;
 }
 
@@ -293,7 +293,7 @@ static void block_make(struct scene *s, unsigned index, uint64_t pages, uint32_t
     block->shared = true;
     snprintf(block->id, sizeof(block->id), "/objects/ram%u", index);
     assert_int_equal(ftruncate(block->fd, (off_t)block->size), 0);
-    s->described[index] = (struct ibx_move_block){.size = block->size, .page_size = page_size};
+    s->described[index] = (struct ibx_migrate_block){.size = block->size, .page_size = page_size};
     memcpy(s->described[index].id, block->id, sizeof(block->id));
 }
 
@@ -408,9 +408,9 @@ void scene_arm(struct scene *s)
     size_t bytes = ibx_fault_buffer_bytes(&s->config);
     void *aliases[BLOCKS] = {s->alias, s->alias ? s->alias + s->blocks[0].size : NULL};
     for (unsigned i = 0; i < s->links; i++)
-        if (ibx_page_source_arm(s->sources[i], bytes, &s->as[i], &err) ||
-            ibx_page_source_aliases(s->sources[i], i ? s->sources[0] : NULL, aliases, &err) ||
-            ibx_page_source_covers(s->sources[i], &s->map, &err))
+        if (ibx_page_reader_arm(s->sources[i], bytes, &s->as[i], &err) ||
+            ibx_page_reader_aliases(s->sources[i], i ? s->sources[0] : NULL, aliases, &err) ||
+            ibx_page_reader_covers(s->sources[i], &s->map, &err))
             fail_msg("%s", err.message);
 }
 

@@ -24,16 +24,16 @@ extern struct ibx_faults *pages_faults;
 /* Accepts, establishes and takes the JOIN of `count` connections, in a thread. */
 struct acceptor {
     struct ibx_listener *listener;
-    const struct ibx_move_block *blocks;
+    const struct ibx_migrate_block *blocks;
     unsigned count;
-    struct ibx_page_source *sources[LINKS_MAX];
+    struct ibx_page_reader *sources[LINKS_MAX];
     unsigned joined;
     _Atomic bool over;
     pthread_t thread;
 };
 struct ibx_listener *pages_listen(void);
 void acceptor_start(struct acceptor *a, struct ibx_listener *listener,
-                    const struct ibx_move_block *blocks, unsigned count);
+                    const struct ibx_migrate_block *blocks, unsigned count);
 void acceptor_join(struct acceptor *a);
 struct ibx_options pages_options(void);
 
@@ -43,12 +43,12 @@ struct scene {
     uint32_t page_size; /* of the second block */
     struct ibx_guest_block blocks[BLOCKS];
     struct ibx_guest_ram ram;
-    struct ibx_move_block described[BLOCKS];
+    struct ibx_migrate_block described[BLOCKS];
     struct ibx_page_map map;
     struct ibx_listener *listener;
     unsigned links;
-    struct ibx_page_export *pages;
-    struct ibx_page_source *sources[LINKS_MAX];
+    struct ibx_page_server *pages;
+    struct ibx_page_reader *sources[LINKS_MAX];
     struct ibx_fault_source as[LINKS_MAX];
     uint32_t regions; /* a connection */
 
@@ -66,7 +66,7 @@ bool scene_make(struct scene *s, unsigned links, bool huge);
 void scene_connect(struct scene *s);
 /* A source that is played by hand, with a JOIN sent; the other side is sources[0]. */
 struct ibx_conn *scene_connect_raw(struct scene *s);
-void raw_send(struct ibx_conn *conn, const struct ibx_move_any *message);
+void raw_send(struct ibx_conn *conn, const struct ibx_migrate_any *message);
 /* Exposes what the map says, until both sides know of it. */
 void scene_expose(struct scene *s);
 /* The destination's memory, in place when `minor`; then the engine, in HELD, with zeros marked. */

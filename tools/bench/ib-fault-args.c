@@ -186,10 +186,10 @@ static int take_count(struct bench_args *args, int option, const char *value, st
 {
     switch (option) {
     case OPT_LINKS:
-        return args_unsigned("--links", value, 1, IBX_MOVE_LINKS_MAX, &args->links, err);
+        return args_unsigned("--links", value, 1, IBX_MIGRATE_LINKS_MAX, &args->links, err);
     case OPT_FAULT_WORKERS:
-        return args_unsigned("--fault-workers", value, 0, IBX_MOVE_LINKS_MAX, &args->fault_workers,
-                             err);
+        return args_unsigned("--fault-workers", value, 0, IBX_MIGRATE_LINKS_MAX,
+                             &args->fault_workers, err);
     case OPT_SPIN:
         return args_unsigned("--spin", value, 0, SPIN_MAX, &args->spin_us, err);
     case OPT_THREADS:
@@ -273,7 +273,7 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
         .seconds = 0.5,
     };
     ibx_options_init(&args->options);
-    args->options.message = IBX_MOVE_MESSAGE;
+    args->options.message = IBX_MIGRATE_MESSAGE;
     if (!ibx_thread_may_spin())
         args->options.spin_us = 0;
     int command = 0;

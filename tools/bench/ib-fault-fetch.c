@@ -50,10 +50,10 @@ static int accept_one(struct ibx_listener *listener, int lender, struct ibx_conn
 }
 
 /* The first message of a connection. */
-static int join_take(struct ibx_conn *conn, struct ibx_move_join *join, struct ibx_error *err)
+static int join_take(struct ibx_conn *conn, struct ibx_migrate_join *join, struct ibx_error *err)
 {
     struct ibx_event event;
-    struct ibx_move_any *message = calloc(1, sizeof(*message));
+    struct ibx_migrate_any *message = calloc(1, sizeof(*message));
     int n = 0, rc = message ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a message");
     while (!rc && !(n = ibx_poll(conn, &event, 1)))
         if (!ibx_wait(conn, BENCH_PATIENCE_MS))
@@ -61,8 +61,8 @@ static int join_take(struct ibx_conn *conn, struct ibx_move_join *join, struct i
     if (!rc && (n < 0 || event.type != IBX_EVENT_MESSAGE))
         rc = ibx_error_set(err, -ECONNRESET, "a connection ended: %s", ibx_conn_reason(conn));
     if (!rc) {
-        rc = ibx_move_decode(event.data, event.length, message, err);
-        if (!rc && message->type != IBX_MOVE_JOIN)
+        rc = ibx_migrate_decode(event.data, event.length, message, err);
+        if (!rc && message->type != IBX_MIGRATE_JOIN)
             rc = ibx_error_set(err, -EPROTO, "who came is no `ib-fault lend`");
         *join = message->is.join;
         ibx_message_release(conn, &event);
@@ -76,7 +76,7 @@ static int link_take(struct bench *b, struct bench_args *args, struct ibx_listen
                      int lender, unsigned index, struct ibx_error *err)
 {
     struct ibx_conn *conn;
-    struct ibx_move_join join;
+    struct ibx_migrate_join join;
     struct bench_args told = *args;
     int rc = accept_one(listener, lender, &conn, err);
     if (rc)
@@ -88,9 +88,9 @@ static int link_take(struct bench *b, struct bench_args *args, struct ibx_listen
         (told.links != args->links || told.size != args->size || told.page != args->page ||
          join.link != index))
         rc = ibx_error_set(err, -EPROTO, "two who lend have come at once");
-    struct ibx_move_block block = {.id = "lent", .size = told.size, .page_size = told.page};
+    struct ibx_migrate_block block = {.id = "lent", .size = told.size, .page_size = told.page};
     if (!rc)
-        rc = ibx_page_source_create(conn, &block, 1, &b->sources[index], err);
+        rc = ibx_page_reader_create(conn, &block, 1, &b->sources[index], err);
     if (rc) {
         ibx_close(conn);
         return rc;
@@ -100,16 +100,16 @@ static int link_take(struct bench *b, struct bench_args *args, struct ibx_listen
     return 0;
 }
 
-static int regions_await(const struct bench *b, struct ibx_page_source *source,
+static int regions_await(const struct bench *b, struct ibx_page_reader *source,
                          struct ibx_error *err)
 {
-    struct ibx_conn *conn = ibx_page_source_conn(source);
+    struct ibx_conn *conn = ibx_page_reader_conn(source);
     const uint64_t size = b->args->size, deadline = ibx_deadline_in_ms(BENCH_PATIENCE_MS);
     uint64_t wanted = ibx_conn_caps(conn)->register_free
                           ? 1
                           : (size + IBX_EXPORT_STRETCH - 1) / IBX_EXPORT_STRETCH;
     int n;
-    while ((n = ibx_page_source_regions(source, err)) >= 0 && (uint64_t)n < wanted) {
+    while ((n = ibx_page_reader_regions(source, err)) >= 0 && (uint64_t)n < wanted) {
         if (ibx_now_ns() > deadline)
             return ibx_error_set(err, -ETIMEDOUT, "the lender exposes its memory too slowly");
         ibx_wait(conn, LOOK_MS);
@@ -169,10 +169,10 @@ static int sources_arm(struct bench *b, struct ibx_error *err)
     const size_t bytes = ibx_fault_buffer_bytes(&config);
     int rc = 0;
     for (unsigned i = 0; !rc && i < b->links; i++) {
-        struct ibx_conn *conn = ibx_page_source_conn(b->sources[i]);
-        rc = ibx_page_source_arm(b->sources[i], bytes, &b->wire[i], err);
+        struct ibx_conn *conn = ibx_page_reader_conn(b->sources[i]);
+        rc = ibx_page_reader_arm(b->sources[i], bytes, &b->wire[i], err);
         if (!rc)
-            rc = ibx_page_source_aliases(b->sources[i], i ? b->sources[0] : NULL, aliases, err);
+            rc = ibx_page_reader_aliases(b->sources[i], i ? b->sources[0] : NULL, aliases, err);
         if (!rc)
             rc = ibx_mr_allocate(conn, RAW_BYTES, IBX_ACCESS_LOCAL, &b->raw[i], err);
     }
@@ -182,7 +182,7 @@ static int sources_arm(struct bench *b, struct ibx_error *err)
 static void bench_close(struct bench *b)
 {
     for (unsigned i = 0; i < b->links; i++)
-        ibx_page_source_destroy(b->sources[i]);
+        ibx_page_reader_destroy(b->sources[i]);
     bench_floor_free(b);
     if (b->memory)
         munmap(b->memory, b->args->size);

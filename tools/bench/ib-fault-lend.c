@@ -86,19 +86,19 @@ int bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err)
 
 static const char join_magic[8] = {'i', 'b', '-', 'f', 'a', 'u', 'l', 't'};
 
-void bench_join_make(const struct bench_args *args, struct ibx_move_join *join)
+void bench_join_make(const struct bench_args *args, struct ibx_migrate_join *join)
 {
-    *join = (struct ibx_move_join){.epoch = args->size};
+    *join = (struct ibx_migrate_join){.epoch = args->size};
     memcpy(join->id, join_magic, sizeof(join_magic));
     join->id[8] = (uint8_t)args->links;
     join->id[9] = args->page == BENCH_HUGE_PAGE;
 }
 
-int bench_join_read(const struct ibx_move_join *join, struct bench_args *args,
+int bench_join_read(const struct ibx_migrate_join *join, struct bench_args *args,
                     struct ibx_error *err)
 {
     if (memcmp(join->id, join_magic, sizeof(join_magic)) || !join->id[8] ||
-        join->id[8] > IBX_MOVE_LINKS_MAX || join->id[9] > 1 || !join->epoch ||
+        join->id[8] > IBX_MIGRATE_LINKS_MAX || join->id[9] > 1 || !join->epoch ||
         join->epoch % BENCH_HUGE_PAGE || join->epoch > 1ull << 42)
         return ibx_error_set(err, -EPROTO, "who came is no `ib-fault lend` of this version");
     args->links = join->id[8];
@@ -127,12 +127,13 @@ static int block_make(const struct bench_args *args, struct ibx_guest_block *blo
     return 0;
 }
 
-static int expose(const struct bench_args *args, struct ibx_page_export *pages,
+static int expose(const struct bench_args *args, struct ibx_page_server *pages,
                   struct ibx_error *err)
 {
     struct ibx_page_map map;
-    struct ibx_move_block block = {.id = BLOCK_NAME, .size = args->size, .page_size = args->page};
-    struct pollfd wait = {.fd = ibx_page_export_fd(pages), .events = POLLIN};
+    struct ibx_migrate_block block = {
+        .id = BLOCK_NAME, .size = args->size, .page_size = args->page};
+    struct pollfd wait = {.fd = ibx_page_server_fd(pages), .events = POLLIN};
     uint32_t regions;
     int rc = ibx_page_map_init(&map, &block, 1, err);
     if (rc)
@@ -143,9 +144,9 @@ static int expose(const struct bench_args *args, struct ibx_page_export *pages,
     if (!rc) {
         memset(bits, 0xff, bytes);
         ibx_page_map_put_block(&map, 0, bits);
-        rc = ibx_page_export_expose(pages, &map, err);
+        rc = ibx_page_server_expose(pages, &map, err);
     }
-    while (!rc && (rc = ibx_page_export_done(pages, &regions, err)) == -EAGAIN) {
+    while (!rc && (rc = ibx_page_server_done(pages, &regions, err)) == -EAGAIN) {
         poll(&wait, 1, -1);
         rc = 0;
     }
@@ -156,13 +157,13 @@ static int expose(const struct bench_args *args, struct ibx_page_export *pages,
 
 /* Until the other end has had all it wants; then says what that took here: over RDMA next to none.
  */
-static void await_leave(struct ibx_page_export *pages)
+static void await_leave(struct ibx_page_server *pages)
 {
-    struct pollfd wait = {.fd = ibx_page_export_fd(pages), .events = POLLIN};
+    struct pollfd wait = {.fd = ibx_page_server_fd(pages), .events = POLLIN};
     uint64_t began = ibx_now_ns();
-    while (!ibx_page_export_failed(pages, NULL))
+    while (!ibx_page_server_failed(pages, NULL))
         poll(&wait, 1, -1);
-    double cpu = (double)ibx_page_export_cpu_ns(pages), took = (double)(ibx_now_ns() - began);
+    double cpu = (double)ibx_page_server_cpu_ns(pages), took = (double)(ibx_now_ns() - began);
     fprintf(stderr, "ib-fault: lending took %.1f ms of processor time, %.2f %% of the time\n",
             cpu / 1e6, 100 * cpu / took);
 }
@@ -171,20 +172,20 @@ static int lend(const struct bench_args *args, const char *uri, struct ibx_guest
                 struct ibx_error *err)
 {
     struct ibx_guest_ram ram = {.blocks = block, .count = 1};
-    struct ibx_page_export_config config = {
+    struct ibx_page_server_config config = {
         .ram = &ram, .uri = uri, .options = &args->options, .links = args->links};
-    struct ibx_page_export *pages = NULL;
+    struct ibx_page_server *pages = NULL;
     bench_join_make(args, &config.join);
     int rc = bench_cpus_use(&args->lender, err);
     if (!rc)
         rc = block_make(args, block, err);
     if (!rc)
-        rc = ibx_page_export_open(&config, &pages, err);
+        rc = ibx_page_server_open(&config, &pages, err);
     if (!rc)
         rc = expose(args, pages, err);
     if (!rc)
         await_leave(pages);
-    ibx_page_export_close(pages);
+    ibx_page_server_close(pages);
     return rc;
 }
 

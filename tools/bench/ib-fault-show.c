@@ -93,7 +93,7 @@ void bench_table_print(const struct bench *b, const struct bench_round *rounds, 
     char label[64];
     printf("%s\n%u link%s, %u of them for faults alone; %llu MiB of %s pages%s; median (least to "
            "most) of %u rounds\n\n",
-           ibx_page_source_path(b->sources[0])->description, b->links, b->links > 1 ? "s" : "",
+           ibx_page_reader_path(b->sources[0])->description, b->links, b->links > 1 ? "s" : "",
            b->links - b->bulk_links, (unsigned long long)args->size >> 20,
            args->page == BENCH_HUGE_PAGE ? "2 MiB" : "4 KiB", args->minor ? " in place" : "",
            count);
@@ -169,7 +169,7 @@ static json_t *medians(const struct bench_round *rounds, unsigned count)
 
 static char *dump(const struct bench *b, const struct bench_round *rounds, unsigned count)
 {
-    const struct ibx_path *path = ibx_page_source_path(b->sources[0]);
+    const struct ibx_path *path = ibx_page_reader_path(b->sources[0]);
     json_t *root = json_object(), *list = json_array();
     json_object_set_new(root, "version", json_string(IBX_VERSION));
     json_object_set_new(root, "format", json_integer(FORMAT));

@@ -59,7 +59,7 @@ static uint8_t *place_of(const struct reader *r, uint64_t cookie)
 /* Why, the connection knows best. */
 static int failed(struct reader *r, int code)
 {
-    const char *reason = ibx_page_source_reason(r->bench->sources[r->link]);
+    const char *reason = ibx_page_reader_reason(r->bench->sources[r->link]);
     return ibx_error_set(&r->err, code, "READ without the engine: %s",
                          *reason ? reason : strerror(-code));
 }
@@ -67,14 +67,14 @@ static int failed(struct reader *r, int code)
 static int post(struct reader *r, uint64_t nth, uint64_t cookie)
 {
     const struct bench *b = r->bench;
-    struct ibx_page_source *source = b->sources[r->link];
+    struct ibx_page_reader *source = b->sources[r->link];
     struct ibx_remote remote;
     uint64_t units = b->args->size / r->bytes, first = units / b->links * r->link;
     r->at[cookie] = (first + nth * (r->urgent ? STRIDE : 1)) % units * r->bytes;
-    int rc = ibx_page_source_remote(source, r->at[cookie], r->bytes, &remote);
+    int rc = ibx_page_reader_remote(source, r->at[cookie], r->bytes, &remote);
     r->began[cookie] = ibx_now_ns();
     if (!rc)
-        rc = ibx_read(ibx_page_source_conn(source), b->raw[r->link], place_of(r, cookie), &remote,
+        rc = ibx_read(ibx_page_reader_conn(source), b->raw[r->link], place_of(r, cookie), &remote,
                       0, r->bytes, cookie, r->urgent ? IBX_URGENT : 0);
     return rc ? failed(r, rc) : 0;
 }
@@ -96,7 +96,7 @@ static bool arrived_right(const struct reader *r, uint64_t cookie)
 /* 1: a READ is over; 0: nothing yet. */
 static int next_done(struct reader *r, uint64_t *cookie)
 {
-    struct ibx_conn *conn = ibx_page_source_conn(r->bench->sources[r->link]);
+    struct ibx_conn *conn = ibx_page_reader_conn(r->bench->sources[r->link]);
     struct ibx_event event;
     int n = ibx_poll(conn, &event, 1);
     uint64_t now = ibx_now_ns();
@@ -192,7 +192,7 @@ int bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_er
 
 int bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err)
 {
-    struct reader readers[IBX_MOVE_LINKS_MAX];
+    struct reader readers[IBX_MIGRATE_LINKS_MAX];
     for (unsigned i = 0; i < links; i++) /* the last ones: the first are for faults */
         readers[i] = (struct reader){.bench = b, .link = b->links - 1 - i, .bytes = PIECE};
     int rc = readers_run(readers, links, err);

@@ -6,8 +6,8 @@
  * One end lends memory exactly as the source of a VM does (page exports), the other fills memory of
  * its own from it exactly as the destination does (page sources, the fault engine), without a VM.
  */
-#ifndef IBX_TOOLS_IB_FAULT_H
-#define IBX_TOOLS_IB_FAULT_H
+#ifndef IBX_TOOLS_BENCH_IB_FAULT_H
+#define IBX_TOOLS_BENCH_IB_FAULT_H
 
 #include "migrate/pages/pages.h"
 
@@ -85,8 +85,8 @@ int bench_lend(const struct bench_args *args, const char *uri);
 int bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lender);
 
 /* The size, page size and links that a lender's JOIN tells of. */
-void bench_join_make(const struct bench_args *args, struct ibx_move_join *join);
-int bench_join_read(const struct ibx_move_join *join, struct bench_args *args,
+void bench_join_make(const struct bench_args *args, struct ibx_migrate_join *join);
+int bench_join_read(const struct ibx_migrate_join *join, struct bench_args *args,
                     struct ibx_error *err);
 
 /* ----------------------------------------------------------------- measuring */
@@ -96,10 +96,11 @@ struct bench {
     const struct bench_args *args;
     unsigned links, bulk_links; /* of them, not for faults alone */
     uint64_t pages;
-    struct ibx_page_source *sources[IBX_MOVE_LINKS_MAX];
-    struct ibx_fault_source wire[IBX_MOVE_LINKS_MAX];  /* armed */
-    struct ibx_fault_source floor[IBX_MOVE_LINKS_MAX]; /* copies memory of this process instead */
-    struct ibx_mr *raw[IBX_MOVE_LINKS_MAX];            /* where READs without the engine go */
+    struct ibx_page_reader *sources[IBX_MIGRATE_LINKS_MAX];
+    struct ibx_fault_source wire[IBX_MIGRATE_LINKS_MAX]; /* armed */
+    struct ibx_fault_source
+        floor[IBX_MIGRATE_LINKS_MAX];          /* copies memory of this process instead */
+    struct ibx_mr *raw[IBX_MIGRATE_LINKS_MAX]; /* where READs without the engine go */
     uint8_t *lent; /* what `floor` copies: the first `lent_pages` pages, again and again */
     uint64_t lent_pages;
     int fd;

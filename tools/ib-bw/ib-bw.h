@@ -8,8 +8,8 @@
  * Cells are filled in *slices*: every path gets one slice a round, so that a
  * machine whose speed drifts treats all paths alike.
  */
-#ifndef IBX_TOOLS_IB_BW_H
-#define IBX_TOOLS_IB_BW_H
+#ifndef IBX_TOOLS_IB_BW_IB_BW_H
+#define IBX_TOOLS_IB_BW_IB_BW_H
 
 #include "tools/ib-bw/stream.h"
 #include "transport/transport.h"

@@ -47,7 +47,7 @@ static void print_block(const struct tune *tune, unsigned d, FILE *out)
 static void print_choice(const struct tune *tune, unsigned d, FILE *out)
 {
     const struct ibx_choice *choice = &tune->result.choice;
-    unsigned threads = choice->threads ? choice->threads : ibx_crew_threads();
+    unsigned threads = choice->threads ? choice->threads : ibx_copy_threads_count();
     char text[256];
     bool direct = false;
     for (unsigned w = 0; w < tune->way_count; w++)

@@ -50,7 +50,7 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
 /* Client, driver and other sessions want processors, too. */
 static void add_crews(struct tune *tune, unsigned processors)
 {
-    for (unsigned threads = 2; threads <= IBX_CREW_THREADS_MAX && threads * 2 <= processors;
+    for (unsigned threads = 2; threads <= IBX_COPY_THREADS_THREADS_MAX && threads * 2 <= processors;
          threads *= 2) {
         char name[24];
         snprintf(name, sizeof(name), "crew of %u", threads);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-doctor: what this host can do for ibx. Shared by ib-doctor*.c only. */
-#ifndef IBX_TOOLS_IB_DOCTOR_H
-#define IBX_TOOLS_IB_DOCTOR_H
+#ifndef IBX_TOOLS_IB_DOCTOR_IB_DOCTOR_H
+#define IBX_TOOLS_IB_DOCTOR_IB_DOCTOR_H
 
 #include <stdbool.h>
 #include <stddef.h>

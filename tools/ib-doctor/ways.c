@@ -65,7 +65,7 @@ static struct ibx_choice choice_of(int index)
 void doctor_check_ways(int index, bool direct)
 {
     struct ibx_choice choice = choice_of(index);
-    unsigned threads = choice.threads ? choice.threads : ibx_crew_threads();
+    unsigned threads = choice.threads ? choice.threads : ibx_copy_threads_count();
     char text[160];
     ibx_tuning_describe(&choice, IBX_CHOICE_TO_DEVICE, threads, direct, text, sizeof(text));
     add(index, "H2D", DOCTOR_OK, NULL, text);

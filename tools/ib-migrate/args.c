@@ -259,7 +259,7 @@ static int take_option(struct migrate_args *args, int option, const char *value,
     case OPT_MAX_BANDWIDTH:
         return take_bandwidth(args, value, err);
     case OPT_LINKS:
-        return args_unsigned("--links", value, 1, IBX_MOVE_LINKS_MAX, &args->links, err);
+        return args_unsigned("--links", value, 1, IBX_MIGRATE_LINKS_MAX, &args->links, err);
     default:
         take_flag(args, option);
         return 0;
@@ -358,5 +358,5 @@ int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct 
     if (check_together(args))
         return -ENOEXEC;
     absolute_key_file(&args->options);
-    return ibx_record_folder(state_dir, args->folder, sizeof(args->folder), err);
+    return ibx_journal_folder(state_dir, args->folder, sizeof(args->folder), err);
 }

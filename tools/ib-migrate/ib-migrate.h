@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate: moves a running QEMU VM by post-copy. Shared by ib-migrate*.c only. */
-#ifndef IBX_TOOLS_IB_MIGRATE_H
-#define IBX_TOOLS_IB_MIGRATE_H
+#ifndef IBX_TOOLS_IB_MIGRATE_IB_MIGRATE_H
+#define IBX_TOOLS_IB_MIGRATE_IB_MIGRATE_H
 
 #include "migrate/operator/control_socket.h"
 
@@ -66,8 +66,8 @@ void migrate_waiting_free(struct migrate_waiting *list, size_t count);
 int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err);
 void migrate_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one);
 
-/* What is true of the VM: as ibx_record_say(), and whether the QEMU that it ran in is there. */
-void migrate_truth(const struct ibx_record *record, char *sentence, size_t size);
+/* What is true of the VM: as ibx_journal_say(), and whether the QEMU that it ran in is there. */
+void migrate_truth(const struct ibx_journal *record, char *sentence, size_t size);
 /* "ib-migrate: SENTENCE" on stderr. */
 void migrate_complain(const char *sentence);
 /* One JSON object as one line on stdout; consumed. */
@@ -79,13 +79,13 @@ void migrate_print_json(json_t *json);
 void migrate_bytes(uint64_t bytes, char *out, size_t size);
 void migrate_duration(uint64_t ns, char *out, size_t size);
 /* The VM's name, else its UUID, else its monitor. */
-void migrate_vm(const struct ibx_record *record, char *out, size_t size);
+void migrate_vm(const struct ibx_journal *record, char *out, size_t size);
 /* Exactly one line of at most `width` columns: what does not fit is left out by its importance. */
-void migrate_bar(const struct ibx_move_status *status, unsigned width, char *out, size_t size);
+void migrate_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size);
 /* What begins with this phase, in words. */
-void migrate_phase_line(const struct ibx_move_status *status, char *out, size_t size);
+void migrate_phase_line(const struct ibx_migrate_status *status, char *out, size_t size);
 /* The figures of a move that has ended. */
-void migrate_summary(FILE *out, const struct ibx_move_status *status);
+void migrate_summary(FILE *out, const struct ibx_migrate_status *status);
 
 /* ------------------------------------------------------------------- while it moves */
 
@@ -97,7 +97,7 @@ void migrate_summary(FILE *out, const struct ibx_move_status *status);
 struct migrate_show;
 
 int migrate_show_start(const struct migrate_args *args, struct migrate_show **show,
-                       struct ibx_move_tell *tell, struct ibx_error *err);
+                       struct ibx_migrate_tell *tell, struct ibx_error *err);
 /* Shows what is left and ends the thread. */
 void migrate_show_end(struct migrate_show *show);
 

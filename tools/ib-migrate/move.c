@@ -11,33 +11,33 @@
 /* ------------------------------------------------------------ the end of a move */
 
 /* Whether the VM runs at the destination, or may, and that is not agreed by both sides. */
-static bool unfinished(const struct ibx_record *record)
+static bool unfinished(const struct ibx_journal *record)
 {
-    return record->state == IBX_RECORD_MAY_RUN || record->state == IBX_RECORD_MOVED ||
-           record->state == IBX_RECORD_RUNNING || record->state == IBX_RECORD_COMPLETE;
+    return record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED ||
+           record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE;
 }
 
-static int exit_status(int rc, const struct ibx_record *record)
+static int exit_status(int rc, const struct ibx_journal *record)
 {
     if (!rc)
         return MIGRATE_DONE;
     return unfinished(record) ? MIGRATE_UNFINISHED : MIGRATE_FAILED;
 }
 
-static void say_failure(const struct ibx_move_status *last, const struct ibx_error *err)
+static void say_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
     migrate_complain(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
-    if (!last->source && last->record.state != IBX_RECORD_COMPLETE &&
-        ibx_record_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
+    if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
+        ibx_journal_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
         return;
     migrate_truth(&last->record, said, sizeof(said));
     migrate_complain(said);
 }
 
-static void say_success(const struct ibx_move_status *last)
+static void say_success(const struct ibx_migrate_status *last)
 {
     char vm[PATH_MAX], peer[sizeof(last->record.peer)];
     migrate_vm(&last->record, vm, sizeof(vm));
@@ -51,10 +51,10 @@ static void say_success(const struct ibx_move_status *last)
     migrate_summary(stdout, last);
 }
 
-static void print_summary(int rc, int status, const struct ibx_move_status *last,
+static void print_summary(int rc, int status, const struct ibx_migrate_status *last,
                           const struct ibx_error *err)
 {
-    json_t *summary = ibx_move_status_json(last);
+    json_t *summary = ibx_migrate_status_json(last);
     if (!summary || json_object_set_new(summary, "complete", json_boolean(!rc)) ||
         json_object_set_new(summary, "exit_status", json_integer(status)) ||
         json_object_set_new(summary, "error", rc ? ibx_json_text(err->message) : json_null()))
@@ -62,7 +62,7 @@ static void print_summary(int rc, int status, const struct ibx_move_status *last
     migrate_print_json(json_pack("{s:o}", "summary", summary));
 }
 
-static int end_move(const struct migrate_args *args, int rc, const struct ibx_move_status *last,
+static int end_move(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
                     const struct ibx_error *err)
 {
     const int status = exit_status(rc, &last->record);
@@ -78,8 +78,8 @@ static int end_move(const struct migrate_args *args, int rc, const struct ibx_mo
 
 /* ------------------------------------------------------------ moving */
 
-static int receive_as(const struct migrate_args *args, const struct ibx_move_tell *tell,
-                      const struct ibx_record *again, struct ibx_move_status *last,
+static int receive_as(const struct migrate_args *args, const struct ibx_migrate_tell *tell,
+                      const struct ibx_journal *again, struct ibx_migrate_status *last,
                       struct ibx_error *err)
 {
     struct ibx_receive_options options = {
@@ -92,12 +92,12 @@ static int receive_as(const struct migrate_args *args, const struct ibx_move_tel
         .minor = args->minor,
         .tell = *tell,
     };
-    return again ? ibx_move_receive_again(&options, again, last, err)
-                 : ibx_move_receive(&options, last, err);
+    return again ? ibx_migrate_receive_again(&options, again, last, err)
+                 : ibx_migrate_receive(&options, last, err);
 }
 
-static int send_as(const struct migrate_args *args, const struct ibx_move_tell *tell,
-                   const struct ibx_record *again, struct ibx_move_status *last,
+static int send_as(const struct migrate_args *args, const struct ibx_migrate_tell *tell,
+                   const struct ibx_journal *again, struct ibx_migrate_status *last,
                    struct ibx_error *err)
 {
     struct ibx_send_options options = {
@@ -110,17 +110,17 @@ static int send_as(const struct migrate_args *args, const struct ibx_move_tell *
         .quit = args->quit,
         .tell = *tell,
     };
-    return again ? ibx_move_send_again(&options, again, last, err)
-                 : ibx_move_send(&options, last, err);
+    return again ? ibx_migrate_send_again(&options, again, last, err)
+                 : ibx_migrate_send(&options, last, err);
 }
 
 /* From here to the exit status; `again`: the record of what is gone on with. */
-static int move(const struct migrate_args *args, bool source, const struct ibx_record *again)
+static int move(const struct migrate_args *args, bool source, const struct ibx_journal *again)
 {
     struct migrate_show *show;
-    struct ibx_move_tell tell;
+    struct ibx_migrate_tell tell;
     struct ibx_error err = {0};
-    struct ibx_move_status last = {.source = source, .phase = IBX_PHASE_FAILED};
+    struct ibx_migrate_status last = {.source = source, .phase = IBX_PHASE_FAILED};
     int rc = again ? 0 : migrate_monitor_free(args, &err); /* whose lock says it */
     if (!rc)
         rc = migrate_show_start(args, &show, &tell, &err);
@@ -148,15 +148,15 @@ int migrate_send(const struct migrate_args *args)
 
 /* The unfinished move of this monitor. A QEMU can have one in each role, when it was sent on before
  * all of it had come; then the later one is what it waits for. */
-static int find_either(const struct migrate_args *args, struct ibx_record *record,
+static int find_either(const struct migrate_args *args, struct ibx_journal *record,
                        struct ibx_error *err)
 {
-    struct ibx_record other;
+    struct ibx_journal other;
     struct ibx_error silent;
-    int rc = ibx_record_find(args->folder, false, args->qmp, record, err);
+    int rc = ibx_journal_find(args->folder, false, args->qmp, record, err);
     if (rc && rc != -ENOENT)
         return rc;
-    int rc2 = ibx_record_find(args->folder, true, args->qmp, &other, &silent);
+    int rc2 = ibx_journal_find(args->folder, true, args->qmp, &other, &silent);
     if (rc2 && rc2 != -ENOENT)
         return ibx_error_set(err, rc2, "%s", silent.message);
     if (!rc2 && (rc || other.written_s > record->written_s)) {
@@ -171,22 +171,23 @@ static int find_either(const struct migrate_args *args, struct ibx_record *recor
     return rc;
 }
 
-static void use_key_file(struct migrate_args *args, const struct ibx_record *record)
+static void use_key_file(struct migrate_args *args, const struct ibx_journal *record)
 {
     if (!args->options.key_file[0])
         snprintf(args->options.key_file, sizeof(args->options.key_file), "%s", record->key_file);
 }
 
 /* The newest move from this monitor, when that is done: its destination may not have heard so. */
-static bool find_done(const struct migrate_args *args, struct ibx_record *record)
+static bool find_done(const struct migrate_args *args, struct ibx_journal *record)
 {
-    struct ibx_record *all;
+    struct ibx_journal *all;
     size_t count;
     bool found = false;
-    if (ibx_record_list(args->folder, &all, &count, NULL))
+    if (ibx_journal_list(args->folder, &all, &count, NULL))
         return false;
     for (size_t i = 0; i < count && !found; i++) {
-        if (!all[i].source || all[i].state != IBX_RECORD_DONE || strcmp(all[i].qmp, args->qmp) != 0)
+        if (!all[i].source || all[i].state != IBX_JOURNAL_DONE ||
+            strcmp(all[i].qmp, args->qmp) != 0)
             continue;
         *record = all[i];
         found = true;
@@ -196,16 +197,16 @@ static bool find_done(const struct migrate_args *args, struct ibx_record *record
 }
 
 /* Whether that is said or not, the move is over here. */
-static int confirm(const struct migrate_args *args, const struct ibx_record *record,
+static int confirm(const struct migrate_args *args, const struct ibx_journal *record,
                    const struct ibx_error *none)
 {
     struct ibx_error err = {0};
-    struct ibx_move_status last = {.source = true, .record = *record, .phase = IBX_PHASE_DONE};
+    struct ibx_migrate_status last = {.source = true, .record = *record, .phase = IBX_PHASE_DONE};
     char vm[PATH_MAX], said[PATH_MAX + 128];
     if (args->uri)
         snprintf(last.record.uri, sizeof(last.record.uri), "%s", args->uri);
     last.began_ns = ibx_now_ns();
-    int rc = ibx_move_confirm(&last.record, &args->options, &err);
+    int rc = ibx_migrate_confirm(&last.record, &args->options, &err);
     last.now_ns = ibx_now_ns();
     if (rc) {
         ibx_error_prefix(&err, rc,
@@ -221,7 +222,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
         fflush(stdout);
         return MIGRATE_FAILED;
     }
-    if (args->quit && ibx_move_quit(record, &err)) {
+    if (args->quit && ibx_migrate_quit(record, &err)) {
         ibx_error_prefix(&err, err.code, "QEMU (process %d) did not quit", (int)record->pid);
         migrate_complain(err.message);
     }
@@ -240,7 +241,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
 int migrate_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
-    struct ibx_record record;
+    struct ibx_journal record;
     struct ibx_error err = {0};
     args = *given;
     int rc = find_either(&args, &record, &err);
@@ -257,7 +258,7 @@ int migrate_recover(const struct migrate_args *given)
         rc = ibx_error_set(&err, -EINVAL,
                            "this is the move's destination: it takes --listen, not a URI");
     if (rc) {
-        const struct ibx_move_status none = {.phase = IBX_PHASE_FAILED, .source = source};
+        const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
         return end_move(&args, rc, &none, &err);
     }
     use_key_file(&args, &record);
@@ -266,12 +267,12 @@ int migrate_recover(const struct migrate_args *given)
 
 /* ------------------------------------------------------------ check */
 
-static size_t kept(const struct ibx_refusals *refusals)
+static size_t kept(const struct ibx_blockers *refusals)
 {
-    return refusals->count < IBX_REFUSALS_MAX ? refusals->count : IBX_REFUSALS_MAX;
+    return refusals->count < IBX_PREFLIGHT_MAX ? refusals->count : IBX_PREFLIGHT_MAX;
 }
 
-static void print_refusals(const struct ibx_refusals *refusals)
+static void print_refusals(const struct ibx_blockers *refusals)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < kept(refusals); i++)
@@ -279,24 +280,24 @@ static void print_refusals(const struct ibx_refusals *refusals)
     migrate_print_json(json_pack("{s:b, s:o}", "movable", refusals->count == 0, "refusals", list));
 }
 
-static void say_refusals(const struct migrate_args *args, const struct ibx_refusals *refusals)
+static void say_refusals(const struct migrate_args *args, const struct ibx_blockers *refusals)
 {
     if (!refusals->count)
         printf("the VM at %s can %s%s%s\n", args->qmp, args->destination ? "receive" : "be moved",
                args->uri ? " to " : "", args->uri ? args->uri : "");
     for (size_t i = 0; i < kept(refusals); i++)
         printf("%s\n", refusals->sentences[i]);
-    if (refusals->count > IBX_REFUSALS_MAX)
-        printf("and %zu more\n", refusals->count - IBX_REFUSALS_MAX);
+    if (refusals->count > IBX_PREFLIGHT_MAX)
+        printf("and %zu more\n", refusals->count - IBX_PREFLIGHT_MAX);
 }
 
 int migrate_check(const struct migrate_args *args)
 {
-    static struct ibx_refusals refusals;
+    static struct ibx_blockers refusals;
     struct ibx_error err = {0};
     if (migrate_monitor_free(args, &err) ||
-        ibx_move_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
-                       &refusals, &err)) {
+        ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
+                          &refusals, &err)) {
         migrate_complain(err.message);
         return MIGRATE_FAILED;
     }

@@ -13,14 +13,14 @@
 #define BAR_ROOM (IBX_ERROR_MAX + 256u) /* a line of it is as long as it is */
 
 struct records {
-    struct ibx_record *all;
+    struct ibx_journal *all;
     size_t count;
 };
 
 /* Those of --qmp, if given. */
 static int list(const struct migrate_args *args, struct records *records, struct ibx_error *err)
 {
-    int rc = ibx_record_list(args->folder, &records->all, &records->count, err);
+    int rc = ibx_journal_list(args->folder, &records->all, &records->count, err);
     size_t kept = 0;
     for (size_t i = 0; !rc && i < records->count; i++) {
         if (!args->qmp[0] || !strcmp(args->qmp, records->all[i].qmp))
@@ -30,16 +30,16 @@ static int list(const struct migrate_args *args, struct records *records, struct
     return rc;
 }
 
-static int ask(const struct migrate_args *args, const struct ibx_record *record, json_t *request,
+static int ask(const struct migrate_args *args, const struct ibx_journal *record, json_t *request,
                json_t **answer, struct ibx_error *err)
 {
     char path[PATH_MAX];
-    ibx_record_path(args->folder, record, ".sock", path, sizeof(path));
-    return ibx_talk_ask(path, request, answer, ibx_deadline_in_ms(ASK_MS), err);
+    ibx_journal_path(args->folder, record, ".sock", path, sizeof(path));
+    return ibx_control_socket_ask(path, request, answer, ibx_deadline_in_ms(ASK_MS), err);
 }
 
 /* The status of the tool at work on it (a reference), or NULL. */
-static json_t *live_status(const struct migrate_args *args, const struct ibx_record *record,
+static json_t *live_status(const struct migrate_args *args, const struct ibx_journal *record,
                            struct ibx_error *err)
 {
     json_t *answer = NULL, *status = NULL;
@@ -57,28 +57,28 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-/* In the place of ibx_record_say(), where the QEMU that the VM was in has ended; false: the same.
+/* In the place of ibx_journal_say(), where the QEMU that the VM was in has ended; false: the same.
  */
-static bool say_ended(const struct ibx_record *record, char *sentence, size_t size)
+static bool say_ended(const struct ibx_journal *record, char *sentence, size_t size)
 {
     char vm[PATH_MAX];
     const int pid = (int)record->pid;
     migrate_vm(record, vm, sizeof(vm));
     if (!record->source &&
-        (record->state == IBX_RECORD_MAY_RUN || record->state == IBX_RECORD_RUNNING))
+        (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
         snprintf(sentence, size,
                  "%s does not run here: its QEMU (process %d) is gone; \"ib-migrate rollback\" at "
                  "the source restarts it from its stop",
                  vm, pid);
-    else if (!record->source && record->state == IBX_RECORD_DONE)
+    else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
                  pid);
-    else if (record->state == IBX_RECORD_DONE)
+    else if (record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s went to %s with all of its pages; its QEMU here (process %d) has ended", vm,
                  record->peer[0] ? record->peer : "the other side", pid);
-    else if (record->state == IBX_RECORD_ROLLED_BACK)
+    else if (record->state == IBX_JOURNAL_ROLLED_BACK)
         snprintf(sentence, size,
                  "%s was taken back and ran here from where it had stopped; its QEMU (process %d) "
                  "has ended since",
@@ -88,39 +88,40 @@ static bool say_ended(const struct ibx_record *record, char *sentence, size_t si
     return true;
 }
 
-void migrate_truth(const struct ibx_record *record, char *sentence, size_t size)
+void migrate_truth(const struct ibx_journal *record, char *sentence, size_t size)
 {
-    if (!ibx_record_qemu_gone(record) || !say_ended(record, sentence, size))
-        ibx_record_say(record, sentence, size);
+    if (!ibx_journal_qemu_gone(record) || !say_ended(record, sentence, size))
+        ibx_journal_say(record, sentence, size);
     ibx_text_sanitize(sentence);
 }
 
-static void print_record(const struct ibx_record *record, json_t *live, const struct ibx_error *err)
+static void print_record(const struct ibx_journal *record, json_t *live,
+                         const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
     migrate_truth(record, said, sizeof(said));
-    migrate_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_move_record_json(record),
+    migrate_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_migrate_record_json(record),
                                  "sentence", ibx_json_text(said), "trouble",
                                  trouble(err) ? ibx_json_text(trouble(err)) : json_null(), "status",
                                  live ? json_incref(live) : json_null()));
 }
 
-static void say_record(const struct ibx_record *record, const json_t *live, struct ibx_error *err)
+static void say_record(const struct ibx_journal *record, const json_t *live, struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[BAR_ROOM + 1];
-    struct ibx_move_status status = {.record = *record};
+    struct ibx_migrate_status status = {.record = *record};
     migrate_truth(record, said, sizeof(said));
     migrate_vm(record, vm, sizeof(vm));
     printf("%s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
-           ibx_record_state_name(record->state), record->qmp, said);
-    if (live && !ibx_move_status_take(live, &status, err)) {
+           ibx_journal_state_name(record->state), record->qmp, said);
+    if (live && !ibx_migrate_status_take(live, &status, err)) {
         migrate_bar(&status, BAR_ROOM, bar, sizeof(bar));
         printf("  %s\n", bar);
     } else if (trouble(err)) {
         printf("  %s\n", err->message);
-    } else if (!ibx_record_over(record)) {
+    } else if (!ibx_journal_over(record)) {
         printf("  no ib-migrate is at work on it\n");
-        if (record->source && ibx_record_qemu_gone(record))
+        if (record->source && ibx_journal_qemu_gone(record))
             printf("  its QEMU (process %d) is gone: pages that had not come are lost\n",
                    record->pid);
     }
@@ -142,7 +143,7 @@ int migrate_status(const struct migrate_args *args)
     for (size_t i = 0; i < records.count; i++) {
         struct ibx_error why = {0};
         json_t *live =
-            ibx_record_over(&records.all[i]) ? NULL : live_status(args, &records.all[i], &why);
+            ibx_journal_over(&records.all[i]) ? NULL : live_status(args, &records.all[i], &why);
         if (args->json)
             print_record(&records.all[i], live, &why);
         else
@@ -178,10 +179,10 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
     migrate_waiting_free(waiting, living);
     for (size_t i = 0; !rc && i < records.count; i++) {
         struct ibx_error silent = {0};
-        const struct ibx_record *record = &records.all[i];
-        json_t *live = ibx_record_over(record) ? NULL : live_status(args, record, &silent);
+        const struct ibx_journal *record = &records.all[i];
+        json_t *live = ibx_journal_over(record) ? NULL : live_status(args, record, &silent);
         if (live && !living++)
-            ibx_record_path(args->folder, record, ".sock", path, PATH_MAX);
+            ibx_journal_path(args->folder, record, ".sock", path, PATH_MAX);
         if (!live && trouble(&silent))
             why = silent;
         json_decref(live);
@@ -209,7 +210,7 @@ static int tell_live(const struct migrate_args *args, json_t *request)
     if (rc)
         json_decref(request);
     else
-        rc = ibx_talk_ask(path, request, &answer, ibx_deadline_in_ms(ASK_MS), &err);
+        rc = ibx_control_socket_ask(path, request, &answer, ibx_deadline_in_ms(ASK_MS), &err);
     json_decref(answer);
     if (rc)
         migrate_complain(err.message);
@@ -233,7 +234,7 @@ struct pruned {
     size_t gone, kept;
 };
 
-static void say_pruned(void *context, const struct ibx_record *record, const char *why)
+static void say_pruned(void *context, const struct ibx_journal *record, const char *why)
 {
     struct pruned *pruned = context;
     char said[IBX_ERROR_MAX];
@@ -248,12 +249,12 @@ int migrate_prune(const struct migrate_args *args)
 {
     struct pruned pruned = {0};
     struct ibx_error err = {0};
-    const struct ibx_record_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
-                                           .unfinished = args->unfinished,
-                                           .before_s = UINT64_MAX,
-                                           .each = say_pruned,
-                                           .context = &pruned};
-    if (ibx_record_prune(args->folder, &which, &err)) {
+    const struct ibx_journal_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
+                                            .unfinished = args->unfinished,
+                                            .before_s = UINT64_MAX,
+                                            .each = say_pruned,
+                                            .context = &pruned};
+    if (ibx_journal_prune(args->folder, &which, &err)) {
         migrate_complain(err.message);
         return MIGRATE_FAILED;
     }

@@ -15,17 +15,17 @@
 struct heard {
     int rc; /* of the query */
     struct ibx_error err;
-    struct ibx_move_answer answer;
+    struct ibx_migrate_answer answer;
 };
 
-static int find(const struct migrate_args *args, struct ibx_record *record, struct ibx_error *err)
+static int find(const struct migrate_args *args, struct ibx_journal *record, struct ibx_error *err)
 {
     struct ibx_error silent;
-    struct ibx_record other;
-    int rc = ibx_record_find(args->folder, true, args->qmp, record, err);
+    struct ibx_journal other;
+    int rc = ibx_journal_find(args->folder, true, args->qmp, record, err);
     if (rc != -ENOENT)
         return rc;
-    if (!ibx_record_find(args->folder, false, args->qmp, &other, &silent))
+    if (!ibx_journal_find(args->folder, false, args->qmp, &other, &silent))
         return ibx_error_set(err, -EINVAL,
                              "the QEMU at %s is a move's destination: roll back at its source, "
                              "and end this QEMU before",
@@ -37,20 +37,20 @@ static int find(const struct migrate_args *args, struct ibx_record *record, stru
 }
 
 /* A tool that works on it would go on moving what is taken back. */
-static int nobody_at_work(const struct migrate_args *args, const struct ibx_record *record,
+static int nobody_at_work(const struct migrate_args *args, const struct ibx_journal *record,
                           struct ibx_error *err)
 {
     char path[PATH_MAX];
     json_t *answer = NULL;
     struct ibx_error silent = {0};
-    ibx_record_path(args->folder, record, ".sock", path, sizeof(path));
-    int rc = ibx_talk_ask(path, json_pack("{s:s}", "command", "status"), &answer,
-                          ibx_deadline_in_ms(ASK_MS), &silent);
+    ibx_journal_path(args->folder, record, ".sock", path, sizeof(path));
+    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "status"), &answer,
+                                    ibx_deadline_in_ms(ASK_MS), &silent);
     json_decref(answer);
     if (rc == -ENOENT || rc == -ECONNREFUSED)
         return 0;
     int lock;
-    rc = ibx_record_lock(args->folder, record, &lock, &silent); /* names the process */
+    rc = ibx_journal_lock(args->folder, record, &lock, &silent); /* names the process */
     if (rc)
         return ibx_error_set(err, rc, "%s, and may yet finish it: end it first, by two SIGTERM",
                              silent.message);
@@ -62,7 +62,7 @@ static int nobody_at_work(const struct migrate_args *args, const struct ibx_reco
 
 static void say_answer(const struct heard *heard)
 {
-    const struct ibx_move_answer *answer = &heard->answer;
+    const struct ibx_migrate_answer *answer = &heard->answer;
     if (heard->rc) {
         fprintf(stderr, "The destination does not answer: %s.\n", heard->err.message);
         return;
@@ -87,14 +87,14 @@ static void say_answer(const struct heard *heard)
 }
 
 /* Whether it is certain that the VM has not run there. */
-static bool never_ran(const struct ibx_record *record, const struct heard *heard)
+static bool never_ran(const struct ibx_journal *record, const struct heard *heard)
 {
-    return record->state == IBX_RECORD_HERE ||
+    return record->state == IBX_JOURNAL_HERE ||
            (!heard->rc && (heard->answer.standing == IBX_STANDING_WAITING ||
                            heard->answer.standing == IBX_STANDING_GIVEN_UP));
 }
 
-static void say_loss(const struct ibx_record *record, const struct heard *heard)
+static void say_loss(const struct ibx_journal *record, const struct heard *heard)
 {
     char when[64] = "an unknown time";
     time_t written = (time_t)record->written_s;
@@ -110,7 +110,7 @@ static void say_loss(const struct ibx_record *record, const struct heard *heard)
         return;
     }
     fprintf(stderr, "Lost is all that the VM did at the destination since that stop%s.\n",
-            record->state == IBX_RECORD_MOVED ? "" : ", if it came to run there");
+            record->state == IBX_JOURNAL_MOVED ? "" : ", if it came to run there");
     fputs("If its QEMU is alive there after all, the VM then runs twice, on the same disks: make "
           "sure\nthat it has ended, or that its host is off.\n",
           stderr);
@@ -146,7 +146,7 @@ static int complain(const struct ibx_error *err)
 int migrate_rollback(const struct migrate_args *args)
 {
     static struct heard heard;
-    struct ibx_record record;
+    struct ibx_journal record;
     struct ibx_error err = {0};
     struct ibx_options options = args->options;
     char vm[PATH_MAX], said[IBX_ERROR_MAX];
@@ -155,10 +155,10 @@ int migrate_rollback(const struct migrate_args *args)
     if (!options.key_file[0])
         snprintf(options.key_file, sizeof(options.key_file), "%s", record.key_file);
     migrate_vm(&record, vm, sizeof(vm));
-    ibx_record_say(&record, said, sizeof(said));
+    ibx_journal_say(&record, said, sizeof(said));
     ibx_text_sanitize(said);
     fprintf(stderr, "%s, moved to %s: %s.\n", vm, record.uri, said);
-    heard.rc = ibx_move_query(&record, &options, &heard.answer, &heard.err);
+    heard.rc = ibx_migrate_query(&record, &options, &heard.answer, &heard.err);
     say_answer(&heard);
     if (!heard.rc && (heard.answer.standing == IBX_STANDING_RUNNING ||
                       heard.answer.standing == IBX_STANDING_COMPLETE)) {
@@ -169,7 +169,7 @@ int migrate_rollback(const struct migrate_args *args)
     say_loss(&record, &heard);
     if (!agreed(args, vm))
         return MIGRATE_FAILED;
-    if (ibx_move_rollback(args->folder, &record, &options, &err))
+    if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return complain(&err);
     printf("%s: rolled back, it runs here again\n", vm);
     return MIGRATE_DONE;

@@ -18,7 +18,7 @@
 struct entry {
     bool line; /* `text`; else `status` */
     char text[IBX_ERROR_MAX];
-    struct ibx_move_status status;
+    struct ibx_migrate_status status;
 };
 
 struct migrate_show {
@@ -45,7 +45,7 @@ static unsigned columns(void)
     return size.ws_col;
 }
 
-static void draw(struct migrate_show *show, const struct ibx_move_status *status)
+static void draw(struct migrate_show *show, const struct ibx_migrate_status *status)
 {
     char line[1024];
     unsigned width = columns() - 1u; /* the last column would break the line */
@@ -63,7 +63,7 @@ static void wipe(struct migrate_show *show)
 
 /* Phases worth a line of a log: the end is told by who waits for it, where a receiver waits by the
  * move itself, and why a link is broken mostly, too. */
-static bool worth_a_line(const struct migrate_show *show, const struct ibx_move_status *status)
+static bool worth_a_line(const struct migrate_show *show, const struct ibx_migrate_status *status)
 {
     size_t n = strlen(status->sentence);
     if (status->phase == IBX_PHASE_BROKEN && n && !strncmp(show->said, status->sentence, n))
@@ -71,12 +71,12 @@ static bool worth_a_line(const struct migrate_show *show, const struct ibx_move_
     return status->phase < IBX_PHASE_DONE && (status->source || status->phase != IBX_PHASE_WAITING);
 }
 
-static void show_status(struct migrate_show *show, const struct ibx_move_status *status)
+static void show_status(struct migrate_show *show, const struct ibx_migrate_status *status)
 {
     if (show->json && isatty(STDOUT_FILENO))
         wipe(show);
     if (show->json)
-        migrate_print_json(json_pack("{s:o}", "status", ibx_move_status_json(status)));
+        migrate_print_json(json_pack("{s:o}", "status", ibx_migrate_status_json(status)));
     if (show->quiet)
         return;
     if (show->terminal) {
@@ -128,7 +128,7 @@ static void *run(void *arg)
 
 /* Where the next entry goes: on top of the last one when that is an older status of the same
  * phase, or when the queue is full. */
-static struct entry *place(struct migrate_show *show, const struct ibx_move_status *status)
+static struct entry *place(struct migrate_show *show, const struct ibx_migrate_status *status)
 {
     struct entry *last = &show->queue[(show->first + show->count - 1) % QUEUE];
     if (show->count &&
@@ -138,7 +138,7 @@ static struct entry *place(struct migrate_show *show, const struct ibx_move_stat
     return &show->queue[(show->first + show->count - 1) % QUEUE];
 }
 
-static void tell_status(void *context, const struct ibx_move_status *status)
+static void tell_status(void *context, const struct ibx_migrate_status *status)
 {
     struct migrate_show *show = context;
     pthread_mutex_lock(&show->lock);
@@ -162,7 +162,7 @@ static void tell_line(void *context, const char *line)
 }
 
 int migrate_show_start(const struct migrate_args *args, struct migrate_show **out,
-                       struct ibx_move_tell *tell, struct ibx_error *err)
+                       struct ibx_migrate_tell *tell, struct ibx_error *err)
 {
     struct migrate_show *show = calloc(1, sizeof(*show));
     if (!show)
@@ -184,7 +184,7 @@ int migrate_show_start(const struct migrate_args *args, struct migrate_show **ou
         return ibx_error_set(err, rc, "no thread to show the move: %s", strerror(-rc));
     }
     ibx_log_over_bar(show->terminal && !show->quiet);
-    *tell = (struct ibx_move_tell){tell_status, tell_line, show};
+    *tell = (struct ibx_migrate_tell){tell_status, tell_line, show};
     *out = show;
     return 0;
 }

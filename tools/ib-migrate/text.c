@@ -51,7 +51,7 @@ static void clock_text(uint64_t seconds, char *out, size_t size)
         snprintf(out, size, "%u:%02u", (unsigned)(seconds / 60), (unsigned)(seconds % 60));
 }
 
-void migrate_vm(const struct ibx_record *record, char *out, size_t size)
+void migrate_vm(const struct ibx_journal *record, char *out, size_t size)
 {
     const bool has_uuid = strspn(record->uuid, "0-") < strlen(record->uuid);
     if (record->name[0])
@@ -64,13 +64,13 @@ void migrate_vm(const struct ibx_record *record, char *out, size_t size)
 }
 
 /* Before the first fetched page has been counted, the zero ones are known. */
-static uint64_t pages_left(const struct ibx_move_status *s)
+static uint64_t pages_left(const struct ibx_migrate_status *s)
 {
     uint64_t there = s->present > s->zero_pages ? s->present : s->zero_pages;
     return s->pages > there ? s->pages - there : 0;
 }
 
-static uint64_t seconds_gone(const struct ibx_move_status *s)
+static uint64_t seconds_gone(const struct ibx_migrate_status *s)
 {
     return s->now_ns > s->began_ns ? (s->now_ns - s->began_ns) / NS_PER_S : 0;
 }
@@ -82,7 +82,7 @@ enum piece { PHASE, BAR, LEFT, RATE, FAULTS, LATENCY, TIME, PIECES };
 /* Which piece is left out first when the line is too narrow. */
 static const enum piece least_first[] = {LATENCY, FAULTS, BAR, RATE, TIME, LEFT};
 
-static void put_bar(const struct ibx_move_status *s, char *out, size_t size)
+static void put_bar(const struct ibx_migrate_status *s, char *out, size_t size)
 {
     const uint64_t there = s->pages - pages_left(s);
     unsigned full = (unsigned)(there * BAR_COLUMNS / s->pages), i;
@@ -93,7 +93,7 @@ static void put_bar(const struct ibx_move_status *s, char *out, size_t size)
     snprintf(out, size, "[%s] %" PRIu64 "%%", line, there * 100 / s->pages);
 }
 
-static void put_figures(const struct ibx_move_status *s, char pieces[PIECES][64])
+static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][64])
 {
     char a[32], b[32];
     put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
@@ -137,7 +137,7 @@ static void join(char pieces[PIECES][64], char *out, size_t size)
     }
 }
 
-void migrate_bar(const struct ibx_move_status *status, unsigned width, char *out, size_t size)
+void migrate_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size)
 {
     if (status->phase == IBX_PHASE_FILLING && status->pages) {
         char pieces[PIECES][64] = {"filling"};
@@ -157,7 +157,7 @@ void migrate_bar(const struct ibx_move_status *status, unsigned width, char *out
 
 /* ------------------------------------------------------------ phases */
 
-void migrate_phase_line(const struct ibx_move_status *s, char *out, size_t size)
+void migrate_phase_line(const struct ibx_migrate_status *s, char *out, size_t size)
 {
     char ram[32];
     migrate_bytes(s->ram_bytes, ram, sizeof(ram));
@@ -207,7 +207,7 @@ static void put_line(FILE *out, const char *name, const char *value)
     fprintf(out, "  %-18s %s\n", name, value);
 }
 
-static void put_downtime(FILE *out, const struct ibx_move_status *s)
+static void put_downtime(FILE *out, const struct ibx_migrate_status *s)
 {
     const struct {
         const char *name;
@@ -231,7 +231,7 @@ static void put_downtime(FILE *out, const struct ibx_move_status *s)
     put_line(out, "downtime", text);
 }
 
-static void put_total(FILE *out, const struct ibx_move_status *s)
+static void put_total(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[128], one[32];
     migrate_duration(s->total_ns ? s->total_ns : s->now_ns - s->began_ns, one, sizeof(one));
@@ -244,7 +244,7 @@ static void put_total(FILE *out, const struct ibx_move_status *s)
     put_line(out, "total time", text);
 }
 
-static void put_faults(FILE *out, const struct ibx_move_status *s)
+static void put_faults(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[192], p50[32], p99[32], max[32], sum[32];
     migrate_duration(s->fault_p50_ns, p50, sizeof(p50));
@@ -260,7 +260,7 @@ static void put_faults(FILE *out, const struct ibx_move_status *s)
     put_line(out, "faults", text);
 }
 
-static void put_memory(FILE *out, const struct ibx_move_status *s)
+static void put_memory(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[320], one[32];
     snprintf(text, sizeof(text), "%" PRIu64 " of %" PRIu64 " (%" PRIu64 "%%), never on the wire",
@@ -276,7 +276,7 @@ static void put_memory(FILE *out, const struct ibx_move_status *s)
     }
 }
 
-void migrate_summary(FILE *out, const struct ibx_move_status *s)
+void migrate_summary(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[192];
     put_downtime(out, s);

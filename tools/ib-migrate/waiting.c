@@ -41,8 +41,8 @@ static void gather(void *context, const char *path, pid_t pid)
 {
     struct gathering *g = context;
     json_t *answer = NULL;
-    int rc = ibx_talk_ask(path, json_pack("{s:s}", "command", "status"), &answer,
-                          ibx_deadline_in_ms(ASK_MS), NULL);
+    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "status"), &answer,
+                                    ibx_deadline_in_ms(ASK_MS), NULL);
     if (rc == -ETIMEDOUT)
         complain_of_stopped(pid);
     if (rc)
@@ -67,7 +67,7 @@ int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting
                          size_t *count, struct ibx_error *err)
 {
     struct gathering g = {.args = args};
-    int rc = ibx_talk_waiting(args->folder, gather, &g, err);
+    int rc = ibx_control_socket_waiting(args->folder, gather, &g, err);
     if (!rc && g.full)
         rc = ibx_error_set(err, -ENOMEM, "no memory for the receivers in %s", args->folder);
     if (rc) {
@@ -87,16 +87,16 @@ void migrate_waiting_free(struct migrate_waiting *list, size_t count)
 }
 
 /* At its end a destination's tool has let the monitor go. */
-static bool at_work(const struct migrate_args *args, const struct ibx_record *record)
+static bool at_work(const struct migrate_args *args, const struct ibx_journal *record)
 {
     char path[PATH_MAX];
     json_t *answer = NULL;
-    if (ibx_record_over(record) || record->state == IBX_RECORD_COMPLETE ||
+    if (ibx_journal_over(record) || record->state == IBX_JOURNAL_COMPLETE ||
         strcmp(record->qmp, args->qmp) != 0)
         return false;
-    ibx_record_path(args->folder, record, ".sock", path, sizeof(path));
-    int rc = ibx_talk_ask(path, json_pack("{s:s}", "command", "status"), &answer,
-                          ibx_deadline_in_ms(ASK_MS), NULL);
+    ibx_journal_path(args->folder, record, ".sock", path, sizeof(path));
+    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "status"), &answer,
+                                    ibx_deadline_in_ms(ASK_MS), NULL);
     json_decref(answer);
     return !rc;
 }
@@ -104,7 +104,7 @@ static bool at_work(const struct migrate_args *args, const struct ibx_record *re
 int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err)
 {
     struct migrate_waiting *waiting = NULL;
-    struct ibx_record *records = NULL;
+    struct ibx_journal *records = NULL;
     size_t waits = 0, count = 0;
     int rc = migrate_waiting_list(args, &waiting, &waits, err);
     if (!rc && waits)
@@ -113,7 +113,7 @@ int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err)
                            "waits for a VM; ib-migrate cancel --qmp %s ends it",
                            args->qmp, (int)waiting[0].pid, args->qmp);
     if (!rc)
-        rc = ibx_record_list(args->folder, &records, &count, err);
+        rc = ibx_journal_list(args->folder, &records, &count, err);
     for (size_t i = 0; !rc && i < count; i++)
         if (at_work(args, &records[i]))
             rc = ibx_error_set(err, -EBUSY,

@@ -3,8 +3,8 @@
  * ibx-gvirtus: puts the plugin into a GVirtuS home, takes it out again, shows
  * what is selected. Private to the files tools/ibx-gvirtus*.c.
  */
-#ifndef IBX_TOOLS_GVIRTUS_H
-#define IBX_TOOLS_GVIRTUS_H
+#ifndef IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
+#define IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
 
 #include "common/error.h"
 

@@ -113,7 +113,7 @@ void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proo
 
 int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns)
 {
-    return ibx_door_wait(link->conn, fd, events, deadline_ns);
+    return ibx_handshake_wait(link->conn, fd, events, deadline_ns);
 }
 
 int ibx_link_watch(struct ibx_link *link, int fd)
@@ -184,7 +184,7 @@ int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
 {
     if (conn->role != IBX_ROLE_SERVER || conn->state != CONN_KNOCKED)
         return ibx_error_set(err, -EINVAL, "only a freshly accepted connection is established");
-    return come_alive(conn, ibx_door_server, err);
+    return come_alive(conn, ibx_handshake_server, err);
 }
 
 int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_conn **out,
@@ -200,7 +200,7 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
         rc = ibx_key_load(all.key_file, &key, err);
     int fd = -1;
     if (!rc)
-        rc = ibx_door_connect(&uri, all.timeout_ms, &fd, err);
+        rc = ibx_handshake_connect(&uri, all.timeout_ms, &fd, err);
     if (rc)
         return rc;
     struct ibx_conn *conn = ibx_conn_new(fd, IBX_ROLE_CLIENT, &all);
@@ -209,7 +209,7 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     conn->key = key;
     ibx_uri_print(&uri, conn->uri, sizeof(conn->uri));
     explicit_bzero(&key, sizeof(key));
-    rc = come_alive(conn, ibx_door_client, err);
+    rc = come_alive(conn, ibx_handshake_client, err);
     if (rc) {
         ibx_close(conn);
         return rc;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The core's own view of a connection: shared by conn.c, memory.c, chunks.c, door*.c and
  * listen.c only. */
-#ifndef IBX_TRANSPORT_CONN_H
-#define IBX_TRANSPORT_CONN_H
+#ifndef IBX_TRANSPORT_CORE_CONN_H
+#define IBX_TRANSPORT_CORE_CONN_H
 
 #include "transport/handshake/auth.h"
 #include "transport/core/provider.h"
@@ -114,13 +114,13 @@ struct ibx_conn *ibx_conn_new(int fd, enum ibx_role role, const struct ibx_optio
 int ibx_conn_live(struct ibx_conn *conn, struct ibx_error *err);
 
 /* door.c */
-int ibx_door_server(struct ibx_conn *conn, struct ibx_error *err);
-int ibx_door_client(struct ibx_conn *conn, struct ibx_error *err);
-int ibx_door_wait(struct ibx_conn *conn, int fd, short events, uint64_t deadline_ns);
+int ibx_handshake_server(struct ibx_conn *conn, struct ibx_error *err);
+int ibx_handshake_client(struct ibx_conn *conn, struct ibx_error *err);
+int ibx_handshake_wait(struct ibx_conn *conn, int fd, short events, uint64_t deadline_ns);
 
 /* listen.c */
-int ibx_door_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
-                     struct ibx_error *err);
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
+                          struct ibx_error *err);
 /* "[::1]:5000", "10.0.0.7:4000" or "unix socket". */
 void ibx_peer_name(int fd, char *out, size_t size);
 

@@ -21,8 +21,8 @@
  * provider on the same door, so a failed attempt must leave nothing behind
  * after close. All blocking waits go through ibx_link_wait().
  */
-#ifndef IBX_TRANSPORT_PROVIDER_H
-#define IBX_TRANSPORT_PROVIDER_H
+#ifndef IBX_TRANSPORT_CORE_PROVIDER_H
+#define IBX_TRANSPORT_CORE_PROVIDER_H
 
 #include "transport/transport.h"
 

@@ -21,8 +21,8 @@
  * caches are independent. One thread of the process watches for all of them; it
  * starts with the first ibx_regcache_get(), and anew in a forked child.
  */
-#ifndef IBX_TRANSPORT_REGCACHE_H
-#define IBX_TRANSPORT_REGCACHE_H
+#ifndef IBX_TRANSPORT_CORE_REGCACHE_H
+#define IBX_TRANSPORT_CORE_REGCACHE_H
 
 #include "transport/transport.h"
 

@@ -14,8 +14,8 @@
  *   - reading an event and marking its ranges is one hold of the lock. So when the
  *     system call has returned, no range it changed is alive.
  */
-#ifndef IBX_TRANSPORT_REGCACHE_WATCH_H
-#define IBX_TRANSPORT_REGCACHE_WATCH_H
+#ifndef IBX_TRANSPORT_CORE_REGCACHE_WATCH_H
+#define IBX_TRANSPORT_CORE_REGCACHE_WATCH_H
 
 #include <stdbool.h>
 #include <stdint.h>

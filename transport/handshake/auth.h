@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Keys, keyed hashes and random bytes for the door, by OpenSSL. */
-#ifndef IBX_TRANSPORT_AUTH_H
-#define IBX_TRANSPORT_AUTH_H
+#ifndef IBX_TRANSPORT_HANDSHAKE_AUTH_H
+#define IBX_TRANSPORT_HANDSHAKE_AUTH_H
 
 #include "transport/transport.h"
 

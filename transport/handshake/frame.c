@@ -65,11 +65,11 @@ static int recv_all(int fd, uint8_t *data, size_t length, uint64_t deadline)
 
 /* --------------------------------------------------------------------- frames */
 
-void ibx_door_frame_begin(struct door_frame *frame, enum door_frame_type type)
+void ibx_handshake_frame_begin(struct door_frame *frame, enum door_frame_type type)
 {
     frame->type = (uint8_t)type;
     frame->bytes[4] = frame->type;
-    frame->out = ibx_writer_of(frame->bytes + 5, IBX_DOOR_PAYLOAD_MAX);
+    frame->out = ibx_writer_of(frame->bytes + 5, IBX_HANDSHAKE_PAYLOAD_MAX);
 }
 
 static void frame_mac(struct ibx_conn *conn, bool from_client, uint64_t number,
@@ -88,20 +88,20 @@ static void transcribe(struct door *door, const uint8_t *bytes, size_t length)
     ibx_hash(pieces, 2, door->transcript);
 }
 
-int ibx_door_frame_send(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline)
+int ibx_handshake_frame_send(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline)
 {
     struct door *door = &conn->door;
     if (frame->out.failed)
         return -EMSGSIZE;
     size_t length = 5 + frame->out.length;
-    size_t mac_bytes = door->authenticated ? IBX_DOOR_MAC_BYTES : 0;
+    size_t mac_bytes = door->authenticated ? IBX_HANDSHAKE_MAC_BYTES : 0;
     struct ibx_writer head = ibx_writer_of(frame->bytes, 4);
     ibx_put_u32(&head, (uint32_t)(length - 4 + mac_bytes));
     if (mac_bytes) {
         uint8_t mac[IBX_HASH_BYTES];
         frame_mac(conn, conn->role == IBX_ROLE_CLIENT, door->sent, frame->bytes, length, mac);
-        memcpy(frame->bytes + length, mac, IBX_DOOR_MAC_BYTES);
-        length += IBX_DOOR_MAC_BYTES;
+        memcpy(frame->bytes + length, mac, IBX_HANDSHAKE_MAC_BYTES);
+        length += IBX_HANDSHAKE_MAC_BYTES;
     } else {
         transcribe(door, frame->bytes, length);
     }
@@ -116,17 +116,18 @@ static int frame_check_mac(struct ibx_conn *conn, struct door_frame *frame, size
         transcribe(door, frame->bytes, *length);
         return 0;
     }
-    if (*length < 5 + IBX_DOOR_MAC_BYTES)
+    if (*length < 5 + IBX_HANDSHAKE_MAC_BYTES)
         return -EBADMSG;
-    *length -= IBX_DOOR_MAC_BYTES;
+    *length -= IBX_HANDSHAKE_MAC_BYTES;
     uint8_t mac[IBX_HASH_BYTES], got[IBX_HASH_BYTES];
     frame_mac(conn, conn->role == IBX_ROLE_SERVER, door->received, frame->bytes, *length, mac);
-    memcpy(got, frame->bytes + *length, IBX_DOOR_MAC_BYTES);
-    memcpy(got + IBX_DOOR_MAC_BYTES, mac + IBX_DOOR_MAC_BYTES, IBX_HASH_BYTES - IBX_DOOR_MAC_BYTES);
+    memcpy(got, frame->bytes + *length, IBX_HANDSHAKE_MAC_BYTES);
+    memcpy(got + IBX_HANDSHAKE_MAC_BYTES, mac + IBX_HANDSHAKE_MAC_BYTES,
+           IBX_HASH_BYTES - IBX_HANDSHAKE_MAC_BYTES);
     return ibx_hash_equal(mac, got) ? 0 : -EBADMSG;
 }
 
-int ibx_door_frame_receive(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline)
+int ibx_handshake_frame_receive(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline)
 {
     struct door *door = &conn->door;
     int rc = recv_all(door->fd, frame->bytes, 5, deadline);
@@ -135,7 +136,7 @@ int ibx_door_frame_receive(struct ibx_conn *conn, struct door_frame *frame, uint
     struct ibx_reader head = ibx_reader_of(frame->bytes, 5);
     size_t body = ibx_get_u32(&head);
     if (body < 1 ||
-        body > 1 + IBX_DOOR_PAYLOAD_MAX + (door->authenticated ? IBX_DOOR_MAC_BYTES : 0))
+        body > 1 + IBX_HANDSHAKE_PAYLOAD_MAX + (door->authenticated ? IBX_HANDSHAKE_MAC_BYTES : 0))
         return -EPROTO;
     rc = recv_all(door->fd, frame->bytes + 5, body - 1, deadline);
     if (rc)
@@ -150,7 +151,7 @@ int ibx_door_frame_receive(struct ibx_conn *conn, struct door_frame *frame, uint
     return 0;
 }
 
-int ibx_door_reason_get(struct ibx_reader *r, char *reason, size_t size)
+int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size)
 {
     int code = (int)(int32_t)ibx_get_u32(r);
     ibx_get_string(r, reason, size);
@@ -160,7 +161,7 @@ int ibx_door_reason_get(struct ibx_reader *r, char *reason, size_t size)
     return code > 0 || code < -4095 ? -EPROTO : code;
 }
 
-void ibx_door_reason_put(struct ibx_writer *w, int code, const char *reason)
+void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason)
 {
     char text[256];
     snprintf(text, sizeof(text), "%s", code ? reason : "");
@@ -168,7 +169,7 @@ void ibx_door_reason_put(struct ibx_writer *w, int code, const char *reason)
     ibx_put_string(w, text);
 }
 
-int ibx_door_broken(struct ibx_conn *conn, int rc, struct ibx_error *err)
+int ibx_handshake_broken(struct ibx_conn *conn, int rc, struct ibx_error *err)
 {
     const char *why = rc == -ETIMEDOUT    ? "no answer in time"
                       : rc == -ECONNRESET ? "it closed the connection"
@@ -180,26 +181,27 @@ int ibx_door_broken(struct ibx_conn *conn, int rc, struct ibx_error *err)
                          stranger ? "; see that an ibx server listens there" : "");
 }
 
-int ibx_door_expect(struct ibx_conn *conn, struct door_frame *frame, enum door_frame_type type,
-                    uint64_t deadline, struct ibx_error *err)
+int ibx_handshake_expect(struct ibx_conn *conn, struct door_frame *frame, enum door_frame_type type,
+                         uint64_t deadline, struct ibx_error *err)
 {
-    int rc = ibx_door_frame_receive(conn, frame, deadline);
+    int rc = ibx_handshake_frame_receive(conn, frame, deadline);
     if (!rc && frame->type == FRAME_REFUSE) {
         char reason[256];
-        rc = ibx_door_reason_get(&frame->payload, reason, sizeof(reason));
+        rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
         return ibx_error_set(err, rc ? rc : -ECONNREFUSED, "%s refuses: %s", conn->path.peer,
                              reason);
     }
     if (!rc && frame->type != type)
         rc = -EPROTO;
-    return rc ? ibx_door_broken(conn, rc, err) : 0;
+    return rc ? ibx_handshake_broken(conn, rc, err) : 0;
 }
 
-int ibx_door_refuse(struct ibx_conn *conn, int code, const char *to_peer, struct ibx_error *err)
+int ibx_handshake_refuse(struct ibx_conn *conn, int code, const char *to_peer,
+                         struct ibx_error *err)
 {
     struct door_frame frame;
-    ibx_door_frame_begin(&frame, FRAME_REFUSE);
-    ibx_door_reason_put(&frame.out, code, to_peer);
-    ibx_door_frame_send(conn, &frame, ibx_deadline_in_ms(1000));
+    ibx_handshake_frame_begin(&frame, FRAME_REFUSE);
+    ibx_handshake_reason_put(&frame.out, code, to_peer);
+    ibx_handshake_frame_send(conn, &frame, ibx_deadline_in_ms(1000));
     return ibx_error_set(err, code, "refused %s: %s", conn->path.peer, to_peer);
 }

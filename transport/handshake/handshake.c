@@ -38,12 +38,12 @@ static void note_refusal(struct ibx_conn *conn, const char *name, const char *re
     ibx_log(IBX_LOG_INFO, "%s with %s refused: %s", name, path->peer, reason);
 }
 
-/* As ibx_door_reason_get(). Whose device is missing decides who has to act: what the peer says is
- * marked as its. */
+/* As ibx_handshake_reason_get(). Whose device is missing decides who has to act: what the peer says
+ * is marked as its. */
 static int take_reason(const struct ibx_conn *conn, struct ibx_reader *payload, char reason[256])
 {
     char said[256] = "";
-    int code = ibx_door_reason_get(payload, said, sizeof(said));
+    int code = ibx_handshake_reason_get(payload, said, sizeof(said));
     snprintf(reason, 256, "on the %s: %.239s", conn->role == IBX_ROLE_SERVER ? "client" : "server",
              said);
     return code;
@@ -92,19 +92,19 @@ static void endpoint_close(struct ibx_conn *conn)
 static int send_result(struct ibx_conn *conn, int code, const char *reason, uint64_t deadline)
 {
     struct door_frame frame;
-    ibx_door_frame_begin(&frame, FRAME_RESULT);
-    ibx_door_reason_put(&frame.out, code, reason);
-    return ibx_door_frame_send(conn, &frame, deadline);
+    ibx_handshake_frame_begin(&frame, FRAME_RESULT);
+    ibx_handshake_reason_put(&frame.out, code, reason);
+    return ibx_handshake_frame_send(conn, &frame, deadline);
 }
 
-/* Receives the peer's RESULT unless ibx_door_wait() has met it. Negative: the door broke. */
+/* Receives the peer's RESULT unless ibx_handshake_wait() has met it. Negative: the door broke. */
 static int learn_result(struct ibx_conn *conn, uint64_t deadline, struct ibx_error *err)
 {
     struct door_frame frame;
     struct door *door = &conn->door;
     if (door->result_known)
         return 0;
-    int rc = ibx_door_expect(conn, &frame, FRAME_RESULT, deadline, err);
+    int rc = ibx_handshake_expect(conn, &frame, FRAME_RESULT, deadline, err);
     if (rc)
         return rc;
     door->result = take_reason(conn, &frame.payload, door->result_reason);
@@ -112,7 +112,7 @@ static int learn_result(struct ibx_conn *conn, uint64_t deadline, struct ibx_err
     return 0;
 }
 
-int ibx_door_wait(struct ibx_conn *conn, int fd, short events, uint64_t deadline)
+int ibx_handshake_wait(struct ibx_conn *conn, int fd, short events, uint64_t deadline)
 {
     struct door *door = &conn->door;
     for (;;) {
@@ -144,7 +144,7 @@ static int exchange_results(struct ibx_conn *conn, const char *name, int rc,
     uint64_t deadline = ibx_deadline_in_ms(conn->options.timeout_ms);
     int sent = send_result(conn, rc, why->message, deadline);
     if (sent)
-        return ibx_door_broken(conn, sent, err);
+        return ibx_handshake_broken(conn, sent, err);
     int learned = learn_result(conn, deadline, err);
     if (learned)
         return learned;
@@ -160,7 +160,7 @@ static int refuse(struct ibx_conn *conn, const char *name, int status, const str
 {
     note_refusal(conn, name, why->message);
     int rc = send_result(conn, status, why->message, deadline);
-    return rc ? ibx_door_broken(conn, rc, err) : 1;
+    return rc ? ibx_handshake_broken(conn, rc, err) : 1;
 }
 
 /* The peer's. */
@@ -182,28 +182,28 @@ static int try_provider(struct ibx_conn *conn, const char *name, struct ibx_erro
         note_refusal(conn, name, why.message);
         return 1;
     }
-    ibx_door_frame_begin(&frame, FRAME_TRY);
+    ibx_handshake_frame_begin(&frame, FRAME_TRY);
     ibx_put_string(&frame.out, name);
-    rc = ibx_door_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(conn, &frame, deadline);
     if (!rc)
-        rc = ibx_door_frame_receive(conn, &frame, deadline);
+        rc = ibx_handshake_frame_receive(conn, &frame, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
+        return ibx_handshake_broken(conn, rc, err);
     if (frame.type == FRAME_RESULT) {
         note_peers_refusal(conn, name, &frame.payload);
         return 1;
     }
     if (frame.type != FRAME_OFFER)
-        return ibx_door_broken(conn, -EPROTO, err);
+        return ibx_handshake_broken(conn, -EPROTO, err);
 
     struct door_frame answer;
-    ibx_door_frame_begin(&answer, FRAME_ANSWER);
+    ibx_handshake_frame_begin(&answer, FRAME_ANSWER);
     rc = conn->provider->join(conn->endpoint, &frame.payload, &answer.out, &why);
     if (rc)
         return refuse(conn, name, rc, &why, deadline, err);
-    rc = ibx_door_frame_send(conn, &answer, deadline);
+    rc = ibx_handshake_frame_send(conn, &answer, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
+        return ibx_handshake_broken(conn, rc, err);
     rc = conn->provider->finish(conn->endpoint, NULL, ibx_deadline_in_ms(conn->options.timeout_ms),
                                 &why);
     return exchange_results(conn, name, rc, &why, err);
@@ -220,22 +220,22 @@ static int serve_provider(struct ibx_conn *conn, const char *name, struct ibx_er
         rc = ibx_error_set(&why, -EPERM, "only provider : %s is allowed", conn->options.provider);
     if (!rc)
         rc = endpoint_open(conn, name, &why);
-    ibx_door_frame_begin(&frame, FRAME_OFFER);
+    ibx_handshake_frame_begin(&frame, FRAME_OFFER);
     if (!rc)
         rc = conn->provider->offer(conn->endpoint, &frame.out, &why);
     if (rc)
         return refuse(conn, name, rc, &why, deadline, err);
-    rc = ibx_door_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(conn, &frame, deadline);
     if (!rc)
-        rc = ibx_door_frame_receive(conn, &frame, deadline);
+        rc = ibx_handshake_frame_receive(conn, &frame, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
+        return ibx_handshake_broken(conn, rc, err);
     if (frame.type == FRAME_RESULT) {
         note_peers_refusal(conn, name, &frame.payload);
         return 1;
     }
     if (frame.type != FRAME_ANSWER)
-        return ibx_door_broken(conn, -EPROTO, err);
+        return ibx_handshake_broken(conn, -EPROTO, err);
     rc = conn->provider->finish(conn->endpoint, &frame.payload,
                                 ibx_deadline_in_ms(conn->options.timeout_ms), &why);
     return exchange_results(conn, name, rc, &why, err);
@@ -253,23 +253,24 @@ static int none_left(struct ibx_conn *conn, struct ibx_error *err)
                          list[0] ? list : "the client named no provider");
 }
 
-int ibx_door_server(struct ibx_conn *conn, struct ibx_error *err)
+int ibx_handshake_server(struct ibx_conn *conn, struct ibx_error *err)
 {
-    int rc = ibx_door_prove_server(conn, ibx_deadline_in_ms(conn->options.timeout_ms), err);
+    int rc = ibx_handshake_prove_server(conn, ibx_deadline_in_ms(conn->options.timeout_ms), err);
     for (unsigned tries = 0; !rc && tries < IBX_PROVIDERS_MAX; tries++) {
         struct door_frame frame;
         char name[16];
-        rc = ibx_door_frame_receive(conn, &frame, ibx_deadline_in_ms(conn->options.timeout_ms));
+        rc =
+            ibx_handshake_frame_receive(conn, &frame, ibx_deadline_in_ms(conn->options.timeout_ms));
         if (rc == -ECONNRESET && tries)
             return none_left(conn, err);
         if (!rc && frame.type != FRAME_TRY)
             rc = -EPROTO;
         if (rc)
-            return ibx_door_broken(conn, rc, err);
+            return ibx_handshake_broken(conn, rc, err);
         ibx_get_string(&frame.payload, name, sizeof(name));
         ibx_text_sanitize(name);
         if (frame.payload.failed)
-            return ibx_door_broken(conn, -EPROTO, err);
+            return ibx_handshake_broken(conn, -EPROTO, err);
         int result = serve_provider(conn, name, err);
         if (!result)
             return ibx_conn_live(conn, err);
@@ -312,10 +313,10 @@ static int client_try_all(struct ibx_conn *conn, bool same_host, struct ibx_erro
     return none_left(conn, err);
 }
 
-int ibx_door_client(struct ibx_conn *conn, struct ibx_error *err)
+int ibx_handshake_client(struct ibx_conn *conn, struct ibx_error *err)
 {
     bool same_host = false;
-    int rc =
-        ibx_door_prove_client(conn, ibx_deadline_in_ms(conn->options.timeout_ms), &same_host, err);
+    int rc = ibx_handshake_prove_client(conn, ibx_deadline_in_ms(conn->options.timeout_ms),
+                                        &same_host, err);
     return rc ? rc : client_try_all(conn, same_host, err);
 }

@@ -171,7 +171,8 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
     return 0;
 }
 
-int ibx_door_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd, struct ibx_error *err)
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
+                          struct ibx_error *err)
 {
     if (uri->path[0])
         return connect_unix(uri, timeout_ms, fd, err);

@@ -127,63 +127,64 @@ static int get_opening(struct ibx_conn *conn, struct ibx_reader *r, bool *has_ke
     return agree(conn, r);
 }
 
-int ibx_door_prove_server(struct ibx_conn *conn, uint64_t deadline, struct ibx_error *err)
+int ibx_handshake_prove_server(struct ibx_conn *conn, uint64_t deadline, struct ibx_error *err)
 {
     struct door_frame frame;
     uint8_t theirs[NONCE_BYTES], ours[NONCE_BYTES], mark[IBX_HASH_BYTES];
     bool has_key = false;
-    int rc = ibx_door_expect(conn, &frame, FRAME_HELLO, deadline, err);
+    int rc = ibx_handshake_expect(conn, &frame, FRAME_HELLO, deadline, err);
     if (!rc)
         rc = ibx_random(ours, sizeof(ours), err);
     if (rc)
         return rc;
     rc = get_opening(conn, &frame.payload, &has_key, theirs);
     if (rc)
-        return ibx_door_refuse(conn, rc,
-                               rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
-                                                      : "it does not speak this protocol",
-                               err);
+        return ibx_handshake_refuse(conn, rc,
+                                    rc == -EPROTONOSUPPORT
+                                        ? "another version of the protocol is needed"
+                                        : "it does not speak this protocol",
+                                    err);
     if (conn->key.present && !has_key)
-        return ibx_door_refuse(conn, -EACCES, "a key is asked for: set key_file on the client",
-                               err);
+        return ibx_handshake_refuse(conn, -EACCES, "a key is asked for: set key_file on the client",
+                                    err);
     if (!conn->key.present && has_key)
-        return ibx_door_refuse(conn, -EACCES,
-                               "the server has no key but the client has: set key_file on the "
-                               "server",
-                               err);
+        return ibx_handshake_refuse(conn, -EACCES,
+                                    "the server has no key but the client has: set key_file on the "
+                                    "server",
+                                    err);
     if (!conn->key.present && !conn->options.insecure && !peer_is_local(conn->door.fd))
-        return ibx_door_refuse(conn, -EACCES,
-                               "without a key only this host is served: set key_file on both "
-                               "ends, or insecure : yes on the server",
-                               err);
+        return ibx_handshake_refuse(conn, -EACCES,
+                                    "without a key only this host is served: set key_file on both "
+                                    "ends, or insecure : yes on the server",
+                                    err);
 
-    ibx_door_frame_begin(&frame, FRAME_CHALLENGE);
+    ibx_handshake_frame_begin(&frame, FRAME_CHALLENGE);
     put_opening(conn, &frame.out, ours);
     host_mark(theirs, ours, mark);
     ibx_put_bytes(&frame.out, mark, sizeof(mark));
-    rc = ibx_door_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(conn, &frame, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
+        return ibx_handshake_broken(conn, rc, err);
     struct proofs proofs;
     derive(conn, &proofs);
-    rc = ibx_door_expect(conn, &frame, FRAME_PROOF, deadline, err);
+    rc = ibx_handshake_expect(conn, &frame, FRAME_PROOF, deadline, err);
     if (rc)
         return rc;
     const uint8_t *proof = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
     if (!proof || !ibx_hash_equal(proof, proofs.client))
-        return ibx_door_refuse(conn, -EACCES, "the key is not the server's: copy its key file",
-                               err);
-    ibx_door_frame_begin(&frame, FRAME_PROOF);
+        return ibx_handshake_refuse(conn, -EACCES, "the key is not the server's: copy its key file",
+                                    err);
+    ibx_handshake_frame_begin(&frame, FRAME_PROOF);
     ibx_put_bytes(&frame.out, proofs.server, IBX_HASH_BYTES);
-    rc = ibx_door_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(conn, &frame, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
+        return ibx_handshake_broken(conn, rc, err);
     conn->door.authenticated = true;
     return 0;
 }
 
-int ibx_door_prove_client(struct ibx_conn *conn, uint64_t deadline, bool *same_host,
-                          struct ibx_error *err)
+int ibx_handshake_prove_client(struct ibx_conn *conn, uint64_t deadline, bool *same_host,
+                               struct ibx_error *err)
 {
     struct door_frame frame;
     uint8_t ours[NONCE_BYTES], theirs[NONCE_BYTES], mark[IBX_HASH_BYTES];
@@ -191,18 +192,18 @@ int ibx_door_prove_client(struct ibx_conn *conn, uint64_t deadline, bool *same_h
     int rc = ibx_random(ours, sizeof(ours), err);
     if (rc)
         return rc;
-    ibx_door_frame_begin(&frame, FRAME_HELLO);
+    ibx_handshake_frame_begin(&frame, FRAME_HELLO);
     put_opening(conn, &frame.out, ours);
-    rc = ibx_door_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(conn, &frame, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
-    rc = ibx_door_expect(conn, &frame, FRAME_CHALLENGE, deadline, err);
+        return ibx_handshake_broken(conn, rc, err);
+    rc = ibx_handshake_expect(conn, &frame, FRAME_CHALLENGE, deadline, err);
     if (rc)
         return rc;
     rc = get_opening(conn, &frame.payload, &has_key, theirs);
     const uint8_t *server_mark = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
     if (rc || !server_mark)
-        return ibx_door_broken(conn, -EPROTO, err);
+        return ibx_handshake_broken(conn, -EPROTO, err);
     if (has_key != conn->key.present)
         return ibx_error_set(err, -EACCES, "%s has %s key, this side has %s", conn->path.peer,
                              has_key ? "a" : "no", conn->key.present ? "one" : "none");
@@ -211,12 +212,12 @@ int ibx_door_prove_client(struct ibx_conn *conn, uint64_t deadline, bool *same_h
 
     struct proofs proofs;
     derive(conn, &proofs);
-    ibx_door_frame_begin(&frame, FRAME_PROOF);
+    ibx_handshake_frame_begin(&frame, FRAME_PROOF);
     ibx_put_bytes(&frame.out, proofs.client, IBX_HASH_BYTES);
-    rc = ibx_door_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(conn, &frame, deadline);
     if (rc)
-        return ibx_door_broken(conn, rc, err);
-    rc = ibx_door_expect(conn, &frame, FRAME_PROOF, deadline, err);
+        return ibx_handshake_broken(conn, rc, err);
+    rc = ibx_handshake_expect(conn, &frame, FRAME_PROOF, deadline, err);
     if (rc)
         return rc;
     const uint8_t *proof = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);

@@ -17,8 +17,8 @@
  *         19      1  lane of a HELLO
  *         20      4  zero
  */
-#ifndef IBX_TRANSPORT_OFI_H
-#define IBX_TRANSPORT_OFI_H
+#ifndef IBX_TRANSPORT_OFI_OFI_H
+#define IBX_TRANSPORT_OFI_OFI_H
 
 #include "transport/core/provider.h"
 

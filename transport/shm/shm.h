@@ -20,8 +20,8 @@
  * afterwards (a message being parsed, the state of a piece) lives in private
  * memory.
  */
-#ifndef IBX_TRANSPORT_SHM_H
-#define IBX_TRANSPORT_SHM_H
+#ifndef IBX_TRANSPORT_SHM_SHM_H
+#define IBX_TRANSPORT_SHM_SHM_H
 
 #include "transport/core/provider.h"
 

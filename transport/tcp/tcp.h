@@ -14,8 +14,8 @@
  *   tcp_work.c     what frames mean; posts of this side, jobs for the peer
  *   tcp_ring.c     io_uring as the engine of the bulk lanes, when asked for
  */
-#ifndef IBX_TRANSPORT_TCP_H
-#define IBX_TRANSPORT_TCP_H
+#ifndef IBX_TRANSPORT_TCP_TCP_H
+#define IBX_TRANSPORT_TCP_TCP_H
 
 #include "transport/tcp/frame.h"
 

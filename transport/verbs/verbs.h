@@ -9,8 +9,8 @@
  * connection is worthless on another; but those of one domain (transport.h)
  * share protection domains, and registrations where they are told to.
  */
-#ifndef IBX_TRANSPORT_VERBS_H
-#define IBX_TRANSPORT_VERBS_H
+#ifndef IBX_TRANSPORT_VERBS_VERBS_H
+#define IBX_TRANSPORT_VERBS_VERBS_H
 
 #include "transport/core/provider.h"
 
