@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int args_bad_usage(const struct args_tool *tool, const char *format, const char *what)
+int ibx_args_bad_usage(const struct args_tool *tool, const char *format, const char *what)
 {
     fprintf(stderr, "%s: ", tool->name);
     fprintf(stderr, format, what);
@@ -13,7 +13,7 @@ int args_bad_usage(const struct args_tool *tool, const char *format, const char 
     return -ENOEXEC;
 }
 
-int args_common(const struct args_tool *tool, int option)
+int ibx_args_common(const struct args_tool *tool, int option)
 {
     switch (option) {
     case 'h':
@@ -31,11 +31,11 @@ int args_common(const struct args_tool *tool, int option)
     }
 }
 
-int args_begin(const struct args_tool *tool, const char *const *names, unsigned count, int argc,
-               char **argv, int *command)
+int ibx_args_begin(const struct args_tool *tool, const char *const *names, unsigned count, int argc,
+                   char **argv, int *command)
 {
     if (argc < 2)
-        return args_bad_usage(tool, "%s", "a command is needed");
+        return ibx_args_bad_usage(tool, "%s", "a command is needed");
     if (argv[1][0] == '-')
         return 0;
     for (unsigned i = 0; i < count; i++) {
@@ -45,11 +45,11 @@ int args_begin(const struct args_tool *tool, const char *const *names, unsigned 
             return 1;
         }
     }
-    return args_bad_usage(tool, "there is no command \"%s\"", argv[1]);
+    return ibx_args_bad_usage(tool, "there is no command \"%s\"", argv[1]);
 }
 
-int args_number(const char *name, const char *text, unsigned long min, unsigned long max,
-                unsigned long *value, struct ibx_error *err)
+int ibx_args_number(const char *name, const char *text, unsigned long min, unsigned long max,
+                    unsigned long *value, struct ibx_error *err)
 {
     char *end;
     errno = 0;
@@ -61,18 +61,18 @@ int args_number(const char *name, const char *text, unsigned long min, unsigned 
     return 0;
 }
 
-int args_unsigned(const char *name, const char *text, unsigned min, unsigned max, unsigned *value,
-                  struct ibx_error *err)
+int ibx_args_unsigned(const char *name, const char *text, unsigned min, unsigned max,
+                      unsigned *value, struct ibx_error *err)
 {
     unsigned long number = 0;
-    int rc = args_number(name, text, min, max, &number, err);
+    int rc = ibx_args_number(name, text, min, max, &number, err);
     if (!rc)
         *value = (unsigned)number;
     return rc;
 }
 
-int args_seconds(const char *name, const char *text, double max, double *seconds,
-                 struct ibx_error *err)
+int ibx_args_seconds(const char *name, const char *text, double max, double *seconds,
+                     struct ibx_error *err)
 {
     char *end;
     double value = strtod(text, &end);
@@ -83,7 +83,7 @@ int args_seconds(const char *name, const char *text, double max, double *seconds
     return 0;
 }
 
-int args_set(struct ibx_options *options, const char *text, struct ibx_error *err)
+int ibx_args_set(struct ibx_options *options, const char *text, struct ibx_error *err)
 {
     char key[64];
     const char *equals = strchr(text, '=');

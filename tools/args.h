@@ -12,25 +12,25 @@ struct args_tool {
 };
 
 /* One sentence about `what`, and the usage, on standard error. -ENOEXEC: exit with status 2. */
-int args_bad_usage(const struct args_tool *tool, const char *format, const char *what);
+int ibx_args_bad_usage(const struct args_tool *tool, const char *format, const char *what);
 /* Options of every tool: 'h' and 'V' print and return 1; '?' (getopt has said what is wrong) prints
  * the usage, -ENOEXEC; 0: another one. */
-int args_common(const struct args_tool *tool, int option);
+int ibx_args_common(const struct args_tool *tool, int option);
 /* Takes the command, the first argument, off the line: 1, and its index among `names` is in
  * *command; 0 where an option comes first, as --help may; -ENOEXEC, said. Then getopt is to have
  * argc and argv from that many arguments on. */
-int args_begin(const struct args_tool *tool, const char *const *names, unsigned count, int argc,
-               char **argv, int *command);
+int ibx_args_begin(const struct args_tool *tool, const char *const *names, unsigned count, int argc,
+                   char **argv, int *command);
 
 /* `name` is the option's, for the sentence. Decimal digits, from `min` to `max`. */
-int args_number(const char *name, const char *text, unsigned long min, unsigned long max,
-                unsigned long *value, struct ibx_error *err);
-int args_unsigned(const char *name, const char *text, unsigned min, unsigned max, unsigned *value,
-                  struct ibx_error *err);
+int ibx_args_number(const char *name, const char *text, unsigned long min, unsigned long max,
+                    unsigned long *value, struct ibx_error *err);
+int ibx_args_unsigned(const char *name, const char *text, unsigned min, unsigned max,
+                      unsigned *value, struct ibx_error *err);
 /* More than 0, up to `max`. */
-int args_seconds(const char *name, const char *text, double max, double *seconds,
-                 struct ibx_error *err);
+int ibx_args_seconds(const char *name, const char *text, double max, double *seconds,
+                     struct ibx_error *err);
 /* --set KEY=VALUE */
-int args_set(struct ibx_options *options, const char *text, struct ibx_error *err);
+int ibx_args_set(struct ibx_options *options, const char *text, struct ibx_error *err);
 
 #endif

@@ -12,7 +12,7 @@
 
 #define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
 
-int client_take(struct ibx_session *s, void *to, size_t n)
+int ibx_client_take(struct ibx_session *s, void *to, size_t n)
 {
     ssize_t rc = n ? ibx_session_read(s, to, n) : 0;
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
@@ -21,7 +21,7 @@ int client_take(struct ibx_session *s, void *to, size_t n)
 static int take_u64(struct ibx_session *s, uint64_t *value)
 {
     uint8_t bytes[8];
-    int rc = client_take(s, bytes, sizeof(bytes));
+    int rc = ibx_client_take(s, bytes, sizeof(bytes));
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!rc)
         *value = ibx_get_u64(&r);
@@ -33,12 +33,12 @@ static int drain(struct ibx_session *s, uint64_t n)
 {
     uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;
     if (n && !scratch)
-        return session_fail(s, -ENOMEM, "no memory for a reply of %llu bytes",
-                            (unsigned long long)n);
+        return ibx_session_fail(s, -ENOMEM, "no memory for a reply of %llu bytes",
+                                (unsigned long long)n);
     int rc = 0;
     while (n && !rc) {
         size_t some = n < CLIENT_SCRATCH ? (size_t)n : CLIENT_SCRATCH;
-        rc = client_take(s, scratch, some);
+        rc = ibx_client_take(s, scratch, some);
         n -= some;
     }
     free(scratch);
@@ -98,15 +98,15 @@ static int send_aim(struct ibx_session *s, const struct ibx_frontend_copy *copy)
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     struct ibx_remote remote;
     if (copy->to_device || copy->rows || !by_reference(s, copy) ||
-        body_aim(s, copy->host, copy->n, &remote))
+        ibx_rendezvous_prepost(s, copy->host, copy->n, &remote))
         return 0;
     ibx_put_u8(&w, SEGMENT_AIM);
     ibx_remote_put(&w, &remote);
-    return session_add_segment(s, bytes, w.length);
+    return ibx_session_add_segment(s, bytes, w.length);
 }
 
-int client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                      const struct ibx_remote *remote)
+int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct ibx_remote *remote)
 {
     uint8_t head[80], tail[IBX_FRAME_TAIL_MAX], segment[1 + IBX_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
@@ -116,15 +116,15 @@ int client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *cop
     put_tail(&end, copy);
     ibx_put_u8(&at, copy->to_device ? SEGMENT_EXPOSED : SEGMENT_AIM);
     ibx_remote_put(&at, remote);
-    int rc = copy->to_device ? 0 : session_add_segment(s, segment, at.length);
+    int rc = copy->to_device ? 0 : ibx_session_add_segment(s, segment, at.length);
     if (!rc)
-        rc = session_gather(s, head, w.length);
+        rc = ibx_session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
-        rc = session_add_segment(s, segment, at.length);
-        if (!rc && body_note(s, copy->host, copy->n))
-            rc = session_fail(s, -ENOMEM, "no memory to note a copy of %zu bytes", copy->n);
+        rc = ibx_session_add_segment(s, segment, at.length);
+        if (!rc && ibx_rendezvous_note(s, copy->host, copy->n))
+            rc = ibx_session_fail(s, -ENOMEM, "no memory to note a copy of %zu bytes", copy->n);
         if (!rc)
-            rc = session_gather(s, tail, end.length);
+            rc = ibx_session_gather(s, tail, end.length);
     }
     return rc ? rc : ibx_session_sync(s);
 }
@@ -135,13 +135,13 @@ static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *c
     size_t payload = client_payload(copy);
     int rc = 1;
     for (size_t i = 0; from && i < from->count; i++) {
-        rc = session_gather(s, from->first + i * from->pitch, copy->n);
+        rc = ibx_session_gather(s, from->first + i * from->pitch, copy->n);
         if (rc)
             return rc;
     }
     if (!from && by_reference(s, copy))
-        rc = session_write_body(s, copy->host, payload);
-    return !from && rc > 0 ? session_gather(s, copy->host, payload) : rc;
+        rc = ibx_session_write_body(s, copy->host, payload);
+    return !from && rc > 0 ? ibx_session_gather(s, copy->host, payload) : rc;
 }
 
 static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy,
@@ -155,11 +155,11 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
     ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
     int rc = flushed < 0 ? (int)flushed : send_aim(s, copy);
     if (!rc)
-        rc = session_gather(s, head, w.length);
+        rc = ibx_session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
         rc = send_payload(s, copy, from);
         if (!rc)
-            rc = session_gather(s, tail, end.length);
+            rc = ibx_session_gather(s, tail, end.length);
     }
     return rc ? rc : ibx_session_sync(s);
 }
@@ -171,7 +171,7 @@ static int take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
     uint8_t code[4];
     uint64_t seconds;
-    int rc = client_take(s, code, sizeof(code));
+    int rc = ibx_client_take(s, code, sizeof(code));
     if (!rc)
         rc = take_u64(s, &seconds);
     if (!rc)
@@ -182,8 +182,8 @@ static int take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
     return rc;
 }
 
-int client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                      const struct client_rows *to, int *exit_code)
+int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct client_rows *to, int *exit_code)
 {
     uint64_t out, count = 0;
     int rc = take_head(s, exit_code, &out);
@@ -197,21 +197,21 @@ int client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *cop
     }
     size_t payload = client_payload(copy);
     if (!rc && count == payload && out == payload)
-        return to ? client_take_rows(s, to, copy->n) : client_take(s, copy->host, payload);
+        return to ? ibx_client_take_rows(s, to, copy->n) : ibx_client_take(s, copy->host, payload);
     *exit_code = IBX_CUDA_ERROR_UNKNOWN;
     return rc ? rc : drain(s, out);
 }
 
-int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                    const struct client_rows *rows, int *exit_code)
+int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *rows, int *exit_code)
 {
     int rc = send_request(s, copy, copy->to_device ? rows : NULL);
     if (!rc)
-        session_expect(s, copy->n);
+        ibx_session_expect(s, copy->n);
     if (!rc)
-        rc = client_take_reply(s, copy, rows, exit_code);
+        rc = ibx_client_take_reply(s, copy, rows, exit_code);
     if (!rc)
-        body_unaim(s);
+        ibx_rendezvous_unpost(s);
     return rc;
 }
 
@@ -219,11 +219,11 @@ int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy
 {
     if (s->state != SESSION_LIVE || s->out_length)
         return -ENOTCONN;
-    int rc = copy->rows                    ? client_copy_rows(s, copy, exit_code)
-             : client_stage_wants(s, copy) ? client_stage_copy(s, copy, exit_code)
-                                           : client_exchange(s, copy, NULL, exit_code);
+    int rc = copy->rows                        ? ibx_client_copy_rows(s, copy, exit_code)
+             : ibx_client_stage_wants(s, copy) ? ibx_client_stage_copy(s, copy, exit_code)
+                                               : ibx_client_exchange(s, copy, NULL, exit_code);
     if (rc) {
-        session_tell_end(s);
+        ibx_session_tell_end(s);
         *exit_code = IBX_CUDA_ERROR_UNKNOWN;
     }
     return 0;
@@ -238,11 +238,11 @@ int ibx_session_call(struct ibx_session *s, const char *name, const void *body, 
     if (s->state != SESSION_LIVE || s->out_length)
         return -ENOTCONN;
     ibx_put_u64(&w, n);
-    int rc = session_gather(s, (const uint8_t *)name, strlen(name) + 1);
+    int rc = ibx_session_gather(s, (const uint8_t *)name, strlen(name) + 1);
     if (!rc)
-        rc = session_gather(s, length, w.length);
+        rc = ibx_session_gather(s, length, w.length);
     if (!rc)
-        rc = session_gather(s, body, n);
+        rc = ibx_session_gather(s, body, n);
     if (!rc)
         rc = ibx_session_sync(s);
     if (!rc)
@@ -250,7 +250,7 @@ int ibx_session_call(struct ibx_session *s, const char *name, const void *body, 
     if (!rc)
         rc = drain(s, out);
     if (rc) {
-        session_tell_end(s);
+        ibx_session_tell_end(s);
         *exit_code = IBX_CUDA_ERROR_UNKNOWN;
     }
     return 0;

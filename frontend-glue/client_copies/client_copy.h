@@ -20,25 +20,26 @@ static inline size_t client_payload(const struct ibx_frontend_copy *copy)
     return copy->rows ? copy->host_pitch * copy->rows : copy->n;
 }
 
-/* All of these: 0, or the session has ended, as session_fail(). */
+/* All of these: 0, or the session has ended, as ibx_session_fail(). */
 
 /* Reads as ibx_session_read(), but has no good outcome other than all. */
-int client_take(struct ibx_session *s, void *to, size_t n);
+int ibx_client_take(struct ibx_session *s, void *to, size_t n);
 /* One request and its reply; with `rows` the payload is theirs, `copy->n` bytes of each, and not
  * what is at copy->host. */
-int client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                    const struct client_rows *rows, int *exit_code);
+int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *rows, int *exit_code);
 
 /* The two halves, of a frame whose payload is at `remote`, or is to go there. */
-int client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                      const struct ibx_remote *remote);
-int client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                      const struct client_rows *rows, int *exit_code);
+int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct ibx_remote *remote);
+int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct client_rows *rows, int *exit_code);
 
 /* client_rows.c */
 
-int client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code);
+int ibx_client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                         int *exit_code);
 /* The next bytes of a reply into rows, `width` bytes each. */
-int client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width);
+int ibx_client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width);
 
 #endif

@@ -18,17 +18,17 @@
 
 #define BAND (1u << 20) /* bytes packed at a time, unless one row has more */
 
-int client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width)
+int ibx_client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width)
 {
     size_t each = width < CLIENT_SCRATCH ? CLIENT_SCRATCH / width : 0; /* a row is worth its own */
     uint8_t *scratch = each ? malloc(CLIENT_SCRATCH) : NULL;
     if (each && !scratch)
-        return session_fail(s, -ENOMEM, "no memory for a reply of %zu rows", rows->count);
+        return ibx_session_fail(s, -ENOMEM, "no memory for a reply of %zu rows", rows->count);
     int rc = 0;
     for (size_t i = 0; i < rows->count && !rc; i += each ? each : 1) {
         size_t some = rows->count - i < each ? rows->count - i : each;
         uint8_t *to = rows->first + i * rows->pitch;
-        rc = client_take(s, each ? scratch : to, each ? some * width : width);
+        rc = ibx_client_take(s, each ? scratch : to, each ? some * width : width);
         for (size_t j = 0; j < some && !rc; j++)
             memcpy(to + j * rows->pitch, scratch + j * width, width);
     }
@@ -42,7 +42,7 @@ static int copy_from_device(struct ibx_session *s, const struct ibx_frontend_cop
     struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
     struct ibx_frontend_copy packed = *copy;
     packed.host_pitch = copy->n;
-    return client_exchange(s, &packed, &rows, exit_code);
+    return ibx_client_exchange(s, &packed, &rows, exit_code);
 }
 
 /* The gaps travel too, for no byte of this side has to be copied then. */
@@ -54,8 +54,8 @@ static int copy_but_last(struct ibx_session *s, const struct ibx_frontend_copy *
     last.rows = last.host_pitch = last.device_pitch = 0;
     last.host = (uint8_t *)copy->host + first.rows * copy->host_pitch;
     last.device += first.rows * copy->device_pitch;
-    int rc = client_exchange(s, &first, NULL, exit_code);
-    return rc || *exit_code ? rc : client_exchange(s, &last, NULL, exit_code);
+    int rc = ibx_client_exchange(s, &first, NULL, exit_code);
+    return rc || *exit_code ? rc : ibx_client_exchange(s, &last, NULL, exit_code);
 }
 
 static void pack(uint8_t *to, const struct ibx_frontend_copy *copy, size_t from, size_t rows)
@@ -81,24 +81,25 @@ static int copy_bands(struct ibx_session *s, const struct ibx_frontend_copy *cop
         band.rows = copy->rows - i < each ? copy->rows - i : each;
         band.device = copy->device + i * copy->device_pitch;
         pack(band.host, copy, i, band.rows);
-        rc = client_exchange(s, &band, NULL, exit_code);
+        rc = ibx_client_exchange(s, &band, NULL, exit_code);
     }
     ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* nobody reads it any more */
     free(band.host);
     return flushed < 0 ? (int)flushed : 0;
 }
 
-int client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+int ibx_client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                         int *exit_code)
 {
     if (copy->host_pitch == copy->n)
-        return client_exchange(s, copy, NULL, exit_code);
+        return ibx_client_exchange(s, copy, NULL, exit_code);
     if (!copy->to_device)
         return copy_from_device(s, copy, exit_code);
     if (copy->n * copy->rows < s->caps->rendezvous) {
         struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
         struct ibx_frontend_copy packed = *copy;
         packed.host_pitch = copy->n;
-        return client_exchange(s, &packed, &rows, exit_code);
+        return ibx_client_exchange(s, &packed, &rows, exit_code);
     }
     return copy->rows > 1 && copy->host_pitch / 2 < copy->n ? copy_but_last(s, copy, exit_code)
                                                             : copy_bands(s, copy, exit_code);

@@ -106,7 +106,7 @@ static struct client_stage *stage_of(struct ibx_session *s)
     return s->stage;
 }
 
-bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     if (copy->rows || copy->whole || copy->n < STAGE_MIN || strcmp(s->path.provider, "shm") != 0 ||
         ibx_shared_holds(copy->host, copy->n))
@@ -115,7 +115,7 @@ bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *c
     return stage && stage->memory && copy->n >= stage->least;
 }
 
-void client_stage_destroy(struct client_stage *stage)
+void ibx_client_stage_destroy(struct client_stage *stage)
 {
     if (!stage)
         return;
@@ -220,7 +220,7 @@ static struct ibx_frontend_copy frame_of(const struct run *run, uint64_t frame)
     return copy;
 }
 
-/* As session_fail(). */
+/* As ibx_session_fail(). */
 static int send_frame(struct run *run)
 {
     struct ibx_session *s = run->s;
@@ -231,9 +231,9 @@ static int send_frame(struct run *run)
     int rc =
         ibx_mr_remote(stage->mr, (size_t)((uint8_t *)copy.host - stage->memory), copy.n, &remote);
     if (!rc && settles(run, run->sent))
-        rc = session_add_segment(s, &settle, 1);
+        rc = ibx_session_add_segment(s, &settle, 1);
     if (!rc)
-        rc = client_send_frame(s, &copy, &remote);
+        rc = ibx_client_send_frame(s, &copy, &remote);
     run->sent += !rc;
     if (run->sent == run->frames)
         run->all_sent_ns = ibx_now_ns();
@@ -250,7 +250,7 @@ static int take_answer(struct run *run)
         s->aim =
             (struct aim){.mr = run->stage->mr, .lent = true, .to = copy.host, .length = copy.n};
     ibx_expect(s->conn, ANSWER_US);
-    int rc = client_take_reply(s, &copy, NULL, &exit_code);
+    int rc = ibx_client_take_reply(s, &copy, NULL, &exit_code);
     s->aim.mr = NULL;
     if (rc)
         return rc;
@@ -313,7 +313,7 @@ static int step(struct run *run)
         return rc;
     if (run->answered < run->sent) {
         /* What has come counts, also when the end has come behind it. */
-        rc = s->stream.count ? 0 : session_poll(s);
+        rc = s->stream.count ? 0 : ibx_session_poll(s);
         if (rc < 0)
             return rc;
         if (s->stream.count)
@@ -400,7 +400,8 @@ static void judge_use(struct client_stage *stage, size_t n, bool placed)
         give_up(stage);
 }
 
-int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          int *exit_code)
 {
     struct run run = {.s = s, .stage = s->stage, .copy = copy};
     run.crew = copy->n < (copy->to_device ? CREW_TO : CREW_FROM) ? NULL : crew_of(s, s->stage);

@@ -19,10 +19,11 @@
 struct client_stage;
 
 /* Whether the copy goes this way. */
-bool client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy);
-/* Runs it. 0, and the copy's result as CUDA has it; as session_fail(). */
-int client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code);
+bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy);
+/* Runs it. 0, and the copy's result as CUDA has it; as ibx_session_fail(). */
+int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          int *exit_code);
 /* At the session's end, before its connection is closed. Accepts NULL. */
-void client_stage_destroy(struct client_stage *stage);
+void ibx_client_stage_destroy(struct client_stage *stage);
 
 #endif

@@ -70,39 +70,40 @@ struct copies {
     char refused[256];        /* why the last one that could not take a better way could not */
 };
 
-void copies_init(struct copies *copies, const struct ibx_gpu_options *options);
+void ibx_copies_init(struct copies *copies, const struct ibx_gpu_options *options);
 /* Where a request begins: runs and answers copies until there is something for GVirtuS to read.
- * 0, or as session_fail(). */
-int copies_run(struct ibx_session *s);
-/* What GVirtuS reads and writes; what copies_run() does is not told. */
-void copies_note_read(struct ibx_session *s, const void *bytes, size_t n);
-void copies_note_write(struct ibx_session *s, const void *bytes, size_t n);
-void copies_note_sync(struct ibx_session *s);
-/* WRITEs the next n bytes of the reply in hand to where the client wants them. As session_fail().
+ * 0, or as ibx_session_fail(). */
+int ibx_copies_run(struct ibx_session *s);
+/* What GVirtuS reads and writes; what ibx_copies_run() does is not told. */
+void ibx_copies_note_read(struct ibx_session *s, const void *bytes, size_t n);
+void ibx_copies_note_write(struct ibx_session *s, const void *bytes, size_t n);
+void ibx_copies_note_sync(struct ibx_session *s);
+/* WRITEs the next n bytes of the reply in hand to where the client wants them. As
+ * ibx_session_fail().
  */
-int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
+int ibx_copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
 /* At the session's end, before its connection is closed and after. */
-void copies_release(struct ibx_session *s);
-void copies_fini(struct ibx_session *s);
+void ibx_copies_release(struct ibx_session *s);
+void ibx_copies_fini(struct ibx_session *s);
 
 /* copies_reach.c */
 
 /* Threads that copy with this one, made at the first call; NULL: there are to be none. */
-struct ibx_copy_threads *copies_crew(struct copies *copies);
+struct ibx_copy_threads *ibx_copies_threads(struct copies *copies);
 
 /* copies_choice.c */
 
 /* Which ways copies take from now on, to and from the current device: its number. */
-void copies_choose(struct ibx_session *s, int device);
+void ibx_copies_choose(struct ibx_session *s, int device);
 
 /* copies_check.c */
 
 /* Whether this thread can run copies now: CUDA is there, and the context that the runtime would use
  * is current. */
-bool copies_able(struct ibx_session *s);
+bool ibx_copies_able(struct ibx_session *s);
 /* Whether all that the frame names is what it should be: device memory of one allocation, of the
  * current device unless the copy is between two, and a stream that is not being captured. Fills in
  * where a symbol is. */
-bool copies_sound(const struct copies *copies, struct ibx_frame *frame);
+bool ibx_copies_sound(const struct copies *copies, struct ibx_frame *frame);
 
 #endif

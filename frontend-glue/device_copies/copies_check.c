@@ -4,7 +4,7 @@
 
 #include "common/log.h"
 
-bool copies_able(struct ibx_session *s)
+bool ibx_copies_able(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
@@ -22,13 +22,13 @@ bool copies_able(struct ibx_session *s)
     if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
         return false;
     if (x->chosen_for != device)
-        copies_choose(s, device);
+        ibx_copies_choose(s, device);
     return x->requests.device < 0 || x->requests.device == device;
 }
 
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
  * within one allocation (n of 0: it need not be one). A few driver calls are a good part of a short
- * copy, so it is one here, and copies_able() has found out which device is the current one. */
+ * copy, so it is one here, and ibx_copies_able() has found out which device is the current one. */
 static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
@@ -49,12 +49,12 @@ static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
     return (f->height - 1) * pitch + f->width;
 }
 
-bool copies_sound(const struct copies *x, struct ibx_frame *f)
+bool ibx_copies_sound(const struct copies *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;
     if (f->call == IBX_FRAME_TO_SYMBOL) /* no allocation, but the runtime knows its size */
-        return copies_symbol(f) && allocated(x, f->dst, 0, false);
+        return ibx_copies_symbol(f) && allocated(x, f->dst, 0, false);
     if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))
         return false;
     if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))

@@ -33,22 +33,22 @@ static const struct ibx_choice *choice_on(const struct ibx_session *s, int devic
     return &tuning->choice;
 }
 
-void copies_choose(struct ibx_session *s, int device)
+void ibx_copies_choose(struct ibx_session *s, int device)
 {
     struct copies *x = &s->copies;
     unsigned threads = x->choice.threads;
     x->chosen_for = device;
     x->choice = *choice_on(s, device);
     if (x->choice.threads != threads)
-        copies_crew_drop(x);
+        ibx_copies_threads_drop(x);
 }
 
-const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device)
+const struct ibx_choice_way *ibx_copies_way(const struct copies *x, bool to_device)
 {
     return &x->choice.ways[to_device ? IBX_CHOICE_TO_DEVICE : IBX_CHOICE_FROM_DEVICE];
 }
 
-void copies_note_refusal(struct copies *x, const char *why)
+void ibx_copies_note_refusal(struct copies *x, const char *why)
 {
     snprintf(x->refused, sizeof(x->refused), "%s", why);
 }

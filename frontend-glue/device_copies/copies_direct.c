@@ -36,11 +36,11 @@ static void tell(struct ibx_session *s, enum ibx_log_level level, const struct i
         ibx_log(level, "copies for %s go through chunks, not straight into GPU memory: %s",
                 s->path.peer, err->message);
     if (err->code)
-        copies_note_refusal(x, err->message);
+        ibx_copies_note_refusal(x, err->message);
     x->refusal_told = x->refusal_told || err->code;
 }
 
-bool copies_direct_likely(struct ibx_session *s)
+bool ibx_copies_direct_likely(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
@@ -69,51 +69,51 @@ bool copies_direct_likely(struct ibx_session *s)
     return !x->indirect;
 }
 
-struct ibx_mr *copies_direct(struct ibx_session *s, uint64_t device, uint64_t n)
+struct ibx_mr *ibx_copies_direct(struct ibx_session *s, uint64_t device, uint64_t n)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
     void *mr = NULL;
-    if (!copies_direct_likely(s) || !copies_lane(x))
+    if (!ibx_copies_direct_likely(s) || !ibx_copies_lane(x))
         return NULL;
     if (ibx_gpu_span_get(&x->spans, x->cuda, device, (size_t)n, &mr, &err))
         tell(s, IBX_LOG_WARN, &err);
     return mr;
 }
 
-/* READs or WRITEs and waits. 0 or as session_fail(). */
+/* READs or WRITEs and waits. 0 or as ibx_session_fail(). */
 static int move(struct ibx_session *s, bool read, struct ibx_mr *mr, uint64_t device, uint64_t at,
                 size_t n)
 {
-    int rc = copies_post(s, read, mr, (void *)(uintptr_t)device, at, n, 0, 0);
+    int rc = ibx_copies_post(s, read, mr, (void *)(uintptr_t)device, at, n, 0, 0);
     while (!rc && s->ops_pending)
-        rc = session_pump(s);
+        rc = ibx_session_pump(s);
     if (!rc && s->ops_status)
-        rc = session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
-                          strerror(-s->ops_status));
+        rc = ibx_session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
+                              strerror(-s->ops_status));
     return rc;
 }
 
-int copies_direct_to_device(struct ibx_session *s, struct ibx_mr *mr)
+int ibx_copies_direct_to_device(struct ibx_session *s, struct ibx_mr *mr)
 {
     struct copies *x = &s->copies;
-    struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    struct ibx_gpu_copy copy = ibx_copies_copy_of(&x->frame);
     int rc = ibx_staging_settle(x->staging, copy.stream);
     if (rc)
-        return copies_outcome(x, rc);
+        return ibx_copies_outcome(x, rc);
     rc = move(s, true, mr, copy.device, x->remote_at, (size_t)copy.width);
     if (rc)
         return rc;
     rc = ibx_gpu_writes_flush(x->cuda);
     x->by_fabric += !rc;
-    return copies_outcome(x, rc);
+    return ibx_copies_outcome(x, rc);
 }
 
-int copies_direct_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
+int ibx_copies_direct_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
 {
     struct copies *x = &s->copies;
     if (n > x->frame.out - x->delivered)
-        return session_fail(s, -ERANGE, "%s wants more than there is", s->path.peer);
+        return ibx_session_fail(s, -ERANGE, "%s wants more than there is", s->path.peer);
     x->remote = *remote;
     int rc = move(s, false, x->source, x->frame.src + x->delivered, 0, n);
     if (!rc)

@@ -5,8 +5,8 @@
 
 static int gpu_failed(struct ibx_session *s, int code)
 {
-    return session_fail(s, -EIO, "a copy for %s broke off in the middle of its reply: %s",
-                        s->path.peer, ibx_cuda_error_name(s->copies.cuda, code));
+    return ibx_session_fail(s, -EIO, "a copy for %s broke off in the middle of its reply: %s",
+                            s->path.peer, ibx_cuda_error_name(s->copies.cuda, code));
 }
 
 /* Straight into the client's memory, which is held. */
@@ -21,25 +21,26 @@ static int deliver_in_place(struct ibx_session *s, void *to, size_t n)
     return 0;
 }
 
-int copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
+int ibx_copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n)
 {
     struct copies *x = &s->copies;
     if (x->source)
-        return copies_direct_deliver(s, remote, n);
+        return ibx_copies_direct_deliver(s, remote, n);
     bool plain = x->frame.height == 1 && x->frame.out == x->frame.width;
     void *to = NULL;
     enum copies_reach reach =
-        plain ? copies_hold(s, remote, 0, n, IBX_ACCESS_REMOTE_WRITE, &to) : COPIES_FAR;
+        plain ? ibx_copies_hold(s, remote, 0, n, IBX_ACCESS_REMOTE_WRITE, &to) : COPIES_FAR;
     x->straight = reach == COPIES_PINNED;
     if (x->straight)
         return deliver_in_place(s, to, n);
     x->remote = *remote;
     x->remote_at = 0;
     bool by_crew = reach == COPIES_BY_CREW;
-    struct ibx_staging_wire wire = by_crew ? copies_wire_crew(s, false) : copies_wire_write(s);
+    struct ibx_staging_wire wire =
+        by_crew ? ibx_copies_wire_threads(s, false) : ibx_copies_wire_write(s);
     int rc = ibx_staging_deliver(x->staging, &wire, n);
     if (by_crew)
-        rc = copies_crew_end(s, rc);
+        rc = ibx_copies_threads_end(s, rc);
     return rc > 0 ? gpu_failed(s, rc) : rc;
 }
 
@@ -50,8 +51,8 @@ static int begin_reply(struct ibx_session *s, uint64_t began, uint64_t n)
     uint8_t count[8];
     struct ibx_writer w = ibx_writer_of(count, sizeof(count));
     ibx_put_u64(&w, n);
-    int rc = copies_write_head(s, began, sizeof(count) + n);
-    return rc ? rc : session_gather(s, count, sizeof(count));
+    int rc = ibx_copies_write_head(s, began, sizeof(count) + n);
+    return rc ? rc : ibx_session_gather(s, count, sizeof(count));
 }
 
 /* The copy of n bytes stands in chunks, of which the first have come from the GPU. */
@@ -62,9 +63,9 @@ static int answer_staged(struct ibx_session *s, uint64_t began, uint64_t n)
     if (rc)
         return rc;
     if (n >= s->caps->rendezvous) {
-        rc = session_write_body(s, NULL, (size_t)n);
+        rc = ibx_session_write_body(s, NULL, (size_t)n);
     } else {
-        struct ibx_staging_wire wire = copies_wire_to_message(s);
+        struct ibx_staging_wire wire = ibx_copies_wire_to_message(s);
         rc = ibx_staging_deliver(x->staging, &wire, n);
         if (rc > 0)
             rc = gpu_failed(s, rc);
@@ -81,16 +82,16 @@ static int run_direct(struct ibx_session *s, const struct request *q, uint64_t b
                       struct ibx_mr *source)
 {
     struct copies *x = &s->copies;
-    struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    struct ibx_gpu_copy copy = ibx_copies_copy_of(&x->frame);
     int rc = ibx_staging_settle(x->staging, copy.stream);
     if (rc)
-        return copies_outcome(x, rc);
-    copies_consume(s, q);
+        return ibx_copies_outcome(x, rc);
+    ibx_copies_consume(s, q);
     x->source = source;
     x->delivered = 0;
     rc = begin_reply(s, began, x->frame.out);
     if (!rc)
-        rc = session_write_body(s, NULL, (size_t)x->frame.out);
+        rc = ibx_session_write_body(s, NULL, (size_t)x->frame.out);
     if (!rc)
         rc = ibx_session_sync(s);
     x->source = NULL;
@@ -105,12 +106,12 @@ static int run_short_from_device(struct ibx_session *s, const struct request *q,
     size_t n = (size_t)x->frame.width;
     struct ibx_writer w = ibx_writer_of(out, 8);
     ibx_put_u64(&w, n);
-    int rc = copies_outcome(x, x->cuda->memcpy_from_device(out + 8, x->frame.src, n));
+    int rc = ibx_copies_outcome(x, x->cuda->memcpy_from_device(out + 8, x->frame.src, n));
     if (rc != DONE)
         return rc;
     x->inlined++;
-    copies_consume(s, q);
-    rc = copies_answer(s, began, out, 8 + n);
+    ibx_copies_consume(s, q);
+    rc = ibx_copies_answer(s, began, out, 8 + n);
     return rc ? rc : DONE;
 }
 
@@ -122,11 +123,11 @@ static int answer_aimed(struct ibx_session *s, uint64_t began, uint64_t n)
     struct ibx_writer w = ibx_writer_of(segment, sizeof(segment));
     ibx_put_u8(&w, SEGMENT_AIMED);
     ibx_put_u64(&w, n);
-    int rc = s->copies.placed ? copies_tell_placed(s) : 0;
+    int rc = s->copies.placed ? ibx_copies_tell_placed(s) : 0;
     if (!rc)
         rc = begin_reply(s, began, n);
     if (!rc)
-        rc = session_add_segment(s, segment, sizeof(segment));
+        rc = ibx_session_add_segment(s, segment, sizeof(segment));
     return rc ? rc : ibx_session_sync(s);
 }
 
@@ -142,7 +143,7 @@ static int aimed_in_place(struct ibx_session *s, void *to, const struct ibx_gpu_
     ibx_remote_release(s->conn);
     x->in_place += !rc;
     x->placed = !rc;
-    return copies_outcome(x, rc);
+    return ibx_copies_outcome(x, rc);
 }
 
 static int aimed_by_fabric(struct ibx_session *s, struct ibx_mr *source,
@@ -151,20 +152,20 @@ static int aimed_by_fabric(struct ibx_session *s, struct ibx_mr *source,
     struct copies *x = &s->copies;
     int rc = ibx_staging_settle(x->staging, copy->stream);
     if (rc)
-        return copies_outcome(x, rc);
+        return ibx_copies_outcome(x, rc);
     x->source = source;
     x->delivered = 0;
-    rc = copies_direct_deliver(s, &s->aim.remote, (size_t)copy->width);
+    rc = ibx_copies_direct_deliver(s, &s->aim.remote, (size_t)copy->width);
     x->source = NULL;
     x->by_fabric += !rc;
-    return copies_outcome(x, rc);
+    return ibx_copies_outcome(x, rc);
 }
 
 /* By way of chunks; with a crew the memory is held. */
 static int aimed_staged(struct ibx_session *s, const struct ibx_gpu_copy *copy, bool by_crew)
 {
     struct copies *x = &s->copies;
-    if (!copies_stage(s, copy->width, !by_crew)) {
+    if (!ibx_copies_stage(s, copy->width, !by_crew)) {
         if (by_crew)
             ibx_remote_release(s->conn);
         return PASS;
@@ -173,58 +174,59 @@ static int aimed_staged(struct ibx_session *s, const struct ibx_gpu_copy *copy, 
     x->remote = s->aim.remote;
     x->remote_at = 0;
     int rc = ibx_staging_from_device(x->staging, copy, true);
-    struct ibx_staging_wire wire = by_crew ? copies_wire_crew(s, false) : copies_wire_write(s);
+    struct ibx_staging_wire wire =
+        by_crew ? ibx_copies_wire_threads(s, false) : ibx_copies_wire_write(s);
     if (!rc)
         rc = ibx_staging_deliver(x->staging, &wire, copy->width);
     if (by_crew)
-        rc = copies_crew_end(s, rc);
-    return copies_stage_end(x, rc);
+        rc = ibx_copies_threads_end(s, rc);
+    return ibx_copies_stage_end(x, rc);
 }
 
 /* All of it is there before the reply begins: so whatever fails on the GPU is GVirtuS's to run. */
 static int run_aimed(struct ibx_session *s, const struct request *q, uint64_t began)
 {
     struct copies *x = &s->copies;
-    struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    struct ibx_gpu_copy copy = ibx_copies_copy_of(&x->frame);
     void *to = NULL;
-    if (!copies_lane(x))
+    if (!ibx_copies_lane(x))
         return PASS;
     enum copies_reach reach =
-        copies_hold(s, &s->aim.remote, 0, copy.width, IBX_ACCESS_REMOTE_WRITE, &to);
-    bool direct = reach == COPIES_FAR && copy.width >= copies_way(x, false)->direct_min;
-    struct ibx_mr *source = direct ? copies_direct(s, x->frame.src, copy.width) : NULL;
+        ibx_copies_hold(s, &s->aim.remote, 0, copy.width, IBX_ACCESS_REMOTE_WRITE, &to);
+    bool direct = reach == COPIES_FAR && copy.width >= ibx_copies_way(x, false)->direct_min;
+    struct ibx_mr *source = direct ? ibx_copies_direct(s, x->frame.src, copy.width) : NULL;
     int rc = reach == COPIES_PINNED ? aimed_in_place(s, to, &copy)
              : source               ? aimed_by_fabric(s, source, &copy)
                                     : aimed_staged(s, &copy, reach == COPIES_BY_CREW);
     if (rc != DONE)
         return rc;
-    copies_consume(s, q);
+    ibx_copies_consume(s, q);
     rc = answer_aimed(s, began, copy.width);
     return rc ? rc : DONE;
 }
 
-int copies_run_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
+int ibx_copies_run_from_device(struct ibx_session *s, const struct request *q, uint64_t began)
 {
     struct copies *x = &s->copies;
     const struct ibx_frame *f = &x->frame;
     bool one_row = f->height == 1 && f->out == f->width, plain = one_row && f->stream <= 1;
     if (one_row && s->aim.remote.length == f->out)
         return run_aimed(s, q, began);
-    if (plain && f->width <= copies_way(x, false)->inline_max)
+    if (plain && f->width <= ibx_copies_way(x, false)->inline_max)
         return run_short_from_device(s, q, began);
-    struct ibx_gpu_copy copy = copies_copy_of(f);
+    struct ibx_gpu_copy copy = ibx_copies_copy_of(f);
     bool direct =
-        one_row && f->out >= s->caps->rendezvous && f->out >= copies_way(x, false)->direct_min;
-    struct ibx_mr *source = direct ? copies_direct(s, f->src, f->out) : NULL;
+        one_row && f->out >= s->caps->rendezvous && f->out >= ibx_copies_way(x, false)->direct_min;
+    struct ibx_mr *source = direct ? ibx_copies_direct(s, f->src, f->out) : NULL;
     if (source)
         return run_direct(s, q, began, source);
-    if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->out, f->out >= s->caps->rendezvous))
+    if (!ibx_gpu_copy_fits(&copy) || !ibx_copies_stage(s, f->out, f->out >= s->caps->rendezvous))
         return PASS;
     x->arrived = 0;
     int rc = ibx_staging_from_device(x->staging, &copy, !x->straight);
     if (rc)
-        return copies_stage_end(x, rc);
-    copies_consume(s, q);
+        return ibx_copies_stage_end(x, rc);
+    ibx_copies_consume(s, q);
     rc = answer_staged(s, began, f->out);
     return rc ? rc : DONE;
 }

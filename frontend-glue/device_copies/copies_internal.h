@@ -6,12 +6,12 @@
  *   copies_request.c      copies at the beginning of the stream
  *   copies_to_device.c    to the device ...
  *   copies_from_device.c  ... and from it
- *   copies_stage.c        pinned chunks, and the ways that bytes take into and out of them
+ *   ibx_copies_stage.c        pinned chunks, and the ways that bytes take into and out of them
  *   copies_reach.c        the client's memory within reach: in place, or by several threads
- *   copies_direct.c       by the fabric, straight into GPU memory and out of it
+ *   ibx_copies_direct.c       by the fabric, straight into GPU memory and out of it
  *   copies_choice.c       which of these ways, by the size
  *   copies_check.c        what CUDA says before a copy is run
- *   copies_symbol.c       where a symbol of the program is
+ *   ibx_copies_symbol.c       where a symbol of the program is
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_INTERNAL_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_INTERNAL_H
@@ -44,60 +44,60 @@ struct request {
 /* copies_resets.c */
 
 /* Contexts that went before are none of this session's. */
-void copies_resets_begin(struct copies *x);
+void ibx_copies_resets_begin(struct copies *x);
 /* Forgets what the session had in contexts that have gone since the last call. */
-void copies_heed_resets(struct copies *x);
+void ibx_copies_handle_resets(struct copies *x);
 /* A request takes a context away: before its handler runs, and when that has answered. */
-void copies_lose_context(struct copies *x);
-void copies_lost_context(struct copies *x, int exit_code);
+void ibx_copies_lose_context(struct copies *x);
+void ibx_copies_lost_context(struct copies *x, int exit_code);
 
 /* copies.c */
 
-/* The reply up to its payload of `out` bytes; a whole reply. As session_fail(). */
-int copies_write_head(struct ibx_session *s, uint64_t began, uint64_t out);
-int copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t n);
+/* The reply up to its payload of `out` bytes; a whole reply. As ibx_session_fail(). */
+int ibx_copies_write_head(struct ibx_session *s, uint64_t began, uint64_t out);
+int ibx_copies_answer(struct ibx_session *s, uint64_t began, const void *out, size_t n);
 
 /* copies_choice.c */
 
 /* The sizes that count for copies to the device, or from it. */
-const struct ibx_choice_way *copies_way(const struct copies *x, bool to_device);
+const struct ibx_choice_way *ibx_copies_way(const struct copies *x, bool to_device);
 /* For ibx_session_refused_way(). */
-void copies_note_refusal(struct copies *x, const char *why);
+void ibx_copies_note_refusal(struct copies *x, const char *why);
 
-/* The reply that follows is of a copy in place. As session_fail(). */
-int copies_tell_placed(struct ibx_session *s);
+/* The reply that follows is of a copy in place. As ibx_session_fail(). */
+int ibx_copies_tell_placed(struct ibx_session *s);
 
 /* copies_request.c */
 
 /* Finds a copy at the beginning of the stream. 1; 0 when there is none that is whole and near; as
- * session_fail(). */
-int copies_find_request(struct ibx_session *s, struct request *q);
+ * ibx_session_fail(). */
+int ibx_copies_find_request(struct ibx_session *s, struct request *q);
 /* Takes it out of the stream. */
-void copies_consume(struct ibx_session *s, const struct request *q);
+void ibx_copies_consume(struct ibx_session *s, const struct request *q);
 /* Parses a request whose numbers are all here; false: it is none of ours, or its payload lies
  * otherwise than its numbers say. */
-bool copies_parse(const struct request *q, struct ibx_frame *frame);
+bool ibx_copies_parse(const struct request *q, struct ibx_frame *frame);
 
-/* copies_stage.c */
+/* ibx_copies_stage.c */
 
-struct ibx_gpu_copy copies_copy_of(const struct ibx_frame *frame);
+struct ibx_gpu_copy ibx_copies_copy_of(const struct ibx_frame *frame);
 /* The peer's memory at copies->remote, `remote_at` on: READs into chunks and WRITEs out of them. */
-struct ibx_staging_wire copies_wire_read(struct ibx_session *s);
-struct ibx_staging_wire copies_wire_write(struct ibx_session *s);
+struct ibx_staging_wire ibx_copies_wire_read(struct ibx_session *s);
+struct ibx_staging_wire ibx_copies_wire_write(struct ibx_session *s);
 /* The payload came with the request; the reply is too short for one-sided work. */
-struct ibx_staging_wire copies_wire_from_message(struct ibx_session *s);
-struct ibx_staging_wire copies_wire_to_message(struct ibx_session *s);
-/* Posts a READ or WRITE of copies->remote; as session_fail(). */
-int copies_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local, uint64_t at,
-                size_t n, uint64_t cookie, unsigned flags);
+struct ibx_staging_wire ibx_copies_wire_from_message(struct ibx_session *s);
+struct ibx_staging_wire ibx_copies_wire_to_message(struct ibx_session *s);
+/* Posts a READ or WRITE of copies->remote; as ibx_session_fail(). */
+int ibx_copies_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local, uint64_t at,
+                    size_t n, uint64_t cookie, unsigned flags);
 /* The lane, with no chunks; NULL: there is no memory for it. */
-struct ibx_staging *copies_lane(struct copies *x);
+struct ibx_staging *ibx_copies_lane(struct copies *x);
 /* Chunks for a copy of `bytes`, for the fabric or not; ibx_staging_end() gives them back. */
-bool copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric);
-/* What a copy's end means: DONE, PASS, or as session_fail(). */
-int copies_outcome(const struct copies *x, int rc);
+bool ibx_copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric);
+/* What a copy's end means: DONE, PASS, or as ibx_session_fail(). */
+int ibx_copies_outcome(const struct copies *x, int rc);
 /* The same after ibx_staging_*: the lane is there unless the session ended. */
-int copies_stage_end(struct copies *x, int rc);
+int ibx_copies_stage_end(struct copies *x, int rc);
 
 /* copies_reach.c */
 
@@ -107,46 +107,46 @@ enum copies_reach {
     COPIES_BY_CREW, /* the crew copies them */
 };
 /* Holds bytes [at, at + n) of the client's memory, if that is worth while, until
- * ibx_remote_release(), or copies_crew_end(). With PINNED, copies->early says whether copies->frame
- * may be under way still when it is answered. */
-enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
-                              uint64_t n, unsigned access, void **address);
+ * ibx_remote_release(), or ibx_copies_threads_end(). With PINNED, copies->early says whether
+ * copies->frame may be under way still when it is answered. */
+enum copies_reach ibx_copies_hold(struct ibx_session *s, const struct ibx_remote *remote,
+                                  uint64_t at, uint64_t n, unsigned access, void **address);
 /* It is made anew when it is wanted again. Nothing is under way. */
-void copies_crew_drop(struct copies *copies);
+void ibx_copies_threads_drop(struct copies *copies);
 /* Whether a body of that length will be the crew's, as far as can be said before it is held. */
-bool copies_crew_likely(struct ibx_session *s, uint64_t length);
+bool ibx_copies_threads_likely(struct ibx_session *s, uint64_t length);
 /* By the crew: copies->remote, `remote_at` on, is held. */
-struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read);
-/* After that with its result, which it returns; a negative one as session_fail(). */
-int copies_crew_end(struct ibx_session *s, int rc);
+struct ibx_staging_wire ibx_copies_wire_threads(struct ibx_session *s, bool read);
+/* After that with its result, which it returns; a negative one as ibx_session_fail(). */
+int ibx_copies_threads_end(struct ibx_session *s, int rc);
 
-/* copies_direct.c */
+/* ibx_copies_direct.c */
 
 /* Whether this connection reaches GPU memory, as far as that is known. */
-bool copies_direct_likely(struct ibx_session *s);
+bool ibx_copies_direct_likely(struct ibx_session *s);
 /* The registration of the allocation that holds these bytes; NULL: they go another way, and it was
  * said why. */
-struct ibx_mr *copies_direct(struct ibx_session *s, uint64_t device, uint64_t n);
+struct ibx_mr *ibx_copies_direct(struct ibx_session *s, uint64_t device, uint64_t n);
 /* copies->frame, a plain one, from copies->remote, `remote_at` on: an outcome, or as
- * session_fail(). */
-int copies_direct_to_device(struct ibx_session *s, struct ibx_mr *mr);
-/* The next n bytes of copies->source; as session_fail(). */
-int copies_direct_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
+ * ibx_session_fail(). */
+int ibx_copies_direct_to_device(struct ibx_session *s, struct ibx_mr *mr);
+/* The next n bytes of copies->source; as ibx_session_fail(). */
+int ibx_copies_direct_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
 
-/* copies_to_device.c: an outcome, or as session_fail() */
+/* copies_to_device.c: an outcome, or as ibx_session_fail() */
 
 /* copies->frame and copies->payload are set. */
-int copies_run_from_message(struct ibx_session *s);
-int copies_run_exposed(struct ibx_session *s, const struct request *q);
+int ibx_copies_run_from_message(struct ibx_session *s);
+int ibx_copies_run_exposed(struct ibx_session *s, const struct request *q);
 
 /* copies_from_device.c: DONE when it is answered, too */
 
-int copies_run_from_device(struct ibx_session *s, const struct request *q, uint64_t began);
+int ibx_copies_run_from_device(struct ibx_session *s, const struct request *q, uint64_t began);
 
-/* copies_symbol.c */
+/* ibx_copies_symbol.c */
 
 /* Fills in where the symbol is that the frame names: false when this process does not know, or its
  * memory is not what it should be. */
-bool copies_symbol(struct ibx_frame *frame);
+bool ibx_copies_symbol(struct ibx_frame *frame);
 
 #endif

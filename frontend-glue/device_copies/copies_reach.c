@@ -15,7 +15,7 @@ static unsigned crew_threads(const struct copies *x)
     return wanted ? wanted : ibx_copy_threads_count();
 }
 
-struct ibx_copy_threads *copies_crew(struct copies *x)
+struct ibx_copy_threads *ibx_copies_threads(struct copies *x)
 {
     struct ibx_error err = {0};
     unsigned threads = x->crew || x->alone ? 0 : crew_threads(x);
@@ -25,36 +25,36 @@ struct ibx_copy_threads *copies_crew(struct copies *x)
     return x->crew;
 }
 
-void copies_crew_drop(struct copies *x)
+void ibx_copies_threads_drop(struct copies *x)
 {
     ibx_copy_threads_destroy(x->crew);
     x->crew = NULL;
     x->alone = false;
 }
 
-bool copies_crew_likely(struct ibx_session *s, uint64_t length)
+bool ibx_copies_threads_likely(struct ibx_session *s, uint64_t length)
 {
     struct copies *x = &s->copies;
     return length >= IBX_FRAME_WINDOW &&
-           length - IBX_FRAME_WINDOW >= copies_way(x, true)->crew_min && s->caps->direct &&
-           copies_crew(x);
+           length - IBX_FRAME_WINDOW >= ibx_copies_way(x, true)->crew_min && s->caps->direct &&
+           ibx_copies_threads(x);
 }
 
-enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *remote, uint64_t at,
-                              uint64_t n, unsigned access, void **address)
+enum copies_reach ibx_copies_hold(struct ibx_session *s, const struct ibx_remote *remote,
+                                  uint64_t at, uint64_t n, unsigned access, void **address)
 {
     struct copies *x = &s->copies;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
     struct ibx_error err = {0};
-    const struct ibx_choice_way *way = copies_way(x, access == IBX_ACCESS_REMOTE_READ);
+    const struct ibx_choice_way *way = ibx_copies_way(x, access == IBX_ACCESS_REMOTE_READ);
     if (s->ops_pending || at > remote->length || n > remote->length - at)
         return COPIES_FAR;
     part.address += at;
     part.length = n;
     if (ibx_remote_hold(s->conn, &part, access, &reach)) {
         if (n >= way->crew_min && !strcmp(s->path.provider, "shm"))
-            copies_note_refusal(x, NOT_REACHED);
+            ibx_copies_note_refusal(x, NOT_REACHED);
         return COPIES_FAR;
     }
     /* Only in place can a copy be under way still when it is answered. */
@@ -64,7 +64,7 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
                        &err)) {
         *address = reach.address;
         x->early = leave && ibx_client_pin_leave(&x->pins, x->cuda, reach.base,
-                                                 copies_copy_of(&x->frame).stream);
+                                                 ibx_copies_copy_of(&x->frame).stream);
         return COPIES_PINNED;
     }
     if (err.code && !x->unpinned) {
@@ -72,9 +72,9 @@ enum copies_reach copies_hold(struct ibx_session *s, const struct ibx_remote *re
         ibx_log(IBX_LOG_WARN, "copies for %s go through chunks: %s", s->path.peer, err.message);
     }
     if (err.code)
-        copies_note_refusal(x, err.message);
+        ibx_copies_note_refusal(x, err.message);
     /* The kernel may have become unwilling since the last time; posts find another way then. */
-    if (reach.copies && n >= way->crew_min && copies_crew(x) &&
+    if (reach.copies && n >= way->crew_min && ibx_copies_threads(x) &&
         !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0))
         return COPIES_BY_CREW;
     ibx_remote_release(s->conn);
@@ -112,18 +112,19 @@ static int crew_arrived(void *context, bool wait, uint32_t *places)
     return ibx_copy_threads_take(s->copies.crew, wait, places);
 }
 
-struct ibx_staging_wire copies_wire_crew(struct ibx_session *s, bool read)
+struct ibx_staging_wire ibx_copies_wire_threads(struct ibx_session *s, bool read)
 {
     ibx_copy_threads_begin(s->copies.crew, read ? crew_read : crew_write, s);
     return (struct ibx_staging_wire){s, crew_move, crew_arrived, NULL, crew_threads(&s->copies)};
 }
 
-int copies_crew_end(struct ibx_session *s, int rc)
+int ibx_copies_threads_end(struct ibx_session *s, int rc)
 {
     struct copies *x = &s->copies;
     ibx_copy_threads_stop(x->crew);
     ibx_remote_release(s->conn);
     x->by_crew += !rc;
-    return rc < 0 ? session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
-                  : rc;
+    return rc < 0
+               ? ibx_session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
+               : rc;
 }

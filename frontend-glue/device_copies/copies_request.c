@@ -60,11 +60,11 @@ static int gather(struct ibx_session *s, size_t n)
         x->held_size = n;
     }
     for (size_t got = 0; got < n;) {
-        int rc = session_refill(s);
+        int rc = ibx_session_refill(s);
         if (rc)
             return rc;
         size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
-        rc = session_read_some(s, x->held + got, some);
+        rc = ibx_session_read_some(s, x->held + got, some);
         if (rc)
             return rc;
         got += some;
@@ -74,9 +74,9 @@ static int gather(struct ibx_session *s, size_t n)
     return 1;
 }
 
-int copies_find_request(struct ibx_session *s, struct request *q)
+int ibx_copies_find_request(struct ibx_session *s, struct request *q)
 {
-    int rc = session_refill(s);
+    int rc = ibx_session_refill(s);
     if (rc || s->segment.kind != SEGMENT_INLINE)
         return rc;
     size_t name, left = (size_t)s->segment.left;
@@ -98,10 +98,10 @@ int copies_find_request(struct ibx_session *s, struct request *q)
     if (q->length > GATHER_MAX || s->behind.kind)
         return 0;
     rc = gather(s, name + 8 + (size_t)q->length);
-    return rc > 0 ? copies_find_request(s, q) : rc;
+    return rc > 0 ? ibx_copies_find_request(s, q) : rc;
 }
 
-void copies_consume(struct ibx_session *s, const struct request *q)
+void ibx_copies_consume(struct ibx_session *s, const struct request *q)
 {
     s->segment.inline_at += q->inline_length;
     s->segment.left -= q->inline_length;
@@ -114,7 +114,7 @@ void copies_consume(struct ibx_session *s, const struct request *q)
             (struct segment){.kind = SEGMENT_INLINE, .left = q->rest_length, .inline_at = q->rest};
 }
 
-bool copies_parse(const struct request *q, struct ibx_frame *frame)
+bool ibx_copies_parse(const struct request *q, struct ibx_frame *frame)
 {
     uint8_t first[IBX_FRAME_WINDOW] = {0}, last[IBX_FRAME_WINDOW] = {0};
     struct ibx_frame_body body = {first, last, q->length};

@@ -30,12 +30,12 @@ static void forget(struct copies *x, void *context)
     ibx_client_pins_forget(&x->pins, context);
 }
 
-void copies_resets_begin(struct copies *x)
+void ibx_copies_resets_begin(struct copies *x)
 {
     x->resets = atomic_load(&gone.count);
 }
 
-void copies_heed_resets(struct copies *x)
+void ibx_copies_handle_resets(struct copies *x)
 {
     if (atomic_load(&gone.count) == x->resets)
         return;
@@ -65,7 +65,7 @@ static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
         cuda->device_primary_ctx_release(device);
 }
 
-void copies_lose_context(struct copies *x)
+void ibx_copies_lose_context(struct copies *x)
 {
     bool named = x->requests.names_context;
     x->losing = named ? (void *)(uintptr_t)x->requests.context : NULL;
@@ -75,14 +75,14 @@ void copies_lose_context(struct copies *x)
         return;
     if (!named)
         find_primary(x, cuda);
-    copies_heed_resets(x);
+    ibx_copies_handle_resets(x);
     if (x->staging)
         ibx_staging_drop_events(x->staging);
     ibx_client_pins_drop_events(&x->pins, cuda);
 }
 
 /* A context may be gone although the answer is an error: one of work before that. */
-void copies_lost_context(struct copies *x, int exit_code)
+void ibx_copies_lost_context(struct copies *x, int exit_code)
 {
     bool refused =
         exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;

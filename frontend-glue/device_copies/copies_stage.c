@@ -8,7 +8,7 @@
 
 /* ------------------------------------------------------------------------- wires */
 
-struct ibx_gpu_copy copies_copy_of(const struct ibx_frame *f)
+struct ibx_gpu_copy ibx_copies_copy_of(const struct ibx_frame *f)
 {
     bool to_device = f->kind == IBX_FRAME_H2D;
     return (struct ibx_gpu_copy){
@@ -21,15 +21,15 @@ struct ibx_gpu_copy copies_copy_of(const struct ibx_frame *f)
     };
 }
 
-int copies_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local, uint64_t at,
-                size_t n, uint64_t cookie, unsigned flags)
+int ibx_copies_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local, uint64_t at,
+                    size_t n, uint64_t cookie, unsigned flags)
 {
     const struct ibx_remote *remote = &s->copies.remote;
     int rc = read ? ibx_read(s->conn, mr, local, remote, at, n, cookie, flags)
                   : ibx_write(s->conn, mr, local, remote, at, n, cookie, flags);
     if (rc)
-        return session_fail(s, rc, "%s of %zu bytes with %s failed: %s", read ? "READ" : "WRITE", n,
-                            s->path.peer, strerror(-rc));
+        return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s",
+                                read ? "READ" : "WRITE", n, s->path.peer, strerror(-rc));
     s->ops_pending++;
     return 0;
 }
@@ -39,7 +39,8 @@ static int fabric_read(void *context, unsigned place, unsigned chunk, void *loca
 {
     struct ibx_session *s = context;
     struct copies *x = &s->copies;
-    return copies_post(s, true, x->regions[chunk], local, x->remote_at + offset, n, place + 1, 0);
+    return ibx_copies_post(s, true, x->regions[chunk], local, x->remote_at + offset, n, place + 1,
+                           0);
 }
 
 static int fabric_write(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
@@ -47,7 +48,8 @@ static int fabric_write(void *context, unsigned place, unsigned chunk, void *loc
 {
     struct ibx_session *s = context;
     struct copies *x = &s->copies;
-    return copies_post(s, false, x->regions[chunk], local, x->remote_at + offset, n, place + 1, 0);
+    return ibx_copies_post(s, false, x->regions[chunk], local, x->remote_at + offset, n, place + 1,
+                           0);
 }
 
 static int fabric_arrived(void *context, bool wait, uint32_t *places)
@@ -57,24 +59,24 @@ static int fabric_arrived(void *context, bool wait, uint32_t *places)
     uint32_t windows = x->arrived & COPIES_WINDOWS;
     int rc = 0;
     do {
-        rc = wait && !(x->arrived & COPIES_PLACES) ? session_pump(s) : session_poll(s);
+        rc = wait && !(x->arrived & COPIES_PLACES) ? ibx_session_pump(s) : ibx_session_poll(s);
         if (rc < 0)
             return rc;
     } while (wait && !(x->arrived & COPIES_PLACES) && windows == (x->arrived & COPIES_WINDOWS));
     if (s->ops_status)
-        return session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
-                            strerror(-s->ops_status));
+        return ibx_session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
+                                strerror(-s->ops_status));
     *places = x->arrived & COPIES_PLACES;
     x->arrived &= ~COPIES_PLACES;
     return 0;
 }
 
-struct ibx_staging_wire copies_wire_read(struct ibx_session *s)
+struct ibx_staging_wire ibx_copies_wire_read(struct ibx_session *s)
 {
     return (struct ibx_staging_wire){s, fabric_read, fabric_arrived, NULL, 1};
 }
 
-struct ibx_staging_wire copies_wire_write(struct ibx_session *s)
+struct ibx_staging_wire ibx_copies_wire_write(struct ibx_session *s)
 {
     return (struct ibx_staging_wire){s, fabric_write, fabric_arrived, NULL, 1};
 }
@@ -111,12 +113,12 @@ static int memory_arrived(void *context, bool wait, uint32_t *places)
     return 0;
 }
 
-struct ibx_staging_wire copies_wire_from_message(struct ibx_session *s)
+struct ibx_staging_wire ibx_copies_wire_from_message(struct ibx_session *s)
 {
     return (struct ibx_staging_wire){s, memory_read, memory_arrived, NULL, 1};
 }
 
-struct ibx_staging_wire copies_wire_to_message(struct ibx_session *s)
+struct ibx_staging_wire ibx_copies_wire_to_message(struct ibx_session *s)
 {
     return (struct ibx_staging_wire){s, message_write, memory_arrived, NULL, 1};
 }
@@ -153,20 +155,20 @@ static bool regions_ready(struct ibx_session *s)
     return true;
 }
 
-struct ibx_staging *copies_lane(struct copies *x)
+struct ibx_staging *ibx_copies_lane(struct copies *x)
 {
     if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
         return NULL;
     ibx_staging_set_chunk(x->staging, x->choice.chunk);
-    copies_heed_resets(x);
+    ibx_copies_handle_resets(x);
     return x->staging;
 }
 
-bool copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric)
+bool ibx_copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric)
 {
     struct copies *x = &s->copies;
     struct ibx_error err = {0};
-    if (!copies_lane(x))
+    if (!ibx_copies_lane(x))
         return false;
     if (ibx_pinned_open(x->cuda, x->options.memory, &err)) {
         say_poor(x, err.message);
@@ -180,7 +182,7 @@ bool copies_stage(struct ibx_session *s, uint64_t bytes, bool fabric)
     return false;
 }
 
-int copies_outcome(const struct copies *x, int rc)
+int ibx_copies_outcome(const struct copies *x, int rc)
 {
     if (rc <= 0)
         return rc ? rc : DONE;
@@ -189,9 +191,9 @@ int copies_outcome(const struct copies *x, int rc)
     return PASS;
 }
 
-int copies_stage_end(struct copies *x, int rc)
+int ibx_copies_stage_end(struct copies *x, int rc)
 {
     if (rc >= 0)
         ibx_staging_end(x->staging);
-    return copies_outcome(x, rc);
+    return ibx_copies_outcome(x, rc);
 }

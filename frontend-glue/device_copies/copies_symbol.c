@@ -75,7 +75,7 @@ static bool look_up(const struct calls *calls, const void *symbol, void **device
     return false;
 }
 
-bool copies_symbol(struct ibx_frame *f)
+bool ibx_copies_symbol(struct ibx_frame *f)
 {
     struct calls calls;
     void *handle = runtime(), *device = NULL;

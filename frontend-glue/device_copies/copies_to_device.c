@@ -5,21 +5,21 @@
 
 #define NEXT_US 200u /* a copy that is not waited for mostly has others behind it */
 
-int copies_run_from_message(struct ibx_session *s)
+int ibx_copies_run_from_message(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
     const struct ibx_frame *f = &x->frame;
     bool plain = f->height == 1 && f->stream <= 1;
-    if (plain && f->width <= copies_way(x, true)->inline_max) {
+    if (plain && f->width <= ibx_copies_way(x, true)->inline_max) {
         int rc = x->cuda->memcpy_to_device(f->dst, x->payload, (size_t)f->width);
         x->inlined += !rc;
-        return copies_outcome(x, rc);
+        return ibx_copies_outcome(x, rc);
     }
-    struct ibx_gpu_copy copy = copies_copy_of(f);
-    struct ibx_staging_wire wire = copies_wire_from_message(s);
-    if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, f->payload, false))
+    struct ibx_gpu_copy copy = ibx_copies_copy_of(f);
+    struct ibx_staging_wire wire = ibx_copies_wire_from_message(s);
+    if (!ibx_gpu_copy_fits(&copy) || !ibx_copies_stage(s, f->payload, false))
         return PASS;
-    return copies_stage_end(x, ibx_staging_to_device(x->staging, &wire, &copy));
+    return ibx_copies_stage_end(x, ibx_staging_to_device(x->staging, &wire, &copy));
 }
 
 /* ------------------------------------------------------------------------- windows */
@@ -33,25 +33,26 @@ static int windows_fetch(struct ibx_session *s, uint64_t length)
                         : ibx_mr_allocate(s->conn, (size_t)2 * IBX_FRAME_WINDOW, IBX_ACCESS_LOCAL,
                                           &x->windows, &err);
     if (rc)
-        return session_fail(s, rc, "no memory for a request's ends: %s", err.message);
+        return ibx_session_fail(s, rc, "no memory for a request's ends: %s", err.message);
     uint8_t *at = ibx_mr_address(x->windows);
     x->arrived &= ~COPIES_WINDOWS;
-    rc = copies_post(s, true, x->windows, at, 0, IBX_FRAME_WINDOW, IBX_STAGING_DEPTH + 1,
-                     IBX_URGENT);
+    rc = ibx_copies_post(s, true, x->windows, at, 0, IBX_FRAME_WINDOW, IBX_STAGING_DEPTH + 1,
+                         IBX_URGENT);
     return rc ? rc
-              : copies_post(s, true, x->windows, at + IBX_FRAME_WINDOW, length - IBX_FRAME_WINDOW,
-                            IBX_FRAME_WINDOW, IBX_STAGING_DEPTH + 2, IBX_URGENT);
+              : ibx_copies_post(s, true, x->windows, at + IBX_FRAME_WINDOW,
+                                length - IBX_FRAME_WINDOW, IBX_FRAME_WINDOW, IBX_STAGING_DEPTH + 2,
+                                IBX_URGENT);
 }
 
 static int windows_wait(struct ibx_session *s)
 {
     while ((s->copies.arrived & COPIES_WINDOWS) != COPIES_WINDOWS && !s->ops_status) {
-        int rc = session_pump(s);
+        int rc = ibx_session_pump(s);
         if (rc)
             return rc;
     }
-    return s->ops_status ? session_fail(s, s->ops_status, "copying with %s failed: %s",
-                                        s->path.peer, strerror(-s->ops_status))
+    return s->ops_status ? ibx_session_fail(s, s->ops_status, "copying with %s failed: %s",
+                                            s->path.peer, strerror(-s->ops_status))
                          : 0;
 }
 
@@ -61,7 +62,7 @@ static bool windows_parse(struct copies *x, enum ibx_frame_call call, uint64_t l
     const uint8_t *at = ibx_mr_address(x->windows);
     struct ibx_frame_body body = {at, at + IBX_FRAME_WINDOW, length};
     return ibx_frame_parse(call, &body, &x->frame) && x->frame.kind == IBX_FRAME_H2D &&
-           copies_sound(x, &x->frame);
+           ibx_copies_sound(x, &x->frame);
 }
 
 /* -------------------------------------------------------------------- exposed bodies */
@@ -75,7 +76,7 @@ static int exposed_open(void *context, struct ibx_gpu_copy *copy)
         return 1;
     if (!windows_parse(x, x->frame.call, x->remote.length))
         return IBX_STAGING_REFUSED;
-    *copy = copies_copy_of(&x->frame);
+    *copy = ibx_copies_copy_of(&x->frame);
     return 0;
 }
 
@@ -86,10 +87,10 @@ static int run_plain(struct ibx_session *s, const struct request *q)
     struct copies *x = &s->copies;
     size_t around = ibx_frame_plain_bytes(q->call);
     struct ibx_gpu_copy size = {.width = q->length - around, .height = 1};
-    struct ibx_staging_wire wire = copies_wire_read(s);
+    struct ibx_staging_wire wire = ibx_copies_wire_read(s);
     wire.open = exposed_open;
     x->remote_at = IBX_FRAME_PAYLOAD_AT;
-    if (!copies_stage(s, size.width, true))
+    if (!ibx_copies_stage(s, size.width, true))
         return PASS;
     x->frame.call = q->call;
     int rc = windows_fetch(s, q->length);
@@ -97,7 +98,7 @@ static int run_plain(struct ibx_session *s, const struct request *q)
         return rc;
     rc = ibx_staging_to_device(x->staging, &wire, &size);
     int windows = rc >= 0 ? windows_wait(s) : 0;
-    return windows ? windows : copies_stage_end(x, rc);
+    return windows ? windows : ibx_copies_stage_end(x, rc);
 }
 
 /* Straight out of the client's memory, which is held. */
@@ -114,49 +115,51 @@ static int run_in_place(struct ibx_session *s, const void *from, const struct ib
     x->placed = !rc;
     if (x->early)
         ibx_expect(s->conn, NEXT_US);
-    return copies_outcome(x, rc);
+    return ibx_copies_outcome(x, rc);
 }
 
 /* The frame is known, and good. */
 static int run_known(struct ibx_session *s)
 {
     struct copies *x = &s->copies;
-    struct ibx_gpu_copy copy = copies_copy_of(&x->frame);
+    struct ibx_gpu_copy copy = ibx_copies_copy_of(&x->frame);
     void *from = NULL;
-    if (!copies_lane(x))
+    if (!ibx_copies_lane(x))
         return PASS;
-    enum copies_reach reach =
-        copies_hold(s, &x->remote, x->remote_at, x->frame.payload, IBX_ACCESS_REMOTE_READ, &from);
+    enum copies_reach reach = ibx_copies_hold(s, &x->remote, x->remote_at, x->frame.payload,
+                                              IBX_ACCESS_REMOTE_READ, &from);
     if (reach == COPIES_PINNED)
         return run_in_place(s, from, &copy);
     bool by_crew = reach == COPIES_BY_CREW;
     bool direct =
-        !by_crew && x->frame.height == 1 && x->frame.width >= copies_way(x, true)->direct_min;
-    struct ibx_mr *target = direct ? copies_direct(s, x->frame.dst, x->frame.width) : NULL;
+        !by_crew && x->frame.height == 1 && x->frame.width >= ibx_copies_way(x, true)->direct_min;
+    struct ibx_mr *target = direct ? ibx_copies_direct(s, x->frame.dst, x->frame.width) : NULL;
     if (target)
-        return copies_direct_to_device(s, target);
-    if (!ibx_gpu_copy_fits(&copy) || !copies_stage(s, x->frame.payload, !by_crew)) {
+        return ibx_copies_direct_to_device(s, target);
+    if (!ibx_gpu_copy_fits(&copy) || !ibx_copies_stage(s, x->frame.payload, !by_crew)) {
         if (by_crew)
             ibx_remote_release(s->conn);
         return PASS;
     }
-    struct ibx_staging_wire wire = by_crew ? copies_wire_crew(s, true) : copies_wire_read(s);
+    struct ibx_staging_wire wire =
+        by_crew ? ibx_copies_wire_threads(s, true) : ibx_copies_wire_read(s);
     int rc = ibx_staging_to_device(x->staging, &wire, &copy);
     if (by_crew)
-        rc = copies_crew_end(s, rc);
-    return copies_stage_end(x, rc);
+        rc = ibx_copies_threads_end(s, rc);
+    return ibx_copies_stage_end(x, rc);
 }
 
-int copies_run_exposed(struct ibx_session *s, const struct request *q)
+int ibx_copies_run_exposed(struct ibx_session *s, const struct request *q)
 {
     struct copies *x = &s->copies;
     x->remote = q->remote;
     x->remote_at = 0;
     x->arrived = 0;
     if (q->tail_length)
-        return copies_parse(q, &x->frame) && copies_sound(x, &x->frame) ? run_known(s) : PASS;
-    bool direct = q->length >= copies_way(x, true)->direct_min && copies_direct_likely(s);
-    if (ibx_frame_plain_bytes(q->call) && !copies_crew_likely(s, q->length) && !direct)
+        return ibx_copies_parse(q, &x->frame) && ibx_copies_sound(x, &x->frame) ? run_known(s)
+                                                                                : PASS;
+    bool direct = q->length >= ibx_copies_way(x, true)->direct_min && ibx_copies_direct_likely(s);
+    if (ibx_frame_plain_bytes(q->call) && !ibx_copies_threads_likely(s, q->length) && !direct)
         return run_plain(s, q);
     int rc = windows_fetch(s, q->length);
     if (!rc)

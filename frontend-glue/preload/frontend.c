@@ -34,7 +34,7 @@ EXPORTED void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 
 static _Atomic(const struct ibx_frontend_calls *) plugin;
 
-const struct ibx_frontend_calls *frontend_plugin(void)
+const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 {
     return atomic_load(&plugin);
 }
@@ -84,7 +84,7 @@ static void *find_in_library(const char *symbol)
     return found;
 }
 
-void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol)
+void *ibx_frontend_gvirtus(_Atomic(void *) *place, const char *symbol)
 {
     void *found = atomic_load(place);
     if (found)
@@ -101,20 +101,20 @@ void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol)
 /* Without a plugin GVirtuS sees the kind that the application said. */
 static int kind_of(const void *to, const void *from, int kind)
 {
-    return frontend_plugin() ? frontend_kind(to, from, kind) : kind;
+    return ibx_frontend_plugin() ? ibx_frontend_kind(to, from, kind) : kind;
 }
 
 /* True: *exit_code is the call's. */
 static bool copied(void *to, const void *from, size_t n, int kind, bool async, void *stream,
                    int *exit_code)
 {
-    const struct ibx_frontend_calls *calls = frontend_plugin();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     if (!calls || !n || (!to_device && kind != CUDA_MEMCPY_FROM_DEVICE))
         return false;
     /* No frame could say its own length; or GVirtuS would read or write where nothing is. */
     if (n > PTRDIFF_MAX || !(to_device ? from : to)) {
-        *exit_code = frontend_refuse(CUDA_INVALID_VALUE);
+        *exit_code = ibx_frontend_refuse(CUDA_INVALID_VALUE);
         return true;
     }
     struct ibx_frontend_copy copy = {
@@ -125,14 +125,14 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
         .n = n,
         .stream = (uintptr_t)stream,
     };
-    enum frontend_memory memory = async ? frontend_memory(copy.host, n) : FRONTEND_ORDINARY;
+    enum ibx_frontend_memory memory = async ? ibx_frontend_memory(copy.host, n) : FRONTEND_ORDINARY;
     copy.lasting = memory == FRONTEND_ALLOCATED;
     copy.pinned = memory != FRONTEND_ORDINARY;
-    frontend_device_used();
+    ibx_frontend_device_used();
     if (calls->copy(&copy, exit_code))
         return false;
     if (!async)
-        *exit_code = frontend_outcome(*exit_code, 0);
+        *exit_code = ibx_frontend_outcome(*exit_code, 0);
     return true;
 }
 
@@ -141,8 +141,8 @@ static bool copied(void *to, const void *from, size_t n, int kind, bool async, v
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
 {
     bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
-    if (!frontend_plugin() || !on_host ||
-        (!frontend_memory_used(to, n) && !frontend_memory_used(from, n)))
+    if (!ibx_frontend_plugin() || !on_host ||
+        (!ibx_frontend_memory_used(to, n) && !ibx_frontend_memory_used(from, n)))
         return CUDA_SUCCESS;
     return stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize();
 }
@@ -158,7 +158,7 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     rc = wait_on_host(to, from, n, kind, NULL);
     if (rc)
         return rc;
-    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMemcpy");
     rc = call ? call(to, from, n, kind) : CUDA_NOT_SUPPORTED;
     look_for_plugin();
     return rc;
@@ -175,7 +175,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     rc = wait_on_host(to, from, n, kind, stream);
     if (rc)
         return rc;
-    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpyAsync");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMemcpyAsync");
     rc = call ? call(to, from, n, kind, stream) : CUDA_NOT_SUPPORTED;
     look_for_plugin();
     return rc;
@@ -201,7 +201,7 @@ static bool is_one_piece(const struct rows *rows)
 static bool is_ours(const struct rows *rows)
 {
     size_t most = rows->to_pitch > rows->from_pitch ? rows->to_pitch : rows->from_pitch, bytes;
-    return frontend_plugin() &&
+    return ibx_frontend_plugin() &&
            (rows->kind == CUDA_MEMCPY_TO_DEVICE || rows->kind == CUDA_MEMCPY_FROM_DEVICE) &&
            rows->width && rows->height && rows->width <= rows->to_pitch &&
            rows->width <= rows->from_pitch && !__builtin_mul_overflow(most, rows->height, &bytes) &&
@@ -225,13 +225,13 @@ static bool copied_rows(const struct rows *rows, int *exit_code)
         .device_pitch = to_device ? rows->to_pitch : rows->from_pitch,
     };
     if (!copy.host) {
-        *exit_code = frontend_refuse(CUDA_INVALID_VALUE);
+        *exit_code = ibx_frontend_refuse(CUDA_INVALID_VALUE);
         return true;
     }
-    frontend_device_used();
-    if (frontend_plugin()->copy(&copy, exit_code))
+    ibx_frontend_device_used();
+    if (ibx_frontend_plugin()->copy(&copy, exit_code))
         return false;
-    *exit_code = frontend_outcome(*exit_code, 0);
+    *exit_code = ibx_frontend_outcome(*exit_code, 0);
     return true;
 }
 
@@ -248,7 +248,7 @@ static int copy_rows(const struct rows *rows)
     rc = wait_on_host(rows->to, rows->from, bytes, rows->kind, NULL);
     if (rc)
         return rc;
-    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy2D");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMemcpy2D");
     rc = call ? call(rows->to, rows->to_pitch, rows->from, rows->from_pitch, rows->width,
                      rows->height, rows->kind)
               : CUDA_NOT_SUPPORTED;
@@ -274,7 +274,7 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
     int rc;
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
-    if (frontend_plugin()) {
+    if (ibx_frontend_plugin()) {
         rc = cudaStreamSynchronize(stream);
         if (!rc)
             rc = copy_rows(&rows);
@@ -282,7 +282,7 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
             rc = cudaStreamSynchronize(NULL);
         return rc;
     }
-    *(void **)&call = frontend_gvirtus(&next, "cudaMemcpy2DAsync");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMemcpy2DAsync");
     rc = call ? call(to, to_pitch, from, from_pitch, width, height, kind, stream)
               : CUDA_NOT_SUPPORTED;
     look_for_plugin();

@@ -46,13 +46,13 @@ static enum side side_of(const void *address)
 {
     if (!is_mapped(address))
         return DEVICE;
-    frontend_ranges_lock();
-    bool known = frontend_ranges_holding(&ranges, address, 1);
-    frontend_ranges_unlock();
+    ibx_frontend_ranges_lock();
+    bool known = ibx_frontend_ranges_holding(&ranges, address, 1);
+    ibx_frontend_ranges_unlock();
     return !known ? HOST : is_readable(address) ? EITHER : DEVICE;
 }
 
-int frontend_kind(const void *to, const void *from, int kind)
+int ibx_frontend_kind(const void *to, const void *from, int kind)
 {
     if (kind != CUDA_MEMCPY_DEFAULT)
         return kind;
@@ -88,7 +88,7 @@ static void note_device(int device)
         atomic_fetch_or(&in_use, (uint64_t)1 << device);
 }
 
-void frontend_device_used(void)
+void ibx_frontend_device_used(void)
 {
     note_device(current);
 }
@@ -97,7 +97,7 @@ static int select_device(int device)
 {
     static _Atomic(void *) next;
     int (*call)(int);
-    *(void **)&call = frontend_gvirtus(&next, "cudaSetDevice");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaSetDevice");
     return call ? call(device) : CUDA_NOT_SUPPORTED;
 }
 
@@ -115,13 +115,13 @@ static void synchronize(void)
 {
     static _Atomic(void *) next;
     int (*call)(void);
-    *(void **)&call = frontend_gvirtus(&next, "cudaDeviceSynchronize");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaDeviceSynchronize");
     if (call)
         call();
 }
 
 /* To select one makes a context on it: so those that nobody has used are left alone. */
-void frontend_devices_wait(void)
+void ibx_frontend_devices_wait(void)
 {
     uint64_t others = atomic_load(&in_use);
     bool away = false;
@@ -145,21 +145,21 @@ static void note(void *address, size_t n)
     struct frontend_range range = {.begin = (uintptr_t)address, .n = n};
     if (!n)
         return;
-    frontend_ranges_lock();
-    size_t at = frontend_ranges_find(&ranges, range.begin);
+    ibx_frontend_ranges_lock();
+    size_t at = ibx_frontend_ranges_find(&ranges, range.begin);
     while (at < ranges.count && ranges.items[at].begin < range.begin + n)
-        frontend_ranges_remove(&ranges, at);
-    frontend_ranges_add(&ranges, &range);
-    frontend_ranges_unlock();
+        ibx_frontend_ranges_remove(&ranges, at);
+    ibx_frontend_ranges_add(&ranges, &range);
+    ibx_frontend_ranges_unlock();
 }
 
 int cudaMalloc(void **address, size_t n)
 {
     static _Atomic(void *) next;
     int (*call)(void **, size_t);
-    *(void **)&call = frontend_gvirtus(&next, "cudaMalloc");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMalloc");
     int rc = call ? call(address, n) : CUDA_NOT_SUPPORTED;
-    frontend_device_used();
+    ibx_frontend_device_used();
     if (!rc)
         note(*address, n);
     return rc;
@@ -170,9 +170,9 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     static _Atomic(void *) next;
     int (*call)(void **, size_t *, size_t, size_t);
     size_t n;
-    *(void **)&call = frontend_gvirtus(&next, "cudaMallocPitch");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMallocPitch");
     int rc = call ? call(address, pitch, width, height) : CUDA_NOT_SUPPORTED;
-    frontend_device_used();
+    ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
         note(*address, n);
     return rc;
@@ -182,12 +182,12 @@ int cudaFree(void *address)
 {
     static _Atomic(void *) next;
     int (*call)(void *);
-    *(void **)&call = frontend_gvirtus(&next, "cudaFree");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaFree");
     /* Before: then another thread may be given the same place. */
-    frontend_ranges_lock();
-    size_t at = frontend_ranges_find(&ranges, (uintptr_t)address);
+    ibx_frontend_ranges_lock();
+    size_t at = ibx_frontend_ranges_find(&ranges, (uintptr_t)address);
     if (at < ranges.count && ranges.items[at].begin == (uintptr_t)address)
-        frontend_ranges_remove(&ranges, at);
-    frontend_ranges_unlock();
+        ibx_frontend_ranges_remove(&ranges, at);
+    ibx_frontend_ranges_unlock();
     return call ? call(address) : CUDA_NOT_SUPPORTED;
 }

@@ -24,73 +24,73 @@ static struct frontend_ranges ranges;
 /* Where fresh memory lies now, there is nothing left of what was registered there. */
 static void drop_stale(const struct frontend_range *fresh)
 {
-    size_t at = frontend_ranges_find(&ranges, fresh->begin);
+    size_t at = ibx_frontend_ranges_find(&ranges, fresh->begin);
     while (at < ranges.count && !ranges.items[at].allocated &&
            ranges.items[at].begin < fresh->begin + fresh->n)
-        frontend_ranges_remove(&ranges, at);
+        ibx_frontend_ranges_remove(&ranges, at);
 }
 
 static int add(void *address, size_t n, bool allocated)
 {
     struct frontend_range range = {(uintptr_t)address, n, allocated, false};
-    frontend_ranges_lock();
+    ibx_frontend_ranges_lock();
     if (allocated)
         drop_stale(&range);
-    int rc = frontend_ranges_add(&ranges, &range);
-    frontend_ranges_unlock();
+    int rc = ibx_frontend_ranges_add(&ranges, &range);
+    ibx_frontend_ranges_unlock();
     return rc == -EEXIST ? CUDA_ALREADY_REGISTERED : rc ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
 }
 
 /* Takes the range that begins there off the list. */
 static bool take_out(void *address, bool allocated, struct frontend_range *range)
 {
-    frontend_ranges_lock();
-    size_t at = frontend_ranges_find(&ranges, (uintptr_t)address);
+    ibx_frontend_ranges_lock();
+    size_t at = ibx_frontend_ranges_find(&ranges, (uintptr_t)address);
     bool found = at < ranges.count && ranges.items[at].begin == (uintptr_t)address &&
                  ranges.items[at].allocated == allocated;
     if (found) {
         *range = ranges.items[at];
-        frontend_ranges_remove(&ranges, at);
+        ibx_frontend_ranges_remove(&ranges, at);
     }
-    frontend_ranges_unlock();
+    ibx_frontend_ranges_unlock();
     return found;
 }
 
 /* Of memory that was allocated here. */
 static bool is_inside(const void *address)
 {
-    frontend_ranges_lock();
-    const struct frontend_range *range = frontend_ranges_holding(&ranges, address, 1);
+    ibx_frontend_ranges_lock();
+    const struct frontend_range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
     bool inside = range && range->allocated;
-    frontend_ranges_unlock();
+    ibx_frontend_ranges_unlock();
     return inside;
 }
 
-enum frontend_memory frontend_memory(const void *address, size_t n)
+enum ibx_frontend_memory ibx_frontend_memory(const void *address, size_t n)
 {
-    enum frontend_memory kind = FRONTEND_ORDINARY;
-    frontend_ranges_lock();
-    struct frontend_range *range = frontend_ranges_holding(&ranges, address, n);
+    enum ibx_frontend_memory kind = FRONTEND_ORDINARY;
+    ibx_frontend_ranges_lock();
+    struct frontend_range *range = ibx_frontend_ranges_holding(&ranges, address, n);
     if (range) {
         range->in_use = true;
         kind = range->allocated ? FRONTEND_ALLOCATED : FRONTEND_REGISTERED;
     }
-    frontend_ranges_unlock();
+    ibx_frontend_ranges_unlock();
     return kind;
 }
 
-bool frontend_memory_used(const void *address, size_t n)
+bool ibx_frontend_memory_used(const void *address, size_t n)
 {
     uintptr_t begin = (uintptr_t)address;
     bool used = false;
-    frontend_ranges_lock();
-    for (size_t at = frontend_ranges_find(&ranges, begin); at < ranges.count && !used; at++) {
+    ibx_frontend_ranges_lock();
+    for (size_t at = ibx_frontend_ranges_find(&ranges, begin); at < ranges.count && !used; at++) {
         const struct frontend_range *range = &ranges.items[at];
         if (range->begin > begin && range->begin - begin >= n)
             break;
         used = range->in_use;
     }
-    frontend_ranges_unlock();
+    ibx_frontend_ranges_unlock();
     return used;
 }
 
@@ -99,7 +99,7 @@ bool frontend_memory_used(const void *address, size_t n)
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)
 {
     if (!address)
-        return frontend_refuse(CUDA_INVALID_VALUE);
+        return ibx_frontend_refuse(CUDA_INVALID_VALUE);
     *address = NULL;
     if (!n)
         return CUDA_SUCCESS;
@@ -109,29 +109,29 @@ static int allocate(const struct ibx_frontend_calls *calls, void **address, size
         *address = memory;
     else if (memory)
         calls->release(memory, n);
-    return rc ? frontend_refuse(rc) : CUDA_SUCCESS;
+    return rc ? ibx_frontend_refuse(rc) : CUDA_SUCCESS;
 }
 
 int cudaMallocHost(void **address, size_t n)
 {
     static _Atomic(void *) next;
-    const struct ibx_frontend_calls *calls = frontend_plugin();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     int (*call)(void **, size_t);
     if (calls)
         return allocate(calls, address, n);
-    *(void **)&call = frontend_gvirtus(&next, "cudaMallocHost");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMallocHost");
     return call ? call(address, n) : CUDA_NOT_SUPPORTED;
 }
 
 int cudaHostAlloc(void **address, size_t n, unsigned flags)
 {
     static _Atomic(void *) next;
-    const struct ibx_frontend_calls *calls = frontend_plugin();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     int (*call)(void **, size_t, unsigned);
     if (calls)
-        return flags & ~HOST_ALLOC_FLAGS ? frontend_refuse(CUDA_INVALID_VALUE)
+        return flags & ~HOST_ALLOC_FLAGS ? ibx_frontend_refuse(CUDA_INVALID_VALUE)
                                          : allocate(calls, address, n);
-    *(void **)&call = frontend_gvirtus(&next, "cudaHostAlloc");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaHostAlloc");
     return call ? call(address, n, flags) : CUDA_NOT_SUPPORTED;
 }
 
@@ -144,32 +144,32 @@ int cudaFreeHost(void *address)
         return CUDA_SUCCESS;
     if (take_out(address, true, &range)) {
         if (range.in_use) { /* as CUDA does before it frees what a device may be at */
-            frontend_plugin()->finish(address, range.n);
-            frontend_devices_wait();
+            ibx_frontend_plugin()->finish(address, range.n);
+            ibx_frontend_devices_wait();
         }
-        frontend_plugin()->release(address, range.n);
+        ibx_frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }
     if (is_inside(address)) /* GVirtuS gives what it does not know to free(3) */
-        return frontend_refuse(CUDA_INVALID_VALUE);
-    *(void **)&call = frontend_gvirtus(&next, "cudaFreeHost");
+        return ibx_frontend_refuse(CUDA_INVALID_VALUE);
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaFreeHost");
     return call ? call(address) : CUDA_NOT_SUPPORTED;
 }
 
 int cudaHostRegister(void *address, size_t n, unsigned flags)
 {
     static _Atomic(void *) next;
-    const struct ibx_frontend_calls *calls = frontend_plugin();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     int (*call)(void *, size_t, unsigned);
     if (!calls) {
-        *(void **)&call = frontend_gvirtus(&next, "cudaHostRegister");
+        *(void **)&call = ibx_frontend_gvirtus(&next, "cudaHostRegister");
         return call ? call(address, n, flags) : CUDA_NOT_SUPPORTED;
     }
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
-        return frontend_refuse(CUDA_INVALID_VALUE);
+        return ibx_frontend_refuse(CUDA_INVALID_VALUE);
     int rc = add(address, n, false);
     if (rc)
-        return frontend_refuse(rc);
+        return ibx_frontend_refuse(rc);
     calls->prepare(address, n);
     return CUDA_SUCCESS;
 }
@@ -181,11 +181,11 @@ int cudaHostUnregister(void *address)
     int (*call)(void *);
     if (take_out(address, false, &range)) {
         if (range.in_use)
-            frontend_plugin()->finish(address, range.n);
+            ibx_frontend_plugin()->finish(address, range.n);
         return CUDA_SUCCESS;
     }
-    if (frontend_plugin())
-        return frontend_refuse(CUDA_NOT_REGISTERED);
-    *(void **)&call = frontend_gvirtus(&next, "cudaHostUnregister");
+    if (ibx_frontend_plugin())
+        return ibx_frontend_refuse(CUDA_NOT_REGISTERED);
+    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaHostUnregister");
     return call ? call(address) : CUDA_NOT_SUPPORTED;
 }

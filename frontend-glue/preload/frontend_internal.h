@@ -26,9 +26,9 @@
 #define CUDA_MEMCPY_DEFAULT     4
 
 /* NULL: there is none (yet). */
-const struct ibx_frontend_calls *frontend_plugin(void);
+const struct ibx_frontend_calls *ibx_frontend_plugin(void);
 /* GVirtuS's function of that name, which is kept in *place; NULL: it has none. */
-void *frontend_gvirtus(_Atomic(void *) *place, const char *symbol);
+void *ibx_frontend_gvirtus(_Atomic(void *) *place, const char *symbol);
 
 /* ----------------------------------------------------------------- frontend_ranges.c */
 
@@ -46,46 +46,46 @@ struct frontend_ranges {
 };
 
 /* All there are; a forked child finds them in order, and unlocked. */
-void frontend_ranges_lock(void);
-void frontend_ranges_unlock(void);
+void ibx_frontend_ranges_lock(void);
+void ibx_frontend_ranges_unlock(void);
 /* The place of the first range that does not end before `begin`, or `count`. */
-size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin);
+size_t ibx_frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin);
 /* The range that holds all n bytes (not 0), or NULL. */
-struct frontend_range *frontend_ranges_holding(const struct frontend_ranges *ranges,
-                                               const void *address, size_t n);
+struct frontend_range *ibx_frontend_ranges_holding(const struct frontend_ranges *ranges,
+                                                   const void *address, size_t n);
 /* 0, -EEXIST where it would overlap another one, -ENOMEM. */
-int frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range);
-void frontend_ranges_remove(struct frontend_ranges *ranges, size_t at);
+int ibx_frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range);
+void ibx_frontend_ranges_remove(struct frontend_ranges *ranges, size_t at);
 
 /* -------------------------------------------------------------------- frontend_device.c */
 
 /* What cudaMemcpyDefault (or any other kind) means for these two pointers; again
  * CUDA_MEMCPY_DEFAULT where nobody but GVirtuS can tell. */
-int frontend_kind(const void *to, const void *from, int kind);
+int ibx_frontend_kind(const void *to, const void *from, int kind);
 /* The calling thread uses the device that it has selected. */
-void frontend_device_used(void);
+void ibx_frontend_device_used(void);
 /* Waits for all that is under way on every device that this process has used. */
-void frontend_devices_wait(void);
+void ibx_frontend_devices_wait(void);
 
 /* --------------------------------------------------------------------- frontend_host.c */
 
-enum frontend_memory {
+enum ibx_frontend_memory {
     FRONTEND_ORDINARY,
     FRONTEND_REGISTERED, /* page-locked, the application's ... */
     FRONTEND_ALLOCATED,  /* ... or from here */
 };
 /* What these bytes are, all of them; an asynchronous copy may be under way in them from now on. */
-enum frontend_memory frontend_memory(const void *address, size_t n);
+enum ibx_frontend_memory ibx_frontend_memory(const void *address, size_t n);
 /* Whether there was an asynchronous copy in memory that holds one of these bytes. */
-bool frontend_memory_used(const void *address, size_t n);
+bool ibx_frontend_memory_used(const void *address, size_t n);
 
 /* --------------------------------------------------------------------- frontend_sync.c */
 
 /* What a call that waits for the stream (0: for all) returns, when GVirtuS's has returned `rc`: the
  * error of an asynchronous copy comes to light then. */
-int frontend_outcome(int rc, uint64_t stream);
+int ibx_frontend_outcome(int rc, uint64_t stream);
 /* What a call returns that is refused here: `rc`, which cudaGetLastError() tells once more. */
-int frontend_refuse(int rc);
+int ibx_frontend_refuse(int rc);
 EXPORTED int cudaStreamSynchronize(void *stream);
 EXPORTED int cudaDeviceSynchronize(void);
 

@@ -18,7 +18,7 @@ int __cudaGetKernel(void **kernel, const void *function)
 {
     static _Atomic(void *) next;
     int (*call)(void **, const void *);
-    *(void **)&call = frontend_gvirtus(&next, "__cudaGetKernel");
+    *(void **)&call = ibx_frontend_gvirtus(&next, "__cudaGetKernel");
     if (call)
         return call(kernel, function);
     *kernel = (void *)(uintptr_t)function;
@@ -30,8 +30,8 @@ int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void *
 {
     static _Atomic(void *) launch; /* whichever of the two there is */
     int (*call)(const void *, struct dim3, struct dim3, void **, size_t, void *);
-    *(void **)&call = frontend_gvirtus(&launch, "__cudaLaunchKernel");
+    *(void **)&call = ibx_frontend_gvirtus(&launch, "__cudaLaunchKernel");
     if (!call)
-        *(void **)&call = frontend_gvirtus(&launch, "cudaLaunchKernel");
+        *(void **)&call = ibx_frontend_gvirtus(&launch, "cudaLaunchKernel");
     return call ? call(kernel, grid, block, arguments, shared, stream) : CUDA_NOT_SUPPORTED;
 }

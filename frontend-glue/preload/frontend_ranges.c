@@ -8,12 +8,12 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-void frontend_ranges_lock(void)
+void ibx_frontend_ranges_lock(void)
 {
     pthread_mutex_lock(&lock);
 }
 
-void frontend_ranges_unlock(void)
+void ibx_frontend_ranges_unlock(void)
 {
     pthread_mutex_unlock(&lock);
 }
@@ -21,10 +21,11 @@ void frontend_ranges_unlock(void)
 /* Another thread may be at a list when this one forks. */
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(frontend_ranges_lock, frontend_ranges_unlock, frontend_ranges_unlock);
+    pthread_atfork(ibx_frontend_ranges_lock, ibx_frontend_ranges_unlock,
+                   ibx_frontend_ranges_unlock);
 }
 
-size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin)
+size_t ibx_frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin)
 {
     size_t low = 0, high = ranges->count;
     while (low < high) {
@@ -38,10 +39,10 @@ size_t frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begi
     return low;
 }
 
-struct frontend_range *frontend_ranges_holding(const struct frontend_ranges *ranges,
-                                               const void *address, size_t n)
+struct frontend_range *ibx_frontend_ranges_holding(const struct frontend_ranges *ranges,
+                                                   const void *address, size_t n)
 {
-    size_t at = frontend_ranges_find(ranges, (uintptr_t)address);
+    size_t at = ibx_frontend_ranges_find(ranges, (uintptr_t)address);
     if (at == ranges->count)
         return NULL;
     struct frontend_range *range = &ranges->items[at];
@@ -49,16 +50,16 @@ struct frontend_range *frontend_ranges_holding(const struct frontend_ranges *ran
     return into < range->n && n <= range->n - into ? range : NULL;
 }
 
-void frontend_ranges_remove(struct frontend_ranges *ranges, size_t at)
+void ibx_frontend_ranges_remove(struct frontend_ranges *ranges, size_t at)
 {
     ranges->count--;
     memmove(&ranges->items[at], &ranges->items[at + 1],
             (ranges->count - at) * sizeof(ranges->items[0]));
 }
 
-int frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range)
+int ibx_frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range)
 {
-    size_t at = frontend_ranges_find(ranges, range->begin);
+    size_t at = ibx_frontend_ranges_find(ranges, range->begin);
     if (at < ranges->count && ranges->items[at].begin < range->begin + range->n)
         return -EEXIST;
     if (ranges->count == ranges->room) {

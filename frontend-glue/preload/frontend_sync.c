@@ -15,9 +15,9 @@ EXPORTED int cudaPeekAtLastError(void);
 /* An error of this thread's calls that the back end knows of in another thread, or not at all. */
 static _Thread_local int last;
 
-int frontend_outcome(int rc, uint64_t stream)
+int ibx_frontend_outcome(int rc, uint64_t stream)
 {
-    const struct ibx_frontend_calls *calls = frontend_plugin();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (rc || !calls)
         return rc;
     rc = calls->failure(stream);
@@ -26,7 +26,7 @@ int frontend_outcome(int rc, uint64_t stream)
     return rc;
 }
 
-int frontend_refuse(int rc)
+int ibx_frontend_refuse(int rc)
 {
     last = rc;
     return rc;
@@ -36,48 +36,48 @@ int frontend_refuse(int rc)
 static int ask(_Atomic(void *) *next, const char *symbol, void *about)
 {
     int (*call)(void *);
-    *(void **)&call = frontend_gvirtus(next, symbol);
+    *(void **)&call = ibx_frontend_gvirtus(next, symbol);
     return call ? call(about) : CUDA_NOT_SUPPORTED;
 }
 
 static int ask_for_nothing(_Atomic(void *) *next, const char *symbol)
 {
     int (*call)(void);
-    *(void **)&call = frontend_gvirtus(next, symbol);
+    *(void **)&call = ibx_frontend_gvirtus(next, symbol);
     return call ? call() : CUDA_NOT_SUPPORTED;
 }
 
 int cudaStreamSynchronize(void *stream)
 {
     static _Atomic(void *) next;
-    return frontend_outcome(ask(&next, "cudaStreamSynchronize", stream), (uintptr_t)stream);
+    return ibx_frontend_outcome(ask(&next, "cudaStreamSynchronize", stream), (uintptr_t)stream);
 }
 
 int cudaStreamQuery(void *stream)
 {
     static _Atomic(void *) next;
-    const struct ibx_frontend_calls *calls = frontend_plugin();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (calls && calls->pending((uintptr_t)stream))
         return CUDA_NOT_READY;
-    return frontend_outcome(ask(&next, "cudaStreamQuery", stream), (uintptr_t)stream);
+    return ibx_frontend_outcome(ask(&next, "cudaStreamQuery", stream), (uintptr_t)stream);
 }
 
 int cudaEventSynchronize(void *event)
 {
     static _Atomic(void *) next;
-    return frontend_outcome(ask(&next, "cudaEventSynchronize", event), 0);
+    return ibx_frontend_outcome(ask(&next, "cudaEventSynchronize", event), 0);
 }
 
 int cudaEventQuery(void *event)
 {
     static _Atomic(void *) next;
-    return frontend_outcome(ask(&next, "cudaEventQuery", event), 0);
+    return ibx_frontend_outcome(ask(&next, "cudaEventQuery", event), 0);
 }
 
 int cudaDeviceSynchronize(void)
 {
     static _Atomic(void *) next;
-    return frontend_outcome(ask_for_nothing(&next, "cudaDeviceSynchronize"), 0);
+    return ibx_frontend_outcome(ask_for_nothing(&next, "cudaDeviceSynchronize"), 0);
 }
 
 int cudaGetLastError(void)

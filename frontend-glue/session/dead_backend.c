@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void session_tell_end(struct ibx_session *s)
+void ibx_session_tell_end(struct ibx_session *s)
 {
     if (!s->answering)
         ibx_log(IBX_LOG_ERROR, "the back end is gone, every CUDA call fails from now on: %s",
@@ -18,7 +18,7 @@ void session_tell_end(struct ibx_session *s)
 static void tell_application(struct ibx_session *s)
 {
     bool told = s->answering;
-    session_tell_end(s);
+    ibx_session_tell_end(s);
     if (told || !s->in_frame)
         return;
     ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, since "

@@ -10,7 +10,7 @@
 #define BUS_BYTES_A_US  20000u /* what a copy takes where nothing but a GPU's bus is in its way */
 #define EXPECTED_MAX_US 20000u
 
-int messages_init(struct ibx_session *s)
+int ibx_messages_init(struct ibx_session *s)
 {
     /* Credit bounds what is unread at any time, whichever queue it is in. */
     unsigned size = s->options.slots + 1;
@@ -20,7 +20,7 @@ int messages_init(struct ibx_session *s)
     return s->stream.items && s->control.items ? 0 : -ENOMEM;
 }
 
-void messages_fini(struct ibx_session *s)
+void ibx_messages_fini(struct ibx_session *s)
 {
     free(s->stream.items);
     free(s->control.items);
@@ -32,7 +32,7 @@ static uint8_t type_of(const struct ibx_event *event)
     return event->length ? *(const uint8_t *)event->data : 0;
 }
 
-bool message_is(const struct ibx_event *event, enum message_type type)
+bool ibx_message_is(const struct ibx_event *event, enum message_type type)
 {
     return event->length == 1 && type_of(event) == type;
 }
@@ -53,15 +53,15 @@ static struct ibx_event queue_pop(struct message_queue *queue)
 static int file_message(struct ibx_session *s, const struct ibx_event *event)
 {
     uint8_t type = type_of(event);
-    if (!s->server && message_is(event, MESSAGE_LANDED)) {
+    if (!s->server && ibx_message_is(event, MESSAGE_LANDED)) {
         ibx_message_release(s->conn, event);
-        return landing_arrived(s);
+        return ibx_posted_reply_arrived(s);
     }
     bool control = type == MESSAGE_GRANT || type == MESSAGE_DONE || type == MESSAGE_FLUSHED;
     struct message_queue *queue = control ? &s->control : &s->stream;
     if (queue->count == queue->size)
-        return session_fail(s, -EPROTO, "%s sent more messages than it had credit for",
-                            s->path.peer);
+        return ibx_session_fail(s, -EPROTO, "%s sent more messages than it had credit for",
+                                s->path.peer);
     *queue_at(queue, queue->count++) = *event;
     return 0;
 }
@@ -89,17 +89,17 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
     return 0;
 }
 
-/* An orderly end between calls is no news; session_fail() is for the rest. */
+/* An orderly end between calls is no news; ibx_session_fail() is for the rest. */
 static int end(struct ibx_session *s)
 {
     const char *why = ibx_conn_reason(s->conn);
     if (s->end_status == -ECONNRESET && !s->bodies && !s->ops_pending)
-        return session_leave(s, why);
-    return session_fail(s, s->end_status ? s->end_status : -ECONNRESET, "connection with %s: %s",
-                        s->path.peer, why);
+        return ibx_session_leave(s, why);
+    return ibx_session_fail(s, s->end_status ? s->end_status : -ECONNRESET,
+                            "connection with %s: %s", s->path.peer, why);
 }
 
-int session_poll(struct ibx_session *s)
+int ibx_session_poll(struct ibx_session *s)
 {
     struct ibx_event events[8];
     if (s->ended)
@@ -113,26 +113,26 @@ int session_poll(struct ibx_session *s)
     return n;
 }
 
-int session_pump(struct ibx_session *s)
+int ibx_session_pump(struct ibx_session *s)
 {
     for (;;) {
-        int n = session_poll(s);
+        int n = ibx_session_poll(s);
         if (n)
             return n < 0 ? n : 0;
         ibx_wait(s->conn, -1);
     }
 }
 
-int session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     for (;;) {
         int rc = ibx_send(s->conn, iov, iovcnt, 0, 0);
         if (!rc)
             return 0;
         if (rc != -EAGAIN && rc != -ENOTCONN)
-            return session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
+            return ibx_session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
         /* No credit: it comes with the peer's progress. A lost connection reports itself there. */
-        rc = session_poll(s);
+        rc = ibx_session_poll(s);
         if (rc < 0)
             return rc;
         if (!rc)
@@ -140,11 +140,11 @@ int session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
     }
 }
 
-int session_send_short(struct ibx_session *s, enum message_type type)
+int ibx_session_send_short(struct ibx_session *s, enum message_type type)
 {
     uint8_t byte = (uint8_t)type;
     struct iovec iov = {&byte, 1};
-    return session_send(s, &iov, 1);
+    return ibx_session_send(s, &iov, 1);
 }
 
 /* Server, while it waits for a grant: a client that has sent FLUSH grants nothing before the
@@ -155,27 +155,28 @@ static int answer_early_flush(struct ibx_session *s)
     bool behind = s->behind.kind && s->behind.left;
     bool all_read = !s->segment.left && !behind && !(s->has_current && ibx_reader_left(&s->reader));
     for (unsigned i = 0; i < s->stream.count; i++) {
-        if (!message_is(queue_at(&s->stream, i), MESSAGE_FLUSH))
+        if (!ibx_message_is(queue_at(&s->stream, i), MESSAGE_FLUSH))
             continue;
         if (i || !all_read)
-            return session_fail(s, -EDEADLK,
-                                "%s sends requests with long bodies ahead of long replies that it "
-                                "does not read",
-                                s->path.peer);
+            return ibx_session_fail(
+                s, -EDEADLK,
+                "%s sends requests with long bodies ahead of long replies that it "
+                "does not read",
+                s->path.peer);
         struct ibx_event event = queue_pop(&s->stream);
         ibx_message_release(s->conn, &event);
-        return session_send_short(s, MESSAGE_FLUSHED);
+        return ibx_session_send_short(s, MESSAGE_FLUSHED);
     }
     return 0;
 }
 
-int session_next_message(struct ibx_session *s, struct message_queue *queue,
-                         struct ibx_event *event)
+int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
+                             struct ibx_event *event)
 {
     while (!queue->count) {
         int rc = s->server && queue == &s->control ? answer_early_flush(s) : 0;
         if (!rc)
-            rc = session_pump(s);
+            rc = ibx_session_pump(s);
         if (rc)
             return rc;
     }
@@ -183,7 +184,7 @@ int session_next_message(struct ibx_session *s, struct message_queue *queue,
     return 0;
 }
 
-void session_expect(struct ibx_session *s, uint64_t n)
+void ibx_session_expect(struct ibx_session *s, uint64_t n)
 {
     uint64_t us = n / BUS_BYTES_A_US;
     ibx_expect(s->conn, us < EXPECTED_MAX_US ? (unsigned)us : EXPECTED_MAX_US);

@@ -13,7 +13,7 @@
 
 /* ------------------------------------------------------------------ the client */
 
-void landing_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t length)
+void ibx_posted_reply_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t length)
 {
     struct landing *landing = &s->landing;
     size_t most = s->caps->rendezvous + s->caps->rendezvous / 2;
@@ -29,7 +29,7 @@ void landing_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t len
     }
 }
 
-size_t landing_lend(struct ibx_session *s, uint8_t *bytes, size_t size)
+size_t ibx_posted_reply_lend(struct ibx_session *s, uint8_t *bytes, size_t size)
 {
     struct landing *landing = &s->landing;
     struct ibx_writer w = ibx_writer_of(bytes, size);
@@ -44,25 +44,26 @@ size_t landing_lend(struct ibx_session *s, uint8_t *bytes, size_t size)
     return w.length;
 }
 
-bool landing_expects(const struct ibx_session *s, uint64_t length)
+bool ibx_posted_reply_expects(const struct ibx_session *s, uint64_t length)
 {
     const struct landing *landing = &s->landing;
     return landing->lent && !landing->taken && length <= ibx_mr_length(landing->mr);
 }
 
-int landing_arrived(struct ibx_session *s)
+int ibx_posted_reply_arrived(struct ibx_session *s)
 {
     if (!s->landing.lent || s->landing.arrived)
-        return session_fail(s, -EPROTO, "%s wrote a reply that it was not asked for", s->path.peer);
+        return ibx_session_fail(s, -EPROTO, "%s wrote a reply that it was not asked for",
+                                s->path.peer);
     s->landing.arrived = true;
     return 0;
 }
 
-int landing_take(struct ibx_session *s, uint8_t *to, size_t n)
+int ibx_posted_reply_take(struct ibx_session *s, uint8_t *to, size_t n)
 {
     struct landing *landing = &s->landing;
     while (!landing->arrived) {
-        int rc = session_pump(s);
+        int rc = ibx_session_pump(s);
         if (rc)
             return rc;
     }
@@ -76,7 +77,7 @@ int landing_take(struct ibx_session *s, uint8_t *to, size_t n)
 
 /* ------------------------------------------------------------------ the server */
 
-bool landing_fits(const struct ibx_session *s, size_t length)
+bool ibx_posted_reply_fits(const struct ibx_session *s, size_t length)
 {
     return length <= s->landing.remote.length;
 }

@@ -72,7 +72,8 @@ static void body_pop(struct ibx_session *s)
     free(body);
 }
 
-int body_expose(struct ibx_session *s, const void *data, size_t length, struct ibx_remote *remote)
+int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,
+                          struct ibx_remote *remote)
 {
     struct ibx_mr *mr;
     int rc = pin(s, data, length, IBX_ACCESS_REMOTE_READ, &mr);
@@ -89,12 +90,12 @@ int body_expose(struct ibx_session *s, const void *data, size_t length, struct i
     return 0;
 }
 
-int body_note(struct ibx_session *s, const void *data, size_t length)
+int ibx_rendezvous_note(struct ibx_session *s, const void *data, size_t length)
 {
     return body_add(s, data, length) ? 0 : -ENOMEM;
 }
 
-int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote)
+int ibx_rendezvous_prepost(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote)
 {
     struct ibx_mr *mr;
     int rc = pin(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr);
@@ -109,26 +110,26 @@ int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remot
     return 0;
 }
 
-void body_unaim(struct ibx_session *s)
+void ibx_rendezvous_unpost(struct ibx_session *s)
 {
     if (!s->aim.lent)
         unpin(s, s->aim.mr);
     s->aim.mr = NULL;
 }
 
-int body_announce(struct ibx_session *s, const void *data, size_t length)
+int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length)
 {
     struct body *body = body_add(s, data, length);
     if (!body)
         return -ENOMEM;
-    if (landing_fits(s, length)) {
+    if (ibx_posted_reply_fits(s, length)) {
         body->landing = s->landing.remote;
         s->landing.remote.length = 0;
     }
     return 0;
 }
 
-void bodies_drop(struct ibx_session *s)
+void ibx_rendezvous_drop(struct ibx_session *s)
 {
     while (s->bodies) {
         body_pop(s);
@@ -137,12 +138,12 @@ void bodies_drop(struct ibx_session *s)
     s->synced = false;
 }
 
-int bodies_confirm(struct ibx_session *s, uint32_t bodies_read)
+int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t bodies_read)
 {
     while (s->bodies_read != bodies_read) {
         if (!s->bodies)
-            return session_fail(s, -EPROTO, "%s says that it has read bodies never sent",
-                                s->path.peer);
+            return ibx_session_fail(s, -EPROTO, "%s says that it has read bodies never sent",
+                                    s->path.peer);
         body_pop(s);
         s->bodies_read++;
     }
@@ -150,10 +151,10 @@ int bodies_confirm(struct ibx_session *s, uint32_t bodies_read)
     return 0;
 }
 
-void body_fini(struct ibx_session *s)
+void ibx_rendezvous_fini(struct ibx_session *s)
 {
-    bodies_drop(s);
-    body_unaim(s);
+    ibx_rendezvous_drop(s);
+    ibx_rendezvous_unpost(s);
     unpin(s, s->in_use);
     s->in_use = NULL;
     ibx_mr_deregister(s->bounce);
@@ -169,13 +170,13 @@ void body_fini(struct ibx_session *s)
 static int wait_ops(struct ibx_session *s, unsigned at_most)
 {
     while (s->ops_pending > at_most) {
-        int rc = session_pump(s);
+        int rc = ibx_session_pump(s);
         if (rc)
             return rc;
     }
     if (s->ops_status)
-        return session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
-                            strerror(-s->ops_status));
+        return ibx_session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
+                                strerror(-s->ops_status));
     return 0;
 }
 
@@ -185,8 +186,8 @@ static int post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local
     int rc = read ? ibx_read(s->conn, mr, local, remote, offset, n, 0, 0)
                   : ibx_write(s->conn, mr, local, remote, offset, n, 0, 0);
     if (rc)
-        return session_fail(s, rc, "%s of %zu bytes with %s failed: %s", read ? "READ" : "WRITE", n,
-                            s->path.peer, strerror(-rc));
+        return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s",
+                                read ? "READ" : "WRITE", n, s->path.peer, strerror(-rc));
     s->ops_pending++;
     return 0;
 }
@@ -198,7 +199,7 @@ static int bounce_ready(struct ibx_session *s)
         return 0;
     int rc = ibx_mr_allocate(s->conn, (size_t)BOUNCE_PIECES * BOUNCE_PIECE_BYTES, IBX_ACCESS_LOCAL,
                              &s->bounce, &err);
-    return rc ? session_fail(s, rc, "no bounce buffer: %s", err.message) : 0;
+    return rc ? ibx_session_fail(s, rc, "no bounce buffer: %s", err.message) : 0;
 }
 
 /* Without a registration of `data`: piece by piece through the bounce buffer. One piece is copied
@@ -280,13 +281,14 @@ static int move_by_crew(struct ibx_session *s, bool read, uint8_t *data,
     if (ibx_remote_hold(s->conn, &part, access, &reach))
         return 1;
     struct held held = {s->conn, &part, &reach, read};
-    struct ibx_copy_threads *crew = copies_crew(&s->copies);
+    struct ibx_copy_threads *crew = ibx_copies_threads(&s->copies);
     /* The kernel may have become unwilling since the last time. */
     bool able = crew && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
     int rc = able ? ibx_copy_threads_run(crew, copy_held, &held, data, part.address, n) : 1;
     ibx_remote_release(s->conn);
-    return rc < 0 ? session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
-                  : rc;
+    return rc < 0
+               ? ibx_session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
+               : rc;
 }
 
 static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ibx_remote *remote,
@@ -305,7 +307,7 @@ static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ib
     return rc;
 }
 
-int body_take(struct ibx_session *s, uint8_t *to, size_t n)
+int ibx_rendezvous_take(struct ibx_session *s, uint8_t *to, size_t n)
 {
     struct segment *segment = &s->segment;
     int rc = move(s, true, to, &segment->remote, segment->remote_at, n);
@@ -320,7 +322,7 @@ int body_take(struct ibx_session *s, uint8_t *to, size_t n)
 static int next_grant(struct ibx_session *s, size_t at_most, struct ibx_remote *grant)
 {
     struct ibx_event event;
-    int rc = session_next_message(s, &s->control, &event);
+    int rc = ibx_session_next_message(s, &s->control, &event);
     if (rc)
         return rc;
     struct ibx_reader r = ibx_reader_of(event.data, event.length);
@@ -329,8 +331,8 @@ static int next_grant(struct ibx_session *s, size_t at_most, struct ibx_remote *
     bool bad = r.failed || type != MESSAGE_GRANT || ibx_reader_left(&r) || !grant->length ||
                grant->length > at_most;
     ibx_message_release(s->conn, &event);
-    return bad ? session_fail(s, -EPROTO, "%s sent message %u where a grant was due", s->path.peer,
-                              type)
+    return bad ? ibx_session_fail(s, -EPROTO, "%s sent message %u where a grant was due",
+                                  s->path.peer, type)
                : 0;
 }
 
@@ -339,7 +341,7 @@ static int deliver_part(struct ibx_session *s, const struct body *body, size_t a
                         const struct ibx_remote *remote, size_t n)
 {
     if (!body->data)
-        return copies_deliver(s, remote, n);
+        return ibx_copies_deliver(s, remote, n);
     return move(s, false, (uint8_t *)(uintptr_t)body->data + at, remote, 0, n);
 }
 
@@ -353,7 +355,7 @@ static int deliver_granted(struct ibx_session *s, const struct body *body)
         size_t n = (size_t)grant.length;
         rc = deliver_part(s, body, at, &grant, n);
         if (!rc)
-            rc = session_send_short(s, MESSAGE_DONE);
+            rc = ibx_session_send_short(s, MESSAGE_DONE);
         if (rc)
             return rc;
         at += n;
@@ -364,11 +366,11 @@ static int deliver_granted(struct ibx_session *s, const struct body *body)
 static int deliver_landing(struct ibx_session *s, const struct body *body)
 {
     int rc = deliver_part(s, body, 0, &body->landing, body->length);
-    return rc ? rc : session_send_short(s, MESSAGE_LANDED);
+    return rc ? rc : ibx_session_send_short(s, MESSAGE_LANDED);
 }
 
 /* A failure ends the session and its bodies with it. */
-int bodies_deliver(struct ibx_session *s)
+int ibx_rendezvous_deliver(struct ibx_session *s)
 {
     while (s->bodies) {
         const struct body *body = s->bodies;
@@ -389,21 +391,22 @@ static int grant(struct ibx_session *s, struct ibx_mr *mr, const uint8_t *to, si
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     int rc = ibx_mr_remote(mr, (size_t)(to - (const uint8_t *)ibx_mr_address(mr)), n, &remote);
     if (rc)
-        return session_fail(s, rc, "cannot name the reply's memory: %s", strerror(-rc));
+        return ibx_session_fail(s, rc, "cannot name the reply's memory: %s", strerror(-rc));
     ibx_put_u8(&w, MESSAGE_GRANT);
     ibx_remote_put(&w, &remote);
     struct iovec iov = {bytes, w.length};
-    rc = session_send(s, &iov, 1);
+    rc = ibx_session_send(s, &iov, 1);
     struct ibx_event event;
     if (!rc)
-        session_expect(s, n);
+        ibx_session_expect(s, n);
     if (!rc)
-        rc = session_next_message(s, &s->control, &event);
+        rc = ibx_session_next_message(s, &s->control, &event);
     if (rc)
         return rc;
-    bool done = message_is(&event, MESSAGE_DONE);
+    bool done = ibx_message_is(&event, MESSAGE_DONE);
     ibx_message_release(s->conn, &event);
-    return done ? 0 : session_fail(s, -EPROTO, "%s did not confirm a reply's body", s->path.peer);
+    return done ? 0
+                : ibx_session_fail(s, -EPROTO, "%s did not confirm a reply's body", s->path.peer);
 }
 
 /* A reply's body for memory that cannot be registered: through a piece that can. */
@@ -414,7 +417,8 @@ static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
         int rc =
             ibx_mr_allocate(s->conn, BOUNCE_PIECE_BYTES, IBX_ACCESS_REMOTE_WRITE, &s->bounce, &err);
         if (rc)
-            return session_fail(s, rc, "a reply of %zu bytes finds no memory: %s", n, err.message);
+            return ibx_session_fail(s, rc, "a reply of %zu bytes finds no memory: %s", n,
+                                    err.message);
     }
     for (size_t at = 0; at < n; at += BOUNCE_PIECE_BYTES) {
         size_t length = n - at < BOUNCE_PIECE_BYTES ? n - at : BOUNCE_PIECE_BYTES;
@@ -426,7 +430,7 @@ static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
     return 0;
 }
 
-int body_receive(struct ibx_session *s, uint8_t *to, size_t n)
+int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n)
 {
     int rc;
     if (pin(s, to, n, IBX_ACCESS_REMOTE_WRITE, &s->in_use)) {

@@ -39,7 +39,7 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
         return rc;
     }
     s->bodies_tail = &s->bodies;
-    copies_init(&s->copies, &(struct ibx_gpu_options){.mode = IBX_GPU_OFF});
+    ibx_copies_init(&s->copies, &(struct ibx_gpu_options){.mode = IBX_GPU_OFF});
     *session = s;
     return 0;
 }
@@ -49,13 +49,13 @@ int ibx_session_create_like(const struct ibx_session *other, struct ibx_session 
 {
     int rc = ibx_session_create(other->uri, &other->options, session, err);
     if (!rc)
-        copies_init(&(*session)->copies, &other->copies.options);
+        ibx_copies_init(&(*session)->copies, &other->copies.options);
     return rc;
 }
 
 void ibx_session_set_gpu(struct ibx_session *s, const struct ibx_gpu_options *options)
 {
-    copies_init(&s->copies, options);
+    ibx_copies_init(&s->copies, options);
 }
 
 void ibx_session_count_copies(const struct ibx_session *s, struct ibx_copy_counts *counts)
@@ -94,8 +94,8 @@ static int come_alive(struct ibx_session *s)
     s->caps = ibx_conn_caps(s->conn);
     s->path = *ibx_conn_path(s->conn);
     s->out = malloc(s->caps->message_max);
-    if (!s->out || messages_init(s))
-        return session_fail(s, -ENOMEM, "no memory for a session with %s", s->path.peer);
+    if (!s->out || ibx_messages_init(s))
+        return ibx_session_fail(s, -ENOMEM, "no memory for a session with %s", s->path.peer);
     s->state = SESSION_LIVE;
     return 0;
 }
@@ -125,7 +125,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
         ibx_close(conn);
         return rc;
     }
-    copies_init(&s->copies, &listening->copies.options);
+    ibx_copies_init(&s->copies, &listening->copies.options);
     s->server = true;
     s->conn = conn;
     s->state = SESSION_KNOCKED;
@@ -150,7 +150,7 @@ static int establish(struct ibx_session *s)
     int rc = ibx_establish(s->conn, &err);
     if (!rc)
         return come_alive(s);
-    return session_fail(s, rc, "%s", err.message);
+    return ibx_session_fail(s, rc, "%s", err.message);
 }
 
 /* ------------------------------------------------------------------------- end */
@@ -179,23 +179,23 @@ static void release_all(struct ibx_session *s)
         ibx_close(s->conn); /* all else is the parent's, and in use there */
     } else if (s->conn) {
         abandon_ops(s);
-        client_stage_destroy(s->stage);
+        ibx_client_stage_destroy(s->stage);
         s->stage = NULL;
-        body_fini(s);
-        copies_release(s);
+        ibx_rendezvous_fini(s);
+        ibx_copies_release(s);
         ibx_close(s->conn);
     }
-    copies_fini(s);
+    ibx_copies_fini(s);
     s->conn = NULL;
     s->caps = NULL;
     free(s->out);
     s->out = NULL;
-    messages_fini(s);
+    ibx_messages_fini(s);
     s->has_current = false;
     s->segment = s->behind = (struct segment){.kind = SEGMENT_NONE};
 }
 
-int session_fail(struct ibx_session *s, int code, const char *format, ...)
+int ibx_session_fail(struct ibx_session *s, int code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -206,7 +206,7 @@ int session_fail(struct ibx_session *s, int code, const char *format, ...)
     return code;
 }
 
-int session_leave(struct ibx_session *s, const char *why)
+int ibx_session_leave(struct ibx_session *s, const char *why)
 {
     snprintf(s->reason, sizeof(s->reason), "%s: %s", s->path.peer, why);
     ibx_log(IBX_LOG_INFO, "%s", s->reason);
@@ -244,15 +244,15 @@ const char *ibx_session_reason(const struct ibx_session *s)
 
 static int malformed(struct ibx_session *s)
 {
-    return session_fail(s, -EPROTO, "%s sent a malformed message of %zu bytes", s->path.peer,
-                        s->current.length);
+    return ibx_session_fail(s, -EPROTO, "%s sent a malformed message of %zu bytes", s->path.peer,
+                            s->current.length);
 }
 
 /* Client: the head of a reply says how many bodies the server has read. */
 static int read_count(struct ibx_session *s)
 {
     uint32_t bodies_read = ibx_get_u32(&s->reader);
-    return s->reader.failed ? malformed(s) : bodies_confirm(s, bodies_read);
+    return s->reader.failed ? malformed(s) : ibx_rendezvous_confirm(s, bodies_read);
 }
 
 /* Makes the next DATA message current; answers the FLUSHes that may stand between two of them. */
@@ -260,7 +260,7 @@ static int next_data(struct ibx_session *s)
 {
     for (;;) {
         struct ibx_event event;
-        int rc = session_next_message(s, &s->stream, &event);
+        int rc = ibx_session_next_message(s, &s->stream, &event);
         if (rc)
             return rc;
         s->reader = ibx_reader_of(event.data, event.length);
@@ -270,12 +270,12 @@ static int next_data(struct ibx_session *s)
             s->has_current = true;
             return s->server ? 0 : read_count(s);
         }
-        bool flush = s->server && message_is(&event, MESSAGE_FLUSH);
+        bool flush = s->server && ibx_message_is(&event, MESSAGE_FLUSH);
         ibx_message_release(s->conn, &event);
         if (!flush)
-            return session_fail(s, -EPROTO, "%s sent message %u where data was due", s->path.peer,
-                                type);
-        rc = session_send_short(s, MESSAGE_FLUSHED);
+            return ibx_session_fail(s, -EPROTO, "%s sent message %u where data was due",
+                                    s->path.peer, type);
+        rc = ibx_session_send_short(s, MESSAGE_FLUSHED);
         if (rc)
             return rc;
     }
@@ -324,7 +324,7 @@ static int next_segment(struct ibx_session *s)
         break;
     case SEGMENT_LANDED:
         segment.left = ibx_get_u64(r);
-        r->failed = r->failed || s->server || !landing_expects(s, segment.left);
+        r->failed = r->failed || s->server || !ibx_posted_reply_expects(s, segment.left);
         break;
     case SEGMENT_AIMED:
         segment.left = ibx_get_u64(r);
@@ -347,12 +347,12 @@ static int next_segment(struct ibx_session *s)
     if (r->failed || empty)
         return malformed(s);
     if (!s->server)
-        landing_prepare(s, segment.kind, segment.left);
+        ibx_posted_reply_prepare(s, segment.kind, segment.left);
     s->segment = segment;
     return 0;
 }
 
-int session_refill(struct ibx_session *s)
+int ibx_session_refill(struct ibx_session *s)
 {
     while (!s->segment.left) {
         int rc = 0;
@@ -373,15 +373,15 @@ int session_refill(struct ibx_session *s)
     return 0;
 }
 
-int session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
+int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
 {
     switch (s->segment.kind) {
     case SEGMENT_EXPOSED:
-        return body_take(s, to, n);
+        return ibx_rendezvous_take(s, to, n);
     case SEGMENT_PENDING:
-        return body_receive(s, to, n);
+        return ibx_rendezvous_receive(s, to, n);
     case SEGMENT_LANDED:
-        return landing_take(s, to, n);
+        return ibx_posted_reply_take(s, to, n);
     case SEGMENT_AIMED:
         s->segment.left -= n;
         return to == s->aim.to && !s->segment.left ? 0 : malformed(s);
@@ -401,20 +401,20 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
         rc = establish(s);
     if (s->state != SESSION_LIVE)
         return 0;
-    rc = s->server && n ? copies_run(s) : 0;
+    rc = s->server && n ? ibx_copies_run(s) : 0;
     for (size_t got = 0; got < n && !rc;) {
-        rc = session_refill(s);
+        rc = ibx_session_refill(s);
         if (rc)
             break;
         size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
-        rc = session_read_some(s, to + got, some);
+        rc = ibx_session_read_some(s, to + got, some);
         got += some;
     }
     if (rc == -ENOTCONN)
         return 0;
     s->in_frame = s->in_frame || (n && !rc);
     if (!rc && s->server)
-        copies_note_read(s, buffer, n);
+        ibx_copies_note_read(s, buffer, n);
     return rc ? rc : (ssize_t)n;
 }
 
@@ -435,8 +435,8 @@ static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
         struct ibx_writer w = ibx_writer_of(s->out + 1, 4);
         ibx_put_u32(&w, s->bodies_read);
     }
-    int rc = session_send(s, iov, iovcnt);
-    return !rc && s->server && s->bodies ? bodies_deliver(s) : rc;
+    int rc = ibx_session_send(s, iov, iovcnt);
+    return !rc && s->server && s->bodies ? ibx_rendezvous_deliver(s) : rc;
 }
 
 static int send_gathered(struct ibx_session *s)
@@ -457,7 +457,7 @@ static int make_room(struct ibx_session *s, size_t n)
         s->out[0] = MESSAGE_DATA;
         s->out_length = s->server ? 5 : 1; /* send_data() fills the server's count in */
         if (!s->server)
-            s->out_length += landing_lend(s, s->out + 1, SEGMENT_LANDING_BYTES);
+            s->out_length += ibx_posted_reply_lend(s, s->out + 1, SEGMENT_LANDING_BYTES);
     }
     return 0;
 }
@@ -468,7 +468,7 @@ static void patch_inline(struct ibx_session *s, size_t length)
     ibx_put_u32(&w, (uint32_t)length);
 }
 
-int session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
+int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
 {
     while (n) {
         int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
@@ -514,7 +514,7 @@ static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
     return 0;
 }
 
-int session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
+int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
     int rc = make_room(s, n);
     if (rc)
@@ -525,29 +525,29 @@ int session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
     return 0;
 }
 
-int session_write_body(struct ibx_session *s, const void *data, size_t n)
+int ibx_session_write_body(struct ibx_session *s, const void *data, size_t n)
 {
     uint8_t bytes[1 + IBX_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     if (s->server) {
-        bool lands = landing_fits(s, n);
+        bool lands = ibx_posted_reply_fits(s, n);
         if (!lands) { /* an empty segment: such bodies could land */
             ibx_put_u8(&w, SEGMENT_INLINE);
             ibx_put_u32(&w, 0);
         }
         ibx_put_u8(&w, lands ? SEGMENT_LANDED : SEGMENT_PENDING);
         ibx_put_u64(&w, n);
-        int rc = session_add_segment(s, bytes, w.length);
-        if (!rc && body_announce(s, data, n))
-            rc = session_fail(s, -ENOMEM, "no memory to note a reply of %zu bytes", n);
+        int rc = ibx_session_add_segment(s, bytes, w.length);
+        if (!rc && ibx_rendezvous_announce(s, data, n))
+            rc = ibx_session_fail(s, -ENOMEM, "no memory to note a reply of %zu bytes", n);
         return rc;
     }
     struct ibx_remote remote;
-    if (body_expose(s, data, n, &remote))
+    if (ibx_rendezvous_expose(s, data, n, &remote))
         return 1;
     ibx_put_u8(&w, SEGMENT_EXPOSED);
     ibx_remote_put(&w, &remote);
-    return session_add_segment(s, bytes, w.length);
+    return ibx_session_add_segment(s, bytes, w.length);
 }
 
 /* A client that writes again without having read a reply: its earlier bodies may still be needed
@@ -555,16 +555,16 @@ int session_write_body(struct ibx_session *s, const void *data, size_t n)
 static int flush_bodies(struct ibx_session *s)
 {
     struct ibx_event event;
-    int rc = session_send_short(s, MESSAGE_FLUSH);
+    int rc = ibx_session_send_short(s, MESSAGE_FLUSH);
     if (!rc)
-        rc = session_next_message(s, &s->control, &event);
+        rc = ibx_session_next_message(s, &s->control, &event);
     if (rc)
         return rc;
-    bool good = message_is(&event, MESSAGE_FLUSHED);
+    bool good = ibx_message_is(&event, MESSAGE_FLUSHED);
     ibx_message_release(s->conn, &event);
     if (!good)
-        return session_fail(s, -EPROTO, "%s did not confirm a request's body", s->path.peer);
-    bodies_drop(s);
+        return ibx_session_fail(s, -EPROTO, "%s did not confirm a request's body", s->path.peer);
+    ibx_rendezvous_drop(s);
     return 0;
 }
 
@@ -576,10 +576,10 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
     if (rc)
         return rc;
     if (s->server)
-        copies_note_write(s, buffer, n);
-    rc = n >= s->caps->rendezvous ? session_write_body(s, buffer, n) : 1;
+        ibx_copies_note_write(s, buffer, n);
+    rc = n >= s->caps->rendezvous ? ibx_session_write_body(s, buffer, n) : 1;
     if (rc > 0)
-        rc = n >= SEND_ALONG ? send_along(s, buffer, n) : session_gather(s, buffer, n);
+        rc = n >= SEND_ALONG ? send_along(s, buffer, n) : ibx_session_gather(s, buffer, n);
     return rc ? rc : (ssize_t)n;
 }
 
@@ -587,7 +587,7 @@ int ibx_session_sync(struct ibx_session *s)
 {
     s->in_frame = false;
     if (s->server)
-        copies_note_sync(s); /* before the client knows what its request has done */
+        ibx_copies_note_sync(s); /* before the client knows what its request has done */
     if (s->state != SESSION_LIVE)
         return -ENOTCONN;
     int rc = send_gathered(s);
@@ -600,6 +600,6 @@ int ibx_session_sync(struct ibx_session *s)
     for (const struct body *body = s->bodies; body; body = body->next)
         exposed += body->length;
     if (exposed && !rc)
-        session_expect(s, exposed);
+        ibx_session_expect(s, exposed);
     return rc;
 }

@@ -74,7 +74,7 @@ struct segment {
 
 /* A long write of this side: the client's is exposed, the server's lands or waits for grants. */
 struct body {
-    const uint8_t *data; /* NULL, server: it comes from the GPU, by copies_deliver() */
+    const uint8_t *data; /* NULL, server: it comes from the GPU, by ibx_copies_deliver() */
     size_t length;
     struct ibx_mr *mr;         /* the client's exposed region */
     struct ibx_remote landing; /* the server's: where it goes, of length 0: where it is granted */
@@ -153,82 +153,84 @@ struct ibx_session {
 /* session.c */
 
 /* Ends the session with a sentence: logs, closes, returns `code`. */
-int session_fail(struct ibx_session *s, int code, const char *format, ...)
+int ibx_session_fail(struct ibx_session *s, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Ends it without a complaint: -ENOTCONN. */
-int session_leave(struct ibx_session *s, const char *why);
+int ibx_session_leave(struct ibx_session *s, const char *why);
 
 /* Waits until the current segment has bytes left. */
-int session_refill(struct ibx_session *s);
+int ibx_session_refill(struct ibx_session *s);
 /* Reads n bytes, of which it has no fewer. */
-int session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
+int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
 /* Adds bytes to the message being gathered, which leaves whenever it is full. */
-int session_gather(struct ibx_session *s, const uint8_t *from, size_t n);
-int session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n);
+int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n);
+int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n);
 /* A long write by reference; server: of NULL, it comes from the GPU. 1: it has to be copied. */
-int session_write_body(struct ibx_session *s, const void *data, size_t n);
+int ibx_session_write_body(struct ibx_session *s, const void *data, size_t n);
 
 /* answer.c */
 
 #define IBX_CUDA_ERROR_UNKNOWN 999 /* what every call returns once the back end is gone */
 /* Client: says that it is, once a session; the calls that follow are answered in silence. */
-void session_tell_end(struct ibx_session *s);
+void ibx_session_tell_end(struct ibx_session *s);
 
 /* messages.c */
 
-int messages_init(struct ibx_session *s);
-void messages_fini(struct ibx_session *s);
+int ibx_messages_init(struct ibx_session *s);
+void ibx_messages_fini(struct ibx_session *s);
 /* Waits for at least one event and files what came. */
-int session_pump(struct ibx_session *s);
+int ibx_session_pump(struct ibx_session *s);
 /* The same without waiting: how many came. */
-int session_poll(struct ibx_session *s);
+int ibx_session_poll(struct ibx_session *s);
 /* Sends one message, waiting for credit. */
-int session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
-int session_send_short(struct ibx_session *s, enum message_type type);
+int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
+int ibx_session_send_short(struct ibx_session *s, enum message_type type);
 /* The next message of one of the session's queues: to be released. */
-int session_next_message(struct ibx_session *s, struct message_queue *queue,
-                         struct ibx_event *event);
+int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
+                             struct ibx_event *event);
 /* Client: n bytes are about to move, and a thread that sleeps meanwhile is woken long after. */
-void session_expect(struct ibx_session *s, uint64_t n);
+void ibx_session_expect(struct ibx_session *s, uint64_t n);
 /* A message of one byte: just this type. */
-bool message_is(const struct ibx_event *event, enum message_type type);
+bool ibx_message_is(const struct ibx_event *event, enum message_type type);
 
 /* body.c */
 
 /* Client: registers a long write for the server's READ. -errno: send it inline instead. */
-int body_expose(struct ibx_session *s, const void *data, size_t length, struct ibx_remote *remote);
-/* Client: registers where a reply's payload is to go, until body_unaim(). -errno: do not ask. */
-int body_aim(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote);
-void body_unaim(struct ibx_session *s);
+int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,
+                          struct ibx_remote *remote);
+/* Client: registers where a reply's payload is to go, until ibx_rendezvous_unpost(). -errno: do not
+ * ask. */
+int ibx_rendezvous_prepost(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote);
+void ibx_rendezvous_unpost(struct ibx_session *s);
 /* Server: notes a long write, which goes to the landing memory if it fits in. */
-int body_announce(struct ibx_session *s, const void *data, size_t length);
+int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length);
 /* Client: a long write in memory that is registered for longer. -ENOMEM. */
-int body_note(struct ibx_session *s, const void *data, size_t length);
+int ibx_rendezvous_note(struct ibx_session *s, const void *data, size_t length);
 /* Client: the server has read them all. */
-void bodies_drop(struct ibx_session *s);
+void ibx_rendezvous_drop(struct ibx_session *s);
 /* Client: it says that it has read so many since the beginning. -EPROTO when it cannot have. */
-int bodies_confirm(struct ibx_session *s, uint32_t bodies_read);
+int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t bodies_read);
 /* Server: READs n bytes of the current exposed segment into `to`. */
-int body_take(struct ibx_session *s, uint8_t *to, size_t n);
+int ibx_rendezvous_take(struct ibx_session *s, uint8_t *to, size_t n);
 /* Client: has the server WRITE n bytes of the current pending segment into `to`. */
-int body_receive(struct ibx_session *s, uint8_t *to, size_t n);
+int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n);
 /* Server: WRITEs what the client grants until every announced body has arrived. */
-int bodies_deliver(struct ibx_session *s);
-void body_fini(struct ibx_session *s);
+int ibx_rendezvous_deliver(struct ibx_session *s);
+void ibx_rendezvous_fini(struct ibx_session *s);
 
 /* landing.c */
 
 /* Client: sees each segment; after a body that could have landed it has memory to lend. */
-void landing_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t length);
+void ibx_posted_reply_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t length);
 /* Client: the segment that lends it, or nothing: bytes written. */
-size_t landing_lend(struct ibx_session *s, uint8_t *bytes, size_t size);
+size_t ibx_posted_reply_lend(struct ibx_session *s, uint8_t *bytes, size_t size);
 /* Client: whether a body of that length may land. */
-bool landing_expects(const struct ibx_session *s, uint64_t length);
+bool ibx_posted_reply_expects(const struct ibx_session *s, uint64_t length);
 /* Client: LANDED has come. */
-int landing_arrived(struct ibx_session *s);
+int ibx_posted_reply_arrived(struct ibx_session *s);
 /* Client: the next n bytes of the body that landed. */
-int landing_take(struct ibx_session *s, uint8_t *to, size_t n);
+int ibx_posted_reply_take(struct ibx_session *s, uint8_t *to, size_t n);
 /* Server: whether a body of that length has a place to land. */
-bool landing_fits(const struct ibx_session *s, size_t length);
+bool ibx_posted_reply_fits(const struct ibx_session *s, size_t length);
 
 #endif

@@ -15,8 +15,9 @@ static unsigned seconds(uint64_t ns)
     return (unsigned)(ns / (1000 * IBX_NS_PER_MS));
 }
 
-void move_mind_silence(struct move_silence *silence, const struct move_heard *heard,
-                       struct ibx_migrate_status *status, const struct ibx_migrate_tell *tell)
+void ibx_migration_mind_silence(struct move_silence *silence, const struct move_heard *heard,
+                                struct ibx_migrate_status *status,
+                                const struct ibx_migrate_tell *tell)
 {
     const uint64_t now = ibx_now_ns();
     const uint64_t limit_ms =
@@ -27,7 +28,8 @@ void move_mind_silence(struct move_silence *silence, const struct move_heard *he
     silence->looked_ns = now;
     if (away || !heard->awaited || came) {
         if (silence->said && came)
-            move_say(tell, "%s is heard again, after %u s", peer, seconds(now - silence->since_ns));
+            ibx_migration_say(tell, "%s is heard again, after %u s", peer,
+                              seconds(now - silence->since_ns));
         *silence = (struct move_silence){.since_ns = now, .looked_ns = now, .count = heard->count};
         status->silent_ns = 0;
         return;
@@ -38,8 +40,9 @@ void move_mind_silence(struct move_silence *silence, const struct move_heard *he
     if (silence->said)
         return;
     silence->said = true;
-    move_say(tell,
-             "nothing has come from %s for %u s: %s; nothing is lost: see whether the ib-migrate "
-             "there stands still and whether the network is up, and the move goes on by itself",
-             peer, seconds(status->silent_ns), heard->means);
+    ibx_migration_say(
+        tell,
+        "nothing has come from %s for %u s: %s; nothing is lost: see whether the ib-migrate "
+        "there stands still and whether the network is up, and the move goes on by itself",
+        peer, seconds(status->silent_ns), heard->means);
 }

@@ -29,7 +29,7 @@ static int map(struct destination *d, int fd, const char *path, struct ibx_error
     return 0;
 }
 
-int destination_arrived_make(struct destination *d, struct ibx_error *err)
+int ibx_destination_arrived_make(struct destination *d, struct ibx_error *err)
 {
     char path[128];
     ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
@@ -47,7 +47,7 @@ int destination_arrived_make(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int destination_arrived_find(struct destination *d, struct ibx_error *err)
+int ibx_destination_arrived_find(struct destination *d, struct ibx_error *err)
 {
     char path[128];
     struct stat st;
@@ -68,14 +68,14 @@ int destination_arrived_find(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-void destination_arrived_remove(const struct destination *d)
+void ibx_destination_arrived_remove(const struct destination *d)
 {
     char path[128];
     ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
     unlink(path);
 }
 
-void destination_arrived_end(struct destination *d)
+void ibx_destination_arrived_end(struct destination *d)
 {
     if (d->arrived)
         munmap((void *)d->arrived, d->arrived_bytes);

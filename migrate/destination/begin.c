@@ -14,7 +14,7 @@
 static void talk_status(void *context, struct ibx_migrate_status *status)
 {
     struct destination *d = context;
-    destination_vm_stats(d);
+    ibx_destination_vm_stats(d);
     *status = d->status;
     status->now_ns = ibx_now_ns();
 }
@@ -22,7 +22,7 @@ static void talk_status(void *context, struct ibx_migrate_status *status)
 static int talk_cancel(void *context, struct ibx_error *err)
 {
     struct destination *d = context;
-    if (destination_ours(d) || destination_over(d))
+    if (ibx_destination_ours(d) || ibx_destination_over(d))
         return ibx_error_set(err, -EBUSY, "the VM runs here already: it cannot be cancelled");
     d->cancelled = true;
     return 0;
@@ -43,7 +43,7 @@ static const struct ibx_control_socket_ops talk_ops = {talk_status, talk_cancel,
 static void destination_init(struct destination *d, const struct ibx_receive_options *options)
 {
     *d = (struct destination){.options = options, .stream = -1, .lock_fd = -1};
-    d->transport = move_options(&options->transport, options->listen);
+    d->transport = ibx_migration_options(&options->transport, options->listen);
     d->signals.fd = d->uffd.fd = -1;
     d->teller.tell = &options->tell;
     d->status.began_ns = ibx_now_ns();
@@ -63,7 +63,7 @@ static int open_waiting(struct destination *d, struct ibx_error *err)
 }
 
 /* With the move's id, which the source brings, there is a record, a lock and a socket. */
-int destination_open_record(struct destination *d, struct ibx_error *err)
+int ibx_destination_open_record(struct destination *d, struct ibx_error *err)
 {
     char path[PATH_MAX];
     ibx_control_socket_close(d->talk);
@@ -80,10 +80,10 @@ static int look(struct destination *d, struct ibx_error *err)
     struct ibx_blockers refusals = {0};
     struct ibx_journal *record = &d->status.record;
     struct ibx_uffd old;
-    int rc = destination_vm_find(d, err);
+    int rc = ibx_destination_vm_find(d, err);
     /* First, as what else is wrong with a VM that has come has remedies that would end it. */
     if (!rc)
-        rc = move_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
+        rc = ibx_migration_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
     if (!rc)
         rc = ibx_preflight_side(d->qmp, &d->ram, IBX_MIGRATE_DESTINATION, &refusals,
                                 ibx_deadline_in_ms(MOVE_QMP_MS), err);
@@ -95,21 +95,22 @@ static int look(struct destination *d, struct ibx_error *err)
                       (int)d->ram.pid);
     }
     if (!rc && refusals.count)
-        rc = move_refused("no VM can be moved here", &refusals, err);
+        rc = ibx_migration_refused("no VM can be moved here", &refusals, err);
     if (!rc)
-        rc = destination_vm_measure(d, err);
+        rc = ibx_destination_vm_measure(d, err);
     if (rc)
         return rc;
     record->epoch = 1;
     record->uffd = -1;
     record->state = IBX_JOURNAL_NOT_YET;
-    move_record_describe(record, &d->ram, d->options->qmp, d->options->listen, &d->transport);
+    ibx_migration_record_describe(record, &d->ram, d->options->qmp, d->options->listen,
+                                  &d->transport);
     return 0;
 }
 
 static int open_porch(struct destination *d, const char *uri, struct ibx_error *err)
 {
-    int rc = move_signals_open(&d->signals, err);
+    int rc = ibx_migration_signals_open(&d->signals, err);
     /* In minor mode all page connections READ into the same memory. */
     if (!rc && d->minor)
         rc = ibx_domain_create(&d->transport.domain, err);
@@ -118,10 +119,10 @@ static int open_porch(struct destination *d, const char *uri, struct ibx_error *
     if (rc)
         return rc;
     snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", ibx_acceptor_uri(d->porch));
-    move_say(&d->options->tell, "waiting at %s%s", d->status.record.uri,
-             d->transport.key_file[0] || d->transport.insecure
-                 ? ""
-                 : " (for sources on this host only: others need a key, --key-file)");
+    ibx_migration_say(&d->options->tell, "waiting at %s%s", d->status.record.uri,
+                      d->transport.key_file[0] || d->transport.insecure
+                          ? ""
+                          : " (for sources on this host only: others need a key, --key-file)");
     return 0;
 }
 
@@ -131,25 +132,25 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     if (rc && err)
         memcpy(d->status.sentence, err->message, sizeof(d->status.sentence));
     d->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
-    destination_vm_stats(d);
+    ibx_destination_vm_stats(d);
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
     /* After a move the source closes when it has heard the last word. */
     ibx_channel_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
-    destination_link_close(d);
+    ibx_destination_link_close(d);
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
         ibx_channel_linger(&d->guests[i], rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
         ibx_channel_fini(&d->guests[i]);
     }
     ibx_close(d->resume.conn);
-    move_tell(&d->teller, &d->status, true);
+    ibx_migration_tell(&d->teller, &d->status, true);
     if (last)
         *last = d->status;
     ibx_acceptor_close(d->porch);
     ibx_domain_release(d->transport.domain);
     ibx_control_socket_close(d->talk);
-    destination_vm_fini(d);
-    move_signals_close(&d->signals);
+    ibx_destination_vm_fini(d);
+    ibx_migration_signals_close(&d->signals);
     if (d->lock_fd >= 0)
         close(d->lock_fd);
     free(d);
@@ -172,20 +173,20 @@ int ibx_migrate_receive(const struct ibx_receive_options *options, struct ibx_mi
     if (!rc)
         rc = open_waiting(d, err);
     if (!rc) {
-        move_stop_at("destination", "listening");
-        rc = destination_run(d, err);
+        ibx_migration_stop_at("destination", "listening");
+        rc = ibx_destination_run(d, err);
     }
     if (rc && d->answering)
-        destination_answer(d, err);
+        ibx_destination_answer(d, err);
     return finish(d, rc, last, err);
 }
 
 static int take_over(struct destination *d, struct ibx_error *err)
 {
-    int rc = destination_open_record(d, err);
+    int rc = ibx_destination_open_record(d, err);
     if (!rc)
-        rc = move_record_again(d->options->folder, &d->status.record, err);
-    return rc ? rc : destination_take_over(d, err);
+        rc = ibx_migration_record_again(d->options->folder, &d->status.record, err);
+    return rc ? rc : ibx_destination_take_over(d, err);
 }
 
 int ibx_migrate_receive_again(const struct ibx_receive_options *options,
@@ -201,15 +202,15 @@ int ibx_migrate_receive_again(const struct ibx_receive_options *options,
     d->status.record = *record;
     int rc = take_over(d, err);
     if (rc == -ECANCELED) {
-        destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
-        destination_arrived_remove(d);
+        ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
+        ibx_destination_arrived_remove(d);
     }
     d->lost_ns = ibx_now_ns();
     if (!rc)
         rc = open_porch(d, options->listen ? options->listen : d->status.record.uri, err);
     if (!rc && d->state == DESTINATION_COMPLETE)
-        move_say(&options->tell, "%s", DESTINATION_UNCONFIRMED);
+        ibx_migration_say(&options->tell, "%s", DESTINATION_UNCONFIRMED);
     if (!rc)
-        rc = destination_run(d, err);
+        rc = ibx_destination_run(d, err);
     return finish(d, rc, last, err);
 }

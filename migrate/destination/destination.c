@@ -39,7 +39,7 @@ static const char *const names[DESTINATION_STATES] = {
     "filling",   "complete", "done",  "given up", "failed",
 };
 
-void destination_move(struct destination *d, enum destination_state to)
+void ibx_destination_move(struct destination *d, enum destination_state to)
 {
     if (!(allowed[d->state] & 1u << to))
         ibx_log(IBX_LOG_ERROR, "the destination of a move went from %s to %s, which is a defect",
@@ -47,8 +47,8 @@ void destination_move(struct destination *d, enum destination_state to)
     ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[d->state], names[to]);
     d->state = to;
     if (to >= DESTINATION_MAPPED && to <= DESTINATION_RESUMING)
-        d->busy_until_ns = move_busy_until();
-    move_stop_at("destination", names[to]);
+        d->busy_until_ns = ibx_migration_busy_until();
+    ibx_migration_stop_at("destination", names[to]);
 }
 
 static enum ibx_migrate_phase phase_of(const struct destination *d)
@@ -74,13 +74,13 @@ static enum ibx_migrate_phase phase_of(const struct destination *d)
     }
 }
 
-bool destination_over(const struct destination *d)
+bool ibx_destination_over(const struct destination *d)
 {
     return d->state >= DESTINATION_DONE;
 }
 
 /* The VM runs here, or will. */
-bool destination_ours(const struct destination *d)
+bool ibx_destination_ours(const struct destination *d)
 {
     return d->state == DESTINATION_RESUMING || d->state == DESTINATION_FILLING ||
            d->state == DESTINATION_COMPLETE;
@@ -91,12 +91,13 @@ static void show(struct destination *d)
     enum ibx_migrate_phase phase = phase_of(d);
     bool changed = phase != d->status.phase;
     d->status.phase = phase;
-    destination_vm_stats(d);
-    destination_mind_silence(d);
-    move_tell(&d->teller, &d->status, changed);
+    ibx_destination_vm_stats(d);
+    ibx_destination_mind_silence(d);
+    ibx_migration_tell(&d->teller, &d->status, changed);
 }
 
-int destination_record(struct destination *d, enum ibx_journal_state state, struct ibx_error *err)
+int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
+                           struct ibx_error *err)
 {
     struct ibx_journal record = d->status.record;
     record.state = state;
@@ -108,7 +109,7 @@ int destination_record(struct destination *d, enum ibx_journal_state state, stru
 
 /* ---------------------------------------------------------------- the link's end */
 
-void destination_unlink(struct destination *d, int code, const char *reason)
+void ibx_destination_unlink(struct destination *d, int code, const char *reason)
 {
     if (!d->linked)
         return;
@@ -118,7 +119,7 @@ void destination_unlink(struct destination *d, int code, const char *reason)
     ibx_log(IBX_LOG_INFO, "move: %s", reason);
     d->stopping = d->serving;
     if (!d->serving)
-        destination_link_close(d);
+        ibx_destination_link_close(d);
     else if (ibx_fault_state(d->engine) != IBX_FAULT_COMPLETE)
         ibx_fault_stop(d->engine, code, reason);
 }
@@ -130,7 +131,7 @@ static int mind_engine(struct destination *d, struct ibx_error *err)
     const bool stopped = !d->engine || ibx_fault_state(d->engine) == IBX_FAULT_STOPPED;
     if (stopped && d->stopping) {
         d->stopping = d->serving = false;
-        destination_link_close(d);
+        ibx_destination_link_close(d);
     }
     if (stopped && d->engine && d->serving && d->linked)
         return ibx_fault_reason(d->engine, err);
@@ -172,9 +173,9 @@ static int heed_state(struct destination *d, const struct ibx_migrate_any *messa
                       struct ibx_error *err)
 {
     if (!d->state_total)
-        d->busy_until_ns = move_busy_until();
-    int rc = destination_vm_state(d, message->is.state.bytes, message->is.state.length, err);
-    return rc ? rc : destination_vm_feed(d, err);
+        d->busy_until_ns = ibx_migration_busy_until();
+    int rc = ibx_destination_vm_state(d, message->is.state.bytes, message->is.state.length, err);
+    return rc ? rc : ibx_destination_vm_feed(d, err);
 }
 
 static int heed_state_end(struct destination *d, uint64_t bytes, struct ibx_error *err)
@@ -183,7 +184,7 @@ static int heed_state_end(struct destination *d, uint64_t bytes, struct ibx_erro
         return ibx_error_set(err, -EPROTO,
                              "the device state has %" PRIu64 " bytes, announced were %" PRIu64,
                              d->state_total, bytes);
-    return destination_vm_state_end(d, err);
+    return ibx_destination_vm_state_end(d, err);
 }
 
 static bool takes_map(const struct destination *d)
@@ -198,8 +199,8 @@ static int heed_commit(struct destination *d, const struct ibx_migrate_any *mess
     if (d->state != DESTINATION_WAITING || message->is.epoch != d->status.record.epoch)
         return unexpected(d, message, err);
     d->committed = true;
-    destination_move(d, DESTINATION_RESUMING);
-    return destination_vm_feed(d, err);
+    ibx_destination_move(d, DESTINATION_RESUMING);
+    return ibx_destination_vm_feed(d, err);
 }
 
 static int hear(void *context, const struct ibx_migrate_any *message)
@@ -245,17 +246,17 @@ static int step_joining(struct destination *d, struct ibx_error *err)
 {
     if (d->joined < d->hello.links)
         return 0;
-    int rc = destination_open_record(d, err);
+    int rc = ibx_destination_open_record(d, err);
     if (!rc)
-        rc = destination_record(d, IBX_JOURNAL_NOT_YET, err);
+        rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)
-        rc = destination_vm_prepare(d, err);
+        rc = ibx_destination_vm_prepare(d, err);
     if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
-        rc = destination_vm_engine(d, err);
+        rc = ibx_destination_vm_engine(d, err);
     if (!rc && (rc = ibx_channel_send_plain(&d->control, IBX_MIGRATE_READY)))
         ibx_error_set(err, rc, "READY could not be sent: %s", strerror(-rc));
     if (!rc)
-        destination_move(d, DESTINATION_READY);
+        ibx_destination_move(d, DESTINATION_READY);
     return rc;
 }
 
@@ -265,27 +266,27 @@ static int step_linking(struct destination *d, struct ibx_error *err)
 {
     if (d->serving)
         return 0;
-    int rc = destination_link_complete(d, err);
+    int rc = ibx_destination_link_complete(d, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
-    rc = destination_vm_serve(d, err);
+    rc = ibx_destination_vm_serve(d, err);
     if (rc)
         return rc;
     d->serving = true;
     d->status.sentence[0] = 0;
     if (d->state == DESTINATION_READY)
-        destination_move(d, DESTINATION_MAPPED);
+        ibx_destination_move(d, DESTINATION_MAPPED);
     return 0;
 }
 
 static int step_mapped(struct destination *d, struct ibx_error *err)
 {
-    if (!destination_vm_loaded(d))
+    if (!ibx_destination_vm_loaded(d))
         return 0;
-    int rc = destination_qemu_has_loaded(d, err);
+    int rc = ibx_destination_qemu_has_loaded(d, err);
     if (rc)
         return rc;
-    destination_move(d, DESTINATION_WAITING);
+    ibx_destination_move(d, DESTINATION_WAITING);
     rc = ibx_channel_send_plain(&d->control, IBX_MIGRATE_LOADED);
     return rc ? ibx_error_set(err, rc, "LOADED could not be sent: %s", strerror(-rc)) : 0;
 }
@@ -296,12 +297,12 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         return 0;
     if (d->engine)
         ibx_fault_set_background(d->engine, true);
-    destination_move(d, DESTINATION_FILLING);
+    ibx_destination_move(d, DESTINATION_FILLING);
     if (d->linked)
         ibx_channel_send_plain(&d->control, IBX_MIGRATE_RUNNING);
     /* MAY_RUN says enough, if that is all that can be written. */
-    if (destination_record(d, IBX_JOURNAL_RUNNING, err))
-        move_say(&d->options->tell, "%s", err->message);
+    if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
+        ibx_migration_say(&d->options->tell, "%s", err->message);
     return 0;
 }
 
@@ -334,7 +335,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     send_progress(d);
     if (!d->engine || ibx_fault_state(d->engine) != IBX_FAULT_COMPLETE)
         return 0;
-    return destination_complete(d, err);
+    return ibx_destination_complete(d, err);
 }
 
 static int send_complete(struct destination *d, struct ibx_error *err)
@@ -356,19 +357,19 @@ static int send_complete(struct destination *d, struct ibx_error *err)
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
-    if (!destination_has_let_go(d)) {
+    if (!ibx_destination_has_let_go(d)) {
         send_progress(d); /* a QEMU that is slow is no silence */
         return 0;
     }
     if (d->confirmed) {
         /* COMPLETE on record is true as well, and recover asks the source again. */
-        int unwritten = destination_record(d, IBX_JOURNAL_DONE, &silent);
+        int unwritten = ibx_destination_record(d, IBX_JOURNAL_DONE, &silent);
         if (unwritten)
-            move_say(&d->options->tell, "%s", silent.message);
+            ibx_migration_say(&d->options->tell, "%s", silent.message);
         else if (d->linked)
             ibx_channel_send_plain(&d->control, IBX_MIGRATE_CONFIRMED);
         d->status.total_ns = ibx_now_ns() - d->status.began_ns;
-        destination_move(d, DESTINATION_DONE);
+        ibx_destination_move(d, DESTINATION_DONE);
         return 0;
     }
     if (!d->linked || !ibx_channel_idle(&d->control) ||
@@ -380,13 +381,13 @@ static int step_complete(struct destination *d, struct ibx_error *err)
 
 static int step(struct destination *d, struct ibx_error *err)
 {
-    int rc = destination_mind_source(d, err);
+    int rc = ibx_destination_mind_source(d, err);
     if (!rc)
-        rc = destination_vm_feed(d, err);
+        rc = ibx_destination_vm_feed(d, err);
     if (!rc && d->linked && d->state >= DESTINATION_READY && d->state <= DESTINATION_FILLING)
         rc = step_linking(d, err);
     else if (!rc && d->linked && d->state == DESTINATION_JOINING)
-        rc = destination_link_complete(d, err);
+        rc = ibx_destination_link_complete(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
     switch (d->state) {
@@ -414,10 +415,10 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     struct ibx_error silent = {0};
     /* A tool that took over knows less for sure, and leaves it to the operator. */
     d->answering = d->state >= DESTINATION_WAITING && !d->linked && !d->aborted && !d->taken_over;
-    destination_vm_give_up(d);
+    ibx_destination_vm_give_up(d);
     if (d->status.record.written_s)
-        destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
-    destination_move(d, DESTINATION_GIVEN_UP);
+        ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
+    ibx_destination_move(d, DESTINATION_GIVEN_UP);
     if (d->linked) {
         ibx_channel_send_abort(&d->control, err->message);
         ibx_channel_linger(&d->control, ibx_deadline_in_ms(500));
@@ -431,7 +432,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     if (d->state == DESTINATION_RESUMING && (d->qemu_failed || !d->ending))
         return give_up(d, code, err);
     const bool told = d->state != DESTINATION_RESUMING; /* RUNNING */
-    destination_move(d, DESTINATION_FAILED);
+    ibx_destination_move(d, DESTINATION_FAILED);
     ibx_error_prefix(err, code,
                      "the VM ran here and its QEMU (process %d) is gone; ib-migrate "
                      "rollback at the source restarts it from its stop",
@@ -448,14 +449,14 @@ static int troubled_qemu(struct destination *d, struct ibx_error *err)
 {
     if (d->state == DESTINATION_COMPLETE) /* its own master */
         return 0;
-    int rc = destination_qemu_hear(d, err);
+    int rc = ibx_destination_qemu_hear(d, err);
     if (!rc)
         return 0;
-    if (!destination_ours(d))
+    if (!ibx_destination_ours(d))
         return give_up(d, rc, err);
-    if ((d->qemu_failed && !d->resumed) || !destination_qemu_lives(d))
+    if ((d->qemu_failed && !d->resumed) || !ibx_destination_qemu_lives(d))
         return vm_lost(d, rc, err);
-    destination_qemu_lose(d, err->message);
+    ibx_destination_qemu_lose(d, err->message);
     return 0;
 }
 
@@ -477,7 +478,7 @@ static int hear_last(void *context, const struct ibx_migrate_any *message)
 {
     struct hearing *h = context;
     int rc = hear(context, message);
-    return rc || !destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
+    return rc || !ibx_destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
 }
 
 /* Of a source that goes, the ends of its connections may be noticed in any order, and before its
@@ -487,7 +488,7 @@ static int hear_out(struct destination *d, int code, struct ibx_error *err)
     struct ibx_error last = {0};
     struct hearing hearing = {d, &last};
     const unsigned ms = d->state == DESTINATION_WAITING ? WORD_MS : 0;
-    if (!d->linked || d->aborted || destination_ours(d) || code == -EPROTO)
+    if (!d->linked || d->aborted || ibx_destination_ours(d) || code == -EPROTO)
         return code;
     int rc = ibx_channel_hear_out(&d->control, hear_last, &hearing, ibx_deadline_in_ms(ms), &last);
     if (!d->aborted)
@@ -500,20 +501,20 @@ static int hear_out(struct destination *d, int code, struct ibx_error *err)
 static int troubled_link(struct destination *d, int code, struct ibx_error *err)
 {
     code = hear_out(d, code, err);
-    if (!destination_ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
+    if (!ibx_destination_ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
         return give_up(d, code, err);
     if (d->linked)
-        move_say(&d->options->tell, "%s; %s", err->message, what_waits(d));
-    destination_unlink(d, code, err->message);
+        ibx_migration_say(&d->options->tell, "%s; %s", err->message, what_waits(d));
+    ibx_destination_unlink(d, code, err->message);
     return 0;
 }
 
 static int heed_signals(struct destination *d, struct ibx_error *err)
 {
-    d->interrupts += move_signals_take(&d->signals);
+    d->interrupts += ibx_migration_signals_take(&d->signals);
     if (!d->interrupts && !d->cancelled)
         return 0;
-    if (!destination_ours(d))
+    if (!ibx_destination_ours(d))
         return give_up(d,
                        ibx_error_set(err, -ECANCELED, "cancelled: %s",
                                      d->state == DESTINATION_LISTENING
@@ -530,9 +531,10 @@ static int heed_signals(struct destination *d, struct ibx_error *err)
                              d->options->qmp);
     if (!d->cancelled) {
         d->cancelled = true;
-        move_say(&d->options->tell, "%s; interrupt once more to leave it to ib-migrate recover",
-                 complete ? "all pages are here, and only the source's confirmation is waited for"
-                          : "the VM runs here and needs pages that are still at the source");
+        ibx_migration_say(
+            &d->options->tell, "%s; interrupt once more to leave it to ib-migrate recover",
+            complete ? "all pages are here, and only the source's confirmation is waited for"
+                     : "the VM runs here and needs pages that are still at the source");
     }
     return 0;
 }
@@ -545,9 +547,9 @@ static int heed_patience(struct destination *d, struct ibx_error *err)
     ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
                   d->state == DESTINATION_COMPLETE ? "; all pages are here, only its confirmation "
                                                      "is missing: ib-migrate recover asks for it"
-                  : destination_ours(d)            ? ": ib-migrate recover waits again"
+                  : ibx_destination_ours(d)        ? ": ib-migrate recover waits again"
                                                    : "");
-    return destination_ours(d) ? -ETIMEDOUT : give_up(d, -ETIMEDOUT, err);
+    return ibx_destination_ours(d) ? -ETIMEDOUT : give_up(d, -ETIMEDOUT, err);
 }
 
 /* ---------------------------------------------------------------- the loop */
@@ -620,9 +622,9 @@ static int turn(struct destination *d, struct ibx_error *err)
         return rc;
     drain_engine_event(d);
     rc = mind_engine(d, err);
-    destination_link_tend(d);
+    ibx_destination_link_tend(d);
     if (!rc)
-        rc = destination_link_serve(d, err);
+        rc = ibx_destination_link_serve(d, err);
     if (!rc && d->linked)
         rc = ibx_channel_take(&d->control, hear, &hearing, err);
     if (!rc)
@@ -630,14 +632,14 @@ static int turn(struct destination *d, struct ibx_error *err)
     return rc ? troubled_link(d, rc, err) : 0;
 }
 
-int destination_run(struct destination *d, struct ibx_error *err)
+int ibx_destination_run(struct destination *d, struct ibx_error *err)
 {
     int rc = 0;
-    while (!rc && !destination_over(d)) {
+    while (!rc && !ibx_destination_over(d)) {
         err->message[0] = 0;
         rc = turn(d, err);
         show(d);
-        if (!rc && !destination_over(d))
+        if (!rc && !ibx_destination_over(d))
             wait_for_something(d);
     }
     return rc;
@@ -645,23 +647,24 @@ int destination_run(struct destination *d, struct ibx_error *err)
 
 /* The source may have committed, and then goes on asking for ever: with this answer it lets the VM
  * go on there. Until it has heard that, or for a while, or until somebody interrupts. */
-void destination_answer(struct destination *d, const struct ibx_error *why)
+void ibx_destination_answer(struct destination *d, const struct ibx_error *why)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ANSWER_MS);
     struct ibx_error silent = {0};
     memcpy(d->status.sentence, why->message, sizeof(d->status.sentence));
-    move_say(&d->options->tell,
-             "%s; a source that asks within %u s is told that the VM never ran here (interrupt "
-             "to end at once)",
-             why->message, ANSWER_MS / 1000);
+    ibx_migration_say(
+        &d->options->tell,
+        "%s; a source that asks within %u s is told that the VM never ran here (interrupt "
+        "to end at once)",
+        why->message, ANSWER_MS / 1000);
     ibx_qmp_close(d->qmp);
     d->qmp = NULL;
     d->stopping = d->serving = false; /* there is no engine any more */
-    destination_link_close(d);
-    while ((!d->told || !destination_link_alone(d)) && ibx_now_ns() < deadline &&
-           !move_signals_take(&d->signals)) {
+    ibx_destination_link_close(d);
+    while ((!d->told || !ibx_destination_link_alone(d)) && ibx_now_ns() < deadline &&
+           !ibx_migration_signals_take(&d->signals)) {
         wait_for_something(d);
-        destination_link_tend(d);
-        destination_link_serve(d, &silent);
+        ibx_destination_link_tend(d);
+        ibx_destination_link_serve(d, &silent);
     }
 }

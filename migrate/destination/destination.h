@@ -103,7 +103,7 @@ struct destination {
     bool state_ended, committed, stuck; /* stuck: QEMU takes no more at the moment */
     unsigned load_looks;                /* at whether QEMU has read it */
 
-    uint64_t busy_until_ns; /* of move_busy_until() */
+    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns, progress_ns, complete_ns;
     struct move_silence silence;
     uint64_t heard, regions;               /* messages and page connections; REGIONs */
@@ -119,127 +119,129 @@ struct destination {
     unsigned interrupts;
 };
 
-void destination_move(struct destination *d, enum destination_state to);
-int destination_record(struct destination *d, enum ibx_journal_state state, struct ibx_error *err);
+void ibx_destination_move(struct destination *d, enum destination_state to);
+int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
+                           struct ibx_error *err);
 /* The connection or one of its page connections is gone: everything of it is closed as soon as the
  * engine has stopped. */
-void destination_unlink(struct destination *d, int code, const char *reason);
+void ibx_destination_unlink(struct destination *d, int code, const char *reason);
 
 /* destination_again.c */
 
 /* What a dead tool left, by its record, whose lock is held: all pages are there (COMPLETE), or the
  * VM runs in QEMU (FILLING), or that does not say yet whether it does (RESUMING, until its monitor
  * answers), or (-ECANCELED) it never ran. -ESRCH: its QEMU has ended before it had all pages. */
-int destination_take_over(struct destination *d, struct ibx_error *err);
+int ibx_destination_take_over(struct destination *d, struct ibx_error *err);
 
 /* The VM runs here, or will. */
-bool destination_ours(const struct destination *d);
-bool destination_over(const struct destination *d);
+bool ibx_destination_ours(const struct destination *d);
+bool ibx_destination_over(const struct destination *d);
 /* destination.c: until the move is over here, or left to ib-migrate recover. */
-int destination_run(struct destination *d, struct ibx_error *err);
+int ibx_destination_run(struct destination *d, struct ibx_error *err);
 /* After a move that was given up without a link: stays a while to say so to its source. */
-void destination_answer(struct destination *d, const struct ibx_error *err);
+void ibx_destination_answer(struct destination *d, const struct ibx_error *err);
 
 /* destination_begin.c: with the move's id, which the source brings, there is a record, a lock and a
  * socket. */
-int destination_open_record(struct destination *d, struct ibx_error *err);
+int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
 
 /* destination_arrived.c */
 
 /* Makes the file of pages that have come, for ranges as given to the engine; -EEXIST and others
  * with what is in the way. */
-int destination_arrived_make(struct destination *d, struct ibx_error *err);
+int ibx_destination_arrived_make(struct destination *d, struct ibx_error *err);
 /* Finds that of the tool that died. -ESTALE: it is gone, or is not it. */
-int destination_arrived_find(struct destination *d, struct ibx_error *err);
+int ibx_destination_arrived_find(struct destination *d, struct ibx_error *err);
 /* Nobody will ask for it any more: of this tool or of the one that died, if there is one. It stays
  * mapped. */
-void destination_arrived_remove(const struct destination *d);
+void ibx_destination_arrived_remove(const struct destination *d);
 /* After the engine. */
-void destination_arrived_end(struct destination *d);
+void ibx_destination_arrived_end(struct destination *d);
 
 /* destination_end.c */
 
 /* The engine has put every page in its place: puts that on record and goes to COMPLETE, or tries
  * again when it is called later. */
-int destination_complete(struct destination *d, struct ibx_error *err);
+int ibx_destination_complete(struct destination *d, struct ibx_error *err);
 /* In COMPLETE: whether nothing of ours is left in QEMU; tries it when it is time for that. */
-bool destination_has_let_go(struct destination *d);
+bool ibx_destination_has_let_go(struct destination *d);
 
 /* destination_link.c */
 
 /* Serves whoever knocked. */
-int destination_link_serve(struct destination *d, struct ibx_error *err);
+int ibx_destination_link_serve(struct destination *d, struct ibx_error *err);
 /* Connections that only asked. */
-void destination_link_tend(struct destination *d);
-void destination_link_close(struct destination *d);
+void ibx_destination_link_tend(struct destination *d);
+void ibx_destination_link_close(struct destination *d);
 /* Whether those that asked have taken their answers. */
-bool destination_link_alone(const struct destination *d);
+bool ibx_destination_link_alone(const struct destination *d);
 /* All page connections have joined and know all regions of the map. -EAGAIN: not yet. */
-int destination_link_complete(struct destination *d, struct ibx_error *err);
+int ibx_destination_link_complete(struct destination *d, struct ibx_error *err);
 /* The state as the source needs to know it. */
-enum ibx_migrate_standing destination_standing(const struct destination *d);
+enum ibx_migrate_standing ibx_destination_standing(const struct destination *d);
 
 /* destination_qemu.c */
 
 /* Events of QEMU. An error: it failed, its monitor or the process is gone, or (-EPROTO) it ran
  * before the commit and was stopped. */
-int destination_qemu_hear(struct destination *d, struct ibx_error *err);
+int ibx_destination_qemu_hear(struct destination *d, struct ibx_error *err);
 /* By process id and start. */
-bool destination_qemu_lives(const struct destination *d);
+bool ibx_destination_qemu_lives(const struct destination *d);
 /* Goes on without its monitor, which is looked for by later calls of _hear. */
-void destination_qemu_lose(struct destination *d, const char *why);
-/* After destination_vm_loaded(): QEMU's main thread, which loads, answers only when it has nothing
- * left to load and no error was in it. */
-int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err);
+void ibx_destination_qemu_lose(struct destination *d, const char *why);
+/* After ibx_destination_vm_loaded(): QEMU's main thread, which loads, answers only when it has
+ * nothing left to load and no error was in it. */
+int ibx_destination_qemu_has_loaded(struct destination *d, struct ibx_error *err);
 /* The monitor, which must be that of this very process. -ETIMEDOUT: it does not answer. */
-int destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err);
+int ibx_destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err);
 /* The VM's status, once QEMU has noticed that its stream has ended. */
-int destination_qemu_await(struct destination *d, char *status, size_t size, struct ibx_error *err);
+int ibx_destination_qemu_await(struct destination *d, char *status, size_t size,
+                               struct ibx_error *err);
 
 /* destination_silence.c */
 
 /* Says when nothing comes that is awaited. */
-void destination_mind_silence(struct destination *d);
+void ibx_destination_mind_silence(struct destination *d);
 /* -ETIMEDOUT: before all of the device state is here a source has stood still for too long. */
-int destination_mind_source(struct destination *d, struct ibx_error *err);
+int ibx_destination_mind_source(struct destination *d, struct ibx_error *err);
 
 /* destination_vm.c */
 
 /* Makes the page map: of RAM that can be moved. */
-int destination_vm_measure(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_measure(struct destination *d, struct ibx_error *err);
 /* Finds QEMU and its RAM. */
-int destination_vm_find(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_find(struct destination *d, struct ibx_error *err);
 /* For a tool that takes over: guest RAM as the record says it was, and the map of its pages. */
-int destination_vm_recall(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_recall(struct destination *d, struct ibx_error *err);
 /* The same, and it must be there still, without the monitor. -ESTALE: it is not. */
-int destination_vm_find_again(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_find_again(struct destination *d, struct ibx_error *err);
 /* userfaultfd, punch, registration; then QEMU waits for the device state. */
-int destination_vm_prepare(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_prepare(struct destination *d, struct ibx_error *err);
 /* For a tool that takes over: the descriptor that QEMU still has. */
-int destination_vm_take_over(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_take_over(struct destination *d, struct ibx_error *err);
 /* Makes the engine, which holds all faults. */
-int destination_vm_engine(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_engine(struct destination *d, struct ibx_error *err);
 /* The map is there and all links know it: pages are served, or again, by the new links. */
-int destination_vm_serve(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_serve(struct destination *d, struct ibx_error *err);
 /* Writes to QEMU what it takes, but for the end before the commit (state_tail.h). */
-int destination_vm_feed(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_feed(struct destination *d, struct ibx_error *err);
 /* Appends device state. */
-int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
-                         struct ibx_error *err);
+int ibx_destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
+                             struct ibx_error *err);
 /* All of it has come: -EPROTO when it does not end as it must. */
-int destination_vm_state_end(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_state_end(struct destination *d, struct ibx_error *err);
 /* QEMU has read everything but the end. */
-bool destination_vm_loaded(const struct destination *d);
+bool ibx_destination_vm_loaded(const struct destination *d);
 /* Every page is there: the monitor is QEMU's other users'. */
-void destination_vm_leave_monitor(struct destination *d);
+void ibx_destination_vm_leave_monitor(struct destination *d);
 /* Every page is there: takes our hands off QEMU's memory and the userfaultfd out of QEMU. After a
  * failure it can be called again; while `registered`, the VM may wait where it touches memory for
  * the first time. 0 also when there is nothing (any more) to let go. */
-int destination_vm_let_go(struct destination *d, struct ibx_error *err);
+int ibx_destination_vm_let_go(struct destination *d, struct ibx_error *err);
 /* The VM will not run here: nothing of ours stays in QEMU, whose incoming migration fails. */
-void destination_vm_give_up(struct destination *d);
-void destination_vm_fini(struct destination *d);
+void ibx_destination_vm_give_up(struct destination *d);
+void ibx_destination_vm_fini(struct destination *d);
 /* Figures of the engine. */
-void destination_vm_stats(struct destination *d);
+void ibx_destination_vm_stats(struct destination *d);
 
 #endif

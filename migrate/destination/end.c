@@ -19,34 +19,34 @@
 static bool failed(struct destination *d, const char *what, const struct ibx_error *why)
 {
     if (!d->again_ns)
-        move_say(&d->options->tell, "all pages are here, but %s (%s): trying again", what,
-                 why->message);
+        ibx_migration_say(&d->options->tell, "all pages are here, but %s (%s): trying again", what,
+                          why->message);
     d->again_ns = ibx_deadline_in_ms(AGAIN_MS);
     return false;
 }
 
-int destination_complete(struct destination *d, struct ibx_error *err)
+int ibx_destination_complete(struct destination *d, struct ibx_error *err)
 {
     struct ibx_journal_complete *complete = &d->status.record.complete;
     if (ibx_now_ns() < d->again_ns)
         return 0;
-    destination_vm_stats(d);
+    ibx_destination_vm_stats(d);
     *complete = (struct ibx_journal_complete){
         .pages = d->map.pages, .zero_pages = d->status.zero_pages, .discarded_pages = d->discarded};
     ibx_page_map_hash(&d->map, complete->hash);
-    if (destination_record(d, IBX_JOURNAL_COMPLETE, err)) {
+    if (ibx_destination_record(d, IBX_JOURNAL_COMPLETE, err)) {
         memset(complete, 0, sizeof(*complete));
         failed(d, "that cannot be put on record", err);
         return 0;
     }
     d->again_ns = 0;
-    destination_move(d, DESTINATION_COMPLETE);
-    destination_arrived_remove(d);
-    destination_vm_leave_monitor(d);
+    ibx_destination_move(d, DESTINATION_COMPLETE);
+    ibx_destination_arrived_remove(d);
+    ibx_destination_vm_leave_monitor(d);
     return 0;
 }
 
-bool destination_has_let_go(struct destination *d)
+bool ibx_destination_has_let_go(struct destination *d)
 {
     struct ibx_error why = {0};
     if (d->uffd.fd < 0)
@@ -55,11 +55,12 @@ bool destination_has_let_go(struct destination *d)
         return false;
     if (!d->let_go_by_ns)
         d->let_go_by_ns = ibx_deadline_in_ms(LET_GO_MS);
-    if (destination_vm_let_go(d, &why) && (d->registered || ibx_now_ns() < d->let_go_by_ns))
+    if (ibx_destination_vm_let_go(d, &why) && (d->registered || ibx_now_ns() < d->let_go_by_ns))
         return failed(d, "QEMU cannot be let go of", &why);
     if (d->uffd.fd >= 0) {
-        move_say(&d->options->tell,
-                 "QEMU keeps a descriptor that it needs no more, until it ends: %s", why.message);
+        ibx_migration_say(&d->options->tell,
+                          "QEMU keeps a descriptor that it needs no more, until it ends: %s",
+                          why.message);
         close(d->uffd.fd);
         d->uffd.fd = -1;
     }

@@ -13,7 +13,7 @@
 
 #define GUEST_MS 5000 /* for somebody who asked, to take the answer and go */
 
-enum ibx_migrate_standing destination_standing(const struct destination *d)
+enum ibx_migrate_standing ibx_destination_standing(const struct destination *d)
 {
     switch (d->state) {
     case DESTINATION_WAITING:
@@ -86,7 +86,7 @@ static int not_a_word(void *context, const struct ibx_migrate_any *message)
     return -EPROTO;
 }
 
-void destination_link_tend(struct destination *d)
+void ibx_destination_link_tend(struct destination *d)
 {
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
         if (d->guests[i].conn && (ibx_channel_take(&d->guests[i], not_a_word, NULL, NULL) ||
@@ -94,7 +94,7 @@ void destination_link_tend(struct destination *d)
             guest_end(d, i);
 }
 
-bool destination_link_alone(const struct destination *d)
+bool ibx_destination_link_alone(const struct destination *d)
 {
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++)
         if (d->guests[i].conn)
@@ -201,7 +201,7 @@ static void accept_move(struct destination *d, struct ibx_connection_request *kn
     ibx_channel_init(&d->control, knock->conn);
     d->linked = true;
     d->status.began_ns = ibx_now_ns();
-    destination_move(d, DESTINATION_JOINING);
+    ibx_destination_move(d, DESTINATION_JOINING);
     send_answer(&d->control, true, IBX_STANDING_NONE, d->hello.links, NULL);
 }
 
@@ -224,10 +224,10 @@ static int heed_move(struct destination *d, struct ibx_connection_request *knock
         return rc;
     }
     if (d->minor)
-        move_refuse_locked(knock->conn, links_of(d, hello), d->ram.bytes, &refusals);
+        ibx_migration_refuse_locked(knock->conn, links_of(d, hello), d->ram.bytes, &refusals);
     if (refusals.count)
-        move_say(&d->options->tell, "refused %s from %s: %s", hello->name[0] ? hello->name : "a VM",
-                 peer, refusals.sentences[0]);
+        ibx_migration_say(&d->options->tell, "refused %s from %s: %s",
+                          hello->name[0] ? hello->name : "a VM", peer, refusals.sentences[0]);
     if (hello->purpose == IBX_PURPOSE_CHECK || refusals.count)
         dismiss(d, knock->conn, !refusals.count, IBX_STANDING_NONE, links_of(d, hello), &refusals);
     else
@@ -247,8 +247,8 @@ static void resume_link(struct destination *d, struct ibx_connection_request *kn
     d->linked = true;
     d->status.reconnects++;
     name_of(knock, d->status.record.peer, sizeof(d->status.record.peer));
-    move_say(&d->options->tell, "the source is back: %s", d->status.record.peer);
-    send_answer(&d->control, true, destination_standing(d), d->hello.links, NULL);
+    ibx_migration_say(&d->options->tell, "the source is back: %s", d->status.record.peer);
+    send_answer(&d->control, true, ibx_destination_standing(d), d->hello.links, NULL);
 }
 
 /* The engine needs as many links as it has workers. */
@@ -274,14 +274,14 @@ static void heed_resume(struct destination *d, struct ibx_connection_request *kn
     if (why) {
         d->told |= d->state == DESTINATION_GIVEN_UP && same_move(d, knock->first.is.hello.id);
         dismiss_because(d, knock->conn,
-                        same_move(d, knock->first.is.hello.id) ? destination_standing(d)
+                        same_move(d, knock->first.is.hello.id) ? ibx_destination_standing(d)
                                                                : IBX_STANDING_NONE,
                         why);
         return;
     }
     /* The source noticed the loss before this side did. */
     if (d->linked)
-        destination_unlink(d, -ECONNRESET, "the source connected again");
+        ibx_destination_unlink(d, -ECONNRESET, "the source connected again");
     if (d->resume.conn)
         ibx_close(d->resume.conn);
     d->resume = *knock;
@@ -294,7 +294,7 @@ static void heed_confirm(struct destination *d, struct ibx_connection_request *k
     if (!same_move(d, hello->id)) {
         dismiss(d, knock->conn, true, IBX_STANDING_NONE, 0, NULL);
     } else if (d->state != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch) {
-        dismiss_because(d, knock->conn, destination_standing(d),
+        dismiss_because(d, knock->conn, ibx_destination_standing(d),
                         "not all pages are here, as far as this source can know");
     } else {
         d->confirmed = true;
@@ -320,9 +320,9 @@ static int heed_hello(struct destination *d, struct ibx_connection_request *knoc
         /* Only rollback asks, and what it hears has to stay true: the word of a source that has
          * died may still be under way. */
         if (d->state == DESTINATION_WAITING && same_move(d, hello->id))
-            destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
+            ibx_destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
         dismiss(d, knock->conn, true,
-                same_move(d, hello->id) ? destination_standing(d) : IBX_STANDING_NONE, 0, NULL);
+                same_move(d, hello->id) ? ibx_destination_standing(d) : IBX_STANDING_NONE, 0, NULL);
         return 0;
     }
 }
@@ -353,7 +353,7 @@ static int heed_join(struct destination *d, struct ibx_connection_request *knock
     return 0;
 }
 
-int destination_link_serve(struct destination *d, struct ibx_error *err)
+int ibx_destination_link_serve(struct destination *d, struct ibx_error *err)
 {
     struct ibx_connection_request *knock = malloc(sizeof(*knock));
     int rc = knock ? 0 : -ENOMEM;
@@ -372,7 +372,7 @@ int destination_link_serve(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int destination_link_complete(struct destination *d, struct ibx_error *err)
+int ibx_destination_link_complete(struct destination *d, struct ibx_error *err)
 {
     bool whole = d->map_ended && d->joined == d->hello.links;
     d->regions = 0;
@@ -388,7 +388,7 @@ int destination_link_complete(struct destination *d, struct ibx_error *err)
     return whole ? 0 : -EAGAIN;
 }
 
-void destination_link_close(struct destination *d)
+void ibx_destination_link_close(struct destination *d)
 {
     for (unsigned i = 0; i < IBX_MIGRATE_LINKS_MAX; i++) {
         ibx_page_reader_destroy(d->sources[i]);

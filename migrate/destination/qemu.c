@@ -20,7 +20,7 @@
 #define LOADING_MS       5000 /* for QEMU to notice that its stream has ended */
 #define LOADING_LOOK_MS  20
 
-bool destination_qemu_lives(const struct destination *d)
+bool ibx_destination_qemu_lives(const struct destination *d)
 {
     return d->status.record.pid_started &&
            ibx_process_started(d->ram.pid) == d->status.record.pid_started;
@@ -43,18 +43,18 @@ static int hear(struct destination *d, struct ibx_error *err)
     json_t *event;
     int rc = ibx_qmp_pump(d->qmp, err);
     while ((event = ibx_qmp_event_next(d->qmp))) {
-        if (move_event_is(event, "RESUME", NULL))
+        if (ibx_migration_event_is(event, "RESUME", NULL))
             d->resumed = true;
-        else if (!rc && move_event_is(event, "MIGRATION", "completed"))
+        else if (!rc && ibx_migration_event_is(event, "MIGRATION", "completed"))
             rc = heed_loaded(d, ibx_deadline_in_ms(MONITOR_MS), err);
-        else if (move_event_is(event, "MIGRATION", "failed"))
+        else if (ibx_migration_event_is(event, "MIGRATION", "failed"))
             d->qemu_failed = true;
         json_decref(event);
     }
     return rc;
 }
 
-int destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = ibx_qmp_connect(d->options->qmp, deadline_ns, &d->qmp, err);
     if (rc || !ibx_qmp_pid(d->qmp) || ibx_qmp_pid(d->qmp) == d->ram.pid)
@@ -83,27 +83,27 @@ static int learn(struct destination *d, struct ibx_error *err)
 static int look_for_monitor(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
-    if (!destination_qemu_lives(d))
+    if (!ibx_destination_qemu_lives(d))
         return ibx_error_set(err, -ESRCH, "QEMU (process %d) has ended", (int)d->ram.pid);
     if (ibx_now_ns() < d->monitor_ns)
         return 0;
-    int rc = destination_qemu_reach(d, ibx_deadline_in_ms(MONITOR_MS), &silent);
+    int rc = ibx_destination_qemu_reach(d, ibx_deadline_in_ms(MONITOR_MS), &silent);
     if (!rc)
         rc = heed_loaded(d, ibx_deadline_in_ms(MONITOR_MS), &silent);
     if (rc)
-        destination_qemu_lose(d, silent.message);
+        ibx_destination_qemu_lose(d, silent.message);
     else
         ibx_log(IBX_LOG_INFO, "move: QEMU's monitor is there");
     return 0;
 }
 
-void destination_qemu_lose(struct destination *d, const char *why)
+void ibx_destination_qemu_lose(struct destination *d, const char *why)
 {
     if (!d->monitor_ns)
-        move_say(&d->options->tell,
-                 "QEMU (process %d) lives, but not its monitor (%s): going on "
-                 "without",
-                 (int)d->ram.pid, why);
+        ibx_migration_say(&d->options->tell,
+                          "QEMU (process %d) lives, but not its monitor (%s): going on "
+                          "without",
+                          (int)d->ram.pid, why);
     ibx_qmp_close(d->qmp);
     d->qmp = NULL;
     d->monitor_ns = ibx_deadline_in_ms(MONITOR_AGAIN_MS);
@@ -121,7 +121,7 @@ static int ran_early(struct destination *d, struct ibx_error *err)
                          (int)d->ram.pid, rc ? ", in vain: " : "", rc ? silent.message : "");
 }
 
-int destination_qemu_hear(struct destination *d, struct ibx_error *err)
+int ibx_destination_qemu_hear(struct destination *d, struct ibx_error *err)
 {
     int rc = d->qmp ? hear(d, err) : look_for_monitor(d, err);
     if (!rc && d->qmp && d->taken_over && !d->resumed)
@@ -133,7 +133,7 @@ int destination_qemu_hear(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err)
+int ibx_destination_qemu_has_loaded(struct destination *d, struct ibx_error *err)
 {
     char status[32], why[256];
     ibx_qmp_hurry(d->qmp, d->busy_until_ns);
@@ -145,7 +145,8 @@ int destination_qemu_has_loaded(struct destination *d, struct ibx_error *err)
                          why[0] ? why : "its log says why");
 }
 
-int destination_qemu_await(struct destination *d, char *status, size_t size, struct ibx_error *err)
+int ibx_destination_qemu_await(struct destination *d, char *status, size_t size,
+                               struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOADING_MS);
     int rc;

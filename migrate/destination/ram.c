@@ -27,7 +27,7 @@
 
 /* ---------------------------------------------------------------- finding */
 
-int destination_vm_measure(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_measure(struct destination *d, struct ibx_error *err)
 {
     struct ibx_migrate_hello own = {0};
     ibx_migrate_hello_describe(&own, &d->ram);
@@ -35,7 +35,7 @@ int destination_vm_measure(struct destination *d, struct ibx_error *err)
     return ibx_page_map_init(&d->map, own.blocks, own.block_count, err);
 }
 
-int destination_vm_find(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_find(struct destination *d, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
     int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qmp, err);
@@ -62,7 +62,7 @@ static void put_on_record(struct destination *d)
     }
 }
 
-int destination_vm_recall(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_recall(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram;
@@ -85,12 +85,12 @@ int destination_vm_recall(struct destination *d, struct ibx_error *err)
         memcpy(ram->blocks[i].id, at->id, sizeof(at->id));
         ram->bytes += at->size;
     }
-    return destination_vm_measure(d, err);
+    return ibx_destination_vm_measure(d, err);
 }
 
-int destination_vm_find_again(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_find_again(struct destination *d, struct ibx_error *err)
 {
-    int rc = destination_vm_recall(d, err);
+    int rc = ibx_destination_vm_recall(d, err);
     return rc ? rc : ibx_guest_ram_again(&d->ram, true, err);
 }
 
@@ -159,7 +159,7 @@ static int watch_memory(struct destination *d, struct ibx_error *err)
 #endif
     int rc = ibx_fault_uffd_enable(d->uffd.fd, features, err);
     if (!rc && d->minor)
-        rc = destination_arrived_make(d, err);
+        rc = ibx_destination_arrived_make(d, err);
     for (unsigned i = 0; !rc && i < d->ram.count; i++) {
         struct ibx_fault_range range;
         rc = punch(&d->ram.blocks[i], err);
@@ -191,7 +191,7 @@ static int await_state(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int destination_vm_prepare(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_prepare(struct destination *d, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
     int rc = ibx_capabilities_set(d->qmp, IBX_MIGRATE_DESTINATION, &d->capabilities, deadline, err);
@@ -204,7 +204,7 @@ int destination_vm_prepare(struct destination *d, struct ibx_error *err)
     d->status.record.uffd = d->uffd.remote;
     d->status.record.device_way = d->uffd.way == IBX_UFFD_DEVICE;
     put_on_record(d);
-    rc = destination_record(d, IBX_JOURNAL_MAY_RUN, err);
+    rc = ibx_destination_record(d, IBX_JOURNAL_MAY_RUN, err);
     return rc ? rc : await_state(d, err);
 }
 
@@ -227,7 +227,7 @@ static bool was_minor(pid_t pid, uint64_t address)
     return minor;
 }
 
-int destination_vm_take_over(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_take_over(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_uffd_take(d->ram.pid, d->status.record.uffd, &d->uffd, err);
     d->registered = !rc;
@@ -235,7 +235,7 @@ int destination_vm_take_over(struct destination *d, struct ibx_error *err)
     d->minor = was_minor(d->ram.pid, d->ram.blocks[0].address);
     for (unsigned i = 0; !rc && d->minor && i < d->ram.count; i++)
         rc = map_alias(d, i, err);
-    return rc || !d->minor ? rc : destination_arrived_find(d, err);
+    return rc || !d->minor ? rc : ibx_destination_arrived_find(d, err);
 }
 
 /* ---------------------------------------------------------------- engine */
@@ -311,7 +311,7 @@ static void foresee(const struct destination *d, struct ibx_fault_config *config
     config->early_count = (ROM_BYTES + page_size - 1) / page_size;
 }
 
-int destination_vm_engine(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_engine(struct destination *d, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
     struct ibx_fault_source as[IBX_MIGRATE_LINKS_MAX];
@@ -354,10 +354,10 @@ static int serve_first(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int destination_vm_serve(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_serve(struct destination *d, struct ibx_error *err)
 {
     struct ibx_fault_source as[IBX_MIGRATE_LINKS_MAX];
-    int rc = d->engine ? 0 : destination_vm_engine(d, err);
+    int rc = d->engine ? 0 : ibx_destination_vm_engine(d, err);
     const bool first = !rc && ibx_fault_state(d->engine) == IBX_FAULT_HELD;
     if (!rc)
         rc = arm_sources(d, as, err);
@@ -370,7 +370,7 @@ int destination_vm_serve(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-void destination_vm_stats(struct destination *d)
+void ibx_destination_vm_stats(struct destination *d)
 {
     struct ibx_fault_stats stats;
     struct ibx_migrate_status *s = &d->status;
@@ -417,8 +417,8 @@ static int make_room(struct destination *d, size_t length)
     return 0;
 }
 
-int destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
-                         struct ibx_error *err)
+int ibx_destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
+                             struct ibx_error *err)
 {
     if (length > STATE_MAX - (d->unfed_end - d->unfed_from))
         return ibx_error_set(err, -EPROTO, "the device state is longer than %llu MiB",
@@ -442,7 +442,7 @@ static bool find_tail(struct destination *d)
     return whole;
 }
 
-int destination_vm_state_end(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_state_end(struct destination *d, struct ibx_error *err)
 {
     d->state_ended = true;
     return find_tail(d)
@@ -452,7 +452,7 @@ int destination_vm_state_end(struct destination *d, struct ibx_error *err)
                                "held back until the commit");
 }
 
-int destination_vm_feed(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_feed(struct destination *d, struct ibx_error *err)
 {
     const size_t from = d->unfed_from;
     int rc = 0;
@@ -482,7 +482,7 @@ int destination_vm_feed(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-bool destination_vm_loaded(const struct destination *d)
+bool ibx_destination_vm_loaded(const struct destination *d)
 {
     int unread = 1;
     return d->state_ended && !d->stuck && d->stream >= 0 && !ioctl(d->stream, SIOCOUTQ, &unread) &&
@@ -505,7 +505,7 @@ static int unregister(struct destination *d, struct ibx_error *err)
     return first;
 }
 
-void destination_vm_leave_monitor(struct destination *d)
+void ibx_destination_vm_leave_monitor(struct destination *d)
 {
     struct ibx_error silent = {0};
     if (d->qmp)
@@ -514,19 +514,19 @@ void destination_vm_leave_monitor(struct destination *d)
     d->qmp = NULL;
 }
 
-int destination_vm_let_go(struct destination *d, struct ibx_error *err)
+int ibx_destination_vm_let_go(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     if (d->uffd.fd < 0)
         return 0;
-    destination_vm_stats(d);
+    ibx_destination_vm_stats(d);
     /* First, since until then the engine answers those who touch zero pages. */
     int rc = unregister(d, err);
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
     /* With the last descriptor the kernel itself unregisters what is left. */
     int closed = ibx_uffd_close_in_qemu(&d->uffd, ibx_deadline_in_ms(LET_GO_MS), &why);
-    if (closed && destination_qemu_lives(d))
+    if (closed && ibx_destination_qemu_lives(d))
         return rc ? rc : ibx_error_set(err, closed, "%s", why.message);
     if (closed)
         close(d->uffd.fd);
@@ -535,7 +535,7 @@ int destination_vm_let_go(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
-void destination_vm_give_up(struct destination *d)
+void ibx_destination_vm_give_up(struct destination *d)
 {
     struct ibx_error silent = {0};
     if (d->stream >= 0)
@@ -543,7 +543,7 @@ void destination_vm_give_up(struct destination *d)
     d->stream = -1;
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
-    destination_arrived_remove(d);
+    ibx_destination_arrived_remove(d);
     if (d->uffd.fd < 0)
         return;
     unregister(d, &silent);
@@ -552,7 +552,7 @@ void destination_vm_give_up(struct destination *d)
     d->uffd.fd = -1;
 }
 
-void destination_vm_fini(struct destination *d)
+void ibx_destination_vm_fini(struct destination *d)
 {
     ibx_fault_destroy(d->engine);
     if (d->uffd.fd >= 0)
@@ -562,7 +562,7 @@ void destination_vm_fini(struct destination *d)
     for (unsigned i = 0; i < d->ram.count; i++)
         if (d->aliases[i])
             munmap(d->aliases[i], d->ram.blocks[i].size);
-    destination_arrived_end(d);
+    ibx_destination_arrived_end(d);
     free(d->unfed);
     json_decref(d->capabilities);
     ibx_page_map_fini(&d->map);

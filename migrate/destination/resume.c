@@ -25,18 +25,18 @@ static int find(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
     if (!record->block_count) {
-        int rc = destination_vm_find(d, err);
+        int rc = ibx_destination_vm_find(d, err);
         if (rc)
             return rc;
-        return d->ram.pid == record->pid && destination_qemu_lives(d)
-                   ? destination_vm_measure(d, err)
+        return d->ram.pid == record->pid && ibx_destination_qemu_lives(d)
+                   ? ibx_destination_vm_measure(d, err)
                    : ended(d, err);
     }
     d->ram.pid = record->pid;
-    if (!destination_qemu_lives(d))
+    if (!ibx_destination_qemu_lives(d))
         return ended(d, err);
-    int rc = destination_vm_find_again(d, err);
-    return destination_qemu_lives(d) ? rc : ended(d, err);
+    int rc = ibx_destination_vm_find_again(d, err);
+    return ibx_destination_qemu_lives(d) ? rc : ended(d, err);
 }
 
 /* Whether it runs. RUNNING was written when it did; before that QEMU knows, and if it does not
@@ -49,15 +49,15 @@ static int learn_state(struct destination *d, struct ibx_error *err)
         d->resumed = true;
         return 0;
     }
-    int rc = d->qmp ? 0 : destination_qemu_reach(d, ibx_deadline_in_ms(REACH_MS), &silent);
+    int rc = d->qmp ? 0 : ibx_destination_qemu_reach(d, ibx_deadline_in_ms(REACH_MS), &silent);
     if (!rc)
-        rc = destination_qemu_await(d, status, sizeof(status), &silent);
-    if (rc && !destination_qemu_lives(d))
+        rc = ibx_destination_qemu_await(d, status, sizeof(status), &silent);
+    if (rc && !ibx_destination_qemu_lives(d))
         return ended(d, err);
     if (rc && !d->status.record.block_count)
         return ibx_error_set(err, rc, "%s", silent.message);
     if (rc) {
-        destination_qemu_lose(d, silent.message);
+        ibx_destination_qemu_lose(d, silent.message);
         return 0;
     }
     if (!strcmp(status, "inmigrate"))
@@ -73,7 +73,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
 static int take_over_complete(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
-    int rc = destination_vm_recall(d, err);
+    int rc = ibx_destination_vm_recall(d, err);
     if (rc)
         return rc;
     ibx_migrate_hello_describe(&d->hello, &d->ram);
@@ -82,15 +82,15 @@ static int take_over_complete(struct destination *d, struct ibx_error *err)
     d->status.pages = d->status.present = record->complete.pages;
     d->status.zero_pages = record->complete.zero_pages;
     d->discarded = record->complete.discarded_pages;
-    destination_arrived_remove(d);
-    if (!destination_qemu_lives(d))
+    ibx_destination_arrived_remove(d);
+    if (!ibx_destination_qemu_lives(d))
         return 0;
     rc = ibx_uffd_take(record->pid, record->uffd, &d->uffd, err);
     d->registered = !rc;
     return rc == -ENOENT ? 0 : rc;
 }
 
-int destination_take_over(struct destination *d, struct ibx_error *err)
+int ibx_destination_take_over(struct destination *d, struct ibx_error *err)
 {
     struct ibx_migrate_hello own = {0};
     if (d->status.record.state == IBX_JOURNAL_COMPLETE)
@@ -106,6 +106,6 @@ int destination_take_over(struct destination *d, struct ibx_error *err)
     d->committed = d->ending = true;
     d->state = d->resumed ? DESTINATION_FILLING : DESTINATION_RESUMING;
     if (d->resumed && d->status.record.state == IBX_JOURNAL_MAY_RUN)
-        rc = destination_record(d, IBX_JOURNAL_RUNNING, err);
-    return rc ? rc : destination_vm_take_over(d, err);
+        rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);
+    return rc ? rc : ibx_destination_vm_take_over(d, err);
 }

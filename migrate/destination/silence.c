@@ -35,7 +35,7 @@ static uint64_t longest_pause_ns(const struct destination *d)
     return bytes * 1000 * IBX_NS_PER_MS / (limit && limit < RATE_MIN ? limit : RATE_MIN);
 }
 
-void destination_mind_silence(struct destination *d)
+void ibx_destination_mind_silence(struct destination *d)
 {
     const struct move_heard heard = {
         .awaited = awaits_something(d),
@@ -48,10 +48,10 @@ void destination_mind_silence(struct destination *d)
                      ? "all pages are here, and only its confirmation is waited for"
                      : "the VM waits where it needs a page that has not come",
     };
-    move_mind_silence(&d->silence, &heard, &d->status, &d->options->tell);
+    ibx_migration_mind_silence(&d->silence, &heard, &d->status, &d->options->tell);
 }
 
-int destination_mind_source(struct destination *d, struct ibx_error *err)
+int ibx_destination_mind_source(struct destination *d, struct ibx_error *err)
 {
     const uint64_t times = (uint64_t)d->transport.timeout_ms * MOVE_STILL_TIMES;
     const uint64_t limit_ms = times > MOVE_STILL_MIN_MS ? times : MOVE_STILL_MIN_MS;

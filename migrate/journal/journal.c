@@ -198,7 +198,7 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
     int rc = n < 0 ? ibx_error_set(err, -read_errno, "record %s/%s cannot be read: %s", folder,
                                    name, strerror(read_errno))
                    : 0;
-    if (!rc && record_text_parse(text, (size_t)n, record, &why))
+    if (!rc && ibx_journal_text_parse(text, (size_t)n, record, &why))
         rc = damaged(folder, name, err, why.message);
     free(text);
     if (rc)
@@ -378,7 +378,7 @@ static int replace(const char *folder, int dir, const struct ibx_journal *record
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
     size_t length;
-    int rc = record_text_make(record, &text, &length, err);
+    int rc = ibx_journal_text_make(record, &text, &length, err);
     if (rc)
         return rc;
     name_of(record, ".json", name);
@@ -401,7 +401,7 @@ static int replace(const char *folder, int dir, const struct ibx_journal *record
 static int check_move(const struct ibx_journal *previous, const struct ibx_journal *record,
                       struct ibx_error *err)
 {
-    if (!record_move_allowed(record->source, previous->state, record->state))
+    if (!ibx_journal_move_allowed(record->source, previous->state, record->state))
         return ibx_error_set(err, -EINVAL, "a move that is %s at its %s cannot become %s there",
                              previous->state ? ibx_journal_state_name(previous->state) : "new",
                              record->source ? "source" : "destination",

@@ -10,14 +10,14 @@
 #define RECORD_BYTES_MAX 65536u /* of a file: several times what a record can need */
 
 /* Whether a record may go from `previous` (0: there is none) to `state` on its side. */
-bool record_move_allowed(bool source, enum ibx_journal_state previous,
-                         enum ibx_journal_state state);
+bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
+                              enum ibx_journal_state state);
 
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
-int record_text_make(const struct ibx_journal *record, char **text, size_t *length,
-                     struct ibx_error *err);
+int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
+                          struct ibx_error *err);
 /* The reverse; the sentence says what is wrong, not in which file. */
-int record_text_parse(const char *text, size_t length, struct ibx_journal *record,
-                      struct ibx_error *err);
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
+                           struct ibx_error *err);
 
 #endif

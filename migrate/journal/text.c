@@ -54,7 +54,8 @@ static bool among(enum ibx_journal_state state, unsigned set)
     return at < STATES && (set >> at & 1);
 }
 
-bool record_move_allowed(bool source, enum ibx_journal_state previous, enum ibx_journal_state state)
+bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
+                              enum ibx_journal_state state)
 {
     if (!among(state, source ? SOURCE_STATES : DESTINATION_STATES) || (unsigned)previous >= STATES)
         return false;
@@ -141,8 +142,8 @@ static json_t *complete_json(const struct ibx_journal *record)
                      hash);
 }
 
-int record_text_make(const struct ibx_journal *record, char **text, size_t *length,
-                     struct ibx_error *err)
+int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
+                          struct ibx_error *err)
 {
     char id[2 * IBX_MIGRATE_ID_BYTES + 1];
     hex_of(record->id, IBX_MIGRATE_ID_BYTES, id);
@@ -361,8 +362,8 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
     return take_fields(&f, record, err);
 }
 
-int record_text_parse(const char *text, size_t length, struct ibx_journal *record,
-                      struct ibx_error *err)
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
+                           struct ibx_error *err)
 {
     json_error_t why;
     struct ibx_journal found = {0};

@@ -30,14 +30,14 @@ const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
 
 /* ---------------------------------------------------------------- waiting */
 
-uint64_t move_busy_until(void)
+uint64_t ibx_migration_busy_until(void)
 {
     return ibx_thread_may_spin() ? ibx_deadline_in_ms(BUSY_MS) : 0;
 }
 
 /* ---------------------------------------------------------------- signals, telling */
 
-int move_signals_open(struct move_signals *signals, struct ibx_error *err)
+int ibx_migration_signals_open(struct move_signals *signals, struct ibx_error *err)
 {
     sigset_t set;
     sigemptyset(&set);
@@ -52,7 +52,7 @@ int move_signals_open(struct move_signals *signals, struct ibx_error *err)
     return ibx_error_set(err, -code, "no descriptor for signals: %s", strerror(code));
 }
 
-unsigned move_signals_take(struct move_signals *signals)
+unsigned ibx_migration_signals_take(struct move_signals *signals)
 {
     struct signalfd_siginfo info;
     unsigned n = 0;
@@ -61,7 +61,7 @@ unsigned move_signals_take(struct move_signals *signals)
     return n;
 }
 
-void move_signals_close(struct move_signals *signals)
+void ibx_migration_signals_close(struct move_signals *signals)
 {
     if (signals->fd < 0)
         return;
@@ -70,7 +70,7 @@ void move_signals_close(struct move_signals *signals)
     pthread_sigmask(SIG_SETMASK, &signals->before, NULL);
 }
 
-void move_stop_at(const char *side, const char *state)
+void ibx_migration_stop_at(const char *side, const char *state)
 {
     static bool stopped;
     char name[64];
@@ -82,7 +82,7 @@ void move_stop_at(const char *side, const char *state)
     raise(SIGSTOP);
 }
 
-void move_tell(struct move_teller *teller, struct ibx_migrate_status *status, bool now)
+void ibx_migration_tell(struct move_teller *teller, struct ibx_migrate_status *status, bool now)
 {
     const uint64_t t = ibx_now_ns();
     status->now_ns = t;
@@ -107,7 +107,7 @@ void move_tell(struct move_teller *teller, struct ibx_migrate_status *status, bo
         teller->tell->status(teller->tell->context, status);
 }
 
-void move_say(const struct ibx_migrate_tell *tell, const char *format, ...)
+void ibx_migration_say(const struct ibx_migrate_tell *tell, const char *format, ...)
 {
     char line[IBX_ERROR_MAX + 128];
     va_list arguments;
@@ -121,7 +121,7 @@ void move_say(const struct ibx_migrate_tell *tell, const char *format, ...)
 
 /* ---------------------------------------------------------------- small things */
 
-struct ibx_options move_options(const struct ibx_options *options, const char *uri)
+struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri)
 {
     struct ibx_options ours = *options, wishes = *options;
     struct ibx_uri parsed;
@@ -134,7 +134,7 @@ struct ibx_options move_options(const struct ibx_options *options, const char *u
     return ours;
 }
 
-struct ibx_options move_options_of_a_try(const struct ibx_options *options)
+struct ibx_options ibx_migration_options_of_a_try(const struct ibx_options *options)
 {
     struct ibx_options ours = *options;
     if (ours.timeout_ms > MOVE_TRY_MS)
@@ -142,7 +142,8 @@ struct ibx_options move_options_of_a_try(const struct ibx_options *options)
     return ours;
 }
 
-int move_refused(const char *where, const struct ibx_blockers *refusals, struct ibx_error *err)
+int ibx_migration_refused(const char *where, const struct ibx_blockers *refusals,
+                          struct ibx_error *err)
 {
     size_t kept = refusals->count < IBX_PREFLIGHT_MAX ? refusals->count : IBX_PREFLIGHT_MAX;
     char all[IBX_ERROR_MAX] = "";
@@ -153,7 +154,7 @@ int move_refused(const char *where, const struct ibx_blockers *refusals, struct 
     return ibx_error_set(err, -EPERM, "%s: %s", where, all[0] ? all : "without a reason");
 }
 
-uint64_t move_event_ns(json_t *event)
+uint64_t ibx_migration_event_ns(json_t *event)
 {
     json_int_t seconds = 0, micro = 0;
     struct timespec real;
@@ -165,7 +166,7 @@ uint64_t move_event_ns(json_t *event)
     return age > 0 && age < 10ll * 1000000000 ? now - (uint64_t)age : now;
 }
 
-bool move_event_is(json_t *event, const char *name, const char *status)
+bool ibx_migration_event_is(json_t *event, const char *name, const char *status)
 {
     const char *is = json_string_value(json_object_get(event, "event"));
     const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
@@ -177,8 +178,8 @@ static bool has_uuid(const char *uuid)
     return uuid[0] && strspn(uuid, "0-") != strlen(uuid);
 }
 
-int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const char *qmp, bool source,
-                  struct ibx_error *err)
+int ibx_migration_no_other(const char *folder, const struct ibx_guest_ram *ram, const char *qmp,
+                           bool source, struct ibx_error *err)
 {
     struct ibx_journal *records;
     size_t count;
@@ -208,7 +209,8 @@ int move_no_other(const char *folder, const struct ibx_guest_ram *ram, const cha
     return rc;
 }
 
-int move_record_again(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+int ibx_migration_record_again(const char *folder, struct ibx_journal *record,
+                               struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
     int rc = ibx_journal_reload(folder, record, err);
@@ -218,8 +220,9 @@ int move_record_again(const char *folder, struct ibx_journal *record, struct ibx
     return ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said);
 }
 
-void move_record_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
-                          const char *qmp, const char *uri, const struct ibx_options *transport)
+void ibx_migration_record_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
+                                   const char *qmp, const char *uri,
+                                   const struct ibx_options *transport)
 {
     record->pid = ram->pid;
     record->pid_started = ibx_process_started(ram->pid);
@@ -232,7 +235,7 @@ void move_record_describe(struct ibx_journal *record, const struct ibx_guest_ram
     snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
 }
 
-void move_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
+void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
 {
     const unsigned links = wished ? wished : ibx_page_links_default();
     hello->links = (uint16_t)(links < IBX_MIGRATE_LINKS_MAX ? links : IBX_MIGRATE_LINKS_MAX);
@@ -241,8 +244,8 @@ void move_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
 
 /* A fabric that pins memory has pinned this connection's messages. Where connections share what is
  * pinned, it is as if there were one. */
-void move_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
-                        struct ibx_blockers *refusals)
+void ibx_migration_refuse_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
+                                 struct ibx_blockers *refusals)
 {
     const uint64_t pinned = ibx_locked_now();
     const struct ibx_caps *caps = ibx_conn_caps(conn);
@@ -325,9 +328,9 @@ static void leave_out_timeout(const char *uri, char *out, size_t size)
     }
 }
 
-int move_greet(const char *uri, const struct ibx_options *options,
-               const struct ibx_migrate_hello *hello, struct ibx_channel *control,
-               struct ibx_migrate_answer *answer, struct ibx_error *err)
+int ibx_migration_greet(const char *uri, const struct ibx_options *options,
+                        const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+                        struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     struct ibx_conn *conn;
     struct greeting g = {.answer = answer, .err = err};
@@ -356,8 +359,8 @@ int move_greet(const char *uri, const struct ibx_options *options,
     return rc;
 }
 
-int move_send_map(struct ibx_channel *control, const struct ibx_page_map *map, uint32_t regions,
-                  struct ibx_error *err)
+int ibx_migration_send_map(struct ibx_channel *control, const struct ibx_page_map *map,
+                           uint32_t regions, struct ibx_error *err)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP};
@@ -392,7 +395,7 @@ static int ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpos
     hello->purpose = (uint8_t)purpose;
     hello->epoch = record->epoch;
     memcpy(hello->id, record->id, sizeof(hello->id));
-    int rc = move_greet(record->uri, options, hello, &control, answer, err);
+    int rc = ibx_migration_greet(record->uri, options, hello, &control, answer, err);
     free(hello);
     if (!rc)
         ibx_channel_fini(&control);
@@ -402,19 +405,19 @@ static int ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpos
 int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
-    const struct ibx_options options = move_options(transport, record->uri);
+    const struct ibx_options options = ibx_migration_options(transport, record->uri);
     return ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
 }
 
 int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
                         struct ibx_error *err)
 {
-    const struct ibx_options options = move_options(transport, record->uri);
-    return move_confirm(record, &options, err);
+    const struct ibx_options options = ibx_migration_options(transport, record->uri);
+    return ibx_migration_confirm(record, &options, err);
 }
 
-int move_confirm(const struct ibx_journal *record, const struct ibx_options *options,
-                 struct ibx_error *err)
+int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_options *options,
+                          struct ibx_error *err)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     if (!answer)
@@ -459,7 +462,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         return rc;
     /* It may have gone on while the operator was asked. */
     struct ibx_journal back = *record;
-    rc = move_record_again(folder, &back, err);
+    rc = ibx_migration_record_again(folder, &back, err);
     if (!rc && (back.state != record->state || back.epoch != record->epoch))
         rc = ibx_error_set(err, -EBUSY, "the move has gone on meanwhile: see ib-migrate status");
     deadline = ibx_deadline_in_ms(MOVE_QMP_MS); /* the query has taken its own time */
@@ -485,24 +488,24 @@ static int check_there(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, con
 {
     uint64_t bytes = 0;
     struct ibx_channel control;
-    struct ibx_options options = move_options(transport, uri);
+    struct ibx_options options = ibx_migration_options(transport, uri);
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
     int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     if (!rc) {
         hello->purpose = IBX_PURPOSE_CHECK;
         hello->epoch = 1;
-        move_offer_links(hello, links);
+        ibx_migration_offer_links(hello, links);
         ibx_migrate_hello_describe(hello, ram);
         rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     }
     if (!rc)
         rc = ibx_preflight_locked_bytes(ram, &bytes, err);
     if (!rc)
-        rc = move_greet(uri, &options, hello, &control, answer, err);
+        rc = ibx_migration_greet(uri, &options, hello, &control, answer, err);
     if (!rc) {
-        move_refuse_locked(control.conn, answer->links ? answer->links : hello->links, bytes,
-                           refusals);
+        ibx_migration_refuse_locked(control.conn, answer->links ? answer->links : hello->links,
+                                    bytes, refusals);
         for (unsigned i = 0; i < answer->count; i++)
             ibx_preflight(refusals, "%s: %s", answer->host, answer->sentences[i]);
         if (!answer->accepted && !answer->count)

@@ -70,7 +70,7 @@ static int open_record(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_journal_path(s->options->folder, &s->status.record, ".sock", path, sizeof(path));
-    rc = move_signals_open(&s->signals, err);
+    rc = ibx_migration_signals_open(&s->signals, err);
     return rc ? rc : ibx_control_socket_open(path, &talk_ops, s, &s->talk, err);
 }
 
@@ -88,12 +88,12 @@ static int look(struct source *s, struct ibx_error *err)
         rc = find_vm(s, err);
     /* First, as what else is wrong with a VM that has moved has remedies that would end it. */
     if (!rc)
-        rc = move_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
+        rc = ibx_migration_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
     if (!rc)
         rc = ibx_preflight_side(s->qmp, &s->ram, IBX_MIGRATE_SOURCE, &refusals,
                                 ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc && refusals.count)
-        rc = move_refused("this VM cannot be moved", &refusals, err);
+        rc = ibx_migration_refused("this VM cannot be moved", &refusals, err);
     if (!rc)
         rc = measure(s, err);
     if (rc)
@@ -104,7 +104,7 @@ static int look(struct source *s, struct ibx_error *err)
     record->epoch = 1;
     record->uffd = -1;
     record->state = IBX_JOURNAL_HERE;
-    move_record_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
+    ibx_migration_record_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
     s->vm.was_running = record->was_running = !strcmp(s->ram.status, "running");
     return 0;
 }
@@ -134,7 +134,7 @@ static int ask(struct source *s, struct ibx_error *err)
     struct vigil vigil = {.signals = s->signals.fd, .over = eventfd(0, EFD_CLOEXEC)};
     pthread_t thread;
     bool kept = vigil.over >= 0 && !pthread_create(&thread, NULL, leave_on_signal, &vigil);
-    int rc = source_link_ask(s, err);
+    int rc = ibx_source_link_ask(s, err);
     if (kept) {
         eventfd_write(vigil.over, 1);
         pthread_join(thread, NULL);
@@ -149,12 +149,12 @@ static int prepare(struct source *s, struct ibx_error *err)
     ibx_journal_prune_old(s->options->folder);
     int rc = open_record(s, err);
     if (!rc)
-        rc = source_record(s, IBX_JOURNAL_HERE, err);
+        rc = ibx_source_record(s, IBX_JOURNAL_HERE, err);
     if (!rc)
         rc = ibx_watchdog_start(&s->guard, s->options->folder, &s->status.record, &s->vm,
                                 s->lock_fd, err);
     if (!rc) {
-        move_stop_at("source", "asking");
+        ibx_migration_stop_at("source", "asking");
         rc = ask(s, err);
     }
     if (!rc)
@@ -163,18 +163,18 @@ static int prepare(struct source *s, struct ibx_error *err)
     if (!rc && (rc = ibx_watchdog_capabilities(&s->guard, s->vm.before)))
         ibx_error_set(err, rc, "the guardian process has died");
     if (!rc)
-        rc = source_find_map(s, err);
+        rc = ibx_source_find_map(s, err);
     if (!rc)
-        rc = source_link_expose(s, err);
+        rc = ibx_source_link_expose(s, err);
     if (!rc)
-        source_move(s, SOURCE_EXPOSING);
+        ibx_source_move(s, SOURCE_EXPOSING);
     return rc;
 }
 
 static void source_init(struct source *s, const struct ibx_send_options *options)
 {
     *s = (struct source){.options = options, .stream = -1, .lock_fd = -1};
-    s->transport = move_options(&options->transport, options->uri);
+    s->transport = ibx_migration_options(&options->transport, options->uri);
     s->guard.fd = s->signals.fd = -1;
     s->teller.tell = &options->tell;
     s->status.source = true;
@@ -192,8 +192,8 @@ static void quit_qemu(struct source *s)
 {
     struct ibx_error err = {0};
     if (quit(s->qmp, &err))
-        move_say(&s->options->tell, "QEMU (process %d) did not quit: %s", (int)s->ram.pid,
-                 err.message);
+        ibx_migration_say(&s->options->tell, "QEMU (process %d) did not quit: %s", (int)s->ram.pid,
+                          err.message);
 }
 
 int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)
@@ -220,15 +220,15 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     if (rc && err)
         memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
     s->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
-    source_link_close(s);
-    move_tell(&s->teller, &s->status, true);
+    ibx_source_link_close(s);
+    ibx_migration_tell(&s->teller, &s->status, true);
     if (last)
         *last = s->status;
     if (s->stream >= 0)
         close(s->stream);
     if (s->talk)
         ibx_control_socket_close(s->talk);
-    move_signals_close(&s->signals);
+    ibx_migration_signals_close(&s->signals);
     json_decref(s->vm.before);
     ibx_page_map_fini(&s->map);
     ibx_guest_ram_fini(&s->ram);
@@ -255,7 +255,7 @@ int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_
     if (rc)
         return finish(s, rc, last, err);
     rc = prepare(s, err);
-    rc = rc ? source_keep(s, rc, err) : source_run(s, err);
+    rc = rc ? ibx_source_keep(s, rc, err) : ibx_source_run(s, err);
     return finish(s, rc, last, err);
 }
 
@@ -264,7 +264,7 @@ int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_
 static int look_again(struct source *s, struct ibx_error *err)
 {
     struct ibx_journal *record = &s->status.record;
-    int rc = move_record_again(s->options->folder, record, err);
+    int rc = ibx_migration_record_again(s->options->folder, record, err);
     if (rc)
         return rc;
     if (s->options->uri)
@@ -308,8 +308,8 @@ int ibx_migrate_send_again(const struct ibx_send_options *options, const struct 
     s->vm.touched = true;
     s->vm.was_running = s->status.record.was_running;
     if (!rc)
-        rc = source_find_map(s, err);
+        rc = ibx_source_find_map(s, err);
     if (!rc)
-        rc = source_run(s, err);
+        rc = ibx_source_run(s, err);
     return finish(s, rc, last, err);
 }

@@ -14,44 +14,45 @@
 #define CONFIRM_MS 30000 /* for the destination to say that it has heard it */
 #define AGAIN_MS   500   /* between two tries */
 
-int source_confirm(struct source *s, struct ibx_error *err)
+int ibx_source_confirm(struct source *s, struct ibx_error *err)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_CONFIRM};
-    int rc = source_record(s, IBX_JOURNAL_DONE, err);
+    int rc = ibx_source_record(s, IBX_JOURNAL_DONE, err);
     if (rc)
         return rc;
-    source_move(s, SOURCE_CONFIRMING);
+    ibx_source_move(s, SOURCE_CONFIRMING);
     s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
     s->interrupts = 0;
     message.is.epoch = s->status.record.epoch;
     if (ibx_channel_send(&s->control, &message))
-        source_link_close(s);
+        ibx_source_link_close(s);
     return 0;
 }
 
 static void say_unheard(const struct source *s)
 {
-    move_say(&s->options->tell,
-             "the VM runs at %s with all of its pages, but that this is confirmed may not have "
-             "been heard there: if ib-migrate status there says complete, ib-migrate recover there "
-             "and then here (--qmp %s) lets it end",
-             s->status.record.peer, s->status.record.qmp);
+    ibx_migration_say(
+        &s->options->tell,
+        "the VM runs at %s with all of its pages, but that this is confirmed may not have "
+        "been heard there: if ib-migrate status there says complete, ib-migrate recover there "
+        "and then here (--qmp %s) lets it end",
+        s->status.record.peer, s->status.record.qmp);
 }
 
-void source_await_confirmed(struct source *s,
-                            int (*hear)(void *context, const struct ibx_migrate_any *message),
-                            void *context)
+void ibx_source_await_confirmed(struct source *s,
+                                int (*hear)(void *context, const struct ibx_migrate_any *message),
+                                void *context)
 {
     struct ibx_error silent = {0};
-    const struct ibx_options options = move_options_of_a_try(&s->transport);
+    const struct ibx_options options = ibx_migration_options_of_a_try(&s->transport);
     if (s->pages) /* they are of no more use: that they end is no news, but would wake for ever */
         ibx_page_server_failed(s->pages, &silent);
     if (s->linked && !s->confirmed && ibx_channel_take(&s->control, hear, context, &silent)) {
-        source_link_close(s);
+        ibx_source_link_close(s);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }
     if (!s->linked && !s->confirmed && ibx_now_ns() >= s->retry_ns) {
-        s->confirmed = !move_confirm(&s->status.record, &options, &silent);
+        s->confirmed = !ibx_migration_confirm(&s->status.record, &options, &silent);
         s->retry_ns = ibx_deadline_in_ms(AGAIN_MS);
     }
     const bool late = s->interrupts || ibx_now_ns() >= s->confirm_by_ns;
@@ -60,5 +61,5 @@ void source_await_confirmed(struct source *s,
     if (!s->confirmed)
         say_unheard(s);
     s->status.total_ns = ibx_now_ns() - s->status.began_ns;
-    source_move(s, SOURCE_DONE);
+    ibx_source_move(s, SOURCE_DONE);
 }

@@ -12,7 +12,7 @@
 #define RETRY_MAX_MS    5000
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
 
-int source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
+int ibx_source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
 {
     struct ibx_journal record = s->status.record;
     record.state = state;
@@ -28,7 +28,7 @@ static void hello_of(const struct source *s, enum ibx_migrate_purpose purpose,
     const unsigned wished = s->links ? s->links : s->options->links;
     *hello =
         (struct ibx_migrate_hello){.purpose = (uint8_t)purpose, .epoch = s->status.record.epoch};
-    move_offer_links(hello, wished);
+    ibx_migration_offer_links(hello, wished);
     if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
         hello->links = IBX_MIGRATE_LINKS_MAX;
     memcpy(hello->id, s->status.record.id, sizeof(hello->id));
@@ -59,7 +59,7 @@ static int open_pages(struct source *s, const struct ibx_migrate_hello *hello,
     return rc;
 }
 
-int source_link_ask(struct source *s, struct ibx_error *err)
+int ibx_source_link_ask(struct source *s, struct ibx_error *err)
 {
     struct ibx_migrate_hello hello;
     struct ibx_migrate_answer answer;
@@ -67,7 +67,8 @@ int source_link_ask(struct source *s, struct ibx_error *err)
     int rc = ibx_hardware_describe(s->qmp, hello.hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (rc)
         return rc;
-    rc = move_greet(s->status.record.uri, &s->transport, &hello, &s->control, &answer, err);
+    rc =
+        ibx_migration_greet(s->status.record.uri, &s->transport, &hello, &s->control, &answer, err);
     if (rc)
         return rc;
     memcpy(s->status.record.peer, answer.host, sizeof(s->status.record.peer));
@@ -80,10 +81,10 @@ int source_link_ask(struct source *s, struct ibx_error *err)
         memcpy(refusals.sentences[i], answer.sentences[i], sizeof(refusals.sentences[i]));
     char where[160];
     snprintf(where, sizeof(where), "the destination (%s) refuses", answer.host);
-    return move_refused(where, &refusals, err);
+    return ibx_migration_refused(where, &refusals, err);
 }
 
-int source_find_map(struct source *s, struct ibx_error *err)
+int ibx_source_find_map(struct source *s, struct ibx_error *err)
 {
     int rc = 0;
     for (unsigned i = 0; !rc && i < s->ram.count; i++) {
@@ -103,13 +104,13 @@ int source_find_map(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-int source_link_expose(struct source *s, struct ibx_error *err)
+int ibx_source_link_expose(struct source *s, struct ibx_error *err)
 {
     s->exposing = true;
     return ibx_page_server_expose(s->pages, &s->map, err);
 }
 
-int source_link_exposed(struct source *s, struct ibx_error *err)
+int ibx_source_link_exposed(struct source *s, struct ibx_error *err)
 {
     if (!s->exposing)
         return 0;
@@ -118,7 +119,7 @@ int source_link_exposed(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-void source_link_close(struct source *s)
+void ibx_source_link_close(struct source *s)
 {
     if (s->pages)
         s->status.source_cpu_ns += ibx_page_server_cpu_ns(s->pages);
@@ -128,15 +129,15 @@ void source_link_close(struct source *s)
     s->linked = s->map_sent = s->exposing = false;
 }
 
-void source_link_disown(struct source *s, const char *why)
+void ibx_source_link_disown(struct source *s, const char *why)
 {
     struct ibx_migrate_hello hello;
     struct ibx_migrate_answer answer;
-    const struct ibx_options options = move_options_of_a_try(&s->transport);
-    source_link_close(s);
+    const struct ibx_options options = ibx_migration_options_of_a_try(&s->transport);
+    ibx_source_link_close(s);
     s->status.record.epoch++;
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
-    if (move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, NULL))
+    if (ibx_migration_greet(s->status.record.uri, &options, &hello, &s->control, &answer, NULL))
         return;
     if (answer.accepted && !ibx_channel_send_abort(&s->control, why))
         ibx_channel_linger(&s->control, ibx_deadline_in_ms(options.timeout_ms));
@@ -159,7 +160,7 @@ static int heed_standing(struct source *s, const struct ibx_migrate_answer *answ
     case IBX_STANDING_RUNNING:
     case IBX_STANDING_COMPLETE:
         if (s->state == SOURCE_COMMITTED)
-            source_move(s, SOURCE_SERVING);
+            ibx_source_move(s, SOURCE_SERVING);
         break;
     default:
         return ibx_error_set(err, -EAGAIN,
@@ -176,9 +177,9 @@ static int try_again(struct source *s, struct ibx_error *err)
 {
     struct ibx_migrate_hello hello;
     struct ibx_migrate_answer answer;
-    const struct ibx_options options = move_options_of_a_try(&s->transport);
+    const struct ibx_options options = ibx_migration_options_of_a_try(&s->transport);
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
-    int rc = move_greet(s->status.record.uri, &options, &hello, &s->control, &answer, err);
+    int rc = ibx_migration_greet(s->status.record.uri, &options, &hello, &s->control, &answer, err);
     if (!rc)
         rc = heed_standing(s, &answer, err);
     if (rc)
@@ -187,17 +188,17 @@ static int try_again(struct source *s, struct ibx_error *err)
     if (answer.standing == IBX_STANDING_COMPLETE)
         return 0;
     rc = open_pages(s, &hello, &answer, err);
-    return rc ? rc : source_link_expose(s, err);
+    return rc ? rc : ibx_source_link_expose(s, err);
 }
 
-int source_link_again(struct source *s, struct ibx_error *err)
+int ibx_source_link_again(struct source *s, struct ibx_error *err)
 {
     if (ibx_now_ns() < s->retry_ns)
         return -EAGAIN;
     if (ibx_now_ns() - s->linked_ns > RETRY_FORGET_MS * IBX_NS_PER_MS)
         s->retry_pause_ms = 0;
     s->status.record.epoch++;
-    int rc = source_record(s, s->status.record.state, err);
+    int rc = ibx_source_record(s, s->status.record.state, err);
     if (!rc)
         rc = try_again(s, err);
     /* Also after success: a link that breaks again at once is not made again at once. */
@@ -210,6 +211,6 @@ int source_link_again(struct source *s, struct ibx_error *err)
         s->status.reconnects += !rc;
         return rc;
     }
-    source_link_close(s);
+    ibx_source_link_close(s);
     return -EAGAIN;
 }

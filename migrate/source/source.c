@@ -58,7 +58,7 @@ static enum ibx_migrate_phase phase_of(const struct source *s)
     }
 }
 
-void source_move(struct source *s, enum source_state to)
+void ibx_source_move(struct source *s, enum source_state to)
 {
     if (!(allowed[s->state] & 1u << to))
         ibx_log(IBX_LOG_ERROR, "the source of a move went from %s to %s, which is a defect",
@@ -68,8 +68,8 @@ void source_move(struct source *s, enum source_state to)
     if (to == SOURCE_STOPPED)
         s->still_ns = ibx_now_ns();
     if (to >= SOURCE_STARTING && to <= SOURCE_COMMITTED)
-        s->busy_until_ns = move_busy_until();
-    move_stop_at("source", names[to]);
+        s->busy_until_ns = ibx_migration_busy_until();
+    ibx_migration_stop_at("source", names[to]);
 }
 
 /* What has gone over tells all the time how far it is; before that a VM that stands still is not
@@ -84,7 +84,7 @@ static void mind_silence(struct source *s)
         .means = before ? "the VM runs on here (interrupt to give up)"
                         : "the VM has gone over, and may wait there for pages that are still here",
     };
-    move_mind_silence(&s->silence, &heard, &s->status, &s->options->tell);
+    ibx_migration_mind_silence(&s->silence, &heard, &s->status, &s->options->tell);
 }
 
 static void show(struct source *s)
@@ -93,7 +93,7 @@ static void show(struct source *s)
     enum ibx_migrate_phase phase = phase_of(s);
     bool changed = phase != s->status.phase;
     s->status.phase = phase;
-    move_tell(&s->teller, &s->status, changed);
+    ibx_migration_tell(&s->teller, &s->status, changed);
 }
 
 /* ---------------------------------------------------------------- what others say */
@@ -163,7 +163,7 @@ static int hear(void *context, const struct ibx_migrate_any *message)
         if (s->waited)
             s->status.sentence[0] = 0;
         if (s->state == SOURCE_COMMITTED)
-            source_move(s, SOURCE_SERVING);
+            ibx_source_move(s, SOURCE_SERVING);
         return 0;
     case IBX_MIGRATE_PROGRESS:
         heed_progress(s, &message->is.progress);
@@ -193,9 +193,9 @@ static int hear(void *context, const struct ibx_migrate_any *message)
  * that a VM says which was paused before. */
 static bool is_quiet(const struct source *s, json_t *event)
 {
-    return (s->stopped && move_event_is(event, "MIGRATION_PASS", NULL)) ||
-           move_event_is(event, "MIGRATION", "device") ||
-           move_event_is(event, "MIGRATION", "completed");
+    return (s->stopped && ibx_migration_event_is(event, "MIGRATION_PASS", NULL)) ||
+           ibx_migration_event_is(event, "MIGRATION", "device") ||
+           ibx_migration_event_is(event, "MIGRATION", "completed");
 }
 
 /* A VM that somebody else continues changes what is on its way; so does a reset, by somebody or by
@@ -211,23 +211,23 @@ static int heed_event(struct source *s, json_t *event, struct ibx_error *err)
 {
     if (source_committed(s))
         return 0;
-    if (move_event_is(event, "MIGRATION", "failed") ||
-        move_event_is(event, "MIGRATION", "cancelled"))
+    if (ibx_migration_event_is(event, "MIGRATION", "failed") ||
+        ibx_migration_event_is(event, "MIGRATION", "cancelled"))
         return -EIO;
-    if (move_event_is(event, "RESET", NULL))
+    if (ibx_migration_event_is(event, "RESET", NULL))
         return heed_change(s, "the VM has been reset", err);
-    if (move_event_is(event, "RESUME", NULL)) {
+    if (ibx_migration_event_is(event, "RESUME", NULL)) {
         s->stopped = false;
         s->stop_ns = 0;
         return heed_change(s, "somebody else has continued the VM", err);
     }
-    if (move_event_is(event, "STOP", NULL)) {
+    if (ibx_migration_event_is(event, "STOP", NULL)) {
         s->stopped = s->state == SOURCE_STARTING;
-        s->stop_ns = move_event_ns(event);
+        s->stop_ns = ibx_migration_event_ns(event);
     }
-    s->qemu_completed |= move_event_is(event, "MIGRATION", "completed");
+    s->qemu_completed |= ibx_migration_event_is(event, "MIGRATION", "completed");
     if (s->state == SOURCE_STARTING && is_quiet(s, event))
-        source_move(s, SOURCE_STOPPED);
+        ibx_source_move(s, SOURCE_STOPPED);
     return 0;
 }
 
@@ -253,7 +253,7 @@ static int hear_qemu(struct source *s, struct ibx_error *err)
 
 static int begin_migration(struct source *s, struct ibx_error *err)
 {
-    int rc = source_record(s, IBX_JOURNAL_MAY_RUN, err);
+    int rc = ibx_source_record(s, IBX_JOURNAL_MAY_RUN, err);
     if (!rc && (rc = ibx_watchdog_touched(&s->guard)))
         ibx_error_set(err, rc, "the guardian process has died");
     if (rc)
@@ -261,27 +261,27 @@ static int begin_migration(struct source *s, struct ibx_error *err)
     s->vm.touched = true;
     rc = ibx_vm_migrate(s->qmp, &s->stream, ibx_deadline_in_ms(MOVE_QMP_MS), err);
     if (!rc)
-        source_move(s, SOURCE_STARTING);
+        ibx_source_move(s, SOURCE_STARTING);
     return rc;
 }
 
 static int switch_over(struct source *s, struct ibx_error *err)
 {
-    int rc = move_send_map(&s->control, &s->map, s->regions, err);
+    int rc = ibx_migration_send_map(&s->control, &s->map, s->regions, err);
     if (rc)
         return rc;
     s->map_sent = true;
     s->mapped_ns = ibx_now_ns();
     s->status.map_ns = s->stop_ns ? s->mapped_ns - s->stop_ns : 0; /* 0: it was paused before */
-    source_move(s, SOURCE_SENDING);
+    ibx_source_move(s, SOURCE_SENDING);
     return 0;
 }
 
 /* While QEMU writes the device state. */
 static int expose_rest(struct source *s, struct ibx_error *err)
 {
-    int rc = source_find_map(s, err);
-    return rc ? rc : source_link_expose(s, err);
+    int rc = ibx_source_find_map(s, err);
+    return rc ? rc : ibx_source_link_expose(s, err);
 }
 
 /* Passes on what QEMU has written, as long as it does not pile up here. */
@@ -336,7 +336,7 @@ static int commit(struct source *s, struct ibx_error *err)
         return ibx_error_set(err, rc, "the guardian process has died");
     s->loaded_ns = ibx_now_ns();
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
-    source_move(s, SOURCE_COMMITTED);
+    ibx_source_move(s, SOURCE_COMMITTED);
     rc = send_commit(s);
     return rc ? ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc)) : 0;
 }
@@ -355,10 +355,10 @@ static int catch_up(struct source *s, struct ibx_error *err)
 {
     if (!s->pages || s->map_sent)
         return 0;
-    int rc = source_link_exposed(s, err);
+    int rc = ibx_source_link_exposed(s, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
-    rc = move_send_map(&s->control, &s->map, s->regions, err);
+    rc = ibx_migration_send_map(&s->control, &s->map, s->regions, err);
     s->map_sent = !rc;
     if (!rc && s->state == SOURCE_COMMITTED && (rc = send_commit(s)))
         ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc));
@@ -367,7 +367,7 @@ static int catch_up(struct source *s, struct ibx_error *err)
 
 static int step_exposing(struct source *s, struct ibx_error *err)
 {
-    int rc = source_link_exposed(s, err);
+    int rc = ibx_source_link_exposed(s, err);
     if (rc || !s->ready)
         return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
@@ -382,7 +382,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
         rc = expose_rest(s, err);
     }
     if (!rc)
-        rc = source_link_exposed(s, err);
+        rc = ibx_source_link_exposed(s, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     return switch_over(s, err);
@@ -407,7 +407,7 @@ static int mind_the_clock(struct source *s, struct ibx_error *err)
              "the VM has been handed over, but for %" PRIu64 " s the destination has not said that "
              "it runs there: look at its ib-migrate and QEMU",
              limit / 1000);
-    move_say(&s->options->tell, "%s", s->status.sentence);
+    ibx_migration_say(&s->options->tell, "%s", s->status.sentence);
     return 0;
 }
 
@@ -434,10 +434,10 @@ static int step(struct source *s, struct ibx_error *err)
         return s->linked ? catch_up(s, err) : 0;
     case SOURCE_SERVING:
         if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
-            rc = source_record(s, IBX_JOURNAL_MOVED, err);
+            rc = ibx_source_record(s, IBX_JOURNAL_MOVED, err);
         if (!rc && s->linked)
             rc = catch_up(s, err);
-        return rc || !s->complete ? rc : source_confirm(s, err);
+        return rc || !s->complete ? rc : ibx_source_confirm(s, err);
     default:
         return 0;
     }
@@ -453,7 +453,7 @@ static int hear_farewell(void *context, const struct ibx_migrate_any *message)
 }
 
 /* The VM goes on here. */
-int source_keep(struct source *s, int code, struct ibx_error *err)
+int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     if (s->linked && err->message[0])
@@ -472,15 +472,15 @@ int source_keep(struct source *s, int code, struct ibx_error *err)
                          source_committed(s) ? "ib-migrate rollback tries again"
                                              : "another process, left behind, tries again");
         s->unkept = true;
-        source_move(s, SOURCE_KEPT);
+        ibx_source_move(s, SOURCE_KEPT);
         return code;
     }
     const bool awaited = s->state_sent && !s->aborted && !source_committed(s);
-    source_move(s, SOURCE_KEPT);
+    ibx_source_move(s, SOURCE_KEPT);
     if (awaited)
-        source_link_disown(s, err->message);
+        ibx_source_link_disown(s, err->message);
     if (s->status.record.written_s)
-        source_record(s, IBX_JOURNAL_KEPT, &why);
+        ibx_source_record(s, IBX_JOURNAL_KEPT, &why);
     ibx_watchdog_release(&s->guard);
     return code;
 }
@@ -513,21 +513,21 @@ static int endure(struct source *s, int code, struct ibx_error *err)
 {
     code = hear_out(s, code, err);
     if (s->state == SOURCE_COMMITTED && s->aborted)
-        return source_keep(s, code, err);
+        return ibx_source_keep(s, code, err);
     if (s->linked || !s->lost_ns) {
         s->lost_ns = ibx_now_ns();
-        move_say(&s->options->tell, "%s; connecting again", err->message);
+        ibx_migration_say(&s->options->tell, "%s; connecting again", err->message);
     }
     memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
-    source_link_close(s);
+    ibx_source_link_close(s);
     return 0;
 }
 
 static int link_again(struct source *s, struct ibx_error *err)
 {
-    int rc = source_link_again(s, err);
+    int rc = ibx_source_link_again(s, err);
     if (rc == -ECANCELED)
-        return s->state == SOURCE_COMMITTED ? source_keep(s, rc, err) : rc;
+        return s->state == SOURCE_COMMITTED ? ibx_source_keep(s, rc, err) : rc;
     if (rc == -EAGAIN) {
         if (err->message[0])
             memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
@@ -542,14 +542,14 @@ static int link_again(struct source *s, struct ibx_error *err)
     }
     if (rc)
         return rc;
-    move_say(&s->options->tell, "connected again to %s", s->status.record.peer);
+    ibx_migration_say(&s->options->tell, "connected again to %s", s->status.record.peer);
     s->status.sentence[0] = 0;
     return 0;
 }
 
 static int heed_signals(struct source *s, struct ibx_error *err)
 {
-    s->interrupts += move_signals_take(&s->signals);
+    s->interrupts += ibx_migration_signals_take(&s->signals);
     if (s->state == SOURCE_CONFIRMING)
         return 0;
     if (source_committed(s)) {
@@ -561,9 +561,10 @@ static int heed_signals(struct source *s, struct ibx_error *err)
                                  s->status.record.uri);
         if (s->interrupts == 1 && !s->cancelled) {
             s->cancelled = true;
-            move_say(&s->options->tell, "the VM runs at the destination already and needs the "
-                                        "pages that are still here; interrupt once more to leave "
-                                        "it to ib-migrate recover");
+            ibx_migration_say(&s->options->tell,
+                              "the VM runs at the destination already and needs the "
+                              "pages that are still here; interrupt once more to leave "
+                              "it to ib-migrate recover");
         }
         return 0;
     }
@@ -595,15 +596,17 @@ static void wait_for_something(struct source *s)
 static int lose_qemu(struct source *s, struct ibx_error *err)
 {
     if (s->state == SOURCE_CONFIRMING)
-        move_say(&s->options->tell,
-                 "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
-                 "with all of its pages, and only the confirmation of that is still on its way",
-                 err->message, s->status.record.peer);
+        ibx_migration_say(
+            &s->options->tell,
+            "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
+            "with all of its pages, and only the confirmation of that is still on its way",
+            err->message, s->status.record.peer);
     else
-        move_say(&s->options->tell,
-                 "the source's QEMU has ended (%s); its pages are held here until the move is "
-                 "complete: leave this ib-migrate running",
-                 err->message);
+        ibx_migration_say(
+            &s->options->tell,
+            "the source's QEMU has ended (%s); its pages are held here until the move is "
+            "complete: leave this ib-migrate running",
+            err->message);
     ibx_qmp_close(s->qmp);
     s->qmp = NULL;
     return 0;
@@ -620,7 +623,7 @@ static int turn(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     if (s->state == SOURCE_CONFIRMING) {
-        source_await_confirmed(s, hear, &hearing);
+        ibx_source_await_confirmed(s, hear, &hearing);
         return 0;
     }
     if (source_committed(s) && !s->linked)
@@ -629,14 +632,14 @@ static int turn(struct source *s, struct ibx_error *err)
     return rc ? rc : step(s, err);
 }
 
-int source_run(struct source *s, struct ibx_error *err)
+int ibx_source_run(struct source *s, struct ibx_error *err)
 {
     int rc = 0;
     while (s->state != SOURCE_DONE && s->state != SOURCE_KEPT) {
         err->message[0] = 0;
         rc = turn(s, err);
         if (rc && !source_committed(s) && s->state != SOURCE_KEPT)
-            return source_keep(s, rc, err);
+            return ibx_source_keep(s, rc, err);
         if (rc && s->state != SOURCE_KEPT && !s->leaving)
             rc = endure(s, rc, err);
         if (rc)

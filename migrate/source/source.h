@@ -67,7 +67,7 @@ struct source {
     bool stopped; /* by QEMU's word, since the migration began */
     bool stream_ended, qemu_completed, state_sent;
 
-    uint64_t busy_until_ns; /* of move_busy_until() */
+    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;
     bool cancelled;
     bool aborted;   /* the destination's own word, never a mere error of the network */
@@ -84,44 +84,44 @@ struct source {
 };
 
 /* The one place that moves. */
-void source_move(struct source *s, enum source_state to);
+void ibx_source_move(struct source *s, enum source_state to);
 static inline bool source_committed(const struct source *s)
 {
     return s->state >= SOURCE_COMMITTED && s->state <= SOURCE_CONFIRMING;
 }
 
 /* source.c: until DONE or KEPT, or until it is left to ib-migrate recover. */
-int source_run(struct source *s, struct ibx_error *err);
+int ibx_source_run(struct source *s, struct ibx_error *err);
 /* Before the commit: the VM goes on here; returns `code`. */
-int source_keep(struct source *s, int code, struct ibx_error *err);
+int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 
-/* source_confirm.c */
+/* ibx_source_confirm.c */
 
 /* All pages are there: puts that on record, goes to CONFIRMING and says so. */
-int source_confirm(struct source *s, struct ibx_error *err);
+int ibx_source_confirm(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for the answer, or says it again over a new connection; DONE in any case. */
-void source_await_confirmed(struct source *s,
-                            int (*hear)(void *context, const struct ibx_migrate_any *message),
-                            void *context);
+void ibx_source_await_confirmed(struct source *s,
+                                int (*hear)(void *context, const struct ibx_migrate_any *message),
+                                void *context);
 
 /* source_link.c */
 
 /* HELLO and its answer, then the page connections. */
-int source_link_ask(struct source *s, struct ibx_error *err);
+int ibx_source_link_ask(struct source *s, struct ibx_error *err);
 /* Exposes what holds data now; asynchronously. */
-int source_link_expose(struct source *s, struct ibx_error *err);
+int ibx_source_link_expose(struct source *s, struct ibx_error *err);
 /* 0: all is exposed and told; -EAGAIN: not yet. */
-int source_link_exposed(struct source *s, struct ibx_error *err);
+int ibx_source_link_exposed(struct source *s, struct ibx_error *err);
 /* After the commit: one try to connect again. -EAGAIN: in vain, later again; -ECANCELED: the
  * destination has given up, the VM never ran there. */
-int source_link_again(struct source *s, struct ibx_error *err);
-void source_link_close(struct source *s);
+int ibx_source_link_again(struct source *s, struct ibx_error *err);
+void ibx_source_link_close(struct source *s);
 /* Tells a destination that may wait for the commit, over a connection of its own, that the VM goes
  * on here: as good as that goes. */
-void source_link_disown(struct source *s, const char *why);
+void ibx_source_link_disown(struct source *s, const char *why);
 /* Which pages hold data at this moment. */
-int source_find_map(struct source *s, struct ibx_error *err);
+int ibx_source_find_map(struct source *s, struct ibx_error *err);
 /* Writes the record in this state. */
-int source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
+int ibx_source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
 
 #endif

@@ -448,7 +448,7 @@ void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
 }
 
 /* In place of answer.c, which has nothing more to say to a fuzzer. */
-void session_tell_end(struct ibx_session *s)
+void ibx_session_tell_end(struct ibx_session *s)
 {
     s->answering = true;
 }

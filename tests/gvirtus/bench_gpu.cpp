@@ -144,7 +144,7 @@ struct PluginStream final : Stream {
 };
 
 struct StockStream final : Stream {
-    explicit StockStream(int fd) { must(bw_stream_of_stock(fd, &stream, nullptr), "stock"); }
+    explicit StockStream(int fd) { must(ibx_bw_stream_of_stock(fd, &stream, nullptr), "stock"); }
     bool read(void *to, std::size_t n) override { return stream->ops->read(stream, to, n) > 0; }
     void write(const void *from, std::size_t n) override { stream->ops->write(stream, from, n); }
     void sync() override { stream->ops->sync(stream); }

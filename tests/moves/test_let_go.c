@@ -117,9 +117,9 @@ static void test_both_ways(void **state)
     (void)state;
     struct ibx_error err = {0};
     begin((uintptr_t)memory);
-    assert_int_equal(destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
     is_free();
-    assert_int_equal(destination_vm_let_go(&d, &err), 0); /* there is nothing any more */
+    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0); /* there is nothing any more */
 }
 
 /* Memory that was unplugged since, for instance: with the descriptor all is released. */
@@ -128,7 +128,7 @@ static void test_not_unregistered(void **state)
     (void)state;
     struct ibx_error err = {0};
     begin(PAGE);
-    assert_int_equal(destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
     is_free();
 }
 
@@ -140,11 +140,11 @@ static void test_not_closed(void **state)
     begin((uintptr_t)memory);
     kill(qemu, SIGSTOP);
     waitpid(qemu, NULL, WUNTRACED);
-    assert_int_not_equal(destination_vm_let_go(&d, &err), 0);
+    assert_int_not_equal(ibx_destination_vm_let_go(&d, &err), 0);
     assert_true(err.message[0] && d.uffd.fd >= 0);
     assert_false(d.registered);
     kill(qemu, SIGCONT);
-    assert_int_equal(destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
     is_free();
 }
 
@@ -157,11 +157,11 @@ static void test_neither(void **state)
     kill(qemu, SIGSTOP);
     waitpid(qemu, NULL, WUNTRACED);
     for (int i = 0; i < 2; i++) {
-        assert_int_not_equal(destination_vm_let_go(&d, &err), 0);
+        assert_int_not_equal(ibx_destination_vm_let_go(&d, &err), 0);
         assert_true(d.uffd.fd >= 0 && d.registered);
     }
     kill(qemu, SIGCONT);
-    assert_int_equal(destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
     is_free();
 }
 
@@ -173,7 +173,7 @@ static void test_qemu_has_ended(void **state)
     begin((uintptr_t)memory);
     kill(qemu, SIGKILL);
     waitpid(qemu, NULL, 0);
-    assert_int_equal(destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
     assert_int_equal(d.uffd.fd, -1);
     qemu = 0;
 }

@@ -186,20 +186,20 @@ static int take_count(struct bench_args *args, int option, const char *value, st
 {
     switch (option) {
     case OPT_LINKS:
-        return args_unsigned("--links", value, 1, IBX_MIGRATE_LINKS_MAX, &args->links, err);
+        return ibx_args_unsigned("--links", value, 1, IBX_MIGRATE_LINKS_MAX, &args->links, err);
     case OPT_FAULT_WORKERS:
-        return args_unsigned("--fault-workers", value, 0, IBX_MIGRATE_LINKS_MAX,
-                             &args->fault_workers, err);
+        return ibx_args_unsigned("--fault-workers", value, 0, IBX_MIGRATE_LINKS_MAX,
+                                 &args->fault_workers, err);
     case OPT_SPIN:
-        return args_unsigned("--spin", value, 0, SPIN_MAX, &args->spin_us, err);
+        return ibx_args_unsigned("--spin", value, 0, SPIN_MAX, &args->spin_us, err);
     case OPT_THREADS:
-        return args_unsigned("--threads", value, 1, BENCH_THREADS_MAX, &args->threads, err);
+        return ibx_args_unsigned("--threads", value, 1, BENCH_THREADS_MAX, &args->threads, err);
     case OPT_PAUSE:
-        return args_unsigned("--pause", value, 0, SPIN_MAX, &args->pause_us, err);
+        return ibx_args_unsigned("--pause", value, 0, SPIN_MAX, &args->pause_us, err);
     case OPT_TOUCHES:
-        return args_unsigned("--touches", value, 1, 1u << 20, &args->touches, err);
+        return ibx_args_unsigned("--touches", value, 1, 1u << 20, &args->touches, err);
     default: /* OPT_ROUNDS */
-        return args_unsigned("--rounds", value, 1, BENCH_ROUNDS_MAX, &args->rounds, err);
+        return ibx_args_unsigned("--rounds", value, 1, BENCH_ROUNDS_MAX, &args->rounds, err);
     }
 }
 
@@ -210,7 +210,7 @@ static int take_option(struct bench_args *args, int option, const char *value,
     case OPT_KEY_FILE:
         return ibx_options_set(&args->options, "key_file", value, err);
     case OPT_SET:
-        return args_set(&args->options, value, err);
+        return ibx_args_set(&args->options, value, err);
     case OPT_NICE:
         return take_nice(args, value, err);
     case OPT_SIZE:
@@ -218,7 +218,7 @@ static int take_option(struct bench_args *args, int option, const char *value,
     case OPT_PAGE:
         return take_page(args, value, err);
     case OPT_TIME:
-        return args_seconds("--time", value, SECONDS_MAX, &args->seconds, err);
+        return ibx_args_seconds("--time", value, SECONDS_MAX, &args->seconds, err);
     case OPT_LEND_CPUS:
         return take_cpus(&args->lender, "--lend-cpus", value, err);
     case OPT_CPUS:
@@ -242,12 +242,12 @@ static int parse_options(int argc, char **argv, struct bench_args *args, struct 
 {
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "hV", long_options, &index)) != -1) {
-        int rc = args_common(&tool, option);
+        int rc = ibx_args_common(&tool, option);
         if (rc)
             return rc;
         if (!goes_with(option, args->command))
-            return args_bad_usage(&tool, "--%s does not go with this command",
-                                  long_options[index].name);
+            return ibx_args_bad_usage(&tool, "--%s does not go with this command",
+                                      long_options[index].name);
         rc = take_option(args, option, optarg, err);
         if (rc)
             return rc;
@@ -258,7 +258,7 @@ static int parse_options(int argc, char **argv, struct bench_args *args, struct 
 static const char *const commands[] = {
     [BENCH_SELF] = "self", [BENCH_FETCH] = "fetch", [BENCH_LEND] = "lend"};
 
-int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_error *err)
+int ibx_bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_error *err)
 {
     *args = (struct bench_args){
         .size = 512ull << 20,
@@ -277,8 +277,8 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
     if (!ibx_thread_may_spin())
         args->options.spin_us = 0;
     int command = 0;
-    int skip =
-        args_begin(&tool, commands, sizeof(commands) / sizeof(commands[0]), argc, argv, &command);
+    int skip = ibx_args_begin(&tool, commands, sizeof(commands) / sizeof(commands[0]), argc, argv,
+                              &command);
     if (skip < 0)
         return skip;
     if (skip)
@@ -287,12 +287,13 @@ int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_
     if (rc)
         return rc;
     if (!skip)
-        return args_bad_usage(&tool, "%s", "a command comes first");
+        return ibx_args_bad_usage(&tool, "%s", "a command comes first");
     int left = argc - skip - optind;
     if (left > 1)
-        return args_bad_usage(&tool, "\"%s\" is one argument too many", argv[skip + optind + 1]);
+        return ibx_args_bad_usage(&tool, "\"%s\" is one argument too many",
+                                  argv[skip + optind + 1]);
     if (!left && args->command != BENCH_SELF)
-        return args_bad_usage(&tool, "%s", "a URI is needed");
+        return ibx_args_bad_usage(&tool, "%s", "a URI is needed");
     args->uri = left ? argv[skip + optind] : DEFAULT_URI;
     return 0;
 }

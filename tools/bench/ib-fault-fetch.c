@@ -83,7 +83,7 @@ static int link_take(struct bench *b, struct bench_args *args, struct ibx_listen
         return rc;
     rc = join_take(conn, &join, err);
     if (!rc)
-        rc = bench_join_read(&join, &told, err);
+        rc = ibx_bench_join_read(&join, &told, err);
     if (!rc && index &&
         (told.links != args->links || told.size != args->size || told.page != args->page ||
          join.link != index))
@@ -143,9 +143,9 @@ static int connections_take(struct bench *b, struct bench_args *args, struct ibx
 static int memory_map(struct bench *b, struct ibx_error *err)
 {
     const uint64_t size = b->args->size;
-    int rc = bench_memory_check(size, b->args->page, err);
+    int rc = ibx_bench_memory_check(size, b->args->page, err);
     if (!rc)
-        rc = bench_memory_file(size, b->args->page, &b->fd, err);
+        rc = ibx_bench_memory_file(size, b->args->page, &b->fd, err);
     if (rc)
         return rc;
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
@@ -183,7 +183,7 @@ static void bench_close(struct bench *b)
 {
     for (unsigned i = 0; i < b->links; i++)
         ibx_page_reader_destroy(b->sources[i]);
-    bench_floor_free(b);
+    ibx_bench_floor_free(b);
     if (b->memory)
         munmap(b->memory, b->args->size);
     if (b->alias)
@@ -201,17 +201,17 @@ static int measure_all(struct bench *b, struct ibx_error *err)
     int rc = rounds ? 0 : ibx_error_set(err, -ENOMEM, "no memory for %u rounds", args->rounds);
     for (unsigned i = 0; !rc && i < args->rounds; i++) {
         fprintf(stderr, "ib-fault: round %u of %u\n", i + 1, args->rounds);
-        rc = bench_measure(b, i, &rounds[i], err);
+        rc = ibx_bench_measure(b, i, &rounds[i], err);
     }
     if (!rc && (!args->json || strcmp(args->json, "-")))
-        bench_table_print(b, rounds, args->rounds);
+        ibx_bench_table_print(b, rounds, args->rounds);
     if (!rc && args->json)
-        rc = bench_json_write(b, rounds, args->rounds, args->json, err);
+        rc = ibx_bench_json_write(b, rounds, args->rounds, args->json, err);
     free(rounds);
     return rc;
 }
 
-int bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lender)
+int ibx_bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lender)
 {
     struct bench b = {.args = args, .fd = -1};
     struct ibx_error err = {0};
@@ -225,9 +225,9 @@ int bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lend
     if (!rc)
         rc = sources_arm(&b, &err);
     if (!rc)
-        rc = bench_floor_make(&b, &err);
+        rc = ibx_bench_floor_make(&b, &err);
     if (!rc)
-        rc = bench_cpus_use(&args->workers, &err);
+        rc = ibx_bench_cpus_use(&args->workers, &err);
     if (!rc)
         rc = measure_all(&b, &err);
     bench_close(&b);

@@ -58,7 +58,7 @@ static int arm(void *context)
 static const struct ibx_fault_source_ops operations = {
     .request = request, .poll = take, .arm = arm};
 
-int bench_floor_make(struct bench *b, struct ibx_error *err)
+int ibx_bench_floor_make(struct bench *b, struct ibx_error *err)
 {
     uint64_t bytes = b->args->size < LENT_MAX ? b->args->size : LENT_MAX;
     b->lent = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -68,7 +68,7 @@ int bench_floor_make(struct bench *b, struct ibx_error *err)
                              (unsigned long long)bytes >> 20);
     }
     b->lent_pages = bytes / b->args->page;
-    bench_pages_fill(b->lent, bytes, b->args->page);
+    ibx_bench_pages_fill(b->lent, bytes, b->args->page);
     for (unsigned i = 0; i < b->links; i++) {
         struct local *local = calloc(1, sizeof(*local));
         if (!local)
@@ -80,7 +80,7 @@ int bench_floor_make(struct bench *b, struct ibx_error *err)
     return 0;
 }
 
-void bench_floor_free(struct bench *b)
+void ibx_bench_floor_free(struct bench *b)
 {
     for (unsigned i = 0; i < b->links; i++)
         free(b->floor[i].source);

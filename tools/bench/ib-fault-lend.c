@@ -17,7 +17,7 @@
 
 /* ------------------------------------------------------------------- memory */
 
-void bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size)
+void ibx_bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size)
 {
     uint64_t *word = memory;
     const uint64_t words = page_size / 8;
@@ -26,7 +26,7 @@ void bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size)
             *word++ = bench_word(page, i);
 }
 
-bool bench_page_right(const void *page, uint64_t number, uint32_t page_size)
+bool ibx_bench_page_right(const void *page, uint64_t number, uint32_t page_size)
 {
     const uint64_t *word = page;
     uint64_t wrong = 0;
@@ -35,7 +35,7 @@ bool bench_page_right(const void *page, uint64_t number, uint32_t page_size)
     return !wrong;
 }
 
-int bench_memory_file(uint64_t bytes, uint32_t page, int *out, struct ibx_error *err)
+int ibx_bench_memory_file(uint64_t bytes, uint32_t page, int *out, struct ibx_error *err)
 {
     bool huge = page == BENCH_HUGE_PAGE;
     int fd = memfd_create("ib-fault", MFD_CLOEXEC | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0));
@@ -66,7 +66,7 @@ static long long meminfo(const char *name)
 }
 
 /* More than there is would end with the kernel killing somebody, or with SIGBUS. */
-int bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err)
+int ibx_bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err)
 {
     const unsigned long long mib = bytes >> 20, room = (256ull << 20) + bytes / 32;
     long long pages = meminfo("HugePages_Free"), kib = meminfo("MemAvailable");
@@ -86,7 +86,7 @@ int bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err)
 
 static const char join_magic[8] = {'i', 'b', '-', 'f', 'a', 'u', 'l', 't'};
 
-void bench_join_make(const struct bench_args *args, struct ibx_migrate_join *join)
+void ibx_bench_join_make(const struct bench_args *args, struct ibx_migrate_join *join)
 {
     *join = (struct ibx_migrate_join){.epoch = args->size};
     memcpy(join->id, join_magic, sizeof(join_magic));
@@ -94,8 +94,8 @@ void bench_join_make(const struct bench_args *args, struct ibx_migrate_join *joi
     join->id[9] = args->page == BENCH_HUGE_PAGE;
 }
 
-int bench_join_read(const struct ibx_migrate_join *join, struct bench_args *args,
-                    struct ibx_error *err)
+int ibx_bench_join_read(const struct ibx_migrate_join *join, struct bench_args *args,
+                        struct ibx_error *err)
 {
     if (memcmp(join->id, join_magic, sizeof(join_magic)) || !join->id[8] ||
         join->id[8] > IBX_MIGRATE_LINKS_MAX || join->id[9] > 1 || !join->epoch ||
@@ -114,7 +114,7 @@ static int block_make(const struct bench_args *args, struct ibx_guest_block *blo
 {
     *block = (struct ibx_guest_block){
         .id = BLOCK_NAME, .size = args->size, .page_size = args->page, .shared = true, .fd = -1};
-    int rc = bench_memory_file(args->size, args->page, &block->fd, err);
+    int rc = ibx_bench_memory_file(args->size, args->page, &block->fd, err);
     if (rc)
         return rc;
     void *memory =
@@ -122,7 +122,7 @@ static int block_make(const struct bench_args *args, struct ibx_guest_block *blo
     if (memory == MAP_FAILED)
         return ibx_error_set(err, -errno, "the memory to lend cannot be mapped: %s",
                              strerror(errno));
-    bench_pages_fill(memory, args->size, args->page);
+    ibx_bench_pages_fill(memory, args->size, args->page);
     munmap(memory, args->size);
     return 0;
 }
@@ -175,8 +175,8 @@ static int lend(const struct bench_args *args, const char *uri, struct ibx_guest
     struct ibx_page_server_config config = {
         .ram = &ram, .uri = uri, .options = &args->options, .links = args->links};
     struct ibx_page_server *pages = NULL;
-    bench_join_make(args, &config.join);
-    int rc = bench_cpus_use(&args->lender, err);
+    ibx_bench_join_make(args, &config.join);
+    int rc = ibx_bench_cpus_use(&args->lender, err);
     if (!rc)
         rc = block_make(args, block, err);
     if (!rc)
@@ -189,7 +189,7 @@ static int lend(const struct bench_args *args, const char *uri, struct ibx_guest
     return rc;
 }
 
-int bench_lend(const struct bench_args *args, const char *uri)
+int ibx_bench_lend(const struct bench_args *args, const char *uri)
 {
     struct ibx_guest_block block = {.fd = -1};
     struct ibx_error err = {0};

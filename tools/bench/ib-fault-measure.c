@@ -74,7 +74,7 @@ static int scene_open(struct scene *s, struct bench *b, bool floor, bool filling
     if (!rc)
         rc = ibx_fault_register(s->config.uffd, &s->range, err);
     if (!rc)
-        rc = bench_cpus_use(&b->args->workers, err); /* which they inherit */
+        rc = ibx_bench_cpus_use(&b->args->workers, err); /* which they inherit */
     if (!rc)
         rc = ibx_fault_create(&s->config, &s->engine, err);
     return rc;
@@ -159,7 +159,7 @@ static void *toucher_main(void *argument)
     const struct scene *s = t->scene;
     uint64_t page;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
-    if (bench_cpus_use(&s->bench->args->touchers, &t->err))
+    if (ibx_bench_cpus_use(&s->bench->args->touchers, &t->err))
         return NULL;
     while (!stopped(s->engine) && ibx_fault_state(s->engine) != IBX_FAULT_COMPLETE) {
         bool missing = missing_page(t, &page);
@@ -235,7 +235,7 @@ static int verify(const struct scene *s, struct ibx_error *err)
     const struct bench *b = s->bench;
     for (uint64_t page = 0; page < b->pages; page++)
         if (ibx_fault_present(s->engine, page) &&
-            !bench_page_right(page_at(b, page), bench_number(b, s->floor, page), b->args->page))
+            !ibx_bench_page_right(page_at(b, page), bench_number(b, s->floor, page), b->args->page))
             return ibx_error_set(err, -EBADMSG, "page %llu arrived with wrong bytes",
                                  (unsigned long long)page);
     return 0;
@@ -266,8 +266,8 @@ static void show(const struct scene *s, const struct toucher *touchers, unsigned
     const double page = s->bench->args->page, ns = (double)took;
     uint64_t alone = stats.by_cause[IBX_FAULT_BY_FAULT];
     *shown = (struct shown){
-        .p50 = samples ? bench_quantile_us(samples, total, 500) : 0,
-        .p99 = samples ? bench_quantile_us(samples, total, 990) : 0,
+        .p50 = samples ? ibx_bench_quantile_us(samples, total, 500) : 0,
+        .p99 = samples ? ibx_bench_quantile_us(samples, total, 990) : 0,
         .engine_p50 = (double)stats.latency_p50 / 1e3,
         .engine_p99 = (double)stats.latency_p99 / 1e3,
         .fill = (double)stats.bytes / ns,
@@ -356,19 +356,19 @@ static void note_filling(struct bench_round *round, bool floor, const struct sho
 }
 
 /* What is compared lies side by side; every other round in the reverse order. */
-int bench_measure(struct bench *b, unsigned number, struct bench_round *round,
-                  struct ibx_error *err)
+int ibx_bench_measure(struct bench *b, unsigned number, struct bench_round *round,
+                      struct ibx_error *err)
 {
     struct shown alone[2], filling[2];
     bool first = number % 2;
     memset(round, 0, sizeof(*round));
-    int rc = bench_wire_latency(b, round, err);
+    int rc = ibx_bench_wire_latency(b, round, err);
     for (unsigned i = 0; !rc && i < 2; i++)
         rc = scene_measure(b, first ^ i, false, &alone[first ^ i], err);
     if (!rc)
-        rc = bench_wire_rate(b, 1, &round->is[RAW_ONE], err);
+        rc = ibx_bench_wire_rate(b, 1, &round->is[RAW_ONE], err);
     if (!rc)
-        rc = bench_wire_rate(b, b->bulk_links, &round->is[RAW_ALL], err);
+        rc = ibx_bench_wire_rate(b, b->bulk_links, &round->is[RAW_ALL], err);
     for (unsigned i = 0; !rc && i < 2; i++)
         rc = scene_measure(b, first ^ i, true, &filling[first ^ i], err);
     for (unsigned i = 0; !rc && i < 2; i++) {

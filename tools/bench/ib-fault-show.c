@@ -87,7 +87,7 @@ static void row(const struct bench_round *rounds, unsigned count, const char *la
     printf("%s%s\n", *wanted ? "  " : "", wanted);
 }
 
-void bench_table_print(const struct bench *b, const struct bench_round *rounds, unsigned count)
+void ibx_bench_table_print(const struct bench *b, const struct bench_round *rounds, unsigned count)
 {
     const struct bench_args *args = b->args;
     char label[64];
@@ -185,8 +185,8 @@ static char *dump(const struct bench *b, const struct bench_round *rounds, unsig
     return string;
 }
 
-int bench_json_write(const struct bench *b, const struct bench_round *rounds, unsigned count,
-                     const char *name, struct ibx_error *err)
+int ibx_bench_json_write(const struct bench *b, const struct bench_round *rounds, unsigned count,
+                         const char *name, struct ibx_error *err)
 {
     bool out = !strcmp(name, "-");
     char *string = dump(b, rounds, count);

@@ -25,7 +25,7 @@ static int by_size(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-double bench_quantile_us(uint64_t *ns, size_t count, unsigned permille)
+double ibx_bench_quantile_us(uint64_t *ns, size_t count, unsigned permille)
 {
     if (!count)
         return 0;
@@ -174,7 +174,7 @@ static int readers_run(struct reader *readers, unsigned count, struct ibx_error 
     return rc;
 }
 
-int bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_error *err)
+int ibx_bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_error *err)
 {
     const unsigned reads = b->args->touches;
     uint64_t *took = calloc(reads, sizeof(*took));
@@ -183,14 +183,14 @@ int bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_er
     int rc = took ? readers_run(&reader, 1, err)
                   : ibx_error_set(err, -ENOMEM, "no memory for %u samples", reads);
     if (!rc) {
-        round->is[READ_P50] = bench_quantile_us(took, reads, 500);
-        round->is[READ_P99] = bench_quantile_us(took, reads, 990);
+        round->is[READ_P50] = ibx_bench_quantile_us(took, reads, 500);
+        round->is[READ_P99] = ibx_bench_quantile_us(took, reads, 990);
     }
     free(took);
     return rc;
 }
 
-int bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err)
+int ibx_bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err)
 {
     struct reader readers[IBX_MIGRATE_LINKS_MAX];
     for (unsigned i = 0; i < links; i++) /* the last ones: the first are for faults */

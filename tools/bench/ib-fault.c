@@ -24,7 +24,7 @@ static int complain(const struct ibx_error *err)
     return EXIT_FAILURE;
 }
 
-int bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
+int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
 {
     if (!cpus->given || !sched_setaffinity(0, sizeof(cpus->set), &cpus->set))
         return 0;
@@ -38,7 +38,7 @@ int bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
                          first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
 }
 
-int bench_nice_use(const struct bench_args *args, struct ibx_error *err)
+int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err)
 {
     if (!args->nice_given || !setpriority(PRIO_PROCESS, 0, args->nice))
         return 0;
@@ -70,9 +70,10 @@ static int run_self(struct bench_args *args, struct ibx_listener *listener)
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         args->options.domain = NULL; /* the parent's */
-        _exit(getppid() == parent ? bench_lend(args, ibx_listener_uri(listener)) : EXIT_FAILURE);
+        _exit(getppid() == parent ? ibx_bench_lend(args, ibx_listener_uri(listener))
+                                  : EXIT_FAILURE);
     }
-    int status = 0, rc = bench_fetch(args, listener, child);
+    int status = 0, rc = ibx_bench_fetch(args, listener, child);
     ibx_listener_close(listener);
     if (rc)
         end_lender(child);
@@ -86,15 +87,15 @@ static int run_fetch(struct bench_args *args)
     struct ibx_error err = {0};
     struct ibx_listener *listener;
     bool self = args->command == BENCH_SELF;
-    if (bench_nice_use(args, &err) ||
-        (self && bench_memory_check(2 * args->size, args->page, &err)) ||
+    if (ibx_bench_nice_use(args, &err) ||
+        (self && ibx_bench_memory_check(2 * args->size, args->page, &err)) ||
         (args->minor && ibx_domain_create(&args->options.domain, &err)) ||
         ibx_listen(args->uri, &args->options, &listener, &err))
         return complain(&err);
     if (self)
         return run_self(args, listener);
     fprintf(stderr, "ib-fault: waiting at %s\n", ibx_listener_uri(listener));
-    int rc = bench_fetch(args, listener, 0);
+    int rc = ibx_bench_fetch(args, listener, 0);
     ibx_listener_close(listener);
     return rc;
 }
@@ -104,7 +105,7 @@ int main(int argc, char **argv)
     struct bench_args args;
     struct ibx_error err = {0};
     signal(SIGPIPE, SIG_IGN);
-    int rc = bench_args_parse(argc, argv, &args, &err);
+    int rc = ibx_bench_args_parse(argc, argv, &args, &err);
     if (rc == -ENOEXEC)
         return 2;
     if (rc < 0)
@@ -116,7 +117,7 @@ int main(int argc, char **argv)
         ibx_domain_release(args.options.domain);
         return rc;
     }
-    if (bench_nice_use(&args, &err) || bench_memory_check(args.size, args.page, &err))
+    if (ibx_bench_nice_use(&args, &err) || ibx_bench_memory_check(args.size, args.page, &err))
         return complain(&err);
-    return bench_lend(&args, args.uri);
+    return ibx_bench_lend(&args, args.uri);
 }

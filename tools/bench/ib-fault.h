@@ -56,7 +56,7 @@ struct bench_args {
 
 /* Fills `args`. -EINVAL with a sentence for a bad value; -ENOEXEC without one for bad usage,
  * which has been printed; 1 when --help or --version was all that was wanted. */
-int bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_error *err);
+int ibx_bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_error *err);
 
 /* ------------------------------------------------------------------- memory */
 
@@ -65,29 +65,29 @@ static inline uint64_t bench_word(uint64_t page, uint64_t at)
 {
     return (page + 1) * 0x9e3779b97f4a7c15u ^ at;
 }
-void bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size);
+void ibx_bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size);
 /* Whether a page is as written; `number` is the one it was written as. */
-bool bench_page_right(const void *page, uint64_t number, uint32_t page_size);
+bool ibx_bench_page_right(const void *page, uint64_t number, uint32_t page_size);
 /* An unnamed file of memory, of huge pages if `page` is one. */
-int bench_memory_file(uint64_t bytes, uint32_t page, int *fd, struct ibx_error *err);
+int ibx_bench_memory_file(uint64_t bytes, uint32_t page, int *fd, struct ibx_error *err);
 /* -ENOMEM when so much memory is not free. */
-int bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err);
+int ibx_bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err);
 
 /* Lets this thread, and those it starts, run there only. */
-int bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err);
-int bench_nice_use(const struct bench_args *args, struct ibx_error *err);
+int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err);
+int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err);
 
 /* ------------------------------------------------------------------ the ends */
 
 /* Lends until the other end closes. Exit status. */
-int bench_lend(const struct bench_args *args, const char *uri);
+int ibx_bench_lend(const struct bench_args *args, const char *uri);
 /* Waits for who lends, measures, and reports. `lender`: a child that lends, or 0. Exit status. */
-int bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lender);
+int ibx_bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lender);
 
 /* The size, page size and links that a lender's JOIN tells of. */
-void bench_join_make(const struct bench_args *args, struct ibx_migrate_join *join);
-int bench_join_read(const struct ibx_migrate_join *join, struct bench_args *args,
-                    struct ibx_error *err);
+void ibx_bench_join_make(const struct bench_args *args, struct ibx_migrate_join *join);
+int ibx_bench_join_read(const struct ibx_migrate_join *join, struct bench_args *args,
+                        struct ibx_error *err);
 
 /* ----------------------------------------------------------------- measuring */
 
@@ -151,26 +151,26 @@ struct bench_round {
 };
 
 /* Quantile of unsorted samples, which get sorted; 0 without any. us */
-double bench_quantile_us(uint64_t *ns, size_t count, unsigned permille);
+double ibx_bench_quantile_us(uint64_t *ns, size_t count, unsigned permille);
 
 /* READs of single pages, urgent, one after the other; p50 and p99. */
-int bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_error *err);
+int ibx_bench_wire_latency(struct bench *b, struct bench_round *round, struct ibx_error *err);
 /* READs of 1 MiB, 16 in flight a link, one thread a link. GB/s. */
-int bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err);
+int ibx_bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err);
 
 /* Makes the sources of the floor, and frees them. */
-int bench_floor_make(struct bench *b, struct ibx_error *err);
-void bench_floor_free(struct bench *b);
+int ibx_bench_floor_make(struct bench *b, struct ibx_error *err);
+void ibx_bench_floor_free(struct bench *b);
 
 /* All figures once. */
-int bench_measure(struct bench *b, unsigned number, struct bench_round *round,
-                  struct ibx_error *err);
+int ibx_bench_measure(struct bench *b, unsigned number, struct bench_round *round,
+                      struct ibx_error *err);
 
 /* ------------------------------------------------------------------- reports */
 
-void bench_table_print(const struct bench *b, const struct bench_round *rounds, unsigned count);
+void ibx_bench_table_print(const struct bench *b, const struct bench_round *rounds, unsigned count);
 /* "-": standard output. */
-int bench_json_write(const struct bench *b, const struct bench_round *rounds, unsigned count,
-                     const char *file, struct ibx_error *err);
+int ibx_bench_json_write(const struct bench *b, const struct bench_round *rounds, unsigned count,
+                         const char *file, struct ibx_error *err);
 
 #endif

@@ -60,7 +60,7 @@ static bool read_body(struct answer *a, uint64_t *length)
     *length = ibx_get_u64(&r);
     if (*length > a->max_bytes + BW_H2D_HEAD + BW_H2D_TAIL)
         return complain(a, "a body longer than --max-bytes allows", *length);
-    if (bw_buffer_room(&a->body, (size_t)*length))
+    if (ibx_bw_buffer_room(&a->body, (size_t)*length))
         return complain(a, "a body for which there is no memory", *length);
     return !*length ||
            a->stream->ops->read(a->stream, a->body.data, (size_t)*length) == (ssize_t)*length;
@@ -90,15 +90,15 @@ static bool prepare(struct answer *a, size_t length)
         return reply(a, BW_EXIT_TOO_LONG, NULL, 0);
     a->received = a->prepared = 0;
     if (!bytes) {
-        bw_buffer_fini(&a->body);
-        bw_buffer_fini(&a->reply);
+        ibx_bw_buffer_fini(&a->body);
+        ibx_bw_buffer_fini(&a->reply);
         return reply(a, BW_EXIT_OK, NULL, 0);
     }
-    if (bw_buffer_room(&a->reply, BW_D2H_HEAD + (size_t)bytes))
+    if (ibx_bw_buffer_room(&a->reply, BW_D2H_HEAD + (size_t)bytes))
         return reply(a, BW_EXIT_TOO_LONG, NULL, 0);
     struct ibx_writer w = ibx_writer_of(a->reply.data, BW_D2H_HEAD);
     ibx_put_u64(&w, bytes);
-    bw_payload_fill(a->reply.data + BW_D2H_HEAD, (size_t)bytes, seed);
+    ibx_bw_payload_fill(a->reply.data + BW_D2H_HEAD, (size_t)bytes, seed);
     a->prepared = (size_t)bytes;
     return reply(a, BW_EXIT_OK, NULL, 0);
 }
@@ -113,7 +113,7 @@ static bool h2d(struct answer *a, size_t length)
     if (r.failed || ibx_reader_left(&r) || count != n || !n)
         return complain(a, "a malformed H2D copy", length);
     a->received = (size_t)n;
-    bool good = bw_payload_marked(payload, a->received, token);
+    bool good = ibx_bw_payload_marked(payload, a->received, token);
     return reply(a, good ? BW_EXIT_OK : BW_EXIT_DAMAGED, NULL, 0);
 }
 
@@ -128,7 +128,7 @@ static bool d2h(struct answer *a, size_t length)
         return complain(a, "a malformed D2H copy", length);
     if (!n || n != a->prepared)
         return complain(a, "a D2H copy that was not prepared", n);
-    bw_payload_mark(a->reply.data + BW_D2H_HEAD, a->prepared, token);
+    ibx_bw_payload_mark(a->reply.data + BW_D2H_HEAD, a->prepared, token);
     return reply(a, BW_EXIT_OK, a->reply.data, BW_D2H_HEAD + a->prepared);
 }
 
@@ -151,7 +151,7 @@ static bool checksum(struct answer *a)
 {
     uint8_t bytes[8];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    ibx_put_u64(&w, a->received ? bw_payload_sum(a->body.data + BW_H2D_HEAD, a->received) : 0);
+    ibx_put_u64(&w, a->received ? ibx_bw_payload_sum(a->body.data + BW_H2D_HEAD, a->received) : 0);
     return reply(a, BW_EXIT_OK, bytes, sizeof(bytes));
 }
 
@@ -173,12 +173,12 @@ static bool answer_one(struct answer *a)
     return false;
 }
 
-void bw_answer(struct bw_stream *stream, size_t max_bytes)
+void ibx_bw_answer(struct bw_stream *stream, size_t max_bytes)
 {
     struct answer a = {.stream = stream, .max_bytes = max_bytes};
     while (answer_one(&a))
         ;
     stream->ops->destroy(stream); /* before the buffers that it may have registered */
-    bw_buffer_fini(&a.body);
-    bw_buffer_fini(&a.reply);
+    ibx_bw_buffer_fini(&a.body);
+    ibx_bw_buffer_fini(&a.reply);
 }

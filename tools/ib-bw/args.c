@@ -218,15 +218,15 @@ static int take_number(struct bw_args *args, int option, const char *value, stru
     int rc = 0;
     switch (option) {
     case OPT_COUNT:
-        rc = args_number("--count", value, 1, BW_CALLS_MAX, &number, err);
+        rc = ibx_args_number("--count", value, 1, BW_CALLS_MAX, &number, err);
         args->count = number;
         return rc;
     case OPT_ROUNDS:
-        return args_unsigned("--rounds", value, 1, ROUNDS_MAX, &args->rounds, err);
+        return ibx_args_unsigned("--rounds", value, 1, ROUNDS_MAX, &args->rounds, err);
     case OPT_DEPTH:
-        return args_unsigned("--depth", value, 1, BW_DEPTH_MAX, &args->depth, err);
+        return ibx_args_unsigned("--depth", value, 1, BW_DEPTH_MAX, &args->depth, err);
     case OPT_MAX_CLIENTS:
-        return args_unsigned("--max-clients", value, 1, CLIENTS_LIMIT, &args->max_clients, err);
+        return ibx_args_unsigned("--max-clients", value, 1, CLIENTS_LIMIT, &args->max_clients, err);
     default: /* OPT_MAX_BYTES */
         rc = ibx_size_parse(value, &args->max_bytes, err);
         if (!rc && (!args->max_bytes || args->max_bytes > MAX_BYTES_LIMIT))
@@ -238,10 +238,10 @@ static int take_number(struct bw_args *args, int option, const char *value, stru
 /* Now, and not when all has been measured. */
 static int check_file(const char *option, const char *name, struct ibx_error *err)
 {
-    int rc = strcmp(option, "--plot") ? 0 : bw_plot_check(name, err);
+    int rc = strcmp(option, "--plot") ? 0 : ibx_bw_plot_check(name, err);
     if (rc)
         return rc;
-    rc = bw_file_check(name, err);
+    rc = ibx_bw_file_check(name, err);
     return rc ? ibx_error_prefix(err, rc, "%s", option) : 0;
 }
 
@@ -249,13 +249,13 @@ static int take_option(struct bw_args *args, int option, const char *value, stru
 {
     switch (option) {
     case OPT_SET:
-        return args_set(&args->options, value, err);
+        return ibx_args_set(&args->options, value, err);
     case OPT_KEY_FILE:
         return ibx_options_set(&args->options, "key_file", value, err);
     case OPT_SIZES:
         return parse_sizes(args, value, err);
     case OPT_TIME:
-        return args_seconds("--time", value, SECONDS_MAX, &args->seconds, err);
+        return ibx_args_seconds("--time", value, SECONDS_MAX, &args->seconds, err);
     case OPT_RAW:
         args->raw = true;
         return 0;
@@ -295,12 +295,12 @@ static int parse_options(int argc, char **argv, struct bw_args *args, struct ibx
 {
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "hV", long_options, &index)) != -1) {
-        int rc = args_common(&tool, option);
+        int rc = ibx_args_common(&tool, option);
         if (rc)
             return rc;
         if (!(commands_of(option) & 1u << args->command))
-            return args_bad_usage(&tool, "--%s does not go with this command",
-                                  long_options[index].name);
+            return ibx_args_bad_usage(&tool, "--%s does not go with this command",
+                                      long_options[index].name);
         rc = take_option(args, option, optarg, err);
         if (rc)
             return rc;
@@ -312,16 +312,16 @@ static int parse_options(int argc, char **argv, struct bw_args *args, struct ibx
 static int check_together(const struct bw_args *args)
 {
     if (args->raw && args->stock)
-        return args_bad_usage(&tool, "%s", "--stock has nothing to compare with --raw");
+        return ibx_args_bad_usage(&tool, "%s", "--stock has nothing to compare with --raw");
     if (args->raw && args->plot)
-        return args_bad_usage(&tool, "%s", "--plot does not draw --raw");
+        return ibx_args_bad_usage(&tool, "%s", "--plot does not draw --raw");
     return 0;
 }
 
 static const char *const commands[] = {
     [BW_SERVE] = "serve", [BW_RUN] = "run", [BW_SELF] = "self", [BW_TUNE] = "tune"};
 
-int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err)
+int ibx_bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err)
 {
     *args = (struct bw_args){
         .command = BW_SELF,
@@ -334,8 +334,8 @@ int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error 
     ibx_options_init(&args->options);
     parse_sizes(args, DEFAULT_SIZES, NULL);
     int command = 0;
-    int skip =
-        args_begin(&tool, commands, sizeof(commands) / sizeof(commands[0]), argc, argv, &command);
+    int skip = ibx_args_begin(&tool, commands, sizeof(commands) / sizeof(commands[0]), argc, argv,
+                              &command);
     if (skip < 0)
         return skip;
     if (skip)
@@ -348,14 +348,14 @@ int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error 
     if (rc)
         return rc;
     if (!skip)
-        return args_bad_usage(&tool, "%s", "a command comes first");
+        return ibx_args_bad_usage(&tool, "%s", "a command comes first");
     int left = argc - skip - optind;
     bool wants_uri = args->command == BW_SERVE || args->command == BW_RUN;
     if (left < wants_uri)
-        return args_bad_usage(&tool, "%s", "a URI is needed");
+        return ibx_args_bad_usage(&tool, "%s", "a URI is needed");
     if (left > wants_uri)
-        return args_bad_usage(&tool, "\"%s\" is one argument too many",
-                              argv[skip + optind + wants_uri]);
+        return ibx_args_bad_usage(&tool, "\"%s\" is one argument too many",
+                                  argv[skip + optind + wants_uri]);
     args->uri = wants_uri ? argv[skip + optind] : NULL;
     return check_together(args);
 }

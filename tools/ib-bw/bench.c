@@ -7,28 +7,28 @@
 #include <errno.h>
 #include <string.h>
 
-int bw_bench_init(struct bw_bench *bench, const struct bw_args *args)
+int ibx_bw_bench_init(struct bw_bench *bench, const struct bw_args *args)
 {
     *bench = (struct bw_bench){.args = args};
-    return bw_results_init(&bench->results, args);
+    return ibx_bw_results_init(&bench->results, args);
 }
 
-void bw_bench_fini(struct bw_bench *bench)
+void ibx_bw_bench_fini(struct bw_bench *bench)
 {
     for (unsigned i = 0; i < bench->open_count; i++)
         bench->open[i]->destroy(bench->open[i]);
     bench->open_count = 0;
-    bw_child_stop(&bench->child);
-    bw_buffer_fini(&bench->front.request);
-    bw_buffer_fini(&bench->front.reply);
-    bw_results_fini(&bench->results);
+    ibx_bw_child_stop(&bench->child);
+    ibx_bw_buffer_fini(&bench->front.request);
+    ibx_bw_buffer_fini(&bench->front.reply);
+    ibx_bw_results_fini(&bench->results);
 }
 
 /* ------------------------------------------------------------------------- paths */
 
-int bw_bench_add(struct bw_bench *bench, struct bw_path *path, const char *name)
+int ibx_bw_bench_add(struct bw_bench *bench, struct bw_path *path, const char *name)
 {
-    int index = bw_results_path(&bench->results, name);
+    int index = ibx_bw_results_path(&bench->results, name);
     if (index < 0) {
         path->destroy(path);
         return index;
@@ -53,32 +53,32 @@ static int connect_session(struct bw_bench *bench, const char *uri,
         return rc;
     }
     memcpy(provider, ibx_session_path(session)->provider, 16);
-    rc = bw_stream_of_session(session, &stream, err);
-    return rc ? rc : bw_path_of_stream(stream, &bench->front, path, err);
+    rc = ibx_bw_stream_of_session(session, &stream, err);
+    return rc ? rc : ibx_bw_path_of_stream(stream, &bench->front, path, err);
 }
 
-int bw_bench_connect(struct bw_bench *bench, const char *uri, const struct ibx_options *options,
-                     struct ibx_error *err)
+int ibx_bw_bench_connect(struct bw_bench *bench, const char *uri, const struct ibx_options *options,
+                         struct ibx_error *err)
 {
     struct bw_path *path;
     char provider[16];
-    int rc = bench->args->raw
-                 ? bw_raw_connect(uri, bench->args, options, &bench->front, &path, provider, err)
-                 : connect_session(bench, uri, options, &path, provider, err);
-    return rc ? rc : bw_bench_add(bench, path, provider);
+    int rc = bench->args->raw ? ibx_bw_raw_connect(uri, bench->args, options, &bench->front, &path,
+                                                   provider, err)
+                              : connect_session(bench, uri, options, &path, provider, err);
+    return rc ? rc : ibx_bw_bench_add(bench, path, provider);
 }
 
-int bw_bench_connect_stock(struct bw_bench *bench, const char *where, struct ibx_error *err)
+int ibx_bw_bench_connect_stock(struct bw_bench *bench, const char *where, struct ibx_error *err)
 {
     struct bw_stream *stream;
     struct bw_path *path;
-    int rc = bw_stock_connect(where, &stream, err);
+    int rc = ibx_bw_stock_connect(where, &stream, err);
     if (!rc)
-        rc = bw_path_of_stream(stream, &bench->front, &path, err);
-    return rc ? rc : bw_bench_add(bench, path, BW_STOCK);
+        rc = ibx_bw_path_of_stream(stream, &bench->front, &path, err);
+    return rc ? rc : ibx_bw_bench_add(bench, path, BW_STOCK);
 }
 
-int bw_bench_choose(struct bw_bench *bench, const char *uri, struct ibx_error *err)
+int ibx_bw_bench_choose(struct bw_bench *bench, const char *uri, struct ibx_error *err)
 {
     struct ibx_conn *conn;
     int rc = ibx_connect(uri, &bench->args->options, &conn, err);
@@ -92,18 +92,18 @@ int bw_bench_choose(struct bw_bench *bench, const char *uri, struct ibx_error *e
 
 /* ------------------------------------------------------------------------ reports */
 
-int bw_bench_report(struct bw_bench *bench, struct ibx_error *err)
+int ibx_bw_bench_report(struct bw_bench *bench, struct ibx_error *err)
 {
     const struct bw_args *args = bench->args;
     struct bw_results *results = &bench->results;
     int rc = 0;
     pthread_mutex_lock(&results->lock);
     if (!args->json || strcmp(args->json, "-"))
-        bw_table_print(results, args->plain, stdout);
+        ibx_bw_table_print(results, args->plain, stdout);
     if (args->json)
-        rc = bw_json_write(results, args->json, err);
+        rc = ibx_bw_json_write(results, args->json, err);
     if (!rc && args->plot)
-        rc = bw_plot_write(results, args->plot, err);
+        rc = ibx_bw_plot_write(results, args->plot, err);
     if (fflush(stdout) && !rc)
         rc = ibx_error_set(err, -errno, "standard output: %s", strerror(errno));
     pthread_mutex_unlock(&results->lock);

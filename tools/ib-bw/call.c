@@ -142,7 +142,7 @@ static int h2d(struct call_path *p, size_t n, uint64_t *ns, struct ibx_error *er
     w = ibx_writer_of(body + BW_H2D_HEAD + n, BW_H2D_TAIL);
     ibx_put_u64(&w, n);
     ibx_put_u32(&w, BW_KIND_H2D);
-    bw_payload_mark(body + BW_H2D_HEAD, n, p->token);
+    ibx_bw_payload_mark(body + BW_H2D_HEAD, n, p->token);
     struct call call = {
         .name = BW_CALL_MEMCPY, .body = body, .length = BW_H2D_HEAD + n + BW_H2D_TAIL};
     return make_call(p->stream, &call, ns, err);
@@ -156,7 +156,7 @@ static int h2d_check(struct call_path *p, size_t n, struct ibx_error *err)
     if (rc)
         return rc;
     struct ibx_reader r = ibx_reader_of(reply, sizeof(reply));
-    if (ibx_get_u64(&r) == bw_payload_sum(p->front->request.data + BW_H2D_HEAD, n))
+    if (ibx_get_u64(&r) == ibx_bw_payload_sum(p->front->request.data + BW_H2D_HEAD, n))
         return 0;
     return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged at the server", n);
 }
@@ -182,7 +182,7 @@ static int d2h(struct call_path *p, size_t n, uint64_t *ns, struct ibx_error *er
     if (rc)
         return rc;
     struct ibx_reader r = ibx_reader_of(reply, BW_D2H_HEAD);
-    if (ibx_get_u64(&r) == n && bw_payload_marked(reply + BW_D2H_HEAD, n, p->token))
+    if (ibx_get_u64(&r) == n && ibx_bw_payload_marked(reply + BW_D2H_HEAD, n, p->token))
         return 0;
     return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged from the server",
                          n);
@@ -192,7 +192,7 @@ static int d2h(struct call_path *p, size_t n, uint64_t *ns, struct ibx_error *er
 static int d2h_check(struct call_path *p, size_t n, struct ibx_error *err)
 {
     uint8_t *expected = p->front->request.data;
-    bw_payload_mark(expected, n, p->token);
+    ibx_bw_payload_mark(expected, n, p->token);
     if (!memcmp(expected, p->front->reply.data + BW_D2H_HEAD, n))
         return 0;
     return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged from the server",
@@ -205,10 +205,10 @@ static int make_payloads(struct call_path *p, const struct bw_slice *slice, stru
 {
     struct bw_front *front = p->front;
     bool in = slice->op == BW_H2D;
-    if (bw_buffer_room(&front->request, BW_H2D_HEAD + slice->bytes + BW_H2D_TAIL) ||
-        (!in && bw_buffer_room(&front->reply, BW_D2H_HEAD + slice->bytes)))
+    if (ibx_bw_buffer_room(&front->request, BW_H2D_HEAD + slice->bytes + BW_H2D_TAIL) ||
+        (!in && ibx_bw_buffer_room(&front->reply, BW_D2H_HEAD + slice->bytes)))
         return ibx_error_set(err, -ENOMEM, "no memory for payloads of %zu bytes", slice->bytes);
-    bw_payload_fill(front->request.data + (in ? BW_H2D_HEAD : 0), slice->bytes, slice->seed);
+    ibx_bw_payload_fill(front->request.data + (in ? BW_H2D_HEAD : 0), slice->bytes, slice->seed);
     return prepare_server(p->stream, slice->bytes, slice->seed, err);
 }
 
@@ -226,7 +226,7 @@ static int run_calls(struct call_path *p, const struct bw_slice *slice, struct b
         if (rc)
             return rc;
     }
-    for (uint64_t done = 0; !atomic_load(&bw_stop); done++) {
+    for (uint64_t done = 0; !atomic_load(&ibx_bw_stop); done++) {
         uint64_t now = ibx_now_ns();
         if (!done)
             end = now + slice->budget_ns;
@@ -235,7 +235,7 @@ static int run_calls(struct call_path *p, const struct bw_slice *slice, struct b
         int rc = call(p, slice->bytes, &ns, err);
         if (rc)
             return rc;
-        if (!bw_cell_add(results, cell, ns))
+        if (!ibx_bw_cell_add(results, cell, ns))
             break;
     }
     return check(p, slice->bytes, err);
@@ -264,8 +264,8 @@ static void destroy(struct bw_path *path)
     free(p);
 }
 
-int bw_path_of_stream(struct bw_stream *stream, struct bw_front *front, struct bw_path **path,
-                      struct ibx_error *err)
+int ibx_bw_path_of_stream(struct bw_stream *stream, struct bw_front *front, struct bw_path **path,
+                          struct ibx_error *err)
 {
     struct call_path *p = calloc(1, sizeof(*p));
     if (!p) {

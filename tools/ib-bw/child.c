@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-pid_t bw_fork(const char *what, int *fd, struct ibx_error *err)
+pid_t ibx_bw_fork(const char *what, int *fd, struct ibx_error *err)
 {
     int fds[2];
     pid_t parent = getpid();
@@ -42,7 +42,7 @@ pid_t bw_fork(const char *what, int *fd, struct ibx_error *err)
     return 0;
 }
 
-void bw_reap(pid_t *pid)
+void ibx_bw_reap(pid_t *pid)
 {
     if (!*pid)
         return;
@@ -69,7 +69,7 @@ static int open_one(struct bw_server *server, const char *scheme, const char *ho
     char uri[128];
     const char *real;
     snprintf(uri, sizeof(uri), "%s://%s:0", scheme, host);
-    int rc = bw_server_open(server, uri, &real, err);
+    int rc = ibx_bw_server_open(server, uri, &real, err);
     if (!rc)
         tell(fd, "uri %s\n", real);
     return rc;
@@ -110,7 +110,7 @@ static int open_doors(struct bw_server *server, const struct bw_args *args, int 
     open_one(server, "ofi", "127.0.0.1", fd, NULL);
     if (args->raw)
         return 0;
-    rc = bw_server_open_stock(server, "127.0.0.1:0", &port, err);
+    rc = ibx_bw_server_open_stock(server, "127.0.0.1:0", &port, err);
     if (!rc)
         tell(fd, "stock 127.0.0.1:%u\n", port);
     return rc;
@@ -131,14 +131,14 @@ static _Noreturn void child_main(const struct bw_args *args, const struct bw_pin
     struct bw_server *server;
     struct ibx_error err = {0};
     own.max_bytes = largest(args);
-    bw_pin(pins, BW_SERVER);
+    ibx_bw_pin(pins, BW_SERVER);
     signal(SIGINT, SIG_IGN);
     signal(SIGQUIT, SIG_IGN);
-    int rc = bw_server_create(&own, &server, &err);
+    int rc = ibx_bw_server_create(&own, &server, &err);
     if (!rc)
         rc = open_doors(server, &own, fd, &err);
     if (!rc)
-        rc = bw_server_start(server, &err);
+        rc = ibx_bw_server_start(server, &err);
     if (rc) {
         tell(fd, "error %s\n", err.message);
         _exit(EXIT_FAILURE);
@@ -181,11 +181,11 @@ static int learn_doors(struct bw_child *child, int fd, struct ibx_error *err)
     return rc < 0 ? rc : 0;
 }
 
-int bw_child_start(const struct bw_args *args, const struct bw_pins *pins, struct bw_child *child,
-                   struct ibx_error *err)
+int ibx_bw_child_start(const struct bw_args *args, const struct bw_pins *pins,
+                       struct bw_child *child, struct ibx_error *err)
 {
     int fd;
-    pid_t pid = bw_fork("the server's end", &fd, err);
+    pid_t pid = ibx_bw_fork("the server's end", &fd, err);
     if (pid < 0)
         return pid;
     if (!pid)
@@ -194,7 +194,7 @@ int bw_child_start(const struct bw_args *args, const struct bw_pins *pins, struc
     return learn_doors(child, fd, err);
 }
 
-void bw_child_stop(struct bw_child *child)
+void ibx_bw_child_stop(struct bw_child *child)
 {
-    bw_reap(&child->pid);
+    ibx_bw_reap(&child->pid);
 }

@@ -24,20 +24,20 @@ static int open_doors(struct bw_server *server, const struct bw_args *args, stru
 {
     const char *real;
     uint16_t port;
-    int rc = bw_server_open(server, args->uri, &real, err);
+    int rc = ibx_bw_server_open(server, args->uri, &real, err);
     bool whole = args->options.key_file[0] || args->options.insecure || strchr(args->uri, '?');
     if (!rc)
         printf("serving %s at %s%s\n", args->raw ? "raw" : "calls", real,
                whole ? "" : " to this host only: others need a key (--key-file)");
     if (!rc && args->stock) {
-        rc = bw_server_open_stock(server, args->stock, &port, err);
+        rc = ibx_bw_server_open_stock(server, args->stock, &port, err);
         if (!rc)
             printf("serving stock, which knows no keys, at port %u\n", port);
     }
     return rc;
 }
 
-int bw_serve(const struct bw_args *args)
+int ibx_bw_serve(const struct bw_args *args)
 {
     struct bw_server *server = NULL;
     struct ibx_error err = {0};
@@ -47,16 +47,16 @@ int bw_serve(const struct bw_args *args)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
-    int rc = bw_server_create(args, &server, &err);
+    int rc = ibx_bw_server_create(args, &server, &err);
     if (!rc)
         rc = open_doors(server, args, &err);
     if (!rc)
-        rc = bw_server_start(server, &err);
+        rc = ibx_bw_server_start(server, &err);
     if (!rc) {
         fflush(stdout);
         sigwait(&set, &number);
     }
-    bw_server_leave(server);
+    ibx_bw_server_leave(server);
     /* Not exit(3): threads are at work. */
     _exit(rc ? say(&err) : EXIT_SUCCESS);
 }
@@ -74,12 +74,12 @@ static void run_iperf(struct bw_bench *bench, unsigned which)
 {
     struct ibx_error err = {0};
     bool terminal = isatty(STDERR_FILENO);
-    if (!bench->args->iperf || atomic_load(&bw_stop))
+    if (!bench->args->iperf || atomic_load(&ibx_bw_stop))
         return;
     if (terminal)
         fputs("\r\033[Kiperf3, one stream", stderr);
-    int rc =
-        bw_iperf_run(IPERF_SECONDS, &bench->results.pins, &bench->results.iperf_gbps[which], &err);
+    int rc = ibx_bw_iperf_run(IPERF_SECONDS, &bench->results.pins,
+                              &bench->results.iperf_gbps[which], &err);
     if (terminal)
         fputs("\r\033[K", stderr);
     if (rc && !which)
@@ -91,15 +91,15 @@ static int measure_and_report(struct bw_bench *bench)
 {
     struct ibx_error err = {0};
     run_iperf(bench, 0);
-    int rc = bw_bench_measure(bench, &err);
+    int rc = ibx_bw_bench_measure(bench, &err);
     run_iperf(bench, 1);
-    bw_watch_end();
+    ibx_bw_watch_end();
     if (rc)
         say(&err);
-    int reported = bw_bench_report(bench, &err);
+    int reported = ibx_bw_bench_report(bench, &err);
     if (reported)
         say(&err);
-    if (atomic_load(&bw_stop))
+    if (atomic_load(&ibx_bw_stop))
         return 130;
     return rc || reported ? EXIT_FAILURE : EXIT_SUCCESS;
 }
@@ -108,31 +108,32 @@ static int measure_and_report(struct bw_bench *bench)
 
 static int open_run(struct bw_bench *bench, const struct bw_args *args, struct ibx_error *err)
 {
-    int rc = bw_bench_choose(bench, args->uri, err);
+    int rc = ibx_bw_bench_choose(bench, args->uri, err);
     if (!rc && args->stock)
-        rc = bw_bench_connect_stock(bench, args->stock, err);
+        rc = ibx_bw_bench_connect_stock(bench, args->stock, err);
     if (!rc)
-        rc = bw_bench_connect(bench, args->uri, &args->options, err);
+        rc = ibx_bw_bench_connect(bench, args->uri, &args->options, err);
     const struct ibx_path *chosen = &bench->results.chosen;
     for (unsigned i = 0; !rc && i < chosen->refused_count; i++)
-        bw_results_refuse(&bench->results, chosen->refused[i].provider, chosen->refused[i].reason);
+        ibx_bw_results_refuse(&bench->results, chosen->refused[i].provider,
+                              chosen->refused[i].reason);
     return rc;
 }
 
-int bw_run(const struct bw_args *args)
+int ibx_bw_run(const struct bw_args *args)
 {
     static struct bw_bench bench;
     struct ibx_error err = {0};
     quiet();
-    int rc = bw_bench_init(&bench, args);
+    int rc = ibx_bw_bench_init(&bench, args);
     if (rc)
         ibx_error_set(&err, rc, "no memory for results");
     if (!rc)
         rc = open_run(&bench, args, &err);
     if (!rc)
-        rc = bw_watch_start(&bench, &err);
+        rc = ibx_bw_watch_start(&bench, &err);
     int status = rc ? say(&err) : measure_and_report(&bench);
-    bw_bench_fini(&bench);
+    ibx_bw_bench_fini(&bench);
     return status;
 }
 
@@ -165,7 +166,7 @@ static void note_unchosen(struct bw_bench *bench, const char *name)
     if (!ibx_provider_probe(name, &bench->args->options, description, sizeof(description), &err))
         return;
     snprintf(note, sizeof(note), "measured, but rdma:// does not take it: %s", err.message);
-    bw_results_refuse(&bench->results, name, note);
+    ibx_bw_results_refuse(&bench->results, name, note);
 }
 
 /* One provider at one door of the server's after the other. */
@@ -179,28 +180,28 @@ static void open_provider(struct bw_bench *bench, const char *name)
     int rc = ibx_provider_probe(name, &options, description, sizeof(description), &err);
     for (unsigned i = 0; !rc && i < child->uri_count; i++) {
         if (leads_to(child->uris[i], name) &&
-            !bw_bench_connect(bench, child->uris[i], &options, &err)) {
+            !ibx_bw_bench_connect(bench, child->uris[i], &options, &err)) {
             note_unchosen(bench, name);
             return;
         }
     }
-    bw_results_refuse(&bench->results, name, err.message);
+    ibx_bw_results_refuse(&bench->results, name, err.message);
 }
 
 static int open_self(struct bw_bench *bench, const struct bw_args *args, struct ibx_error *err)
 {
     struct bw_pins *pins = &bench->results.pins;
     if (!args->loose)
-        bw_pins_choose(pins);
-    int rc = bw_child_start(args, pins, &bench->child, err);
-    bw_pin(pins, BW_CLIENT);
+        ibx_bw_pins_choose(pins);
+    int rc = ibx_bw_child_start(args, pins, &bench->child, err);
+    ibx_bw_pin(pins, BW_CLIENT);
     if (!rc && !args->raw && wanted(args, BW_STOCK))
-        rc = bw_bench_connect_stock(bench, bench->child.stock, err);
+        rc = ibx_bw_bench_connect_stock(bench, bench->child.stock, err);
     if (rc)
         return rc;
     struct ibx_error why = {0};
-    if (bw_bench_choose(bench, bench->child.uris[0], &why))
-        bw_results_refuse(&bench->results, "rdma", why.message);
+    if (ibx_bw_bench_choose(bench, bench->child.uris[0], &why))
+        ibx_bw_results_refuse(&bench->results, "rdma", why.message);
     const char *name;
     for (unsigned i = 0; (name = ibx_provider_name(i)); i++) {
         if (wanted(args, name))
@@ -209,22 +210,22 @@ static int open_self(struct bw_bench *bench, const struct bw_args *args, struct 
     if (!bench->open_count)
         return ibx_error_set(err, -ENOTSUP, "there is no path to measure: %s: %.500s",
                              bench->results.refused[0].path, bench->results.refused[0].reason);
-    return bw_watch_start(bench, err);
+    return ibx_bw_watch_start(bench, err);
 }
 
-int bw_self(const struct bw_args *args)
+int ibx_bw_self(const struct bw_args *args)
 {
     static struct bw_bench bench;
     struct ibx_error err = {0};
     quiet();
-    int rc = bw_bench_init(&bench, args);
+    int rc = ibx_bw_bench_init(&bench, args);
     if (rc)
         ibx_error_set(&err, rc, "no memory for results");
     if (!rc)
         rc = open_self(&bench, args, &err);
     if (!rc)
-        bench.results.memcpy_gbps = bw_memcpy_rate();
+        bench.results.memcpy_gbps = ibx_bw_memcpy_rate();
     int status = rc ? say(&err) : measure_and_report(&bench);
-    bw_bench_fini(&bench);
+    ibx_bw_bench_fini(&bench);
     return status;
 }

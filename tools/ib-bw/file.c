@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err)
+int ibx_bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err)
 {
     if ((size_t)snprintf(file->name, sizeof(file->name), "%s", name) >= sizeof(file->name))
         return ibx_error_set(err, -ENAMETOOLONG, "the file name \"%.32s...\" is too long", name);
@@ -23,7 +23,7 @@ int bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err)
     return 0;
 }
 
-int bw_file_close(struct bw_file *file, int rc, struct ibx_error *err)
+int ibx_bw_file_close(struct bw_file *file, int rc, struct ibx_error *err)
 {
     if (close(file->fd) && !rc)
         rc = ibx_error_set(err, -errno, "%s: %s", file->name, strerror(errno));
@@ -35,11 +35,11 @@ int bw_file_close(struct bw_file *file, int rc, struct ibx_error *err)
     return rc;
 }
 
-int bw_file_check(const char *name, struct ibx_error *err)
+int ibx_bw_file_check(const char *name, struct ibx_error *err)
 {
     struct bw_file file;
-    int rc = bw_file_open(&file, name, err);
+    int rc = ibx_bw_file_open(&file, name, err);
     if (!rc)
-        bw_file_close(&file, -ECANCELED, NULL);
+        ibx_bw_file_close(&file, -ECANCELED, NULL);
     return rc;
 }

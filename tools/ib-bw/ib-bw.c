@@ -11,7 +11,7 @@ int main(int argc, char **argv)
     struct bw_args args;
     struct ibx_error err = {0};
     signal(SIGPIPE, SIG_IGN);
-    int rc = bw_args_parse(argc, argv, &args, &err);
+    int rc = ibx_bw_args_parse(argc, argv, &args, &err);
     if (rc == -ENOEXEC)
         return 2;
     if (rc < 0) {
@@ -22,13 +22,13 @@ int main(int argc, char **argv)
         return EXIT_SUCCESS;
     switch (args.command) {
     case BW_SERVE:
-        return bw_serve(&args);
+        return ibx_bw_serve(&args);
     case BW_RUN:
-        return bw_run(&args);
+        return ibx_bw_run(&args);
     case BW_TUNE:
-        return bw_tune(&args);
+        return ibx_bw_tune(&args);
     case BW_SELF:
         break;
     }
-    return bw_self(&args);
+    return ibx_bw_self(&args);
 }

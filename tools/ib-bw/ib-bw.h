@@ -40,7 +40,7 @@ enum bw_op {
     BW_WRITE, /* transport: the server WRITEs it */
     BW_PING,  /* transport: half of a message's way there and back */
 };
-const char *bw_op_name(enum bw_op op);
+const char *ibx_bw_op_name(enum bw_op op);
 
 /* ------------------------------------------------------------- command line */
 
@@ -69,18 +69,18 @@ struct bw_args {
 
 /* Fills `args`. -EINVAL with a sentence for a bad value; -ENOEXEC without one for bad usage,
  * which has been printed; 1 when --help or --version was all that was wanted. */
-int bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err);
+int ibx_bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err);
 
 /* ------------------------------------------------------------------- streams */
 
 struct ibx_session;
 /* Takes a session over, also when it fails (-ENOMEM). */
-int bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
-                         struct ibx_error *err);
+int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
+                             struct ibx_error *err);
 
 /* Stock's sockets, as blocking as its own: "HOST:PORT", "[IPv6]:PORT". */
-int bw_stock_listen(const char *where, int *fd, uint16_t *port, struct ibx_error *err);
-int bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err);
+int ibx_bw_stock_listen(const char *where, int *fd, uint16_t *port, struct ibx_error *err);
+int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err);
 
 /* --------------------------------------------------------------------- calls */
 
@@ -102,10 +102,10 @@ enum bw_exit { BW_EXIT_OK = 0, BW_EXIT_DAMAGED = 1, BW_EXIT_TOO_LONG = 2 };
 
 /* A payload that a seed determines, its checksum, and the mark by which a call's payload is told
  * from the previous one's: `token` in its first and last eight bytes (or what there is). */
-void bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed);
-uint64_t bw_payload_sum(const uint8_t *payload, size_t n);
-void bw_payload_mark(uint8_t *payload, size_t n, uint64_t token);
-bool bw_payload_marked(const uint8_t *payload, size_t n, uint64_t token);
+void ibx_bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed);
+uint64_t ibx_bw_payload_sum(const uint8_t *payload, size_t n);
+void ibx_bw_payload_mark(uint8_t *payload, size_t n, uint64_t token);
+bool ibx_bw_payload_marked(const uint8_t *payload, size_t n, uint64_t token);
 
 /* A buffer that grows and keeps what it has, as GVirtuS's do. */
 struct bw_buffer {
@@ -113,12 +113,12 @@ struct bw_buffer {
     size_t room;
 };
 /* Its old contents may be lost. -ENOMEM. */
-int bw_buffer_room(struct bw_buffer *buffer, size_t bytes);
-void bw_buffer_fini(struct bw_buffer *buffer);
+int ibx_bw_buffer_room(struct bw_buffer *buffer, size_t bytes);
+void ibx_bw_buffer_fini(struct bw_buffer *buffer);
 
 /* Answers a client's calls until it leaves, and destroys the stream; logs what is wrong with
  * them. */
-void bw_answer(struct bw_stream *stream, size_t max_bytes);
+void ibx_bw_answer(struct bw_stream *stream, size_t max_bytes);
 
 /* ------------------------------------------------------------------- results */
 
@@ -142,9 +142,9 @@ struct bw_pins {
     cpu_set_t client_set, server_set;
 };
 enum bw_end { BW_CLIENT, BW_SERVER };
-void bw_pins_choose(struct bw_pins *pins);
+void ibx_bw_pins_choose(struct bw_pins *pins);
 /* The calling thread, and those that it starts, run on that end's. */
-void bw_pin(const struct bw_pins *pins, enum bw_end end);
+void ibx_bw_pin(const struct bw_pins *pins, enum bw_end end);
 
 struct bw_refusal {
     char path[16];
@@ -159,7 +159,7 @@ struct bw_results {
     unsigned op_count;
     const size_t *sizes; /* borrowed from the arguments */
     unsigned size_count;
-    struct bw_cell *cells; /* bw_results_cell() */
+    struct bw_cell *cells; /* ibx_bw_results_cell() */
     struct bw_refusal refused[2 * BW_PATHS_MAX];
     unsigned refused_count;
     struct ibx_path chosen; /* what rdma:// takes between these ends; "" when not known */
@@ -170,35 +170,35 @@ struct bw_results {
     pthread_mutex_t lock; /* round changes, since a signal may ask for a report at any time */
 };
 
-int bw_results_init(struct bw_results *results, const struct bw_args *args);
-void bw_results_fini(struct bw_results *results);
+int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args);
+void ibx_bw_results_fini(struct bw_results *results);
 /* Adds a path and makes its cells: its index, or -ENOMEM. */
-int bw_results_path(struct bw_results *results, const char *name);
-struct bw_cell *bw_results_cell(const struct bw_results *results, unsigned path, unsigned op,
-                                unsigned size);
-void bw_results_refuse(struct bw_results *results, const char *path, const char *reason);
+int ibx_bw_results_path(struct bw_results *results, const char *name);
+struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned path, unsigned op,
+                                    unsigned size);
+void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason);
 /* Adds one call of `ns`. False when the cell is full. */
-bool bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns);
+bool ibx_bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns);
 /* Adds calls of which there are no samples, and the time that these and others took together. */
-void bw_cell_add_window(struct bw_results *results, struct bw_cell *cell, uint64_t calls,
-                        uint64_t window_ns);
-struct bw_summary bw_results_summary(const struct bw_results *results, unsigned path, unsigned op,
-                                     unsigned size);
+void ibx_bw_cell_add_window(struct bw_results *results, struct bw_cell *cell, uint64_t calls,
+                            uint64_t window_ns);
+struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsigned path,
+                                         unsigned op, unsigned size);
 /* Median over the sizes from..to of the ratio to stock; 0: there is none. */
-double bw_results_ratio(const struct bw_results *results, unsigned path, unsigned op, size_t from,
-                        size_t to);
+double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, unsigned op,
+                            size_t from, size_t to);
 
 /* ------------------------------------------------------------------- reports */
 
 /* "64 KiB"; in a buffer of the caller's, which is returned. */
 #define BW_SIZE_TEXT 32
-const char *bw_size_print(size_t bytes, char text[BW_SIZE_TEXT]);
-void bw_table_print(const struct bw_results *results, bool plain, FILE *out);
+const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT]);
+void ibx_bw_table_print(const struct bw_results *results, bool plain, FILE *out);
 /* "-": standard output. */
-int bw_json_write(const struct bw_results *results, const char *file, struct ibx_error *err);
-/* Whether bw_plot_write() can work: the file's ending and gnuplot. */
-int bw_plot_check(const char *file, struct ibx_error *err);
-int bw_plot_write(const struct bw_results *results, const char *file, struct ibx_error *err);
+int ibx_bw_json_write(const struct bw_results *results, const char *file, struct ibx_error *err);
+/* Whether ibx_bw_plot_write() can work: the file's ending and gnuplot. */
+int ibx_bw_plot_check(const char *file, struct ibx_error *err);
+int ibx_bw_plot_write(const struct bw_results *results, const char *file, struct ibx_error *err);
 
 /* A file that appears under its name when it is whole. */
 struct bw_file {
@@ -207,10 +207,10 @@ struct bw_file {
     int fd;
 };
 /* Whether it could be made; leaves nothing. */
-int bw_file_check(const char *name, struct ibx_error *err);
-int bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err);
+int ibx_bw_file_check(const char *name, struct ibx_error *err);
+int ibx_bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err);
 /* Renames it into place, or removes it if `rc` is an error; closes. Returns rc or its own error. */
-int bw_file_close(struct bw_file *file, int rc, struct ibx_error *err);
+int ibx_bw_file_close(struct bw_file *file, int rc, struct ibx_error *err);
 
 /* ----------------------------------------------------------------- measuring */
 
@@ -235,8 +235,8 @@ struct bw_path {
 struct bw_front {
     struct bw_buffer request, reply;
 };
-int bw_path_of_stream(struct bw_stream *stream, struct bw_front *front, struct bw_path **path,
-                      struct ibx_error *err);
+int ibx_bw_path_of_stream(struct bw_stream *stream, struct bw_front *front, struct bw_path **path,
+                          struct ibx_error *err);
 
 #define BW_DOORS_MAX 8
 
@@ -257,28 +257,28 @@ struct bw_bench {
     unsigned open_count;
     struct bw_child child;
 };
-int bw_bench_init(struct bw_bench *bench, const struct bw_args *args);
-void bw_bench_fini(struct bw_bench *bench);
+int ibx_bw_bench_init(struct bw_bench *bench, const struct bw_args *args);
+void ibx_bw_bench_fini(struct bw_bench *bench);
 /* Takes an open path over. */
-int bw_bench_add(struct bw_bench *bench, struct bw_path *path, const char *name);
+int ibx_bw_bench_add(struct bw_bench *bench, struct bw_path *path, const char *name);
 /* Connects by `uri` with the provider of `options` and adds what came of it. */
-int bw_bench_connect(struct bw_bench *bench, const char *uri, const struct ibx_options *options,
-                     struct ibx_error *err);
-int bw_bench_connect_stock(struct bw_bench *bench, const char *where, struct ibx_error *err);
+int ibx_bw_bench_connect(struct bw_bench *bench, const char *uri, const struct ibx_options *options,
+                         struct ibx_error *err);
+int ibx_bw_bench_connect_stock(struct bw_bench *bench, const char *where, struct ibx_error *err);
 /* Asks what rdma:// takes to a server. */
-int bw_bench_choose(struct bw_bench *bench, const char *uri, struct ibx_error *err);
+int ibx_bw_bench_choose(struct bw_bench *bench, const char *uri, struct ibx_error *err);
 /* Fills the cells. A path that fails is given up, told on standard error and among the refused;
  * the others go on. The first such error is returned. */
-int bw_bench_measure(struct bw_bench *bench, struct ibx_error *err);
+int ibx_bw_bench_measure(struct bw_bench *bench, struct ibx_error *err);
 /* Table, JSON and plot as wanted. */
-int bw_bench_report(struct bw_bench *bench, struct ibx_error *err);
+int ibx_bw_bench_report(struct bw_bench *bench, struct ibx_error *err);
 
-/* Set by SIGINT and SIGTERM once bw_watch_start() was called. */
-extern atomic_bool bw_stop;
+/* Set by SIGINT and SIGTERM once ibx_bw_watch_start() was called. */
+extern atomic_bool ibx_bw_stop;
 /* From now on a signal ends the measurement, or the process (exit 130, after a report) when the
  * call in hand does not come back soon. */
-int bw_watch_start(struct bw_bench *bench, struct ibx_error *err);
-void bw_watch_end(void);
+int ibx_bw_watch_start(struct bw_bench *bench, struct ibx_error *err);
+void ibx_bw_watch_end(void);
 
 /* ----------------------------------------------------------------------- raw */
 
@@ -288,48 +288,50 @@ enum bw_raw_message { BW_RAW_MOVE = 1, BW_RAW_MOVED, BW_RAW_PING };
 #define BW_DEPTH_MAX      256u
 #define BW_WARMUP_MAX     64u
 
-int bw_raw_connect(const char *uri, const struct bw_args *args, const struct ibx_options *options,
-                   struct bw_front *front, struct bw_path **path, char provider[16],
-                   struct ibx_error *err);
+int ibx_bw_raw_connect(const char *uri, const struct bw_args *args,
+                       const struct ibx_options *options, struct bw_front *front,
+                       struct bw_path **path, char provider[16], struct ibx_error *err);
 /* Serves one freshly accepted connection until its end and closes it. */
-void bw_raw_answer(struct ibx_conn *conn, size_t max_bytes);
+void ibx_bw_raw_answer(struct ibx_conn *conn, size_t max_bytes);
 
 /* ------------------------------------------------------------------- servers */
 
 /* Listeners and the threads that serve whoever comes. */
 struct bw_server;
-int bw_server_create(const struct bw_args *args, struct bw_server **server, struct ibx_error *err);
-/* Opens one more door; its URI, with the real port, is the server's. */
-int bw_server_open(struct bw_server *server, const char *uri, const char **real,
-                   struct ibx_error *err);
-int bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
+int ibx_bw_server_create(const struct bw_args *args, struct bw_server **server,
                          struct ibx_error *err);
+/* Opens one more door; its URI, with the real port, is the server's. */
+int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
+                       struct ibx_error *err);
+int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
+                             struct ibx_error *err);
 /* Starts a thread for every door. */
-int bw_server_start(struct bw_server *server, struct ibx_error *err);
+int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err);
 /* Before the end of the process: removes what would outlive it. */
-void bw_server_leave(struct bw_server *server);
+void ibx_bw_server_leave(struct bw_server *server);
 
 /* The commands: exit status. */
-int bw_serve(const struct bw_args *args);
-int bw_run(const struct bw_args *args);
-int bw_self(const struct bw_args *args);
-int bw_tune(const struct bw_args *args);
+int ibx_bw_serve(const struct bw_args *args);
+int ibx_bw_run(const struct bw_args *args);
+int ibx_bw_self(const struct bw_args *args);
+int ibx_bw_tune(const struct bw_args *args);
 
 /* A process of its own, which is killed when this one ends, and a pipe from it: its pid, and where
  * to read; in it 0, and where to write. A negative errno with a sentence about `what`. */
-pid_t bw_fork(const char *what, int *fd, struct ibx_error *err);
+pid_t ibx_bw_fork(const char *what, int *fd, struct ibx_error *err);
 /* Kills it and waits for its end; 0: there is none. */
-void bw_reap(pid_t *pid);
+void ibx_bw_reap(pid_t *pid);
 
-int bw_child_start(const struct bw_args *args, const struct bw_pins *pins, struct bw_child *child,
-                   struct ibx_error *err);
-void bw_child_stop(struct bw_child *child);
+int ibx_bw_child_start(const struct bw_args *args, const struct bw_pins *pins,
+                       struct bw_child *child, struct ibx_error *err);
+void ibx_bw_child_stop(struct bw_child *child);
 
 /* ---------------------------------------------------------------- yardsticks */
 
 /* GB/s of one iperf3 stream over loopback. -ENOENT: not installed. */
-int bw_iperf_run(double seconds, const struct bw_pins *pins, double *gbps, struct ibx_error *err);
+int ibx_bw_iperf_run(double seconds, const struct bw_pins *pins, double *gbps,
+                     struct ibx_error *err);
 /* GB/s that one thread copies of memory that no cache holds; 0 without memory for it. */
-double bw_memcpy_rate(void);
+double ibx_bw_memcpy_rate(void);
 
 #endif

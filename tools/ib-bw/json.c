@@ -28,10 +28,10 @@ static json_t *ratio_or_null(double ratio)
 
 static json_t *result(const struct bw_results *results, unsigned path, unsigned op, unsigned size)
 {
-    struct bw_summary s = bw_results_summary(results, path, op, size);
+    struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
     json_t *one = json_object();
     json_object_set_new(one, "path", text(results->paths[path]));
-    json_object_set_new(one, "op", text(bw_op_name(results->ops[op])));
+    json_object_set_new(one, "op", text(ibx_bw_op_name(results->ops[op])));
     json_object_set_new(one, "bytes", json_integer((json_int_t)results->sizes[size]));
     json_object_set_new(one, "n", json_integer((json_int_t)s.calls));
     json_object_set_new(one, "median_us", rounded(s.median_us));
@@ -47,7 +47,7 @@ static json_t *result_list(const struct bw_results *results)
     for (unsigned op = 0; op < results->op_count; op++) {
         for (unsigned size = 0; size < results->size_count; size++) {
             for (unsigned path = 0; path < results->path_count; path++) {
-                if (bw_results_cell(results, path, op, size)->samples)
+                if (ibx_bw_results_cell(results, path, op, size)->samples)
                     json_array_append_new(list, result(results, path, op, size));
             }
         }
@@ -116,7 +116,7 @@ static char *dump(const struct bw_results *results)
     json_object_set_new(root, "host", text(results->host));
     json_object_set_new(root, "processors", processors(results));
     json_object_set_new(root, "processors_each", processors_each(results));
-    json_object_set_new(root, "complete", json_boolean(!atomic_load(&bw_stop)));
+    json_object_set_new(root, "complete", json_boolean(!atomic_load(&ibx_bw_stop)));
     json_object_set_new(root, "results", result_list(results));
     json_object_set_new(root, "chosen", chosen(results));
     json_object_set_new(root, "refused", refused(results));
@@ -129,15 +129,15 @@ static char *dump(const struct bw_results *results)
 static int write_file(const char *name, const char *string, struct ibx_error *err)
 {
     struct bw_file file;
-    int rc = bw_file_open(&file, name, err);
+    int rc = ibx_bw_file_open(&file, name, err);
     if (rc)
         return rc;
     if (dprintf(file.fd, "%s\n", string) < 0)
         rc = ibx_error_set(err, -errno, "%s cannot be written: %s", name, strerror(errno));
-    return bw_file_close(&file, rc, err);
+    return ibx_bw_file_close(&file, rc, err);
 }
 
-int bw_json_write(const struct bw_results *results, const char *file, struct ibx_error *err)
+int ibx_bw_json_write(const struct bw_results *results, const char *file, struct ibx_error *err)
 {
     char *string = dump(results);
     if (!string)

@@ -20,8 +20,8 @@ static void show_progress(const struct bw_results *results, const struct bw_slic
 {
     char size[BW_SIZE_TEXT];
     if (isatty(STDERR_FILENO))
-        fprintf(stderr, "\r\033[K%s %s, round %u of %u: %s", bw_op_name(slice->op),
-                bw_size_print(slice->bytes, size), round + 1, rounds, results->paths[path]);
+        fprintf(stderr, "\r\033[K%s %s, round %u of %u: %s", ibx_bw_op_name(slice->op),
+                ibx_bw_size_print(slice->bytes, size), round + 1, rounds, results->paths[path]);
 }
 
 static void clear_progress(void)
@@ -37,10 +37,10 @@ static void give_up(struct bw_bench *bench, unsigned which, const struct bw_slic
     struct bw_path *path = bench->open[which];
     char size[BW_SIZE_TEXT], reason[512];
     const char *name = bench->results.paths[path->index];
-    snprintf(reason, sizeof(reason), "stopped at %s %s: %.400s", bw_op_name(slice->op),
-             bw_size_print(slice->bytes, size), why);
+    snprintf(reason, sizeof(reason), "stopped at %s %s: %.400s", ibx_bw_op_name(slice->op),
+             ibx_bw_size_print(slice->bytes, size), why);
     pthread_mutex_lock(&bench->results.lock);
-    bw_results_refuse(&bench->results, name, reason);
+    ibx_bw_results_refuse(&bench->results, name, reason);
     pthread_mutex_unlock(&bench->results.lock);
     path->destroy(path);
     bench->open_count--;
@@ -54,13 +54,13 @@ static int run_round(struct bw_bench *bench, const struct bw_slice *slice, unsig
 {
     int first = 0;
     unsigned i = 0;
-    while (i < bench->open_count && !atomic_load(&bw_stop)) {
+    while (i < bench->open_count && !atomic_load(&ibx_bw_stop)) {
         struct bw_path *path = bench->open[i];
-        struct bw_cell *cell = bw_results_cell(&bench->results, path->index, op, size);
+        struct bw_cell *cell = ibx_bw_results_cell(&bench->results, path->index, op, size);
         struct ibx_error why = {0};
         show_progress(&bench->results, slice, round, bench->args->rounds, path->index);
         int rc = path->run(path, slice, &bench->results, cell, &why);
-        if (rc && atomic_load(&bw_stop))
+        if (rc && atomic_load(&ibx_bw_stop))
             return first; /* the server was stopped as well */
         if (!rc) {
             i++;
@@ -79,7 +79,7 @@ static uint64_t share(uint64_t count, unsigned round, unsigned rounds)
     return count / rounds + (round < count % rounds);
 }
 
-int bw_bench_measure(struct bw_bench *bench, struct ibx_error *err)
+int ibx_bw_bench_measure(struct bw_bench *bench, struct ibx_error *err)
 {
     const struct bw_args *args = bench->args;
     const struct bw_results *results = &bench->results;

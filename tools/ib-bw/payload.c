@@ -18,7 +18,7 @@ static uint64_t mix(uint64_t x)
 }
 
 /* Not random, but no two words, pages or seeds are alike; about as fast as memory. */
-void bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed)
+void ibx_bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed)
 {
     uint64_t word = mix(seed + GOLDEN);
     size_t at = 0;
@@ -30,7 +30,7 @@ void bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed)
 }
 
 /* Four independent lanes, so that one multiplication need not wait for another. */
-uint64_t bw_payload_sum(const uint8_t *payload, size_t n)
+uint64_t ibx_bw_payload_sum(const uint8_t *payload, size_t n)
 {
     uint64_t lane[LANES] = {1, 2, 3, 4}, word[LANES];
     size_t at = 0;
@@ -52,21 +52,21 @@ static size_t mark_length(size_t n)
     return n < sizeof(uint64_t) ? n : sizeof(uint64_t);
 }
 
-void bw_payload_mark(uint8_t *payload, size_t n, uint64_t token)
+void ibx_bw_payload_mark(uint8_t *payload, size_t n, uint64_t token)
 {
     memcpy(payload, &token, mark_length(n));
     if (n >= 2 * sizeof(token))
         memcpy(payload + n - sizeof(token), &token, sizeof(token));
 }
 
-bool bw_payload_marked(const uint8_t *payload, size_t n, uint64_t token)
+bool ibx_bw_payload_marked(const uint8_t *payload, size_t n, uint64_t token)
 {
     if (memcmp(payload, &token, mark_length(n)))
         return false;
     return n < 2 * sizeof(token) || !memcmp(payload + n - sizeof(token), &token, sizeof(token));
 }
 
-int bw_buffer_room(struct bw_buffer *buffer, size_t bytes)
+int ibx_bw_buffer_room(struct bw_buffer *buffer, size_t bytes)
 {
     if (bytes <= buffer->room)
         return 0;
@@ -78,7 +78,7 @@ int bw_buffer_room(struct bw_buffer *buffer, size_t bytes)
     return 0;
 }
 
-void bw_buffer_fini(struct bw_buffer *buffer)
+void ibx_bw_buffer_fini(struct bw_buffer *buffer)
 {
     free(buffer->data);
     *buffer = (struct bw_buffer){0};

@@ -99,7 +99,7 @@ static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
     }
 }
 
-void bw_pins_choose(struct bw_pins *pins)
+void ibx_bw_pins_choose(struct bw_pins *pins)
 {
     struct place places[CPU_SETSIZE];
     cpu_set_t allowed, cores;
@@ -116,7 +116,7 @@ void bw_pins_choose(struct bw_pins *pins)
         share_out(pins, &cores);
 }
 
-void bw_pin(const struct bw_pins *pins, enum bw_end end)
+void ibx_bw_pin(const struct bw_pins *pins, enum bw_end end)
 {
     const cpu_set_t *set = end == BW_CLIENT ? &pins->client_set : &pins->server_set;
     if (pins->client >= 0) /* a wish: without it the figures are only noisier */

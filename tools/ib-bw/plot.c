@@ -35,7 +35,7 @@ static bool in_path(const char *program)
     return false;
 }
 
-int bw_plot_check(const char *file, struct ibx_error *err)
+int ibx_bw_plot_check(const char *file, struct ibx_error *err)
 {
     if (strcmp(ending(file), "svg") && strcmp(ending(file), "png"))
         return ibx_error_set(err, -EINVAL, "--plot: \"%.64s\" does not end in .svg or .png", file);
@@ -48,7 +48,7 @@ static void write_series(const struct bw_results *results, unsigned op, FILE *to
 {
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned size = 0; size < results->size_count; size++) {
-            struct bw_summary s = bw_results_summary(results, path, op, size);
+            struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
             if (s.calls)
                 fprintf(to, "%zu %.6g\n", results->sizes[size], s.gbps);
         }
@@ -60,7 +60,7 @@ static bool has_points(const struct bw_results *results, unsigned op)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned size = 0; size < results->size_count; size++) {
-            if (bw_results_cell(results, path, op, size)->samples)
+            if (ibx_bw_results_cell(results, path, op, size)->samples)
                 return true;
         }
     }
@@ -118,7 +118,7 @@ static int start_gnuplot(int to, pid_t *pid, FILE **script, struct ibx_error *er
     return 0;
 }
 
-int bw_plot_write(const struct bw_results *results, const char *file, struct ibx_error *err)
+int ibx_bw_plot_write(const struct bw_results *results, const char *file, struct ibx_error *err)
 {
     struct bw_file picture;
     pid_t pid;
@@ -126,7 +126,7 @@ int bw_plot_write(const struct bw_results *results, const char *file, struct ibx
     int status = 0;
     if (!has_points(results, 0) && !has_points(results, results->op_count - 1))
         return 0; /* stopped before there was anything to draw */
-    int rc = bw_file_open(&picture, file, err);
+    int rc = ibx_bw_file_open(&picture, file, err);
     if (rc)
         return rc;
     rc = start_gnuplot(picture.fd, &pid, &script, err);
@@ -140,5 +140,5 @@ int bw_plot_write(const struct bw_results *results, const char *file, struct ibx
         if (!script || status)
             rc = ibx_error_set(err, -EIO, "gnuplot failed on %s", file);
     }
-    return bw_file_close(&picture, rc, err);
+    return ibx_bw_file_close(&picture, rc, err);
 }

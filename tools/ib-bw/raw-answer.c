@@ -120,7 +120,7 @@ static int report(struct raw_server *s, int code, uint64_t moves, uint64_t windo
     ibx_put_u32(&w, (uint32_t)code);
     ibx_put_u64(&w, moves);
     ibx_put_u64(&w, window_ns);
-    ibx_put_u64(&w, code || s->write ? 0 : bw_payload_sum(s->local.data, s->bytes));
+    ibx_put_u64(&w, code || s->write ? 0 : ibx_bw_payload_sum(s->local.data, s->bytes));
     ibx_put_u32(&w, n);
     for (uint32_t i = 0; i < n; i++) /* evenly spread over those there are */
         ibx_put_u64(&w, s->samples[(uint64_t)i * s->sample_count / n]);
@@ -146,10 +146,10 @@ static int timed_moves(struct raw_server *s)
 static int move(struct raw_server *s)
 {
     s->sample_count = 0;
-    if (s->bytes > s->max_bytes || bw_buffer_room(&s->local, s->bytes))
+    if (s->bytes > s->max_bytes || ibx_bw_buffer_room(&s->local, s->bytes))
         return report(s, EFBIG, 0, 0);
     if (s->write)
-        bw_payload_fill(s->local.data, s->bytes, s->seed);
+        ibx_bw_payload_fill(s->local.data, s->bytes, s->seed);
     struct ibx_error err = {0};
     struct ibx_span span = ibx_span_host(s->local.data, s->bytes);
     int rc = ibx_mr_register(s->conn, &span, IBX_ACCESS_LOCAL, &s->mr, &err);
@@ -204,7 +204,7 @@ static int take_message(struct raw_server *s, struct ibx_event *event)
     return !rc && type == BW_RAW_MOVE ? move(s) : rc;
 }
 
-void bw_raw_answer(struct ibx_conn *conn, size_t max_bytes)
+void ibx_bw_raw_answer(struct ibx_conn *conn, size_t max_bytes)
 {
     struct ibx_error err = {0};
     struct raw_server *s = calloc(1, sizeof(*s));
@@ -231,7 +231,7 @@ void bw_raw_answer(struct ibx_conn *conn, size_t max_bytes)
     ibx_close(conn);
     if (s) {
         free(s->report);
-        bw_buffer_fini(&s->local);
+        ibx_bw_buffer_fini(&s->local);
     }
     free(s);
 }

@@ -93,14 +93,14 @@ static int take_report(struct raw_path *p, const struct bw_slice *slice, const u
     if (code)
         return ibx_error_set(err, -EIO, "the server could not move: %s", strerror(code));
     for (uint32_t i = 0; i < samples; i++)
-        bw_cell_add(results, cell, ibx_get_u64(&r));
-    bw_cell_add_window(results, cell, moves - samples, window_ns);
+        ibx_bw_cell_add(results, cell, ibx_get_u64(&r));
+    ibx_bw_cell_add_window(results, cell, moves - samples, window_ns);
     bool good = slice->op == BW_READ
-                    ? sum == bw_payload_sum(p->front->reply.data, slice->bytes)
+                    ? sum == ibx_bw_payload_sum(p->front->reply.data, slice->bytes)
                     : !memcmp(p->front->reply.data, p->front->request.data, slice->bytes);
     return good ? 0
                 : ibx_error_set(err, -EBADMSG, "%zu bytes were damaged by a %s", slice->bytes,
-                                bw_op_name(slice->op));
+                                ibx_bw_op_name(slice->op));
 }
 
 static int move(struct raw_path *p, const struct bw_slice *slice, struct bw_results *results,
@@ -132,13 +132,13 @@ static int run_moves(struct raw_path *p, const struct bw_slice *slice, struct bw
                      struct bw_cell *cell, struct ibx_error *err)
 {
     struct bw_front *front = p->front;
-    if (bw_buffer_room(&front->reply, slice->bytes) ||
-        bw_buffer_room(&front->request, slice->bytes))
+    if (ibx_bw_buffer_room(&front->reply, slice->bytes) ||
+        ibx_bw_buffer_room(&front->request, slice->bytes))
         return ibx_error_set(err, -ENOMEM, "no memory for %zu bytes", slice->bytes);
     if (slice->op == BW_READ) {
-        bw_payload_fill(front->reply.data, slice->bytes, slice->seed);
+        ibx_bw_payload_fill(front->reply.data, slice->bytes, slice->seed);
     } else {
-        bw_payload_fill(front->request.data, slice->bytes, slice->seed);
+        ibx_bw_payload_fill(front->request.data, slice->bytes, slice->seed);
         memset(front->reply.data, 0, slice->bytes);
     }
     return move(p, slice, results, cell, err);
@@ -153,7 +153,7 @@ static int ping(struct raw_path *p, size_t bytes, uint64_t token, uint64_t *ns,
     uint8_t *payload = p->front->request.data;
     struct iovec iov[2] = {{&type, 1}, {payload, bytes}};
     struct ibx_event event;
-    bw_payload_mark(payload, bytes, token);
+    ibx_bw_payload_mark(payload, bytes, token);
     uint64_t start = ibx_now_ns();
     int rc = send_message(p, iov, 2, err);
     if (!rc)
@@ -174,11 +174,11 @@ static int run_pings(struct raw_path *p, const struct bw_slice *slice, struct bw
 {
     if (slice->bytes >= ibx_conn_caps(p->conn)->message_max)
         return 0; /* no message is so long */
-    if (bw_buffer_room(&p->front->request, slice->bytes))
+    if (ibx_bw_buffer_room(&p->front->request, slice->bytes))
         return ibx_error_set(err, -ENOMEM, "no memory for %zu bytes", slice->bytes);
-    bw_payload_fill(p->front->request.data, slice->bytes, slice->seed);
+    ibx_bw_payload_fill(p->front->request.data, slice->bytes, slice->seed);
     uint64_t ns, end = 0;
-    for (uint64_t done = 0; !atomic_load(&bw_stop); done++) {
+    for (uint64_t done = 0; !atomic_load(&ibx_bw_stop); done++) {
         bool counts = done >= slice->warmup;
         uint64_t now = ibx_now_ns();
         if (done == slice->warmup)
@@ -189,7 +189,7 @@ static int run_pings(struct raw_path *p, const struct bw_slice *slice, struct bw
         int rc = ping(p, slice->bytes, slice->seed + done, &ns, err);
         if (rc)
             return rc;
-        if (counts && !bw_cell_add(results, cell, ns))
+        if (counts && !ibx_bw_cell_add(results, cell, ns))
             break;
     }
     return 0;
@@ -212,9 +212,9 @@ static void destroy(struct bw_path *path)
     free(p);
 }
 
-int bw_raw_connect(const char *uri, const struct bw_args *args, const struct ibx_options *options,
-                   struct bw_front *front, struct bw_path **path, char provider[16],
-                   struct ibx_error *err)
+int ibx_bw_raw_connect(const char *uri, const struct bw_args *args,
+                       const struct ibx_options *options, struct bw_front *front,
+                       struct bw_path **path, char provider[16], struct ibx_error *err)
 {
     struct raw_path *p = calloc(1, sizeof(*p));
     if (!p)

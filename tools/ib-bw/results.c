@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *bw_op_name(enum bw_op op)
+const char *ibx_bw_op_name(enum bw_op op)
 {
     static const char *const names[] = {[BW_H2D] = "h2d",
                                         [BW_D2H] = "d2h",
@@ -17,7 +17,7 @@ const char *bw_op_name(enum bw_op op)
     return names[op];
 }
 
-int bw_results_init(struct bw_results *results, const struct bw_args *args)
+int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args)
 {
     *results = (struct bw_results){
         .sizes = args->sizes, .size_count = args->size_count, .pins = {.client = -1, .server = -1}};
@@ -35,7 +35,7 @@ int bw_results_init(struct bw_results *results, const struct bw_args *args)
     return 0;
 }
 
-void bw_results_fini(struct bw_results *results)
+void ibx_bw_results_fini(struct bw_results *results)
 {
     if (!results->cells)
         return;
@@ -46,7 +46,7 @@ void bw_results_fini(struct bw_results *results)
     pthread_mutex_destroy(&results->lock);
 }
 
-int bw_results_path(struct bw_results *results, const char *name)
+int ibx_bw_results_path(struct bw_results *results, const char *name)
 {
     if (results->path_count == BW_PATHS_MAX)
         return -ENOMEM;
@@ -55,14 +55,14 @@ int bw_results_path(struct bw_results *results, const char *name)
     return (int)index;
 }
 
-struct bw_cell *bw_results_cell(const struct bw_results *results, unsigned path, unsigned op,
-                                unsigned size)
+struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned path, unsigned op,
+                                    unsigned size)
 {
     size_t row = (size_t)path * results->op_count + op;
     return &results->cells[row * results->size_count + size];
 }
 
-void bw_results_refuse(struct bw_results *results, const char *path, const char *reason)
+void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason)
 {
     if (results->refused_count == sizeof(results->refused) / sizeof(results->refused[0]))
         return;
@@ -83,7 +83,7 @@ static bool cell_grow(struct bw_cell *cell)
     return true;
 }
 
-bool bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns)
+bool ibx_bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns)
 {
     pthread_mutex_lock(&results->lock);
     bool room = cell->samples < cell->room || cell_grow(cell);
@@ -95,8 +95,8 @@ bool bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns)
     return room;
 }
 
-void bw_cell_add_window(struct bw_results *results, struct bw_cell *cell, uint64_t calls,
-                        uint64_t window_ns)
+void ibx_bw_cell_add_window(struct bw_results *results, struct bw_cell *cell, uint64_t calls,
+                            uint64_t window_ns)
 {
     pthread_mutex_lock(&results->lock);
     cell->calls += calls;
@@ -127,10 +127,10 @@ static double median_us(struct bw_cell *cell)
     return (double)(upper + lower) / 2e3;
 }
 
-struct bw_summary bw_results_summary(const struct bw_results *results, unsigned path, unsigned op,
-                                     unsigned size)
+struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsigned path,
+                                         unsigned op, unsigned size)
 {
-    struct bw_cell *cell = bw_results_cell(results, path, op, size);
+    struct bw_cell *cell = ibx_bw_results_cell(results, path, op, size);
     struct bw_summary summary = {.calls = cell->calls, .median_us = median_us(cell)};
     if (!cell->samples)
         return (struct bw_summary){0};
@@ -141,18 +141,19 @@ struct bw_summary bw_results_summary(const struct bw_results *results, unsigned 
                                    : bytes / (summary.median_us * 1e3);
     for (unsigned i = 0; i < results->path_count; i++) {
         if (!strcmp(results->paths[i], BW_STOCK))
-            summary.ratio = median_us(bw_results_cell(results, i, op, size)) / summary.median_us;
+            summary.ratio =
+                median_us(ibx_bw_results_cell(results, i, op, size)) / summary.median_us;
     }
     return summary;
 }
 
-double bw_results_ratio(const struct bw_results *results, unsigned path, unsigned op, size_t from,
-                        size_t to)
+double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, unsigned op,
+                            size_t from, size_t to)
 {
     double ratios[BW_SIZES_MAX];
     unsigned n = 0;
     for (unsigned i = 0; i < results->size_count; i++) {
-        double ratio = bw_results_summary(results, path, op, i).ratio;
+        double ratio = ibx_bw_results_summary(results, path, op, i).ratio;
         if (results->sizes[i] >= from && results->sizes[i] <= to && ratio > 0)
             ratios[n++] = ratio;
     }

@@ -45,9 +45,9 @@ static void *client_main(void *argument)
     struct client client = *(struct client *)argument;
     free(argument);
     if (client.conn)
-        bw_raw_answer(client.conn, client.server->args->max_bytes);
+        ibx_bw_raw_answer(client.conn, client.server->args->max_bytes);
     else
-        bw_answer(client.stream, client.server->args->max_bytes);
+        ibx_bw_answer(client.stream, client.server->args->max_bytes);
     atomic_fetch_sub(&client.server->clients, 1);
     return NULL;
 }
@@ -92,7 +92,7 @@ static void *session_door(void *argument)
         struct ibx_session *session;
         struct client client = {.server = door->server};
         if (ibx_session_accept(door->session, &session, &err) ||
-            bw_stream_of_session(session, &client.stream, &err))
+            ibx_bw_stream_of_session(session, &client.stream, &err))
             accept_failed(err.message);
         else
             client_start(&client);
@@ -126,7 +126,7 @@ static void *stock_door(void *argument)
         int fd = accept4(door->stock_fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             accept_failed(strerror(errno));
-        else if (bw_stream_of_stock(fd, &client.stream, &err))
+        else if (ibx_bw_stream_of_stock(fd, &client.stream, &err))
             accept_failed(err.message);
         else
             client_start(&client);
@@ -134,7 +134,8 @@ static void *stock_door(void *argument)
     return NULL;
 }
 
-int bw_server_create(const struct bw_args *args, struct bw_server **server, struct ibx_error *err)
+int ibx_bw_server_create(const struct bw_args *args, struct bw_server **server,
+                         struct ibx_error *err)
 {
     struct bw_server *s = calloc(1, sizeof(*s));
     if (!s)
@@ -155,8 +156,8 @@ static struct door *door_add(struct bw_server *server, struct ibx_error *err)
     return door;
 }
 
-int bw_server_open(struct bw_server *server, const char *uri, const char **real,
-                   struct ibx_error *err)
+int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
+                       struct ibx_error *err)
 {
     struct door *door = door_add(server, err);
     if (!door)
@@ -179,19 +180,19 @@ int bw_server_open(struct bw_server *server, const char *uri, const char **real,
     return rc;
 }
 
-int bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
-                         struct ibx_error *err)
+int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
+                             struct ibx_error *err)
 {
     struct door *door = door_add(server, err);
     if (!door)
         return err ? err->code : -ENFILE;
-    int rc = bw_stock_listen(where, &door->stock_fd, port, err);
+    int rc = ibx_bw_stock_listen(where, &door->stock_fd, port, err);
     if (!rc)
         server->door_count++;
     return rc;
 }
 
-int bw_server_start(struct bw_server *server, struct ibx_error *err)
+int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err)
 {
     for (unsigned i = 0; i < server->door_count; i++) {
         struct door *door = &server->doors[i];
@@ -209,7 +210,7 @@ int bw_server_start(struct bw_server *server, struct ibx_error *err)
 
 /* Its threads use doors and server until the process ends, so neither is freed. What would outlive
  * the process is the socket of a door in the file system. */
-void bw_server_leave(struct bw_server *server)
+void ibx_bw_server_leave(struct bw_server *server)
 {
     struct ibx_uri uri;
     for (unsigned i = 0; server && i < server->door_count; i++) {

@@ -76,7 +76,7 @@ static int first_that(int (*apply)(int, const struct sockaddr *, socklen_t), str
     return rc;
 }
 
-int bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_error *err)
+int ibx_bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_error *err)
 {
     char text[400];
     struct addrinfo *list;
@@ -106,7 +106,7 @@ int bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_erro
     return 0;
 }
 
-int bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err)
+int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err)
 {
     struct addrinfo *list;
     int rc = resolve(where, 0, &list, err);
@@ -119,5 +119,5 @@ int bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_er
                              "--stock: nobody answers at %s: %s; start the server with --stock, or "
                              "give the address and port of its stock door",
                              where, strerror(-fd));
-    return bw_stream_of_stock(fd, stream, err);
+    return ibx_bw_stream_of_stock(fd, stream, err);
 }

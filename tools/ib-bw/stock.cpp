@@ -81,7 +81,7 @@ const bw_stream_ops stock_ops = {stock_read,   stock_write, stock_sync,
 
 } // namespace
 
-extern "C" int bw_stream_of_stock(int fd, bw_stream **stream, ibx_error *err)
+extern "C" int ibx_bw_stream_of_stock(int fd, bw_stream **stream, ibx_error *err)
 {
     int copy = dup(fd);
     if (copy < 0) {

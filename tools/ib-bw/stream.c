@@ -58,8 +58,8 @@ static const struct bw_stream_ops session_ops = {
     .destroy = session_destroy,
 };
 
-int bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
-                         struct ibx_error *err)
+int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
+                             struct ibx_error *err)
 {
     struct session_stream *s = calloc(1, sizeof(*s));
     if (!s) {

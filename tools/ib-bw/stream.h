@@ -32,7 +32,7 @@ struct bw_stream {
 };
 
 /* Takes a connected stream socket over, also when it fails (-ENOMEM, -EMFILE). */
-int bw_stream_of_stock(int fd, struct bw_stream **stream, struct ibx_error *err);
+int ibx_bw_stream_of_stock(int fd, struct bw_stream **stream, struct ibx_error *err);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@
 #define VALUE      11 /* columns */
 #define RATIO      8
 
-const char *bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
+const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
     unsigned unit = 0;
@@ -86,9 +86,9 @@ static void print_row(const struct bw_results *results, unsigned op, unsigned si
 {
     char text[BW_SIZE_TEXT], value[16], ratio[16];
     bool as_time = results->sizes[size] < FAST_BYTES || results->ops[op] == BW_PING;
-    fprintf(out, "%9s", bw_size_print(results->sizes[size], text));
+    fprintf(out, "%9s", ibx_bw_size_print(results->sizes[size], text));
     for (unsigned path = 0; path < results->path_count; path++) {
-        struct bw_summary s = bw_results_summary(results, path, op, size);
+        struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
         print_value(&s, as_time, value);
         fprintf(out, "%*s", VALUE, value);
         if (ratio_width(results, path)) {
@@ -102,7 +102,7 @@ static void print_row(const struct bw_results *results, unsigned op, unsigned si
 static bool row_empty(const struct bw_results *results, unsigned op, unsigned size)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
-        if (bw_results_cell(results, path, op, size)->samples)
+        if (ibx_bw_results_cell(results, path, op, size)->samples)
             return false;
     }
     return true;
@@ -144,13 +144,14 @@ static void print_long_block(const struct bw_results *results, unsigned op, FILE
             "calls", "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
     for (unsigned size = 0; size < results->size_count; size++) {
         for (unsigned path = 0; path < results->path_count; path++) {
-            struct bw_summary s = bw_results_summary(results, path, op, size);
+            struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
             if (!s.calls)
                 continue;
             print_time(s.median_us, median);
             print_time(s.p99_us, p99);
-            fprintf(out, "%9s  %-6s%9llu%12s%12s%10.3f", bw_size_print(results->sizes[size], text),
-                    results->paths[path], (unsigned long long)s.calls, median, p99, s.gbps);
+            fprintf(out, "%9s  %-6s%9llu%12s%12s%10.3f",
+                    ibx_bw_size_print(results->sizes[size], text), results->paths[path],
+                    (unsigned long long)s.calls, median, p99, s.gbps);
             print_ratio(s.ratio, ratio);
             fprintf(out, "%*s\n", ratios ? RATIO : 0, ratios ? ratio : "");
         }
@@ -166,10 +167,10 @@ static void print_medians(const struct bw_results *results, FILE *out)
         if (is_stock(results, path))
             continue;
         for (unsigned op = 0; op < results->op_count; op++) {
-            double ratio = bw_results_ratio(results, path, op, MIB, 64 * MIB);
+            double ratio = ibx_bw_results_ratio(results, path, op, MIB, 64 * MIB);
             if (ratio > 0)
                 fprintf(out, "%s against stock, %s, 1 to 64 MiB: x%.2f (median of the ratios)\n",
-                        results->paths[path], bw_op_name(results->ops[op]), ratio);
+                        results->paths[path], ibx_bw_op_name(results->ops[op]), ratio);
         }
     }
 }
@@ -190,7 +191,7 @@ static void print_yardsticks(const struct bw_results *results, FILE *out)
         fprintf(out, "yardstick: memcpy, one thread: %.2f GB/s\n", results->memcpy_gbps);
 }
 
-void bw_table_print(const struct bw_results *results, bool plain, FILE *out)
+void ibx_bw_table_print(const struct bw_results *results, bool plain, FILE *out)
 {
     char text[BW_SIZE_TEXT];
     const unsigned blocks = empty(results) ? 0 : results->op_count;
@@ -207,7 +208,8 @@ void bw_table_print(const struct bw_results *results, bool plain, FILE *out)
     print_yardsticks(results, out);
     if (results->chosen.provider[0])
         fprintf(out, "chosen here: %s; payloads of %s and more go one-sided\n",
-                results->chosen.description, bw_size_print(results->chosen_caps.rendezvous, text));
+                results->chosen.description,
+                ibx_bw_size_print(results->chosen_caps.rendezvous, text));
     for (unsigned i = 0; i < results->refused_count; i++)
         fprintf(out, "refused: %s: %s\n", results->refused[i].path, results->refused[i].reason);
 }

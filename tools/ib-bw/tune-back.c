@@ -209,7 +209,8 @@ static _Noreturn void back_main(const struct bw_args *args, const struct tune *t
             place.host);
     close(fd);
     for (unsigned i = 0; i < tune->way_count; i++) {
-        if (seat_one(tune_way_far(&tune->ways[i]) ? far : door, &tune->ways[i], &maker, context))
+        if (seat_one(ibx_tune_way_far(&tune->ways[i]) ? far : door, &tune->ways[i], &maker,
+                     context))
             _exit(EXIT_FAILURE);
     }
     for (;;)
@@ -253,11 +254,11 @@ static int learn(int fd, struct tune *tune, struct tune_back *back, struct ibx_e
     return rc;
 }
 
-int tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
-                    struct ibx_error *err)
+int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
+                        struct ibx_error *err)
 {
     int fd;
-    pid_t pid = bw_fork("the back end", &fd, err);
+    pid_t pid = ibx_bw_fork("the back end", &fd, err);
     if (pid < 0)
         return pid;
     if (!pid)
@@ -266,7 +267,7 @@ int tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_b
     return learn(fd, tune, back, err);
 }
 
-void tune_back_stop(struct tune_back *back)
+void ibx_tune_back_stop(struct tune_back *back)
 {
-    bw_reap(&back->pid);
+    ibx_bw_reap(&back->pid);
 }

@@ -27,7 +27,7 @@ static double gain(const double *first, const double *later, unsigned from, unsi
     return sum;
 }
 
-int tune_crossover(const double *first, const double *later, unsigned n, double margin)
+int ibx_tune_crossover(const double *first, const double *later, unsigned n, double margin)
 {
     int best = -1;
     double most = 0;
@@ -63,7 +63,8 @@ static const struct tune_way *best_crew(const struct tune *tune, const struct tu
         const struct tune_way *way = &tune->ways[i];
         double sum = 0;
         for (unsigned d = 0; d < 2 && way->kind == TUNE_CREW; d++) {
-            int at = tune_crossover(base->times[d], way->times[d], tune->size_count, TUNE_MARGIN);
+            int at =
+                ibx_tune_crossover(base->times[d], way->times[d], tune->size_count, TUNE_MARGIN);
             sum += at < 0 ? 0
                           : gain(base->times[d], way->times[d], (unsigned)at, tune->size_count,
                                  TUNE_MARGIN);
@@ -107,7 +108,7 @@ static size_t best_chunk(const struct tune *tune, const struct tune_way *base)
 static uint64_t size_from(const struct tune *tune, const double *first, const double *later,
                           double margin, uint64_t unknown)
 {
-    int at = tune_crossover(first, later, tune->size_count, margin);
+    int at = ibx_tune_crossover(first, later, tune->size_count, margin);
     if (at < 0)
         return unknown;
     if (at == (int)tune->size_count)
@@ -124,7 +125,7 @@ static uint64_t inline_most(const struct tune *tune, unsigned d, const struct tu
                             const struct tune_way *chunks)
 {
     static const uint64_t bounds[] = {IBX_CHOICE_TO_MAX, IBX_CHOICE_FROM_MAX};
-    int at = tune_crossover(inlined->times[d], chunks->times[d], tune->size_count, TUNE_MARGIN);
+    int at = ibx_tune_crossover(inlined->times[d], chunks->times[d], tune->size_count, TUNE_MARGIN);
     uint64_t most = 0;
     if (at < 0)
         return ibx_choice_default.ways[d].inline_max;
@@ -135,7 +136,7 @@ static uint64_t inline_most(const struct tune *tune, unsigned d, const struct tu
     return most;
 }
 
-void tune_choose(struct tune *tune)
+void ibx_tune_choose(struct tune *tune)
 {
     struct ibx_choice *choice = &tune->result.choice;
     const struct tune_way *chunks = way_of(tune, TUNE_CHUNKS);

@@ -29,7 +29,7 @@ static void print_block(const struct tune *tune, unsigned d, FILE *out)
     }
     fputc('\n', out);
     for (unsigned i = 0; i < tune->size_count; i++) {
-        fprintf(out, "%9s", bw_size_print(tune->sizes[i], text));
+        fprintf(out, "%9s", ibx_bw_size_print(tune->sizes[i], text));
         for (unsigned w = 0; w < tune->way_count; w++) {
             const struct tune_way *way = &tune->ways[w];
             if (!measured(way, d, tune->size_count))
@@ -73,7 +73,7 @@ static void print_refused(const struct tune *tune, FILE *out)
         fprintf(out, "refused: direct: %s\n", tune->no_direct);
 }
 
-void tune_print(const struct tune *tune, FILE *out)
+void ibx_tune_print(const struct tune *tune, FILE *out)
 {
     const struct ibx_tuning_place *place = &tune->result.place;
     fprintf(out, "%s, CUDA %s, on %s; two processes over %s\n", place->gpu, place->driver,

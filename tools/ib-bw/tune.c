@@ -60,7 +60,7 @@ static void add_crews(struct tune *tune, unsigned processors)
     }
 }
 
-void tune_ways_init(struct tune *tune, unsigned processors, bool over)
+void ibx_tune_ways_init(struct tune *tune, unsigned processors, bool over)
 {
     struct tune_way *way = add(tune, TUNE_INLINE, "inline");
     way->choice.ways[IBX_CHOICE_TO_DEVICE].inline_max = IBX_CHOICE_TO_MAX;
@@ -83,7 +83,7 @@ void tune_ways_init(struct tune *tune, unsigned processors, bool over)
     way->choice.ways[0].direct_min = way->choice.ways[1].direct_min = 0;
 }
 
-bool tune_way_far(const struct tune_way *way)
+bool ibx_tune_way_far(const struct tune_way *way)
 {
     return way->kind == TUNE_FAR || way->kind == TUNE_DIRECT;
 }
@@ -174,13 +174,13 @@ static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
 {
     uint8_t *host = in_shared(&b->tune.ways[w]) ? b->shared : b->own;
     double us;
-    bw_payload_mark(host, n, ++b->token);
-    uint64_t sum = bw_payload_sum(host, n);
+    ibx_bw_payload_mark(host, n, ++b->token);
+    uint64_t sum = ibx_bw_payload_sum(host, n);
     int rc = copy(b, w, IBX_CHOICE_TO_DEVICE, n, &us, err);
     memset(host, 0, n);
     if (!rc)
         rc = copy(b, w, IBX_CHOICE_FROM_DEVICE, n, &us, err);
-    if (!rc && bw_payload_sum(host, n) != sum)
+    if (!rc && ibx_bw_payload_sum(host, n) != sum)
         rc = ibx_error_set(err, -EBADMSG, "a copy of %zu bytes came back damaged (%s)", n,
                            b->tune.ways[w].name);
     return rc;
@@ -241,7 +241,7 @@ static void show_progress(unsigned d, size_t n)
 {
     char text[BW_SIZE_TEXT];
     if (isatty(STDERR_FILENO))
-        fprintf(stderr, "\r\033[K%s %s", d ? "D2H" : "H2D", bw_size_print(n, text));
+        fprintf(stderr, "\r\033[K%s %s", d ? "D2H" : "H2D", ibx_bw_size_print(n, text));
 }
 
 /* One size in one direction; the ways take turns. */
@@ -291,7 +291,7 @@ static void prepare(struct bench *b, const struct bw_args *args)
     tune->size_count = args->size_count;
     qsort(tune->sizes, tune->size_count, sizeof(tune->sizes[0]), by_size);
     b->longest = tune->sizes[tune->size_count - 1];
-    tune_ways_init(tune, processors, args->over);
+    ibx_tune_ways_init(tune, processors, args->over);
     if (processors < 4)
         snprintf(tune->no_crew, sizeof(tune->no_crew), "there are only %u processors", processors);
 }
@@ -321,7 +321,7 @@ static int memory_ready(struct bench *b, struct ibx_error *err)
     if (own == MAP_FAILED)
         return ibx_error_set(err, -ENOMEM, "no memory for copies of %zu bytes", b->longest);
     b->own = own;
-    bw_payload_fill(b->own, b->longest, PATTERN_SEED);
+    ibx_bw_payload_fill(b->own, b->longest, PATTERN_SEED);
     b->shared = ibx_shared_allocate(b->longest, &why);
     if (b->shared)
         memcpy(b->shared, b->own, b->longest);
@@ -338,7 +338,7 @@ static int connect_all(struct bench *b, struct ibx_error *err)
     struct ibx_copy_counts counts;
     int rc = 0;
     for (unsigned w = 0; !rc && w < b->tune.way_count; w++) {
-        bool far = tune_way_far(&b->tune.ways[w]);
+        bool far = ibx_tune_way_far(&b->tune.ways[w]);
         const char *uri = far ? b->back.far_uri : b->back.uri;
         rc = ibx_session_create(uri, &b->args->options, &b->sessions[w], err);
         if (!rc)
@@ -360,7 +360,7 @@ static void finish(struct bench *b)
         ibx_session_destroy(b->sessions[w]);
         free(b->samples[w]);
     }
-    tune_back_stop(&b->back);
+    ibx_tune_back_stop(&b->back);
     if (b->shared)
         ibx_shared_free(b->shared);
     if (b->own)
@@ -378,7 +378,7 @@ static int output_of(const struct bw_args *args, char file[PATH_MAX], struct ibx
         rc = ibx_glue_tuning_file(file, err);
     if (!rc && !*file)
         rc = ibx_error_set(err, -EINVAL, "rdma.tuning says none: give --output FILE");
-    if (!rc && (rc = bw_file_check(file, err)))
+    if (!rc && (rc = ibx_bw_file_check(file, err)))
         ibx_error_prefix(err, rc, "no place for the result (give --output FILE)");
     return rc;
 }
@@ -389,7 +389,7 @@ static int write_file(const struct tune *tune, const char *name, struct ibx_erro
     char date[32];
     time_t now = time(NULL);
     struct tm tm;
-    int rc = bw_file_open(&file, name, err);
+    int rc = ibx_bw_file_open(&file, name, err);
     if (rc)
         return rc;
     int fd = dup(file.fd);
@@ -404,7 +404,7 @@ static int write_file(const struct tune *tune, const char *name, struct ibx_erro
         rc = ibx_error_set(err, -EIO, "%s cannot be written: %s", name, strerror(errno));
     if (out)
         fclose(out);
-    return bw_file_close(&file, rc, err);
+    return ibx_bw_file_close(&file, rc, err);
 }
 
 /* What no copy took and nobody said why: the path does not have it. */
@@ -418,14 +418,14 @@ static void explain(struct tune *tune)
         if (!any && !way->refused[0])
             snprintf(way->refused, sizeof(way->refused),
                      "no copy of these sizes takes this way over %.150s",
-                     tune_way_far(way) ? tune->far_path : tune->path);
+                     ibx_tune_way_far(way) ? tune->far_path : tune->path);
     }
 }
 
 static int tune(struct bench *b, struct ibx_error *err)
 {
     char file[PATH_MAX];
-    int rc = tune_back_start(b->args, &b->tune, &b->back, err);
+    int rc = ibx_tune_back_start(b->args, &b->tune, &b->back, err);
     if (!rc)
         rc = output_of(b->args, file, err);
     if (!rc)
@@ -439,15 +439,15 @@ static int tune(struct bench *b, struct ibx_error *err)
     if (!b->args->over)
         look_at_direct(&b->tune, &b->args->options);
     explain(&b->tune);
-    tune_choose(&b->tune);
-    tune_print(&b->tune, stdout);
+    ibx_tune_choose(&b->tune);
+    ibx_tune_print(&b->tune, stdout);
     rc = write_file(&b->tune, file, err);
     if (!rc)
         printf("stored in %s; a back end that begins now uses it\n", file);
     return rc;
 }
 
-int bw_tune(const struct bw_args *args)
+int ibx_bw_tune(const struct bw_args *args)
 {
     static struct bench bench;
     struct ibx_error err = {0};

@@ -51,16 +51,16 @@ struct tune {
 };
 
 /* The ways that there are with so many processors; `over`: and over another fabric. */
-void tune_ways_init(struct tune *tune, unsigned processors, bool over);
+void ibx_tune_ways_init(struct tune *tune, unsigned processors, bool over);
 /* Whether its connection is of that fabric. */
-bool tune_way_far(const struct tune_way *way);
+bool ibx_tune_way_far(const struct tune_way *way);
 /* Fills tune->result.choice; what was not measured is as without a file. */
-void tune_choose(struct tune *tune);
+void ibx_tune_choose(struct tune *tune);
 /* The index of the first size from which on `later` takes the place of `first`, its times counted
  * `margin` times as long; `n`: never; -1: there is no size at which both were measured. A time of 0
  * is none. */
-int tune_crossover(const double *first, const double *later, unsigned n, double margin);
-void tune_print(const struct tune *tune, FILE *out);
+int ibx_tune_crossover(const double *first, const double *later, unsigned n, double margin);
+void ibx_tune_print(const struct tune *tune, FILE *out);
 
 /* ------------------------------------------------------------------ the back end */
 
@@ -74,8 +74,8 @@ struct tune_back {
 
 /* Forks it: the first client that connects takes the first way, and so on. Fills in the place, too.
  * Without a GPU one sentence says so. */
-int tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
-                    struct ibx_error *err);
-void tune_back_stop(struct tune_back *back);
+int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
+                        struct ibx_error *err);
+void ibx_tune_back_stop(struct tune_back *back);
 
 #endif

@@ -12,7 +12,7 @@
 
 #define GRACE_MS 2000u /* for the call in hand */
 
-atomic_bool bw_stop;
+atomic_bool ibx_bw_stop;
 
 static struct {
     pthread_t thread;
@@ -26,8 +26,8 @@ static struct {
 static _Noreturn void leave_at_once(struct bw_bench *bench)
 {
     fputs("ib-bw: stopped in the middle of a call that does not return\n", stderr);
-    bw_bench_report(bench, NULL);
-    bw_child_stop(&bench->child);
+    ibx_bw_bench_report(bench, NULL);
+    ibx_bw_child_stop(&bench->child);
     _exit(130);
 }
 
@@ -53,14 +53,14 @@ static void *watch_main(void *bench)
 {
     if (!await_signal(-1))
         return NULL;
-    atomic_store(&bw_stop, true);
+    atomic_store(&ibx_bw_stop, true);
     /* Either the measurement ends now, or it is stuck; a second signal is impatience. */
     if (await_signal(GRACE_MS) || !over())
         leave_at_once(bench);
     return NULL;
 }
 
-int bw_watch_start(struct bw_bench *bench, struct ibx_error *err)
+int ibx_bw_watch_start(struct bw_bench *bench, struct ibx_error *err)
 {
     sigset_t set;
     sigemptyset(&set);
@@ -78,7 +78,7 @@ int bw_watch_start(struct bw_bench *bench, struct ibx_error *err)
     return 0;
 }
 
-void bw_watch_end(void)
+void ibx_bw_watch_end(void)
 {
     uint64_t one = 1;
     if (!watch.started || write(watch.end_fd, &one, sizeof(one)) != sizeof(one))

@@ -38,7 +38,7 @@ static int start(char *const argv[], const struct bw_pins *pins, enum bw_end end
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        bw_pin(pins, end);
+        ibx_bw_pin(pins, end);
         dup2(fds[1], STDOUT_FILENO);
         dup2(fds[1], STDERR_FILENO);
         execvp(argv[0], argv);
@@ -108,7 +108,8 @@ static double run_client(char *port, double seconds, const struct bw_pins *pins)
     return gbps;
 }
 
-int bw_iperf_run(double seconds, const struct bw_pins *pins, double *gbps, struct ibx_error *err)
+int ibx_bw_iperf_run(double seconds, const struct bw_pins *pins, double *gbps,
+                     struct ibx_error *err)
 {
     char port[16];
     pid_t pid;
@@ -131,12 +132,12 @@ int bw_iperf_run(double seconds, const struct bw_pins *pins, double *gbps, struc
     return 0;
 }
 
-double bw_memcpy_rate(void)
+double ibx_bw_memcpy_rate(void)
 {
     uint8_t *from = malloc(COPY_BYTES), *to = malloc(COPY_BYTES);
     uint64_t best = UINT64_MAX;
     if (from && to) {
-        bw_payload_fill(from, COPY_BYTES, 1);
+        ibx_bw_payload_fill(from, COPY_BYTES, 1);
         memset(to, 1, COPY_BYTES);
     }
     for (unsigned i = 0; from && to && i < COPY_ROUNDS; i++) {

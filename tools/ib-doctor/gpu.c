@@ -87,7 +87,7 @@ static void add(const struct gpu *gpu, const char *what, enum doctor_status stat
 {
     char label[48];
     snprintf(label, sizeof(label), "%s %s", gpu->label, what);
-    doctor_add("gpu", label, status, remedy, "%s", value);
+    ibx_doctor_add("gpu", label, status, remedy, "%s", value);
 }
 
 /* ---------------------------------------------------------------------- nearness */
@@ -98,7 +98,7 @@ static long long node_of(const char *folder)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s/numa_node", folder);
-    return doctor_read_number(path, -1);
+    return ibx_doctor_read_number(path, -1);
 }
 
 /* The folders of two devices below one bridge have that bridge's in common, which is one below the
@@ -106,10 +106,10 @@ static long long node_of(const char *folder)
 static bool one_bridge(const char *one, const char *other)
 {
     char a[PATH_MAX], b[PATH_MAX], whole[PATH_MAX];
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), one);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), one);
     if (!realpath(whole, a))
         return false;
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), other);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), other);
     if (!realpath(whole, b))
         return false;
     const char *root = strstr(a, "/pci");
@@ -123,7 +123,7 @@ static enum nearness nearest(const struct gpu *gpu, char *name, size_t size)
 {
     enum nearness best = NEAR_NONE;
     char path[PATH_MAX];
-    snprintf(path, sizeof(path), "%s" ADAPTERS, doctor_root());
+    snprintf(path, sizeof(path), "%s" ADAPTERS, ibx_doctor_root());
     DIR *dir = opendir(path);
     for (struct dirent *e; dir && (e = readdir(dir));) {
         if (e->d_name[0] == '.')
@@ -167,7 +167,7 @@ static void check_bar(const struct gpu *gpu)
 {
     char path[PATH_MAX], line[128], value[96];
     unsigned long long start = 0, end = 0;
-    snprintf(path, sizeof(path), "%s%s/resource", doctor_root(), gpu->folder);
+    snprintf(path, sizeof(path), "%s%s/resource", ibx_doctor_root(), gpu->folder);
     FILE *file = fopen(path, "re");
     for (int i = 0; file && i < 2; i++) {
         if (!fgets(line, sizeof(line), file))
@@ -192,7 +192,7 @@ static void check_bar(const struct gpu *gpu)
  * go straight into its memory. */
 static bool check_copies(const struct gpu *gpu, enum nearness near)
 {
-    bool peermem = doctor_exists(MODULE_PEERMEM);
+    bool peermem = ibx_doctor_exists(MODULE_PEERMEM);
     const char *remedy = NULL, *value = "straight into its memory by dma-buf";
     char ordered[96];
     if (near == NEAR_NONE) {
@@ -218,25 +218,25 @@ static void check_one_gpu(const struct cuda *cuda, int index)
     char adapter[64] = "";
     struct gpu gpu = gpu_of(cuda, index);
     enum nearness near = nearest(&gpu, adapter, sizeof(adapter));
-    doctor_add("gpu", gpu.label, gpu.dma_buf ? DOCTOR_OK : DOCTOR_LIMITED,
-               gpu.dma_buf ? NULL
-                           : "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
-               "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
-               gpu.dma_buf ? "yes" : "no");
+    ibx_doctor_add(
+        "gpu", gpu.label, gpu.dma_buf ? DOCTOR_OK : DOCTOR_LIMITED,
+        gpu.dma_buf ? NULL : "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
+        "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
+        gpu.dma_buf ? "yes" : "no");
     bool direct = check_copies(&gpu, near);
-    doctor_check_ways(index, direct);
+    ibx_doctor_check_ways(index, direct);
     check_adapter(&gpu, near, adapter);
     check_bar(&gpu);
 }
 
-void doctor_check_gpu(void)
+void ibx_doctor_check_gpu(void)
 {
     struct cuda cuda;
     int version = 0, count = 0;
     if (!load_cuda(&cuda)) {
-        doctor_add("gpu", "CUDA", DOCTOR_MISSING,
-                   "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
-                   "no driver here");
+        ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING,
+                       "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
+                       "no driver here");
         return;
     }
     int rc = cuda.init(0);
@@ -244,16 +244,17 @@ void doctor_check_gpu(void)
         rc = cuda.device_count(&count);
     cuda.driver_version(&version);
     if (rc || !count) {
-        doctor_add("gpu", "CUDA", DOCTOR_MISSING, "see nvidia-smi",
-                   "driver %d.%d, but no GPU (error %d)", version / 1000, version % 1000 / 10, rc);
+        ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING, "see nvidia-smi",
+                       "driver %d.%d, but no GPU (error %d)", version / 1000, version % 1000 / 10,
+                       rc);
         return;
     }
-    doctor_add("gpu", "CUDA", DOCTOR_OK, NULL, "driver %d.%d, %d GPUs", version / 1000,
-               version % 1000 / 10, count);
+    ibx_doctor_add("gpu", "CUDA", DOCTOR_OK, NULL, "driver %d.%d, %d GPUs", version / 1000,
+                   version % 1000 / 10, count);
     for (int i = 0; i < count; i++)
         check_one_gpu(&cuda, i);
-    doctor_add("gpu", "nvidia-peermem", DOCTOR_OK, NULL, "%s",
-               doctor_exists(MODULE_PEERMEM)
-                   ? "loaded"
-                   : "not loaded; only where dma-buf is missing is it needed");
+    ibx_doctor_add("gpu", "nvidia-peermem", DOCTOR_OK, NULL, "%s",
+                   ibx_doctor_exists(MODULE_PEERMEM)
+                       ? "loaded"
+                       : "not loaded; only where dma-buf is missing is it needed");
 }

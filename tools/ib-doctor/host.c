@@ -31,54 +31,54 @@ static void check_memlock(void)
     struct rlimit limit;
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur == RLIM_INFINITY)
-        doctor_add("memory", "locked memory", DOCTOR_OK, NULL, "unlimited");
+        ibx_doctor_add("memory", "locked memory", DOCTOR_OK, NULL, "unlimited");
     else if (geteuid() == 0)
-        doctor_add("memory", "locked memory", DOCTOR_OK, NULL,
-                   "%llu KiB, but root is not held to it",
-                   (unsigned long long)limit.rlim_cur >> 10);
+        ibx_doctor_add("memory", "locked memory", DOCTOR_OK, NULL,
+                       "%llu KiB, but root is not held to it",
+                       (unsigned long long)limit.rlim_cur >> 10);
     else
-        doctor_add("memory", "locked memory", DOCTOR_LIMITED,
-                   "registration with verbs pins memory: \"* - memlock unlimited\" in "
-                   "/etc/security/limits.conf, or LimitMEMLOCK=infinity in a unit",
-                   "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
+        ibx_doctor_add("memory", "locked memory", DOCTOR_LIMITED,
+                       "registration with verbs pins memory: \"* - memlock unlimited\" in "
+                       "/etc/security/limits.conf, or LimitMEMLOCK=infinity in a unit",
+                       "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
 }
 
 static void check_huge_pages(const char *label, const char *folder, const char *remedy)
 {
     char path[160];
     snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/%s/nr_hugepages", folder);
-    long long total = doctor_read_number(path, -1);
+    long long total = ibx_doctor_read_number(path, -1);
     snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/%s/free_hugepages", folder);
-    long long spare = doctor_read_number(path, 0);
+    long long spare = ibx_doctor_read_number(path, 0);
     if (total < 0)
-        doctor_add("memory", label, DOCTOR_MISSING, "this processor or kernel does not have them",
-                   "not known here");
+        ibx_doctor_add("memory", label, DOCTOR_MISSING,
+                       "this processor or kernel does not have them", "not known here");
     else
-        doctor_add("memory", label, total ? DOCTOR_OK : DOCTOR_LIMITED, total ? NULL : remedy,
-                   "%lld, of which %lld free", total, spare);
+        ibx_doctor_add("memory", label, total ? DOCTOR_OK : DOCTOR_LIMITED, total ? NULL : remedy,
+                       "%lld, of which %lld free", total, spare);
 }
 
 static void check_shm(void)
 {
     struct statvfs fs;
     if (statvfs("/dev/shm", &fs))
-        doctor_add("memory", "/dev/shm", DOCTOR_MISSING, "mount a tmpfs there", "%s",
-                   strerror(errno));
+        ibx_doctor_add("memory", "/dev/shm", DOCTOR_MISSING, "mount a tmpfs there", "%s",
+                       strerror(errno));
     else
-        doctor_add("memory", "/dev/shm", DOCTOR_OK, NULL, "%llu MiB, of which %llu MiB free",
-                   (unsigned long long)fs.f_blocks * fs.f_frsize >> 20,
-                   (unsigned long long)fs.f_bavail * fs.f_frsize >> 20);
+        ibx_doctor_add("memory", "/dev/shm", DOCTOR_OK, NULL, "%llu MiB, of which %llu MiB free",
+                       (unsigned long long)fs.f_blocks * fs.f_frsize >> 20,
+                       (unsigned long long)fs.f_bavail * fs.f_frsize >> 20);
 }
 
 static void check_numa(void)
 {
     char nodes[128];
-    if (doctor_read("/sys/devices/system/node/online", nodes, sizeof(nodes)))
-        doctor_add("memory", "NUMA nodes", DOCTOR_OK, NULL, "%s%s",
-                   strpbrk(nodes, ",-") ? "" : "only ", nodes);
+    if (ibx_doctor_read("/sys/devices/system/node/online", nodes, sizeof(nodes)))
+        ibx_doctor_add("memory", "NUMA nodes", DOCTOR_OK, NULL, "%s%s",
+                       strpbrk(nodes, ",-") ? "" : "only ", nodes);
 }
 
-void doctor_check_memory(void)
+void ibx_doctor_check_memory(void)
 {
     check_memlock();
     check_huge_pages("huge pages of 2 MiB", "hugepages-2048kB",
@@ -93,24 +93,24 @@ void doctor_check_memory(void)
 
 static void check_userfaultfd(void)
 {
-    long long sysctl = doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1);
+    long long sysctl = ibx_doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1);
     long fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     if (fd >= 0) {
         close((int)fd);
-        doctor_add("system", "userfaultfd", DOCTOR_OK, NULL, "kernel faults too");
+        ibx_doctor_add("system", "userfaultfd", DOCTOR_OK, NULL, "kernel faults too");
         return;
     }
     int code = errno;
     fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
     if (fd >= 0)
         close((int)fd);
-    doctor_add(
+    ibx_doctor_add(
         "system", "userfaultfd", fd >= 0 ? DOCTOR_LIMITED : DOCTOR_MISSING,
         "ib-migrate needs kernel faults: run it as root, give access to /dev/userfaultfd, or "
         "sysctl vm.unprivileged_userfaultfd=1",
         "%s (vm.unprivileged_userfaultfd is %lld)",
         fd >= 0 ? "only for faults from user space" : strerror(code), sysctl);
-    doctor_add(
+    ibx_doctor_add(
         "system", "/dev/userfaultfd",
         access("/dev/userfaultfd", R_OK | W_OK) ? DOCTOR_LIMITED : DOCTOR_OK,
         access("/dev/userfaultfd", R_OK | W_OK) ? "chgrp and chmod it for QEMU's user" : NULL, "%s",
@@ -120,16 +120,16 @@ static void check_userfaultfd(void)
 /* What the shm path between two processes of one user uses. */
 static void check_direct_copy(void)
 {
-    long long scope = doctor_read_number("/proc/sys/kernel/yama/ptrace_scope", 0);
+    long long scope = ibx_doctor_read_number("/proc/sys/kernel/yama/ptrace_scope", 0);
     char from = 'x', to = 0;
     struct iovec local = {&to, 1}, remote = {&from, 1};
     bool there = process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
     bool limited = !there || (scope > 0 && geteuid() != 0);
-    doctor_add("system", "process_vm_readv", limited ? DOCTOR_LIMITED : DOCTOR_OK,
-               limited
-                   ? "shm then copies twice: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
-                   : NULL,
-               "%s, ptrace_scope %lld", there ? "allowed" : strerror(errno), scope);
+    ibx_doctor_add(
+        "system", "process_vm_readv", limited ? DOCTOR_LIMITED : DOCTOR_OK,
+        limited ? "shm then copies twice: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
+                : NULL,
+        "%s, ptrace_scope %lld", there ? "allowed" : strerror(errno), scope);
 }
 
 static void check_uring(void)
@@ -138,7 +138,7 @@ static void check_uring(void)
     struct io_uring ring;
     int rc = io_uring_queue_init(8, &ring, 0);
     if (rc) {
-        doctor_add(
+        ibx_doctor_add(
             "system", "io_uring", DOCTOR_LIMITED,
             "tcp then uses plain system calls: sysctl kernel.io_uring_disabled=0, or allow it "
             "in the container's seccomp profile",
@@ -147,29 +147,31 @@ static void check_uring(void)
     }
     struct io_uring_probe *probe = io_uring_get_probe_ring(&ring);
     bool zero_copy = probe && io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
-    doctor_add("system", "io_uring", DOCTOR_OK, NULL, "usable");
-    doctor_add("system", "io_uring SEND_ZC", zero_copy ? DOCTOR_OK : DOCTOR_LIMITED,
-               zero_copy ? NULL : "Linux 6.0 and later have it", "%s",
-               zero_copy ? "usable" : "not in this kernel");
+    ibx_doctor_add("system", "io_uring", DOCTOR_OK, NULL, "usable");
+    ibx_doctor_add("system", "io_uring SEND_ZC", zero_copy ? DOCTOR_OK : DOCTOR_LIMITED,
+                   zero_copy ? NULL : "Linux 6.0 and later have it", "%s",
+                   zero_copy ? "usable" : "not in this kernel");
     io_uring_free_probe(probe);
     io_uring_queue_exit(&ring);
 #else
-    doctor_add("system", "io_uring", DOCTOR_MISSING, "build with liburing", "not in this build");
+    ibx_doctor_add("system", "io_uring", DOCTOR_MISSING, "build with liburing",
+                   "not in this build");
 #endif
 }
 
 static void check_iommu(void)
 {
     char path[256];
-    snprintf(path, sizeof(path), "%s/sys/class/iommu", doctor_root());
+    snprintf(path, sizeof(path), "%s/sys/class/iommu", ibx_doctor_root());
     DIR *folder = opendir(path);
     int units = 0;
     for (struct dirent *e; folder && (e = readdir(folder));)
         units += e->d_name[0] != '.';
     if (folder)
         closedir(folder);
-    doctor_add("system", "IOMMU", DOCTOR_OK, NULL, "%s",
-               units ? "on: GPUDirect between PCIe devices may need iommu=pt" : "off, or not seen");
+    ibx_doctor_add("system", "IOMMU", DOCTOR_OK, NULL, "%s",
+                   units ? "on: GPUDirect between PCIe devices may need iommu=pt"
+                         : "off, or not seen");
 }
 
 /* rdma:// takes only a native fabric; its emulations have to be asked for by name. */
@@ -182,26 +184,26 @@ static void check_libfabric(void)
     ibx_options_init(&any);
     ibx_options_set(&any, "provider", "ofi", NULL);
     if (!ibx_provider_probe("ofi", &native, description, sizeof(description), &err))
-        doctor_add("system", "libfabric", DOCTOR_OK, NULL, "%s", description);
+        ibx_doctor_add("system", "libfabric", DOCTOR_OK, NULL, "%s", description);
     else if (!ibx_provider_probe("ofi", &any, description, sizeof(description), &err))
-        doctor_add("system", "libfabric", DOCTOR_LIMITED,
-                   "rdma:// does without it; a native provider needs the fabric's device (EFA, "
-                   "Omni-Path, Slingshot) and its driver",
-                   "emulation only: %s", description);
+        ibx_doctor_add("system", "libfabric", DOCTOR_LIMITED,
+                       "rdma:// does without it; a native provider needs the fabric's device (EFA, "
+                       "Omni-Path, Slingshot) and its driver",
+                       "emulation only: %s", description);
     else
-        doctor_add("system", "libfabric", DOCTOR_MISSING, "apt install libfabric1", "%s",
-                   err.message);
+        ibx_doctor_add("system", "libfabric", DOCTOR_MISSING, "apt install libfabric1", "%s",
+                       err.message);
 }
 
-void doctor_check_system(void)
+void ibx_doctor_check_system(void)
 {
     struct utsname host;
     uname(&host);
-    doctor_add("system", "release", DOCTOR_OK, NULL, "%s", host.release);
+    ibx_doctor_add("system", "release", DOCTOR_OK, NULL, "%s", host.release);
     check_userfaultfd();
     check_direct_copy();
     check_uring();
     check_iommu();
-    doctor_check_acs();
+    ibx_doctor_check_acs();
     check_libfabric();
 }

@@ -19,8 +19,8 @@ static unsigned check_count;
 
 static const char *const status_names[] = {"ok", "limited", "missing"};
 
-void doctor_add(const char *area, const char *name, enum doctor_status status, const char *remedy,
-                const char *value_format, ...)
+void ibx_doctor_add(const char *area, const char *name, enum doctor_status status,
+                    const char *remedy, const char *value_format, ...)
 {
     if (check_count == CHECKS_MAX)
         return;
@@ -36,16 +36,16 @@ void doctor_add(const char *area, const char *name, enum doctor_status status, c
 
 /* ----------------------------------------------------------------------- files */
 
-const char *doctor_root(void)
+const char *ibx_doctor_root(void)
 {
     const char *root = getenv("IBX_DOCTOR_ROOT");
     return root ? root : "";
 }
 
-bool doctor_read(const char *path, char *out, size_t size)
+bool ibx_doctor_read(const char *path, char *out, size_t size)
 {
     char whole[512];
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), path);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), path);
     FILE *file = fopen(whole, "re");
     bool good = file && fgets(out, (int)size, file);
     if (file)
@@ -56,19 +56,19 @@ bool doctor_read(const char *path, char *out, size_t size)
     return good;
 }
 
-long long doctor_read_number(const char *path, long long fallback)
+long long ibx_doctor_read_number(const char *path, long long fallback)
 {
     char text[64], *end;
-    if (!doctor_read(path, text, sizeof(text)))
+    if (!ibx_doctor_read(path, text, sizeof(text)))
         return fallback;
     long long value = strtoll(text, &end, 0);
     return end == text ? fallback : value;
 }
 
-bool doctor_exists(const char *path)
+bool ibx_doctor_exists(const char *path)
 {
     char whole[512];
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), path);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), path);
     return access(whole, F_OK) == 0;
 }
 
@@ -190,10 +190,10 @@ int main(int argc, char **argv)
         }
         json = true;
     }
-    doctor_check_rdma();
-    doctor_check_memory();
-    doctor_check_system();
-    doctor_check_gpu();
+    ibx_doctor_check_rdma();
+    ibx_doctor_check_memory();
+    ibx_doctor_check_system();
+    ibx_doctor_check_gpu();
     struct path_answer answers[IBX_PROVIDERS_MAX];
     for (unsigned i = 0; i < IBX_PROVIDERS_MAX; i++)
         ask_path(i, &answers[i]);

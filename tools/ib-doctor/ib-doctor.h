@@ -21,24 +21,25 @@ struct doctor_check {
 };
 
 /* Adds a line to the report; the remedy may be NULL. */
-void doctor_add(const char *area, const char *name, enum doctor_status status, const char *remedy,
-                const char *value_format, ...) __attribute__((format(printf, 5, 6)));
+void ibx_doctor_add(const char *area, const char *name, enum doctor_status status,
+                    const char *remedy, const char *value_format, ...)
+    __attribute__((format(printf, 5, 6)));
 
 /* Where /proc, /sys and /dev are found: IBX_DOCTOR_ROOT, "" otherwise. */
-const char *doctor_root(void);
+const char *ibx_doctor_root(void);
 /* First line of a file under the root, without its newline. */
-bool doctor_read(const char *path, char *out, size_t size);
+bool ibx_doctor_read(const char *path, char *out, size_t size);
 /* The same as a number; `fallback` when there is none. */
-long long doctor_read_number(const char *path, long long fallback);
-bool doctor_exists(const char *path);
+long long ibx_doctor_read_number(const char *path, long long fallback);
+bool ibx_doctor_exists(const char *path);
 
-void doctor_check_rdma(void);
-void doctor_check_memory(void);
-void doctor_check_system(void);
-void doctor_check_acs(void);
-void doctor_check_gpu(void);
+void ibx_doctor_check_rdma(void);
+void ibx_doctor_check_memory(void);
+void ibx_doctor_check_system(void);
+void ibx_doctor_check_acs(void);
+void ibx_doctor_check_gpu(void);
 /* Which ways the back end's copies take, by their sizes; `direct`: the fabric may reach the GPU's
  * memory. */
-void doctor_check_ways(int index, bool direct);
+void ibx_doctor_check_ways(int index, bool direct);
 
 #endif

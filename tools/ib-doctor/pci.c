@@ -91,7 +91,7 @@ static void add_bridge(struct bridges *bridges, const char *folder, const char *
 static void add_bridges_above(struct bridges *bridges, const char *device)
 {
     char path[PATH_MAX], whole[512], address[ADDRESS_CHARS + 1];
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), device);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), device);
     if (!realpath(whole, path))
         return;
     bool bottom = true;
@@ -110,9 +110,9 @@ static bool is_gpu(const char *folder)
 {
     char path[320];
     snprintf(path, sizeof(path), "%s/vendor", folder);
-    bool nvidia = doctor_read_number(path, 0) == VENDOR_NVIDIA;
+    bool nvidia = ibx_doctor_read_number(path, 0) == VENDOR_NVIDIA;
     snprintf(path, sizeof(path), "%s/class", folder);
-    return nvidia && doctor_read_number(path, 0) >> 16 == CLASS_DISPLAY;
+    return nvidia && ibx_doctor_read_number(path, 0) >> 16 == CLASS_DISPLAY;
 }
 
 /* What `wanted` (NULL: everything) takes of the devices that a folder lists. */
@@ -120,7 +120,7 @@ static void add_devices(struct bridges *bridges, const char *folder, const char 
                         bool (*wanted)(const char *path))
 {
     char path[288];
-    snprintf(path, sizeof(path), "%s%s", doctor_root(), folder);
+    snprintf(path, sizeof(path), "%s%s", ibx_doctor_root(), folder);
     DIR *dir = opendir(path);
     for (struct dirent *e; dir && (e = readdir(dir));) {
         snprintf(path, sizeof(path), "%s/%.200s", folder, e->d_name);
@@ -153,24 +153,26 @@ static void report(const struct bridges *bridges)
         snprintf(list + n, sizeof(list) - n, "%s%s", listed++ ? ", " : "", bridges->address[i]);
     }
     if (on)
-        doctor_add("system", "PCI ACS", DOCTOR_LIMITED,
-                   "copies between adapter and GPU take the way by the processor: off in the "
-                   "firmware, or after each boot \"setpci -s ADDRESS ECAP_ACS+6.w=0\"; not where "
-                   "guests get such devices",
-                   "redirects on %u of %u bridges: %s%s", on, bridges->count, list,
-                   on > listed ? ", ..." : "");
+        ibx_doctor_add(
+            "system", "PCI ACS", DOCTOR_LIMITED,
+            "copies between adapter and GPU take the way by the processor: off in the "
+            "firmware, or after each boot \"setpci -s ADDRESS ECAP_ACS+6.w=0\"; not where "
+            "guests get such devices",
+            "redirects on %u of %u bridges: %s%s", on, bridges->count, list,
+            on > listed ? ", ..." : "");
     else if (hidden)
-        doctor_add("system", "PCI ACS", DOCTOR_LIMITED, "run ib-doctor as root",
-                   "cannot be read on %u of %u bridges above %u devices", hidden, bridges->count,
-                   bridges->devices);
+        ibx_doctor_add("system", "PCI ACS", DOCTOR_LIMITED, "run ib-doctor as root",
+                       "cannot be read on %u of %u bridges above %u devices", hidden,
+                       bridges->count, bridges->devices);
     else if (!bridges->devices)
-        doctor_add("system", "PCI ACS", DOCTOR_OK, NULL, "no RDMA device or GPU on PCI");
+        ibx_doctor_add("system", "PCI ACS", DOCTOR_OK, NULL, "no RDMA device or GPU on PCI");
     else
-        doctor_add("system", "PCI ACS", DOCTOR_OK, NULL,
-                   "no redirects on %u bridges above %u devices", bridges->count, bridges->devices);
+        ibx_doctor_add("system", "PCI ACS", DOCTOR_OK, NULL,
+                       "no redirects on %u bridges above %u devices", bridges->count,
+                       bridges->devices);
 }
 
-void doctor_check_acs(void)
+void ibx_doctor_check_acs(void)
 {
     struct bridges bridges = {.count = 0};
     add_devices(&bridges, "/sys/class/infiniband", "/device", NULL);

@@ -18,7 +18,7 @@
 static int names_in(const char *path, struct dirent ***names)
 {
     char whole[1100];
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), path);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), path);
     return scandir(whole, names, NULL, alphasort);
 }
 
@@ -39,7 +39,7 @@ static int count_gids(const char *port)
     int total = names_in(path, &names), set = 0;
     for (int i = 0; i < total; i++) {
         snprintf(path, sizeof(path), "%s/gids/%s", port, names[i]->d_name);
-        if (names[i]->d_name[0] != '.' && doctor_read(path, gid, sizeof(gid)))
+        if (names[i]->d_name[0] != '.' && ibx_doctor_read(path, gid, sizeof(gid)))
             set += strspn(gid, "0:") != strlen(gid);
     }
     free_names(names, total);
@@ -51,20 +51,20 @@ static void check_port(const char *device, const char *port)
     char base[256], path[320], state[64], rate[64], link[64], label[48];
     snprintf(base, sizeof(base), DEVICES "/%.64s/ports/%.16s", device, port);
     snprintf(path, sizeof(path), "%s/state", base);
-    doctor_read(path, state, sizeof(state));
+    ibx_doctor_read(path, state, sizeof(state));
     snprintf(path, sizeof(path), "%s/rate", base);
-    doctor_read(path, rate, sizeof(rate));
+    ibx_doctor_read(path, rate, sizeof(rate));
     snprintf(path, sizeof(path), "%s/link_layer", base);
-    doctor_read(path, link, sizeof(link));
+    ibx_doctor_read(path, link, sizeof(link));
     snprintf(label, sizeof(label), "%.30s port %.8s", device, port);
     bool active = strstr(state, "ACTIVE") != NULL;
     int gids = count_gids(base);
-    doctor_add("rdma", label, active && gids ? DOCTOR_OK : DOCTOR_LIMITED,
-               active ? (gids ? NULL : "give its network interface an address")
-                      : (!strcmp(link, "InfiniBand")
-                             ? "plug the cable, start a subnet manager (opensm)"
-                             : "plug the cable, bring its interface up"),
-               "%s, %s, %s, %d GIDs", state, link, rate, gids);
+    ibx_doctor_add("rdma", label, active && gids ? DOCTOR_OK : DOCTOR_LIMITED,
+                   active ? (gids ? NULL : "give its network interface an address")
+                          : (!strcmp(link, "InfiniBand")
+                                 ? "plug the cable, start a subnet manager (opensm)"
+                                 : "plug the cable, bring its interface up"),
+                   "%s, %s, %s, %d GIDs", state, link, rate, gids);
 }
 
 #ifdef IBX_WITH_VERBS
@@ -94,15 +94,16 @@ static void check_limits(struct ibv_device *device)
     const char *name = ibv_get_device_name(device);
     char mtus[48];
     if (!context || ibv_query_device_ex(context, NULL, &all)) {
-        doctor_add("rdma", name, DOCTOR_MISSING, "give this user access to /dev/infiniband/uverbs*",
-                   "cannot be opened");
+        ibx_doctor_add("rdma", name, DOCTOR_MISSING,
+                       "give this user access to /dev/infiniband/uverbs*", "cannot be opened");
     } else {
         const struct ibv_device_attr *a = &all.orig_attr;
         print_mtus(context, a->phys_port_cnt, mtus, sizeof(mtus));
-        doctor_add("rdma", name, DOCTOR_OK, NULL,
-                   "MTU %s, regions to %llu GiB, %d queue pairs, %d READs at once, ODP %s", mtus,
-                   (unsigned long long)(a->max_mr_size >> 30), a->max_qp, a->max_qp_rd_atom,
-                   all.odp_caps.general_caps & IBV_ODP_SUPPORT ? "yes" : "no");
+        ibx_doctor_add("rdma", name, DOCTOR_OK, NULL,
+                       "MTU %s, regions to %llu GiB, %d queue pairs, %d READs at once, ODP %s",
+                       mtus, (unsigned long long)(a->max_mr_size >> 30), a->max_qp,
+                       a->max_qp_rd_atom,
+                       all.odp_caps.general_caps & IBV_ODP_SUPPORT ? "yes" : "no");
     }
     if (context)
         ibv_close_device(context);
@@ -120,8 +121,8 @@ static void check_all_limits(void)
 #else
 static void check_all_limits(void)
 {
-    doctor_add("rdma", "verbs", DOCTOR_MISSING, "build with libibverbs and librdmacm",
-               "not in this build");
+    ibx_doctor_add("rdma", "verbs", DOCTOR_MISSING, "build with libibverbs and librdmacm",
+                   "not in this build");
 }
 #endif
 
@@ -139,7 +140,7 @@ static int check_ports(const char *device)
     return count;
 }
 
-void doctor_check_rdma(void)
+void ibx_doctor_check_rdma(void)
 {
     struct dirent **devices;
     int count = names_in(DEVICES, &devices), found = 0;
@@ -151,14 +152,14 @@ void doctor_check_rdma(void)
     }
     free_names(devices, count);
     if (!found)
-        doctor_add(
+        ibx_doctor_add(
             "rdma", "devices", DOCTOR_MISSING,
             "with an adapter: install rdma-core and its driver; without: \"rdma link add rxe0 "
             "type rxe netdev eth0\" emulates one",
             "none");
-    if (!doctor_root()[0])
+    if (!ibx_doctor_root()[0])
         check_all_limits();
-    if (found && !doctor_exists("/dev/infiniband/rdma_cm"))
-        doctor_add("rdma", "rdma_cm", DOCTOR_MISSING, "modprobe rdma_ucm",
-                   "/dev/infiniband/rdma_cm is not there");
+    if (found && !ibx_doctor_exists("/dev/infiniband/rdma_cm"))
+        ibx_doctor_add("rdma", "rdma_cm", DOCTOR_MISSING, "modprobe rdma_ucm",
+                       "/dev/infiniband/rdma_cm is not there");
 }

@@ -16,7 +16,7 @@ static void add(int index, const char *what, enum doctor_status status, const ch
 {
     char label[48];
     snprintf(label, sizeof(label), "GPU %d %s", index, what);
-    doctor_add("gpu", label, status, remedy, "%s", value);
+    ibx_doctor_add("gpu", label, status, remedy, "%s", value);
 }
 
 /* -ENOENT: there is no such file. */
@@ -28,7 +28,7 @@ static int load(struct ibx_tuning *tuning, char file[PATH_MAX], struct ibx_error
         rc = ibx_error_set(err, -ENOENT, "rdma.tuning says none");
     if (rc)
         return rc;
-    snprintf(whole, sizeof(whole), "%s%s", doctor_root(), file);
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), file);
     return ibx_tuning_load(whole, tuning, err);
 }
 
@@ -62,7 +62,7 @@ static struct ibx_choice choice_of(int index)
     return tuning.choice;
 }
 
-void doctor_check_ways(int index, bool direct)
+void ibx_doctor_check_ways(int index, bool direct)
 {
     struct ibx_choice choice = choice_of(index);
     unsigned threads = choice.threads ? choice.threads : ibx_copy_threads_count();

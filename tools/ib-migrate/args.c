@@ -250,16 +250,16 @@ static int take_option(struct migrate_args *args, int option, const char *value,
     case OPT_KEY_FILE:
         return ibx_options_set(&args->options, "key_file", value, err);
     case OPT_SET:
-        return args_set(&args->options, value, err);
+        return ibx_args_set(&args->options, value, err);
     case OPT_GIVE_UP:
-        return args_unsigned("--give-up", value, 1, GIVE_UP_MAX, &args->give_up_s, err);
+        return ibx_args_unsigned("--give-up", value, 1, GIVE_UP_MAX, &args->give_up_s, err);
     case OPT_LISTEN:
         args->listen = value;
         return 0;
     case OPT_MAX_BANDWIDTH:
         return take_bandwidth(args, value, err);
     case OPT_LINKS:
-        return args_unsigned("--links", value, 1, IBX_MIGRATE_LINKS_MAX, &args->links, err);
+        return ibx_args_unsigned("--links", value, 1, IBX_MIGRATE_LINKS_MAX, &args->links, err);
     default:
         take_flag(args, option);
         return 0;
@@ -282,15 +282,15 @@ static int parse_options(int argc, char **argv, struct migrate_args *args, const
 {
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "hV", long_options, &index)) != -1) {
-        int rc = args_common(&tool, option);
+        int rc = ibx_args_common(&tool, option);
         if (rc)
             return rc;
         if (option == OPT_MAX_BANDWIDTH && args->command == MIGRATE_SEND)
-            return args_bad_usage(&tool, "%s",
-                                  "--max-bandwidth is given to the destination, which fetches");
+            return ibx_args_bad_usage(&tool, "%s",
+                                      "--max-bandwidth is given to the destination, which fetches");
         if (!(commands_of(option) & 1u << args->command))
-            return args_bad_usage(&tool, "--%s does not go with this command",
-                                  long_options[index].name);
+            return ibx_args_bad_usage(&tool, "--%s does not go with this command",
+                                      long_options[index].name);
         rc = take_option(args, option, optarg, state_dir, err);
         if (rc)
             return rc;
@@ -303,22 +303,23 @@ static int check_together(const struct migrate_args *args)
 {
     const unsigned command = 1u << args->command;
     if (!*args->qmp && command & (MOVES | CHECK | ROLLBACK))
-        return args_bad_usage(&tool, "%s", "--qmp is needed: the unix socket of QEMU's monitor");
+        return ibx_args_bad_usage(&tool, "%s",
+                                  "--qmp is needed: the unix socket of QEMU's monitor");
     if (args->command == MIGRATE_RECEIVE && !args->listen)
-        return args_bad_usage(&tool, "%s",
-                              "--listen is needed: rdma://0.0.0.0:18600, for instance");
+        return ibx_args_bad_usage(&tool, "%s",
+                                  "--listen is needed: rdma://0.0.0.0:18600, for instance");
     if (args->command == MIGRATE_SEND && !args->uri)
-        return args_bad_usage(&tool, "%s", "a URI is needed: where the destination listens");
+        return ibx_args_bad_usage(&tool, "%s", "a URI is needed: where the destination listens");
     if (args->command == MIGRATE_SET && !args->bandwidth_given)
-        return args_bad_usage(&tool, "%s", "--max-bandwidth is needed");
+        return ibx_args_bad_usage(&tool, "%s", "--max-bandwidth is needed");
     if (args->unfinished && !*args->qmp)
-        return args_bad_usage(&tool, "%s",
-                              "--unfinished goes with --qmp: the monitor that the QEMU had");
+        return ibx_args_bad_usage(&tool, "%s",
+                                  "--unfinished goes with --qmp: the monitor that the QEMU had");
     if (args->destination && args->uri)
-        return args_bad_usage(&tool, "%s",
-                              "the source asks its destination, not the other way round");
+        return ibx_args_bad_usage(&tool, "%s",
+                                  "the source asks its destination, not the other way round");
     if (args->listen && args->uri)
-        return args_bad_usage(&tool, "%s", "the destination has --listen, the source a URI");
+        return ibx_args_bad_usage(&tool, "%s", "the destination has --listen, the source a URI");
     return 0;
 }
 
@@ -328,32 +329,32 @@ static const char *const commands[MIGRATE_COMMANDS] = {
     [MIGRATE_ROLLBACK] = "rollback", [MIGRATE_CHECK] = "check", [MIGRATE_PRUNE] = "prune",
 };
 
-int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err)
+int ibx_cli_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err)
 {
     const char *state_dir = NULL;
     memset(args, 0, sizeof(*args));
     args->command = MIGRATE_COMMANDS;
     ibx_options_init(&args->options);
     int command = 0;
-    int skip = args_begin(&tool, commands, MIGRATE_COMMANDS, argc, argv, &command);
+    int skip = ibx_args_begin(&tool, commands, MIGRATE_COMMANDS, argc, argv, &command);
     if (skip < 0)
         return skip;
     if (skip)
         args->command = (enum migrate_command)command;
     if (!skip && argv[1][1] != 'h' && argv[1][1] != 'V' && strcmp(argv[1], "--help") != 0 &&
         strcmp(argv[1], "--version") != 0)
-        return args_bad_usage(&tool, "%s", "a command comes first");
+        return ibx_args_bad_usage(&tool, "%s", "a command comes first");
     int rc = parse_options(argc - skip, argv + skip, args, &state_dir, err);
     if (rc)
         return rc;
     int left = argc - skip - optind;
     if (left && args->command == MIGRATE_RECEIVE && !args->listen)
-        return args_bad_usage(&tool, "receive takes its URI with --listen: --listen %s",
-                              argv[skip + optind]);
+        return ibx_args_bad_usage(&tool, "receive takes its URI with --listen: --listen %s",
+                                  argv[skip + optind]);
     int takes_uri = (1u << args->command & (SEND | CHECK | RECOVER)) != 0;
     if (left > takes_uri)
-        return args_bad_usage(&tool, "\"%s\" is one argument too many",
-                              argv[skip + optind + takes_uri]);
+        return ibx_args_bad_usage(&tool, "\"%s\" is one argument too many",
+                                  argv[skip + optind + takes_uri]);
     args->uri = left ? argv[skip + optind] : NULL;
     if (check_together(args))
         return -ENOEXEC;

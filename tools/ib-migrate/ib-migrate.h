@@ -38,18 +38,18 @@ struct migrate_args {
 
 /* 0: `args` is filled in and a command is to be run; 1: help or version was printed. -ENOEXEC:
  * wrong usage, told on stderr; others: a bad value, told in `err`. */
-int migrate_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err);
+int ibx_cli_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err);
 
 /* The commands: their exit status. */
-int migrate_receive(const struct migrate_args *args);
-int migrate_send(const struct migrate_args *args);
-int migrate_recover(const struct migrate_args *args);
-int migrate_check(const struct migrate_args *args);
-int migrate_rollback(const struct migrate_args *args);
-int migrate_status(const struct migrate_args *args);
-int migrate_cancel(const struct migrate_args *args);
-int migrate_set(const struct migrate_args *args);
-int migrate_prune(const struct migrate_args *args);
+int ibx_cli_receive(const struct migrate_args *args);
+int ibx_cli_send(const struct migrate_args *args);
+int ibx_cli_recover(const struct migrate_args *args);
+int ibx_cli_check(const struct migrate_args *args);
+int ibx_cli_rollback(const struct migrate_args *args);
+int ibx_cli_status(const struct migrate_args *args);
+int ibx_cli_cancel(const struct migrate_args *args);
+int ibx_cli_set(const struct migrate_args *args);
+int ibx_cli_prune(const struct migrate_args *args);
 
 /* ib-migrate-waiting.c: receivers that wait for a source, and are on no record yet. */
 
@@ -59,33 +59,33 @@ struct migrate_waiting {
     json_t *status;      /* what it answers */
 };
 /* Those of --qmp, if given, which answer; ended by _free. */
-int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
+int ibx_cli_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
                          size_t *count, struct ibx_error *err);
-void migrate_waiting_free(struct migrate_waiting *list, size_t count);
+void ibx_cli_waiting_free(struct migrate_waiting *list, size_t count);
 /* -EBUSY and who: QEMU serves one client of its monitor, and another ib-migrate is that. */
-int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err);
-void migrate_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one);
+int ibx_cli_monitor_free(const struct migrate_args *args, struct ibx_error *err);
+void ibx_cli_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one);
 
 /* What is true of the VM: as ibx_journal_say(), and whether the QEMU that it ran in is there. */
-void migrate_truth(const struct ibx_journal *record, char *sentence, size_t size);
+void ibx_cli_truth(const struct ibx_journal *record, char *sentence, size_t size);
 /* "ib-migrate: SENTENCE" on stderr. */
-void migrate_complain(const char *sentence);
+void ibx_cli_complain(const char *sentence);
 /* One JSON object as one line on stdout; consumed. */
-void migrate_print_json(json_t *json);
+void ibx_cli_print_json(json_t *json);
 
 /* ------------------------------------------------------------------- text */
 
 /* "64.0 MiB", "1.23 ms": bytes and nanoseconds for a person. */
-void migrate_bytes(uint64_t bytes, char *out, size_t size);
-void migrate_duration(uint64_t ns, char *out, size_t size);
+void ibx_cli_bytes(uint64_t bytes, char *out, size_t size);
+void ibx_cli_duration(uint64_t ns, char *out, size_t size);
 /* The VM's name, else its UUID, else its monitor. */
-void migrate_vm(const struct ibx_journal *record, char *out, size_t size);
+void ibx_cli_vm(const struct ibx_journal *record, char *out, size_t size);
 /* Exactly one line of at most `width` columns: what does not fit is left out by its importance. */
-void migrate_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size);
+void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size);
 /* What begins with this phase, in words. */
-void migrate_phase_line(const struct ibx_migrate_status *status, char *out, size_t size);
+void ibx_cli_phase_line(const struct ibx_migrate_status *status, char *out, size_t size);
 /* The figures of a move that has ended. */
-void migrate_summary(FILE *out, const struct ibx_migrate_status *status);
+void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *status);
 
 /* ------------------------------------------------------------------- while it moves */
 
@@ -96,9 +96,9 @@ void migrate_summary(FILE *out, const struct ibx_migrate_status *status);
  */
 struct migrate_show;
 
-int migrate_show_start(const struct migrate_args *args, struct migrate_show **show,
+int ibx_cli_show_start(const struct migrate_args *args, struct migrate_show **show,
                        struct ibx_migrate_tell *tell, struct ibx_error *err);
 /* Shows what is left and ends the thread. */
-void migrate_show_end(struct migrate_show *show);
+void ibx_cli_show_end(struct migrate_show *show);
 
 #endif

@@ -27,20 +27,20 @@ static int exit_status(int rc, const struct ibx_journal *record)
 static void say_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
-    migrate_complain(err->message);
+    ibx_cli_complain(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
         ibx_journal_qemu_gone(&last->record)) /* that is said, and it runs nowhere */
         return;
-    migrate_truth(&last->record, said, sizeof(said));
-    migrate_complain(said);
+    ibx_cli_truth(&last->record, said, sizeof(said));
+    ibx_cli_complain(said);
 }
 
 static void say_success(const struct ibx_migrate_status *last)
 {
     char vm[PATH_MAX], peer[sizeof(last->record.peer)];
-    migrate_vm(&last->record, vm, sizeof(vm));
+    ibx_cli_vm(&last->record, vm, sizeof(vm));
     snprintf(peer, sizeof(peer), "%s", last->record.peer);
     ibx_text_sanitize(peer);
     printf("%s: moved%s%s, complete and confirmed\n", vm,
@@ -48,7 +48,7 @@ static void say_success(const struct ibx_migrate_status *last)
            : last->source ? " to "
                           : " from ",
            peer);
-    migrate_summary(stdout, last);
+    ibx_cli_summary(stdout, last);
 }
 
 static void print_summary(int rc, int status, const struct ibx_migrate_status *last,
@@ -58,8 +58,8 @@ static void print_summary(int rc, int status, const struct ibx_migrate_status *l
     if (!summary || json_object_set_new(summary, "complete", json_boolean(!rc)) ||
         json_object_set_new(summary, "exit_status", json_integer(status)) ||
         json_object_set_new(summary, "error", rc ? ibx_json_text(err->message) : json_null()))
-        migrate_complain("no memory for the summary");
-    migrate_print_json(json_pack("{s:o}", "summary", summary));
+        ibx_cli_complain("no memory for the summary");
+    ibx_cli_print_json(json_pack("{s:o}", "summary", summary));
 }
 
 static int end_move(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
@@ -121,25 +121,25 @@ static int move(const struct migrate_args *args, bool source, const struct ibx_j
     struct ibx_migrate_tell tell;
     struct ibx_error err = {0};
     struct ibx_migrate_status last = {.source = source, .phase = IBX_PHASE_FAILED};
-    int rc = again ? 0 : migrate_monitor_free(args, &err); /* whose lock says it */
+    int rc = again ? 0 : ibx_cli_monitor_free(args, &err); /* whose lock says it */
     if (!rc)
-        rc = migrate_show_start(args, &show, &tell, &err);
+        rc = ibx_cli_show_start(args, &show, &tell, &err);
     if (!rc) {
         rc = source ? send_as(args, &tell, again, &last, &err)
                     : receive_as(args, &tell, again, &last, &err);
-        migrate_show_end(show);
+        ibx_cli_show_end(show);
     }
     if (again && !last.record.state)
         last.record = *again;
     return end_move(args, rc, &last, &err);
 }
 
-int migrate_receive(const struct migrate_args *args)
+int ibx_cli_receive(const struct migrate_args *args)
 {
     return move(args, false, NULL);
 }
 
-int migrate_send(const struct migrate_args *args)
+int ibx_cli_send(const struct migrate_args *args)
 {
     return move(args, true, NULL);
 }
@@ -218,18 +218,18 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
         memcpy(last.sentence, err.message, sizeof(last.sentence));
         if (args->json)
             print_summary(rc, MIGRATE_FAILED, &last, &err);
-        migrate_complain(err.message);
+        ibx_cli_complain(err.message);
         fflush(stdout);
         return MIGRATE_FAILED;
     }
     if (args->quit && ibx_migrate_quit(record, &err)) {
         ibx_error_prefix(&err, err.code, "QEMU (process %d) did not quit", (int)record->pid);
-        migrate_complain(err.message);
+        ibx_cli_complain(err.message);
     }
-    migrate_vm(record, vm, sizeof(vm));
+    ibx_cli_vm(record, vm, sizeof(vm));
     snprintf(said, sizeof(said), "%s: moved, complete, and the destination has heard so", vm);
     if (args->json) {
-        migrate_print_json(json_pack("{s:o}", "say", ibx_json_text(said)));
+        ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(said)));
         print_summary(0, MIGRATE_DONE, &last, &err);
     } else if (!args->quiet) {
         printf("%s\n", said); /* it has no figures */
@@ -238,7 +238,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     return MIGRATE_DONE;
 }
 
-int migrate_recover(const struct migrate_args *given)
+int ibx_cli_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
     struct ibx_journal record;
@@ -277,7 +277,7 @@ static void print_refusals(const struct ibx_blockers *refusals)
     json_t *list = json_array();
     for (size_t i = 0; i < kept(refusals); i++)
         json_array_append_new(list, ibx_json_text(refusals->sentences[i]));
-    migrate_print_json(json_pack("{s:b, s:o}", "movable", refusals->count == 0, "refusals", list));
+    ibx_cli_print_json(json_pack("{s:b, s:o}", "movable", refusals->count == 0, "refusals", list));
 }
 
 static void say_refusals(const struct migrate_args *args, const struct ibx_blockers *refusals)
@@ -291,14 +291,14 @@ static void say_refusals(const struct migrate_args *args, const struct ibx_block
         printf("and %zu more\n", refusals->count - IBX_PREFLIGHT_MAX);
 }
 
-int migrate_check(const struct migrate_args *args)
+int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers refusals;
     struct ibx_error err = {0};
-    if (migrate_monitor_free(args, &err) ||
+    if (ibx_cli_monitor_free(args, &err) ||
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
                           &refusals, &err)) {
-        migrate_complain(err.message);
+        ibx_cli_complain(err.message);
         return MIGRATE_FAILED;
     }
     if (args->json)
@@ -306,7 +306,7 @@ int migrate_check(const struct migrate_args *args)
     else
         say_refusals(args, &refusals);
     if (fflush(stdout) || ferror(stdout)) {
-        migrate_complain("the answer could not be written");
+        ibx_cli_complain("the answer could not be written");
         return MIGRATE_FAILED;
     }
     return refusals.count ? MIGRATE_FAILED : MIGRATE_DONE;

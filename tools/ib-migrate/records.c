@@ -63,7 +63,7 @@ static bool say_ended(const struct ibx_journal *record, char *sentence, size_t s
 {
     char vm[PATH_MAX];
     const int pid = (int)record->pid;
-    migrate_vm(record, vm, sizeof(vm));
+    ibx_cli_vm(record, vm, sizeof(vm));
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
         snprintf(sentence, size,
@@ -88,7 +88,7 @@ static bool say_ended(const struct ibx_journal *record, char *sentence, size_t s
     return true;
 }
 
-void migrate_truth(const struct ibx_journal *record, char *sentence, size_t size)
+void ibx_cli_truth(const struct ibx_journal *record, char *sentence, size_t size)
 {
     if (!ibx_journal_qemu_gone(record) || !say_ended(record, sentence, size))
         ibx_journal_say(record, sentence, size);
@@ -99,8 +99,8 @@ static void print_record(const struct ibx_journal *record, json_t *live,
                          const struct ibx_error *err)
 {
     char said[IBX_ERROR_MAX];
-    migrate_truth(record, said, sizeof(said));
-    migrate_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_migrate_record_json(record),
+    ibx_cli_truth(record, said, sizeof(said));
+    ibx_cli_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_migrate_record_json(record),
                                  "sentence", ibx_json_text(said), "trouble",
                                  trouble(err) ? ibx_json_text(trouble(err)) : json_null(), "status",
                                  live ? json_incref(live) : json_null()));
@@ -110,12 +110,12 @@ static void say_record(const struct ibx_journal *record, const json_t *live, str
 {
     char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[BAR_ROOM + 1];
     struct ibx_migrate_status status = {.record = *record};
-    migrate_truth(record, said, sizeof(said));
-    migrate_vm(record, vm, sizeof(vm));
+    ibx_cli_truth(record, said, sizeof(said));
+    ibx_cli_vm(record, vm, sizeof(vm));
     printf("%s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
            ibx_journal_state_name(record->state), record->qmp, said);
     if (live && !ibx_migrate_status_take(live, &status, err)) {
-        migrate_bar(&status, BAR_ROOM, bar, sizeof(bar));
+        ibx_cli_bar(&status, BAR_ROOM, bar, sizeof(bar));
         printf("  %s\n", bar);
     } else if (trouble(err)) {
         printf("  %s\n", err->message);
@@ -127,19 +127,19 @@ static void say_record(const struct ibx_journal *record, const json_t *live, str
     }
 }
 
-int migrate_status(const struct migrate_args *args)
+int ibx_cli_status(const struct migrate_args *args)
 {
     struct records records = {0};
     struct migrate_waiting *waiting = NULL;
     struct ibx_error err = {0};
     size_t waits = 0;
-    if (list(args, &records, &err) || migrate_waiting_list(args, &waiting, &waits, &err)) {
+    if (list(args, &records, &err) || ibx_cli_waiting_list(args, &waiting, &waits, &err)) {
         free(records.all);
-        migrate_complain(err.message);
+        ibx_cli_complain(err.message);
         return MIGRATE_FAILED;
     }
     for (size_t i = 0; i < waits; i++)
-        migrate_waiting_print(args, &waiting[i]);
+        ibx_cli_waiting_print(args, &waiting[i]);
     for (size_t i = 0; i < records.count; i++) {
         struct ibx_error why = {0};
         json_t *live =
@@ -154,9 +154,9 @@ int migrate_status(const struct migrate_args *args)
         printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
                args->qmp, args->folder);
     free(records.all);
-    migrate_waiting_free(waiting, waits);
+    ibx_cli_waiting_free(waiting, waits);
     if (fflush(stdout) || ferror(stdout)) {
-        migrate_complain("the status could not be written");
+        ibx_cli_complain("the status could not be written");
         return MIGRATE_FAILED;
     }
     return MIGRATE_DONE;
@@ -171,12 +171,12 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
     struct migrate_waiting *waiting = NULL;
     struct ibx_error why = {0};
     size_t living = 0;
-    int rc = migrate_waiting_list(args, &waiting, &living, err);
+    int rc = ibx_cli_waiting_list(args, &waiting, &living, err);
     if (!rc)
         rc = list(args, &records, err);
     if (living)
         snprintf(path, PATH_MAX, "%s", waiting[0].path);
-    migrate_waiting_free(waiting, living);
+    ibx_cli_waiting_free(waiting, living);
     for (size_t i = 0; !rc && i < records.count; i++) {
         struct ibx_error silent = {0};
         const struct ibx_journal *record = &records.all[i];
@@ -213,16 +213,16 @@ static int tell_live(const struct migrate_args *args, json_t *request)
         rc = ibx_control_socket_ask(path, request, &answer, ibx_deadline_in_ms(ASK_MS), &err);
     json_decref(answer);
     if (rc)
-        migrate_complain(err.message);
+        ibx_cli_complain(err.message);
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
-int migrate_cancel(const struct migrate_args *args)
+int ibx_cli_cancel(const struct migrate_args *args)
 {
     return tell_live(args, json_pack("{s:s}", "command", "cancel"));
 }
 
-int migrate_set(const struct migrate_args *args)
+int ibx_cli_set(const struct migrate_args *args)
 {
     return tell_live(args, json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
                                      (json_int_t)args->max_bandwidth));
@@ -238,14 +238,14 @@ static void say_pruned(void *context, const struct ibx_journal *record, const ch
 {
     struct pruned *pruned = context;
     char said[IBX_ERROR_MAX];
-    migrate_truth(record, said, sizeof(said));
+    ibx_cli_truth(record, said, sizeof(said));
     printf("%s: %s%s%s%s\n", why ? "kept" : "forgotten", said, why ? " (" : "", why ? why : "",
            why ? ")" : "");
     pruned->gone += !why;
     pruned->kept += why != NULL;
 }
 
-int migrate_prune(const struct migrate_args *args)
+int ibx_cli_prune(const struct migrate_args *args)
 {
     struct pruned pruned = {0};
     struct ibx_error err = {0};
@@ -255,14 +255,14 @@ int migrate_prune(const struct migrate_args *args)
                                             .each = say_pruned,
                                             .context = &pruned};
     if (ibx_journal_prune(args->folder, &which, &err)) {
-        migrate_complain(err.message);
+        ibx_cli_complain(err.message);
         return MIGRATE_FAILED;
     }
     if (!pruned.gone && !pruned.kept)
         printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
                args->qmp, args->folder);
     if (fflush(stdout) || ferror(stdout)) {
-        migrate_complain("what was forgotten could not be written");
+        ibx_cli_complain("what was forgotten could not be written");
         return MIGRATE_FAILED;
     }
     return MIGRATE_DONE;

@@ -124,7 +124,7 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     if (args->yes)
         return true;
     if (!isatty(STDIN_FILENO)) {
-        migrate_complain("nothing was done: without a terminal rollback needs --yes");
+        ibx_cli_complain("nothing was done: without a terminal rollback needs --yes");
         return false;
     }
     fprintf(stderr, "Type the VM's name (%s) or yes to roll back: ", vm);
@@ -133,17 +133,17 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     line[strcspn(line, "\n")] = '\0';
     if (line[0] && (!strcmp(line, "yes") || !strcmp(line, vm)))
         return true;
-    migrate_complain("nothing was done");
+    ibx_cli_complain("nothing was done");
     return false;
 }
 
 static int complain(const struct ibx_error *err)
 {
-    migrate_complain(err->message);
+    ibx_cli_complain(err->message);
     return MIGRATE_FAILED;
 }
 
-int migrate_rollback(const struct migrate_args *args)
+int ibx_cli_rollback(const struct migrate_args *args)
 {
     static struct heard heard;
     struct ibx_journal record;
@@ -154,7 +154,7 @@ int migrate_rollback(const struct migrate_args *args)
         return complain(&err);
     if (!options.key_file[0])
         snprintf(options.key_file, sizeof(options.key_file), "%s", record.key_file);
-    migrate_vm(&record, vm, sizeof(vm));
+    ibx_cli_vm(&record, vm, sizeof(vm));
     ibx_journal_say(&record, said, sizeof(said));
     ibx_text_sanitize(said);
     fprintf(stderr, "%s, moved to %s: %s.\n", vm, record.uri, said);
@@ -162,7 +162,7 @@ int migrate_rollback(const struct migrate_args *args)
     say_answer(&heard);
     if (!heard.rc && (heard.answer.standing == IBX_STANDING_RUNNING ||
                       heard.answer.standing == IBX_STANDING_COMPLETE)) {
-        migrate_complain("not rolled back, since the VM would run twice: \"ib-migrate recover\" "
+        ibx_cli_complain("not rolled back, since the VM would run twice: \"ib-migrate recover\" "
                          "goes on with the move; to give up what it did there, end its QEMU first");
         return MIGRATE_FAILED;
     }

@@ -49,7 +49,7 @@ static void draw(struct migrate_show *show, const struct ibx_migrate_status *sta
 {
     char line[1024];
     unsigned width = columns() - 1u; /* the last column would break the line */
-    migrate_bar(status, width < sizeof(line) ? width : sizeof(line) - 1u, line, sizeof(line));
+    ibx_cli_bar(status, width < sizeof(line) ? width : sizeof(line) - 1u, line, sizeof(line));
     fprintf(stderr, "\r%s\033[K", line);
     show->drawn = true;
 }
@@ -76,15 +76,15 @@ static void show_status(struct migrate_show *show, const struct ibx_migrate_stat
     if (show->json && isatty(STDOUT_FILENO))
         wipe(show);
     if (show->json)
-        migrate_print_json(json_pack("{s:o}", "status", ibx_migrate_status_json(status)));
+        ibx_cli_print_json(json_pack("{s:o}", "status", ibx_migrate_status_json(status)));
     if (show->quiet)
         return;
     if (show->terminal) {
         draw(show, status);
     } else if (show->last_phase != (int)status->phase && worth_a_line(show, status)) {
         char line[IBX_ERROR_MAX + 128];
-        migrate_phase_line(status, line, sizeof(line));
-        migrate_complain(line);
+        ibx_cli_phase_line(status, line, sizeof(line));
+        ibx_cli_complain(line);
     }
     show->last_phase = (int)status->phase;
 }
@@ -94,10 +94,10 @@ static void show_line(struct migrate_show *show, const char *text)
     wipe(show);
     snprintf(show->said, sizeof(show->said), "%s", text);
     if (show->json)
-        migrate_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
+        ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
     if (show->quiet)
         return;
-    migrate_complain(text);
+    ibx_cli_complain(text);
 }
 
 static void *run(void *arg)
@@ -161,7 +161,7 @@ static void tell_line(void *context, const char *line)
     pthread_mutex_unlock(&show->lock);
 }
 
-int migrate_show_start(const struct migrate_args *args, struct migrate_show **out,
+int ibx_cli_show_start(const struct migrate_args *args, struct migrate_show **out,
                        struct ibx_migrate_tell *tell, struct ibx_error *err)
 {
     struct migrate_show *show = calloc(1, sizeof(*show));
@@ -189,7 +189,7 @@ int migrate_show_start(const struct migrate_args *args, struct migrate_show **ou
     return 0;
 }
 
-void migrate_show_end(struct migrate_show *show)
+void ibx_cli_show_end(struct migrate_show *show)
 {
     pthread_mutex_lock(&show->lock);
     show->end = true;

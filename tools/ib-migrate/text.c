@@ -12,7 +12,7 @@
 
 /* ------------------------------------------------------------ figures */
 
-void migrate_bytes(uint64_t bytes, char *out, size_t size)
+void ibx_cli_bytes(uint64_t bytes, char *out, size_t size)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     unsigned unit = 0;
@@ -24,7 +24,7 @@ void migrate_bytes(uint64_t bytes, char *out, size_t size)
     snprintf(out, size, "%.*f %s", unit && value < 100 ? 1 : 0, value, units[unit]);
 }
 
-void migrate_duration(uint64_t ns, char *out, size_t size)
+void ibx_cli_duration(uint64_t ns, char *out, size_t size)
 {
     static const struct {
         uint64_t ns;
@@ -51,7 +51,7 @@ static void clock_text(uint64_t seconds, char *out, size_t size)
         snprintf(out, size, "%u:%02u", (unsigned)(seconds / 60), (unsigned)(seconds % 60));
 }
 
-void migrate_vm(const struct ibx_journal *record, char *out, size_t size)
+void ibx_cli_vm(const struct ibx_journal *record, char *out, size_t size)
 {
     const bool has_uuid = strspn(record->uuid, "0-") < strlen(record->uuid);
     if (record->name[0])
@@ -98,7 +98,7 @@ static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][
     char a[32], b[32];
     put_bar(s, pieces[BAR], sizeof(pieces[BAR]));
     snprintf(pieces[LEFT], sizeof(pieces[LEFT]), "%" PRIu64 " pages left", pages_left(s));
-    migrate_bytes(s->bytes_per_second, a, sizeof(a));
+    ibx_cli_bytes(s->bytes_per_second, a, sizeof(a));
     if (s->silent_ns)
         snprintf(pieces[RATE], sizeof(pieces[RATE]), "nothing for %" PRIu64 " s",
                  (uint64_t)(s->silent_ns / NS_PER_S));
@@ -108,8 +108,8 @@ static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][
         snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s",
                  s->faults_per_second);
     if (s->faults) {
-        migrate_duration(s->fault_p50_ns, a, sizeof(a));
-        migrate_duration(s->fault_p99_ns, b, sizeof(b));
+        ibx_cli_duration(s->fault_p50_ns, a, sizeof(a));
+        ibx_cli_duration(s->fault_p99_ns, b, sizeof(b));
         snprintf(pieces[LATENCY], sizeof(pieces[LATENCY]), "p50 %s p99 %s", a, b);
     }
     const double left = (double)s->ram_bytes * (double)pages_left(s) / (double)s->pages;
@@ -137,7 +137,7 @@ static void join(char pieces[PIECES][64], char *out, size_t size)
     }
 }
 
-void migrate_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size)
+void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size)
 {
     if (status->phase == IBX_PHASE_FILLING && status->pages) {
         char pieces[PIECES][64] = {"filling"};
@@ -147,7 +147,7 @@ void migrate_bar(const struct ibx_migrate_status *status, unsigned width, char *
         join(pieces, out, size);
     } else {
         char text[IBX_ERROR_MAX + 128], gone[32];
-        migrate_phase_line(status, text, sizeof(text));
+        ibx_cli_phase_line(status, text, sizeof(text));
         clock_text(seconds_gone(status), gone, sizeof(gone));
         snprintf(out, size, "%s  %s", gone, text);
     }
@@ -157,10 +157,10 @@ void migrate_bar(const struct ibx_migrate_status *status, unsigned width, char *
 
 /* ------------------------------------------------------------ phases */
 
-void migrate_phase_line(const struct ibx_migrate_status *s, char *out, size_t size)
+void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t size)
 {
     char ram[32];
-    migrate_bytes(s->ram_bytes, ram, sizeof(ram));
+    ibx_cli_bytes(s->ram_bytes, ram, sizeof(ram));
     switch (s->phase) {
     case IBX_PHASE_WAITING:
         if (s->source)
@@ -216,13 +216,13 @@ static void put_downtime(FILE *out, const struct ibx_migrate_status *s)
     char text[192], one[32];
     if (!s->downtime_ns)
         return;
-    migrate_duration(s->downtime_ns, text, sizeof(text));
+    ibx_cli_duration(s->downtime_ns, text, sizeof(text));
     const char *before = " (";
     for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         size_t used = strlen(text);
         if (!parts[i].ns)
             continue;
-        migrate_duration(parts[i].ns, one, sizeof(one));
+        ibx_cli_duration(parts[i].ns, one, sizeof(one));
         snprintf(text + used, sizeof(text) - used, "%s%s %s", before, parts[i].name, one);
         before = ", ";
     }
@@ -234,10 +234,10 @@ static void put_downtime(FILE *out, const struct ibx_migrate_status *s)
 static void put_total(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[128], one[32];
-    migrate_duration(s->total_ns ? s->total_ns : s->now_ns - s->began_ns, one, sizeof(one));
+    ibx_cli_duration(s->total_ns ? s->total_ns : s->now_ns - s->began_ns, one, sizeof(one));
     size_t used = (size_t)snprintf(text, sizeof(text), "%s", one);
     if (s->register_ns) {
-        migrate_duration(s->register_ns, one, sizeof(one));
+        ibx_cli_duration(s->register_ns, one, sizeof(one));
         snprintf(text + used, sizeof(text) - used, ", of it %s exposing memory before the stop",
                  one);
     }
@@ -247,10 +247,10 @@ static void put_total(FILE *out, const struct ibx_migrate_status *s)
 static void put_faults(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[192], p50[32], p99[32], max[32], sum[32];
-    migrate_duration(s->fault_p50_ns, p50, sizeof(p50));
-    migrate_duration(s->fault_p99_ns, p99, sizeof(p99));
-    migrate_duration(s->fault_max_ns, max, sizeof(max));
-    migrate_duration(s->fault_sum_ns, sum, sizeof(sum));
+    ibx_cli_duration(s->fault_p50_ns, p50, sizeof(p50));
+    ibx_cli_duration(s->fault_p99_ns, p99, sizeof(p99));
+    ibx_cli_duration(s->fault_max_ns, max, sizeof(max));
+    ibx_cli_duration(s->fault_sum_ns, sum, sizeof(sum));
     int n = snprintf(text, sizeof(text), "%" PRIu64, s->faults);
     if (s->faults)
         n +=
@@ -266,17 +266,17 @@ static void put_memory(FILE *out, const struct ibx_migrate_status *s)
     snprintf(text, sizeof(text), "%" PRIu64 " of %" PRIu64 " (%" PRIu64 "%%), never on the wire",
              s->zero_pages, s->pages, s->zero_pages * 100 / s->pages);
     put_line(out, "zero pages", text);
-    migrate_bytes(s->bytes, one, sizeof(one));
+    ibx_cli_bytes(s->bytes, one, sizeof(one));
     snprintf(text, sizeof(text), "%s of pages%s%s", one, s->path[0] ? " over " : "", s->path);
     ibx_text_sanitize(text);
     put_line(out, "bytes on the wire", text);
     if (s->state_bytes) {
-        migrate_bytes(s->state_bytes, one, sizeof(one));
+        ibx_cli_bytes(s->state_bytes, one, sizeof(one));
         put_line(out, "device state", one);
     }
 }
 
-void migrate_summary(FILE *out, const struct ibx_migrate_status *s)
+void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[192];
     put_downtime(out, s);
@@ -285,7 +285,7 @@ void migrate_summary(FILE *out, const struct ibx_migrate_status *s)
     if (s->pages)
         put_memory(out, s);
     if (s->source_cpu_ns) {
-        migrate_duration(s->source_cpu_ns, text, sizeof(text));
+        ibx_cli_duration(s->source_cpu_ns, text, sizeof(text));
         put_line(out, "source CPU", text);
     }
     if (s->reconnects) {

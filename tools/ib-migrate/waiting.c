@@ -33,7 +33,7 @@ static void complain_of_stopped(pid_t pid)
              "an ib-migrate (process %d) that waits for a VM does not answer: if it is stopped, "
              "kill -CONT %d lets it go on",
              (int)pid, (int)pid);
-    migrate_complain(said);
+    ibx_cli_complain(said);
 }
 
 /* One that has begun a move meanwhile is on record, and its socket is gone. */
@@ -63,7 +63,7 @@ static void gather(void *context, const char *path, pid_t pid)
     json_decref(status);
 }
 
-int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
+int ibx_cli_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
                          size_t *count, struct ibx_error *err)
 {
     struct gathering g = {.args = args};
@@ -71,7 +71,7 @@ int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting
     if (!rc && g.full)
         rc = ibx_error_set(err, -ENOMEM, "no memory for the receivers in %s", args->folder);
     if (rc) {
-        migrate_waiting_free(g.list, g.count);
+        ibx_cli_waiting_free(g.list, g.count);
         return rc;
     }
     *list = g.list;
@@ -79,7 +79,7 @@ int migrate_waiting_list(const struct migrate_args *args, struct migrate_waiting
     return 0;
 }
 
-void migrate_waiting_free(struct migrate_waiting *list, size_t count)
+void ibx_cli_waiting_free(struct migrate_waiting *list, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         json_decref(list[i].status);
@@ -101,12 +101,12 @@ static bool at_work(const struct migrate_args *args, const struct ibx_journal *r
     return !rc;
 }
 
-int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err)
+int ibx_cli_monitor_free(const struct migrate_args *args, struct ibx_error *err)
 {
     struct migrate_waiting *waiting = NULL;
     struct ibx_journal *records = NULL;
     size_t waits = 0, count = 0;
-    int rc = migrate_waiting_list(args, &waiting, &waits, err);
+    int rc = ibx_cli_waiting_list(args, &waiting, &waits, err);
     if (!rc && waits)
         rc = ibx_error_set(err, -EBUSY,
                            "the monitor %s has a client already: an ib-migrate (process %d) that "
@@ -121,11 +121,11 @@ int migrate_monitor_free(const struct migrate_args *args, struct ibx_error *err)
                                "on a move; ib-migrate status shows it",
                                args->qmp);
     free(records);
-    migrate_waiting_free(waiting, waits);
+    ibx_cli_waiting_free(waiting, waits);
     return rc;
 }
 
-void migrate_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one)
+void ibx_cli_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one)
 {
     const char *name = text_of(one->status, "name"), *qmp = text_of(one->status, "qmp");
     char vm[PATH_MAX + 16], said[PATH_MAX];
@@ -138,7 +138,7 @@ void migrate_waiting_print(const struct migrate_args *args, const struct migrate
         printf("%s  destination  waiting  %s\n  %s\n", vm, qmp, said);
         return;
     }
-    migrate_print_json(json_pack("{s:O, s:o, s:n, s:O}", "record",
+    ibx_cli_print_json(json_pack("{s:O, s:o, s:n, s:O}", "record",
                                  json_object_get(one->status, "record"), "sentence",
                                  ibx_json_text(said), "trouble", "status", one->status));
 }

@@ -80,12 +80,12 @@ static int endpoint_of(const char *file, const json_t *root, struct gvirtus_endp
     return 0;
 }
 
-int gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
-                          struct ibx_error *err)
+int ibx_gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
+                              struct ibx_error *err)
 {
     char *text;
     size_t length;
-    int rc = gvirtus_file_read(file, &text, &length, err);
+    int rc = ibx_gvirtus_file_read(file, &text, &length, err);
     if (rc)
         return rc;
     json_t *root = parse_config(file, text, err);
@@ -109,7 +109,7 @@ static json_t *new_config(const struct ibx_properties *properties)
 }
 
 /* Selects our library in the first endpoint; all the rest stays as it is. */
-static int edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx_uri *uri,
+static int edit_config(struct ibx_gvirtus_edit *edit, json_t *root, const struct ibx_uri *uri,
                        struct ibx_error *err)
 {
     if (json_is_true(json_object_get(root, "secure_application")))
@@ -148,7 +148,7 @@ static int edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx
 
 /* --------------------------------------------------------- gvirtus.properties */
 
-const struct gvirtus_key gvirtus_own_keys[] = {
+const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {"memory", "", "900K",
      "bytes of message buffers of an idle connection; lowers slots and message"},
     {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
@@ -169,7 +169,7 @@ static void print_keys(FILE *out)
         "\n"
         "# Keys of the rdma communicator, at their defaults, or with an example where there is\n"
         "# none; see gvirtus.properties(5).\n");
-    for (const struct gvirtus_key *key = gvirtus_own_keys; key->name; key++)
+    for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++)
         fprintf(out, "# rdma.%s: %s\n#rdma.%s : %s\n", key->name, key->meaning, key->name,
                 key->example);
     char *text = NULL;
@@ -193,7 +193,7 @@ static void print_keys(FILE *out)
 }
 
 /* The text before, with the URI in the place of the entry that counts. */
-static void print_properties(FILE *out, const struct gvirtus_edit *edit,
+static void print_properties(FILE *out, const struct ibx_gvirtus_edit *edit,
                              const struct ibx_properties *properties)
 {
     const struct ibx_property *entry = ibx_properties_find(properties, "communicator");
@@ -220,7 +220,7 @@ static void print_properties(FILE *out, const struct gvirtus_edit *edit,
         print_keys(out);
 }
 
-static int edit_properties(struct gvirtus_edit *edit, const struct ibx_properties *properties,
+static int edit_properties(struct ibx_gvirtus_edit *edit, const struct ibx_properties *properties,
                            struct ibx_error *err)
 {
     size_t size;
@@ -236,7 +236,7 @@ static int edit_properties(struct gvirtus_edit *edit, const struct ibx_propertie
 /* -------------------------------------------------------------------- the two */
 
 /* --uri, else the communicator of gvirtus.properties, else the endpoint, else the default. */
-static int choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *properties,
+static int choose_uri(struct ibx_gvirtus_edit *edit, const struct ibx_properties *properties,
                       const struct gvirtus_endpoint *endpoint, struct ibx_uri *uri,
                       struct ibx_error *err)
 {
@@ -268,7 +268,7 @@ static int choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *pr
     return rc ? rc : ibx_uri_options(uri, &options, err);
 }
 
-int gvirtus_edit(struct gvirtus_edit *edit, struct ibx_error *err)
+int ibx_gvirtus_edit(struct ibx_gvirtus_edit *edit, struct ibx_error *err)
 {
     struct ibx_properties properties;
     const char *before = edit->properties_before ? edit->properties_before : "";
@@ -291,7 +291,7 @@ int gvirtus_edit(struct gvirtus_edit *edit, struct ibx_error *err)
     return rc;
 }
 
-void gvirtus_edit_fini(struct gvirtus_edit *edit)
+void ibx_gvirtus_edit_fini(struct ibx_gvirtus_edit *edit)
 {
     free(edit->config_after);
     free(edit->properties_after);

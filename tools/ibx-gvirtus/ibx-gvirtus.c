@@ -39,7 +39,7 @@ static const char usage[] =
 
 /* --------------------------------------------------------------------- places */
 
-int gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
+int ibx_gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -50,12 +50,12 @@ int gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
     return ibx_error_set(err, -ENAMETOOLONG, "the path %.64s... is too long", out);
 }
 
-int gvirtus_library_path(const char *home, const char *slot, char *out, struct ibx_error *err)
+int ibx_gvirtus_library_path(const char *home, const char *slot, char *out, struct ibx_error *err)
 {
-    return gvirtus_path(out, err, "%s/lib/libgvirtus-communicators-%s.so", home, slot);
+    return ibx_gvirtus_path(out, err, "%s/lib/libgvirtus-communicators-%s.so", home, slot);
 }
 
-int gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err)
+int ibx_gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
@@ -92,7 +92,7 @@ static bool any_file(const char *home, const char *pattern)
 {
     char whole[PATH_MAX];
     glob_t found = {0};
-    bool any = !gvirtus_path(whole, NULL, "%s/%s", home, pattern) &&
+    bool any = !ibx_gvirtus_path(whole, NULL, "%s/%s", home, pattern) &&
                !glob(whole, GLOB_NOSORT, NULL, &found);
     globfree(&found);
     return any;
@@ -133,17 +133,18 @@ static int make_absolute(const char *path, char *out, struct ibx_error *err)
 {
     char dir[PATH_MAX], real_dir[PATH_MAX];
     const char *slash = strrchr(path, '/');
-    int rc = gvirtus_path(dir, err, "%.*s/", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    int rc =
+        ibx_gvirtus_path(dir, err, "%.*s/", slash ? (int)(slash - path) : 1, slash ? path : ".");
     if (rc)
         return rc;
     if (!realpath(dir, real_dir))
         return ibx_error_set(err, -errno, "there is no place for %s: %s", path, strerror(errno));
-    return gvirtus_path(out, err, "%s/%s", strcmp(real_dir, "/") ? real_dir : "",
-                        slash ? slash + 1 : path);
+    return ibx_gvirtus_path(out, err, "%s/%s", strcmp(real_dir, "/") ? real_dir : "",
+                            slash ? slash + 1 : path);
 }
 
-int gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *place,
-                       struct ibx_error *err)
+int ibx_gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *place,
+                           struct ibx_error *err)
 {
     char path[PATH_MAX];
     memset(place, 0, sizeof(*place));
@@ -157,26 +158,26 @@ int gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *pl
     if (!config && !args->home_given)
         config = getenv("GVIRTUS_CONFIG");
     if (!rc)
-        rc = config && *config ? gvirtus_path(path, err, "%s", config)
-                               : gvirtus_path(path, err, "%s/etc/properties.json", place->home);
+        rc = config && *config ? ibx_gvirtus_path(path, err, "%s", config)
+                               : ibx_gvirtus_path(path, err, "%s/etc/properties.json", place->home);
     if (!rc)
         rc = make_absolute(path, place->config, err);
     if (!rc)
-        rc = args->properties
-                 ? gvirtus_path(path, err, "%s", args->properties)
-                 : gvirtus_path(path, err, "%.*s/gvirtus.properties",
-                                (int)(strrchr(place->config, '/') - place->config), place->config);
+        rc = args->properties ? ibx_gvirtus_path(path, err, "%s", args->properties)
+                              : ibx_gvirtus_path(path, err, "%.*s/gvirtus.properties",
+                                                 (int)(strrchr(place->config, '/') - place->config),
+                                                 place->config);
     if (!rc)
         rc = make_absolute(path, place->properties, err);
-    return rc ? rc : gvirtus_path(place->state, err, "%s/lib/ibx-gvirtus.json", place->home);
+    return rc ? rc : ibx_gvirtus_path(place->state, err, "%s/lib/ibx-gvirtus.json", place->home);
 }
 
 /* -------------------------------------------------------------------- install */
 
-int gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err)
+int ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err)
 {
     if (args->library)
-        return gvirtus_path(out, err, "%s", args->library);
+        return ibx_gvirtus_path(out, err, "%s", args->library);
     /* Of a build tree, and of an installation that was moved: into a container, say. */
     static const char *const beside[] = {"../frontend-glue", "../" IBX_LIBDIR "/ibx"};
     char program[PATH_MAX];
@@ -184,11 +185,11 @@ int gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_e
     while (n > 0 && program[n - 1] != '/')
         n--;
     for (size_t i = 0; n > 0 && i < sizeof(beside) / sizeof(beside[0]); i++) {
-        if (!gvirtus_path(out, NULL, "%.*s%s/" LIBRARY_NAME, (int)n, program, beside[i]) &&
+        if (!ibx_gvirtus_path(out, NULL, "%.*s%s/" LIBRARY_NAME, (int)n, program, beside[i]) &&
             !access(out, F_OK))
             return 0;
     }
-    return gvirtus_path(out, err, IBX_PLUGIN_DIR "/" LIBRARY_NAME);
+    return ibx_gvirtus_path(out, err, IBX_PLUGIN_DIR "/" LIBRARY_NAME);
 }
 
 /* GVirtuS would find out only at its next start. */
@@ -217,20 +218,20 @@ static int read_if_there(const char *path, char **content, struct ibx_error *err
     size_t length;
     if (access(path, F_OK) && errno == ENOENT)
         return 0;
-    int rc = gvirtus_file_read(path, content, &length, err);
+    int rc = ibx_gvirtus_file_read(path, content, &length, err);
     if (!rc && strlen(*content) != length)
         return ibx_error_set(err, -EINVAL, "%s holds a NUL byte: it is not a text file", path);
     return rc;
 }
 
-static void tell_install(const struct gvirtus_place *place, const struct gvirtus_edit *edit,
+static void tell_install(const struct gvirtus_place *place, const struct ibx_gvirtus_edit *edit,
                          const struct gvirtus_args *args, const char *library)
 {
     const char *files[] = {library, place->config, place->properties};
     for (int i = 0; i < 3; i++) {
         char backup[PATH_MAX];
         bool kept =
-            !gvirtus_path(backup, NULL, "%s" GVIRTUS_BACKUP, files[i]) && !access(backup, F_OK);
+            !ibx_gvirtus_path(backup, NULL, "%s" GVIRTUS_BACKUP, files[i]) && !access(backup, F_OK);
         printf("%s: written%s\n", files[i],
                kept ? "; what was there is in the file ending in " GVIRTUS_BACKUP : "");
     }
@@ -251,28 +252,28 @@ static int gather(const struct gvirtus_args *args, const struct gvirtus_place *p
                   struct ingredients *in, struct ibx_error *err)
 {
     char source[PATH_MAX];
-    int rc = gvirtus_library_path(place->home, args->slot, in->target, err);
+    int rc = ibx_gvirtus_library_path(place->home, args->slot, in->target, err);
     if (!rc)
-        rc = gvirtus_plugin_find(args, source, err);
+        rc = ibx_gvirtus_plugin_find(args, source, err);
     if (!rc)
         rc = check_library(source, err);
     if (!rc)
-        rc = gvirtus_file_read(source, &in->library, &in->library_length, err);
+        rc = ibx_gvirtus_file_read(source, &in->library, &in->library_length, err);
     if (!rc)
         rc = read_if_there(place->config, &in->config, err);
     return rc ? rc : read_if_there(place->properties, &in->properties, err);
 }
 
-int gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err)
+int ibx_gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err)
 {
     struct gvirtus_place place;
     struct ingredients in = {.library = NULL};
-    int rc = gvirtus_place_find(args, &place, err);
+    int rc = ibx_gvirtus_place_find(args, &place, err);
     if (!rc)
-        rc = gvirtus_journal_clear(place.state, err);
+        rc = ibx_gvirtus_journal_clear(place.state, err);
     if (!rc)
         rc = gather(args, &place, &in, err);
-    struct gvirtus_edit edit = {
+    struct ibx_gvirtus_edit edit = {
         .config_file = place.config,
         .properties_file = place.properties,
         .config_before = in.config,
@@ -281,18 +282,18 @@ int gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err)
         .uri = args->uri,
     };
     if (!rc)
-        rc = gvirtus_edit(&edit, err);
+        rc = ibx_gvirtus_edit(&edit, err);
     if (!rc) {
         const struct gvirtus_change changes[] = {
             {in.target, in.library, in.library_length, 0755},
             {place.config, edit.config_after, strlen(edit.config_after), 0644},
             {place.properties, edit.properties_after, strlen(edit.properties_after), 0644},
         };
-        rc = gvirtus_journal_apply(place.state, args->slot, changes, 3, err);
+        rc = ibx_gvirtus_journal_apply(place.state, args->slot, changes, 3, err);
     }
     if (!rc)
         tell_install(&place, &edit, args, in.target);
-    gvirtus_edit_fini(&edit);
+    ibx_gvirtus_edit_fini(&edit);
     free(in.library);
     free(in.config);
     free(in.properties);
@@ -306,11 +307,11 @@ static void tell_removed(const char *path, const char *what)
     printf("%s: %s\n", path, what);
 }
 
-int gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err)
+int ibx_gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err)
 {
     struct gvirtus_place place;
-    int rc = gvirtus_place_find(args, &place, err);
-    return rc ? rc : gvirtus_journal_undo(place.state, tell_removed, err);
+    int rc = ibx_gvirtus_place_find(args, &place, err);
+    return rc ? rc : ibx_gvirtus_journal_undo(place.state, tell_removed, err);
 }
 
 /* --------------------------------------------------------------- command line */
@@ -389,8 +390,9 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct gvirtus_args *args, struct ibx_error *err);
-    } commands[] = {
-        {"install", gvirtus_install}, {"remove", gvirtus_remove}, {"show", gvirtus_show}};
+    } commands[] = {{"install", ibx_gvirtus_install},
+                    {"remove", ibx_gvirtus_remove},
+                    {"show", ibx_gvirtus_show}};
     const char *home = getenv("GVIRTUS_HOME");
     struct gvirtus_args args = {.home = home && *home ? home : NULL, .slot = "oldtcp"};
     int status = parse_options(argc, argv, &args);

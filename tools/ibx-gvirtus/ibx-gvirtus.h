@@ -34,23 +34,23 @@ struct gvirtus_place {
 };
 
 /* Builds a path; -ENAMETOOLONG with a sentence. `out` holds PATH_MAX bytes. */
-int gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
+int ibx_gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The library of a slot: DIR/lib/libgvirtus-communicators-SLOT.so. */
-int gvirtus_library_path(const char *home, const char *slot, char *out, struct ibx_error *err);
+int ibx_gvirtus_library_path(const char *home, const char *slot, char *out, struct ibx_error *err);
 /* Fills `place`, after looking whether the home is one that can take the plugin. */
-int gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *place,
-                       struct ibx_error *err);
+int ibx_gvirtus_place_find(const struct gvirtus_args *args, struct gvirtus_place *place,
+                           struct ibx_error *err);
 /* The plugin to install: as told, or as built or installed with us, also where the installation was
  * moved since. It need not be there. */
-int gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err);
+int ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err);
 /* Reads a whole file of up to 64 MiB into memory, with a NUL after it that does not count. */
-int gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err);
+int ibx_gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err);
 
 /* The commands; 0 or a negative errno with one sentence. */
-int gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err);
-int gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err);
-int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err);
+int ibx_gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err);
+int ibx_gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err);
+int ibx_gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err);
 
 /* ------------------------------------------------------------- the two files */
 
@@ -61,7 +61,7 @@ struct gvirtus_endpoint {
 };
 
 /* The texts of a configuration, edited: NULL before means that there is no such file. */
-struct gvirtus_edit {
+struct ibx_gvirtus_edit {
     const char *config_file, *properties_file;
     const char *config_before, *properties_before;
     const char *slot;
@@ -70,10 +70,10 @@ struct gvirtus_edit {
     char *config_after;     /* malloc'ed */
     char *properties_after; /* malloc'ed */
 };
-int gvirtus_edit(struct gvirtus_edit *edit, struct ibx_error *err);
-void gvirtus_edit_fini(struct gvirtus_edit *edit);
-int gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
-                          struct ibx_error *err);
+int ibx_gvirtus_edit(struct ibx_gvirtus_edit *edit, struct ibx_error *err);
+void ibx_gvirtus_edit_fini(struct ibx_gvirtus_edit *edit);
+int ibx_gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
+                              struct ibx_error *err);
 
 /* The rdma.* keys that are no options of the transport, up to one without a name. */
 struct gvirtus_key {
@@ -82,7 +82,7 @@ struct gvirtus_key {
     const char *example; /* that has the same effect */
     const char *meaning;
 };
-extern const struct gvirtus_key gvirtus_own_keys[];
+extern const struct gvirtus_key ibx_gvirtus_own_keys[];
 
 /* --------------------------------------------------------------- the journal */
 
@@ -101,18 +101,19 @@ struct gvirtus_change {
 
 /* Undoes an installation that was cut off, before anybody reads what it has written. -EEXIST when
  * there is a whole one. */
-int gvirtus_journal_clear(const char *state, struct ibx_error *err);
+int ibx_gvirtus_journal_clear(const char *state, struct ibx_error *err);
 /* Does all of the changes or none: what was there is kept beside with GVIRTUS_BACKUP, the state
- * file remembers the whole until gvirtus_journal_undo(). An installation that was cut off is undone
- * first. -EEXIST when it is installed already or a backup is in the way. */
-int gvirtus_journal_apply(const char *state, const char *slot, const struct gvirtus_change *changes,
-                          size_t count, struct ibx_error *err);
+ * file remembers the whole until ibx_gvirtus_journal_undo(). An installation that was cut off is
+ * undone first. -EEXIST when it is installed already or a backup is in the way. */
+int ibx_gvirtus_journal_apply(const char *state, const char *slot,
+                              const struct gvirtus_change *changes, size_t count,
+                              struct ibx_error *err);
 /* Puts back everything byte for byte and forgets the state; files that were edited since are kept
  * with GVIRTUS_EDITED, beside those that were kept before. `report` is told each path and what
  * became of it. -ENOENT when nothing is installed. */
-int gvirtus_journal_undo(const char *state, void (*report)(const char *path, const char *what),
-                         struct ibx_error *err);
+int ibx_gvirtus_journal_undo(const char *state, void (*report)(const char *path, const char *what),
+                             struct ibx_error *err);
 /* Whether `path` is installed and still as it was installed; fills `slot` (64 bytes) if it is. */
-bool gvirtus_journal_owns(const char *state, const char *path, char *slot);
+bool ibx_gvirtus_journal_owns(const char *state, const char *path, char *slot);
 
 #endif

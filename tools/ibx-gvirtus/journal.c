@@ -56,7 +56,7 @@ static bool holds(const char *path, const char *digest)
 {
     char *content, found[65];
     size_t length;
-    if (gvirtus_file_read(path, &content, &length, NULL))
+    if (ibx_gvirtus_file_read(path, &content, &length, NULL))
         return false;
     digest_bytes(content, length, found);
     free(content);
@@ -148,7 +148,7 @@ static char *state_text(const struct state *state)
 static int state_write(const char *file, const struct state *state, struct ibx_error *err)
 {
     char temporary[PATH_MAX];
-    int rc = gvirtus_path(temporary, err, "%s" TEMPORARY, file);
+    int rc = ibx_gvirtus_path(temporary, err, "%s" TEMPORARY, file);
     if (rc)
         return rc;
     char *text = state_text(state);
@@ -211,7 +211,7 @@ static int state_read(const char *file, struct state *state, struct ibx_error *e
         return -ENOENT;
     char *text;
     size_t length;
-    int rc = gvirtus_file_read(file, &text, &length, err);
+    int rc = ibx_gvirtus_file_read(file, &text, &length, err);
     if (rc)
         return rc;
     json_t *root = json_loadb(text, length, 0, NULL);
@@ -246,9 +246,9 @@ static int put(const struct gvirtus_change *change, const struct entry *entry,
                struct ibx_error *err)
 {
     char temporary[PATH_MAX], backup[PATH_MAX];
-    int rc = gvirtus_path(temporary, err, "%s" TEMPORARY, entry->path);
+    int rc = ibx_gvirtus_path(temporary, err, "%s" TEMPORARY, entry->path);
     if (!rc)
-        rc = gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
+        rc = ibx_gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
     struct stat before;
     bool like = !rc && entry->existed && !stat(entry->path, &before) && S_ISREG(before.st_mode);
     if (!rc)
@@ -285,7 +285,7 @@ static int keep_edited(const struct entry *entry, struct ending *kept, struct ib
     bool edited = exists(entry->path) && !holds(entry->path, entry->digest);
     for (unsigned next = 2; edited; next++) {
         char path[PATH_MAX];
-        int rc = gvirtus_path(path, err, "%s%s", entry->path, kept->text);
+        int rc = ibx_gvirtus_path(path, err, "%s%s", entry->path, kept->text);
         if (rc)
             return rc;
         if (!renameat2(AT_FDCWD, entry->path, AT_FDCWD, path, RENAME_NOREPLACE))
@@ -334,9 +334,9 @@ static int take_away(const struct entry *entry, struct outcome *outcome, struct 
 static int put_back(const struct entry *entry, struct outcome *outcome, struct ibx_error *err)
 {
     char temporary[PATH_MAX], backup[PATH_MAX];
-    int rc = gvirtus_path(temporary, err, "%s" TEMPORARY, entry->path);
+    int rc = ibx_gvirtus_path(temporary, err, "%s" TEMPORARY, entry->path);
     if (!rc)
-        rc = gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
+        rc = ibx_gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
     if (!rc && unlink(temporary) && errno != ENOENT)
         rc = failed("remove", temporary, err);
     tell(outcome, "left as it was", "");
@@ -378,7 +378,7 @@ static int journal_open(const char *state, int *lock, struct ibx_error *err)
         return ibx_error_set(err, -EBUSY, "another ibx-gvirtus is at work in %s: try again", dir);
     }
     char temporary[PATH_MAX];
-    int rc = gvirtus_path(temporary, err, "%s" TEMPORARY, state);
+    int rc = ibx_gvirtus_path(temporary, err, "%s" TEMPORARY, state);
     if (!rc)
         unlink(temporary);
     if (rc)
@@ -398,9 +398,9 @@ static int plan(struct state *state, const char *slot, const struct gvirtus_chan
     for (size_t i = 0; i < count; i++) {
         struct entry *entry = &state->entries[state->count++];
         char backup[PATH_MAX];
-        int rc = gvirtus_path(entry->path, err, "%s", changes[i].path);
+        int rc = ibx_gvirtus_path(entry->path, err, "%s", changes[i].path);
         if (!rc)
-            rc = gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, changes[i].path);
+            rc = ibx_gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, changes[i].path);
         if (rc)
             return rc;
         if (exists(backup))
@@ -452,8 +452,9 @@ static int apply_locked(const char *file, struct state *state, const char *slot,
     return rc;
 }
 
-int gvirtus_journal_apply(const char *file, const char *slot, const struct gvirtus_change *changes,
-                          size_t count, struct ibx_error *err)
+int ibx_gvirtus_journal_apply(const char *file, const char *slot,
+                              const struct gvirtus_change *changes, size_t count,
+                              struct ibx_error *err)
 {
     int lock;
     int rc = journal_open(file, &lock, err);
@@ -469,9 +470,9 @@ int gvirtus_journal_apply(const char *file, const char *slot, const struct gvirt
     return rc;
 }
 
-int gvirtus_journal_clear(const char *file, struct ibx_error *err)
+int ibx_gvirtus_journal_clear(const char *file, struct ibx_error *err)
 {
-    return gvirtus_journal_apply(file, NULL, NULL, 0, err);
+    return ibx_gvirtus_journal_apply(file, NULL, NULL, 0, err);
 }
 
 /* Looks for what would stop an undo half way, while nothing has been touched. */
@@ -480,7 +481,7 @@ static int can_undo(const struct state *state, const char *file, struct ibx_erro
     for (size_t i = 0; i < state->count; i++) {
         const struct entry *entry = &state->entries[i];
         char backup[PATH_MAX];
-        int rc = gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
+        int rc = ibx_gvirtus_path(backup, err, "%s" GVIRTUS_BACKUP, entry->path);
         if (rc)
             return rc;
         if (entry->existed && !exists(backup))
@@ -507,8 +508,8 @@ static int undo_locked(const char *file, struct state *state,
     return rc ? rc : put_all_back(file, state, report, err);
 }
 
-int gvirtus_journal_undo(const char *file, void (*report)(const char *path, const char *what),
-                         struct ibx_error *err)
+int ibx_gvirtus_journal_undo(const char *file, void (*report)(const char *path, const char *what),
+                             struct ibx_error *err)
 {
     int lock;
     int rc = journal_open(file, &lock, err);
@@ -524,7 +525,7 @@ int gvirtus_journal_undo(const char *file, void (*report)(const char *path, cons
     return rc;
 }
 
-bool gvirtus_journal_owns(const char *file, const char *path, char *slot)
+bool ibx_gvirtus_journal_owns(const char *file, const char *path, char *slot)
 {
     struct state *state = calloc(1, sizeof(*state));
     bool owns = false;

@@ -46,13 +46,13 @@ static int show_selected(const struct gvirtus_place *place, struct gvirtus_endpo
                          struct ibx_error *err)
 {
     char library[PATH_MAX], slot[64];
-    int rc = gvirtus_endpoint_read(place->config, endpoint, err);
+    int rc = ibx_gvirtus_endpoint_read(place->config, endpoint, err);
     if (!rc)
-        rc = gvirtus_library_path(place->home, endpoint->protocol, library, err);
+        rc = ibx_gvirtus_library_path(place->home, endpoint->protocol, library, err);
     if (rc)
         return rc;
     bool slot_of_ours = !strcmp(endpoint->protocol, "oldtcp") || !strcmp(endpoint->protocol, "ib");
-    bool ours = gvirtus_journal_owns(place->state, library, slot);
+    bool ours = ibx_gvirtus_journal_owns(place->state, library, slot);
     row("home", "%s", place->home);
     row("selected", "protocol %s of suite %s in %s", endpoint->protocol, endpoint->suite,
         place->config);
@@ -109,7 +109,7 @@ static int show_own_keys(const struct ibx_glue_config *config, struct ibx_error 
     int rc = config->file[0] ? ibx_properties_load(config->file, &properties, err) : 0;
     if (rc)
         return rc;
-    for (const struct gvirtus_key *key = gvirtus_own_keys; key->name; key++) {
+    for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++) {
         char whole[32];
         snprintf(whole, sizeof(whole), "rdma.%s", key->name);
         const struct ibx_property *entry = ibx_properties_find(&properties, whole);
@@ -173,7 +173,7 @@ static bool find_preload(const char *plugin, char path[PATH_MAX])
     char place[PATH_MAX];
     for (size_t i = 0; i < 2; i++) {
         int folder = slash ? (int)(slash + 1 - plugin) : 0;
-        if (!gvirtus_path(place, NULL, "%.*s%slibibx-frontend.so", folder, plugin, places[i]) &&
+        if (!ibx_gvirtus_path(place, NULL, "%.*s%slibibx-frontend.so", folder, plugin, places[i]) &&
             realpath(place, path))
             return true;
     }
@@ -184,8 +184,8 @@ static bool same_files(const char *one, const char *other)
 {
     char *texts[2] = {NULL, NULL};
     size_t lengths[2];
-    bool same = !gvirtus_file_read(one, &texts[0], &lengths[0], NULL) &&
-                !gvirtus_file_read(other, &texts[1], &lengths[1], NULL) &&
+    bool same = !ibx_gvirtus_file_read(one, &texts[0], &lengths[0], NULL) &&
+                !ibx_gvirtus_file_read(other, &texts[1], &lengths[1], NULL) &&
                 lengths[0] == lengths[1] && !memcmp(texts[0], texts[1], lengths[0]);
     free(texts[0]);
     free(texts[1]);
@@ -198,8 +198,8 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
                          bool answered)
 {
     char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX];
-    if (gvirtus_plugin_find(args, plugin, NULL) ||
-        gvirtus_library_path(home, slot, installed, NULL))
+    if (ibx_gvirtus_plugin_find(args, plugin, NULL) ||
+        ibx_gvirtus_library_path(home, slot, installed, NULL))
         return;
     if (!find_preload(plugin, preload)) {
         row("preload",
@@ -219,7 +219,7 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
                          : "whether the back end takes its copies shows when it answers");
 }
 
-int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
+int ibx_gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
 {
     struct gvirtus_endpoint endpoint = {.port = 0};
     struct gvirtus_place *place = calloc(1, sizeof(*place));
@@ -227,7 +227,7 @@ int gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
     int rc = place && config ? imitate(args, err) : ibx_error_set(err, -ENOMEM, "no memory");
     /* A classic GVirtuS has no home: its gvirtus.properties alone says all. */
     if (!rc && (args->home || !args->properties)) {
-        rc = gvirtus_place_find(args, place, err);
+        rc = ibx_gvirtus_place_find(args, place, err);
         if (!rc)
             rc = show_selected(place, &endpoint, err);
     }

@@ -178,7 +178,7 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
 
 /* ------------------------------------------------------------------------- in */
 
-static void body_take(struct tcp_lane *lane, size_t n)
+static void ibx_rendezvous_take(struct tcp_lane *lane, size_t n)
 {
     if (lane->body)
         lane->body += n;
@@ -200,7 +200,7 @@ static size_t stage_read(struct tcp_lane *lane)
             if (lane->body)
                 memcpy(lane->body, lane->stage + at, n);
             at += n;
-            body_take(lane, n);
+            ibx_rendezvous_take(lane, n);
             continue;
         }
         if (there < IBX_TCP_FRAME_BYTES)
@@ -236,7 +236,7 @@ static void guess_settle(struct tcp_lane *lane, size_t extra)
         return;
     if (lane->body != guess)
         memcpy(lane->body, guess, mine);
-    body_take(lane, mine);
+    ibx_rendezvous_take(lane, mine);
 }
 
 void ibx_tcp_lane_came(struct tcp_lane *lane, size_t n)
@@ -245,7 +245,7 @@ void ibx_tcp_lane_came(struct tcp_lane *lane, size_t n)
     lane->quiet = 0;
     size_t direct = n < lane->body_left ? n : lane->body_left;
     if (direct)
-        body_take(lane, direct);
+        ibx_rendezvous_take(lane, direct);
     n -= direct;
     size_t room = IBX_TCP_FRAME_BYTES - lane->stage_have;
     lane->stage_have += n < room ? n : room;

@@ -255,7 +255,7 @@ static void test_aimed_at_nothing(void **state)
     }
     struct ibx_writer w = ibx_writer_of(segment + 1, IBX_REMOTE_BYTES);
     ibx_remote_put(&w, &remote);
-    assert_int_equal(session_add_segment(pair.client, segment, sizeof(segment)), 0);
+    assert_int_equal(ibx_session_add_segment(pair.client, segment, sizeof(segment)), 0);
     send_frame("cudaMemcpy", &back);
     assert_int_equal(receive_reply(NULL, 0), -1);
     join_server();

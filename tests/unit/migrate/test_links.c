@@ -30,7 +30,7 @@ static void offered(unsigned of, unsigned wished, unsigned least, unsigned most)
 {
     struct ibx_migrate_hello hello = {0};
     processors = of;
-    move_offer_links(&hello, wished);
+    ibx_migration_offer_links(&hello, wished);
     assert_int_equal(hello.links_least, least);
     assert_int_equal(hello.links, most);
 }

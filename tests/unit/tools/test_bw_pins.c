@@ -80,7 +80,7 @@ static void expect(struct machine on, int client, int server)
     bool seen[CPU_SETSIZE] = {false};
     machine = on;
     opened = 0;
-    bw_pins_choose(&pins);
+    ibx_bw_pins_choose(&pins);
     assert_int_equal(CPU_COUNT(&pins.client_set), client);
     assert_int_equal(CPU_COUNT(&pins.server_set), server);
     CPU_AND(&both, &pins.client_set, &pins.server_set);
@@ -150,7 +150,7 @@ static void test_one_core_in_each_package(void **state)
 {
     (void)state;
     machine = (struct machine){16, 1, 2, .apart = true};
-    bw_pins_choose(&pins);
+    ibx_bw_pins_choose(&pins);
     assert_int_equal(pins.client, 31);
     assert_int_equal(pins.server, 30);
     assert_int_equal(CPU_COUNT(&pins.client_set) + CPU_COUNT(&pins.server_set), 2);
@@ -160,7 +160,7 @@ static void test_two_threads_of_one_core(void **state)
 {
     (void)state;
     machine = (struct machine){1, 1, 2, .apart = false};
-    bw_pins_choose(&pins);
+    ibx_bw_pins_choose(&pins);
     assert_int_equal(pins.client + pins.server, 1);
     assert_true(CPU_ISSET(0, &pins.server_set) && CPU_ISSET(1, &pins.client_set));
 }
@@ -171,10 +171,10 @@ static void test_nothing_to_share(void **state)
     const struct machine machines[] = {{1, 1, 1, .apart = false}, {0}, {1, 4, 1, .first = 3}};
     for (unsigned i = 0; i < 3; i++) {
         machine = machines[i];
-        bw_pins_choose(&pins);
+        ibx_bw_pins_choose(&pins);
         assert_true(pins.client < 0 && !CPU_COUNT(&pins.client_set));
         assert_true(pins.server < 0 && !CPU_COUNT(&pins.server_set));
-        bw_pin(&pins, BW_CLIENT);
+        ibx_bw_pin(&pins, BW_CLIENT);
     }
 }
 

@@ -52,7 +52,7 @@ static void test_bytes(void **state)
                  {3ull << 40, "3.0 TiB"},
                  {UINT64_MAX, "16777216 TiB"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        migrate_bytes(cases[i].bytes, text, sizeof(text));
+        ibx_cli_bytes(cases[i].bytes, text, sizeof(text));
         is(text, cases[i].text);
     }
 }
@@ -74,7 +74,7 @@ static void test_duration(void **state)
                  {4310000000, "4.31 s"},
                  {3600000000000, "3600 s"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        migrate_duration(cases[i].ns, text, sizeof(text));
+        ibx_cli_duration(cases[i].ns, text, sizeof(text));
         is(text, cases[i].text);
     }
 }
@@ -84,13 +84,13 @@ static void test_vm(void **state)
     (void)state;
     struct ibx_journal record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
     char text[128];
-    migrate_vm(&record, text, sizeof(text));
+    ibx_cli_vm(&record, text, sizeof(text));
     is(text, "VM at /run/q");
     snprintf(record.uuid, sizeof(record.uuid), "10000000-0000-0000-0000-000000000000");
-    migrate_vm(&record, text, sizeof(text));
+    ibx_cli_vm(&record, text, sizeof(text));
     is(text, "10000000-0000-0000-0000-000000000000");
     snprintf(record.name, sizeof(record.name), "web\033[2J");
-    migrate_vm(&record, text, sizeof(text));
+    ibx_cli_vm(&record, text, sizeof(text));
     is(text, "web?[2J");
 }
 
@@ -99,7 +99,7 @@ static void test_wide_bar(void **state)
     (void)state;
     struct ibx_migrate_status status = filling();
     char text[256];
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
              "p50 45.6 us p99 1.23 ms  1:15 left");
 }
@@ -112,7 +112,7 @@ static void test_silent_bar(void **state)
     char text[256];
     status.bytes_per_second = 0;
     status.silent_ns = 12600000000;
-    migrate_bar(&status, 80, text, sizeof(text));
+    ibx_cli_bar(&status, 80, text, sizeof(text));
     is(text, "filling  [#####---------------] 25%  750 pages left  nothing for 12 s");
 }
 
@@ -123,23 +123,23 @@ static void test_narrow_bars(void **state)
     struct ibx_migrate_status status = filling();
     char text[256];
     for (unsigned width = 1; width < 130; width++) {
-        migrate_bar(&status, width, text, sizeof(text));
+        ibx_cli_bar(&status, width, text, sizeof(text));
         assert_in_range(strlen(text), 1, width);
     }
-    migrate_bar(&status, 90, text, sizeof(text));
+    ibx_cli_bar(&status, 90, text, sizeof(text));
     is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
              "1:15 left");
-    migrate_bar(&status, 80, text, sizeof(text));
+    ibx_cli_bar(&status, 80, text, sizeof(text));
     is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  1:15 left");
-    migrate_bar(&status, 60, text, sizeof(text));
+    ibx_cli_bar(&status, 60, text, sizeof(text));
     is(text, "filling  750 pages left  40.0 KiB/s  1:15 left");
-    migrate_bar(&status, 40, text, sizeof(text));
+    ibx_cli_bar(&status, 40, text, sizeof(text));
     is(text, "filling  750 pages left  1:15 left");
-    migrate_bar(&status, 25, text, sizeof(text));
+    ibx_cli_bar(&status, 25, text, sizeof(text));
     is(text, "filling  750 pages left");
-    migrate_bar(&status, 10, text, sizeof(text));
+    ibx_cli_bar(&status, 10, text, sizeof(text));
     is(text, "filling");
-    migrate_bar(&status, 4, text, sizeof(text));
+    ibx_cli_bar(&status, 4, text, sizeof(text));
     is(text, "fill");
 }
 
@@ -151,23 +151,23 @@ static void test_bar_without_figures(void **state)
     status.faults = 0;
     status.bytes_per_second = 0;
     status.now_ns = 5000000000;
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     assert_null(strstr(text, "p50"));
     assert_null(strstr(text, "1:15"));
     says(text, "0 B/s"); /* it stands still */
     status.faults_per_second = 0;
     status.now_ns = status.began_ns + 900000000; /* or has just begun: that is not known yet */
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     assert_null(strstr(text, "/s"));
     status.present = 0; /* the bar and the pages left say the same */
     status.zero_pages = 600;
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     says(text, "[############--------] 60%  400 pages left");
     status.present = 2000; /* what a peer says need not be sane */
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     says(text, "[####################] 100%  0 pages left");
     status.pages = 0;
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     says(text, "filling");
 }
 
@@ -179,9 +179,9 @@ static void test_bar_of_other_phases(void **state)
                                         .began_ns = 1,
                                         .now_ns = 67000000001};
     char text[256];
-    migrate_bar(&status, 200, text, sizeof(text));
+    ibx_cli_bar(&status, 200, text, sizeof(text));
     is(text, "1:07  broken: the link is down??[31m; connecting again");
-    migrate_bar(&status, 20, text, sizeof(text));
+    ibx_cli_bar(&status, 20, text, sizeof(text));
     is(text, "1:07  broken: the li");
 }
 
@@ -191,30 +191,30 @@ static void test_phase_lines(void **state)
     struct ibx_migrate_status status = filling();
     char text[1024];
     snprintf(status.record.uri, sizeof(status.record.uri), "tcp://0.0.0.0:18600");
-    migrate_phase_line(&status, text, sizeof(text));
+    ibx_cli_phase_line(&status, text, sizeof(text));
     is(text, "filling: the VM runs at the destination, 750 pages are to come over verbs mlx5_0 "
              "port 1");
     status.zero_pages = 300; /* the source knows them before the destination has counted any */
-    migrate_phase_line(&status, text, sizeof(text));
+    ibx_cli_phase_line(&status, text, sizeof(text));
     says(text, " 700 pages");
     status.phase = IBX_PHASE_WAITING;
-    migrate_phase_line(&status, text, sizeof(text));
+    ibx_cli_phase_line(&status, text, sizeof(text));
     is(text, "waiting for a source at tcp://0.0.0.0:18600");
     status.source = true;
-    migrate_phase_line(&status, text, sizeof(text));
+    ibx_cli_phase_line(&status, text, sizeof(text));
     says(text, "waiting for the destination at tcp://0.0.0.0:18600");
     struct ibx_migrate_status again = {.phase =
                                            IBX_PHASE_FILLING}; /* before anything was looked at */
-    migrate_phase_line(&again, text, sizeof(text));
+    ibx_cli_phase_line(&again, text, sizeof(text));
     is(text, "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
-    migrate_phase_line(&again, text, sizeof(text));
+    ibx_cli_phase_line(&again, text, sizeof(text));
     is(text, "broken: the other side is not there yet");
     const char *const words[] = {"waiting", "preparing", "switching", "filling",
                                  "broken",  "done",      "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
         status.phase = (enum ibx_migrate_phase)phase;
-        migrate_phase_line(&status, text, sizeof(text));
+        ibx_cli_phase_line(&status, text, sizeof(text));
         assert_ptr_equal(strstr(text, words[phase]), text);
     }
 }
@@ -225,7 +225,7 @@ static char *summary_of(const struct ibx_migrate_status *status)
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
-    migrate_summary(out, status);
+    ibx_cli_summary(out, status);
     fclose(out);
     return text;
 }

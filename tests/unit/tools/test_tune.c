@@ -47,7 +47,7 @@ static int set_up(void **state)
 
 static const struct ibx_choice_way *to_device(void)
 {
-    tune_choose(&tune);
+    ibx_tune_choose(&tune);
     assert_true(tune.result.found && ibx_choice_sound(&tune.result.choice));
     struct ibx_choice_way from = tune.result.choice.ways[1];
     const struct ibx_choice_way *none = ibx_choice_default.ways; /* were measured */
@@ -65,12 +65,12 @@ static void test_crossover(void **state)
     const double first[] = {1, 2, 4, 8, 16, 0}, later[] = {5, 5, 5, 5, 5, 5},
                  spike[] = {5, 5, 5, 5, 50, 5}, alike[] = {1, 2, 4, 8, 16, 5}, none[6] = {0},
                  bump[] = {5, 5, 5, 2, 2, 5};
-    assert_int_equal(tune_crossover(first, later, 6, TUNE_MARGIN), 3);
-    assert_int_equal(tune_crossover(first, alike, 6, TUNE_MARGIN), 6);
-    assert_int_equal(tune_crossover(first, alike, 6, 1 / TUNE_MARGIN), 0);
-    assert_int_equal(tune_crossover(first, none, 6, TUNE_MARGIN), -1);
-    assert_int_equal(tune_crossover(first, spike, 6, TUNE_MARGIN), 6);
-    assert_int_equal(tune_crossover(first, bump, 6, TUNE_MARGIN), 3);
+    assert_int_equal(ibx_tune_crossover(first, later, 6, TUNE_MARGIN), 3);
+    assert_int_equal(ibx_tune_crossover(first, alike, 6, TUNE_MARGIN), 6);
+    assert_int_equal(ibx_tune_crossover(first, alike, 6, 1 / TUNE_MARGIN), 0);
+    assert_int_equal(ibx_tune_crossover(first, none, 6, TUNE_MARGIN), -1);
+    assert_int_equal(ibx_tune_crossover(first, spike, 6, TUNE_MARGIN), 6);
+    assert_int_equal(ibx_tune_crossover(first, bump, 6, TUNE_MARGIN), 3);
 }
 
 static void test_ways(void **state)
