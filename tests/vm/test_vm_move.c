@@ -401,7 +401,8 @@ static void test_wrong_bit_is_seen(void **state)
     assert_non_null(strstr(said, "memory is wrong"));
 }
 
-int main(void)
+/* test_vm_move [PATTERN]: the tests of that name, or all. */
+int main(int argc, char **argv)
 {
     int skipped = vm_available();
     if (skipped)
@@ -422,5 +423,7 @@ int main(void)
         cmocka_unit_test_teardown(test_sender_dies, mend_and_end),
         cmocka_unit_test_teardown(test_wrong_bit_is_seen, mend_and_end),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
