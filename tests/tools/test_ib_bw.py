@@ -40,13 +40,13 @@ def help_and_version_are_no_errors(scene):
     for args in (("--help",), ("self", "--help"), ("run", "-h")):
         code, out, err = scene.run(*args)
         equal((code, err), (0, ""))
-        assert out.startswith("usage: ib-bw serve") and "key_file" in out, out
+        assert out.startswith("Usage: ib-bw [OPTION...] serve URI") and "key_file" in out, out
     code, out, err = scene.run("--version")
     assert code == 0 and re.fullmatch(r"ib-bw \d+\.\d+\.\d+\n", out), out
 
 
 @test
-def wrong_usage_exits_2_with_the_usage(scene):
+def wrong_usage_exits_2_and_names_the_help(scene):
     for args in ((), ("measure",), ("run",), ("serve",), ("self", "tcp://127.0.0.1:1"), ("--sizes", "4"),
                  ("run", "a", "b"), ("self", "--nonsense"), ("self", "--sizes"), ("serve", "--json", "x", "y"),
                  ("self", "--max-bytes", "1G"), ("run", "--iperf", "tcp://127.0.0.1:1"),
@@ -55,7 +55,7 @@ def wrong_usage_exits_2_with_the_usage(scene):
                  ("self", "--raw", "--plot", "x.svg")):
         code, out, err = scene.run(*args)
         equal((args, code, out), (args, 2, ""))
-        assert "usage: ib-bw serve [options] URI" in err, err
+        assert err.startswith("ib-bw: ") and "Try `ib-bw --help'" in err, err
 
 
 @test

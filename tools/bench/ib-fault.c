@@ -105,15 +105,9 @@ int main(int argc, char **argv)
     struct bench_args args;
     struct ibx_error err = {0};
     signal(SIGPIPE, SIG_IGN);
-    int rc = ibx_bench_args_parse(argc, argv, &args, &err);
-    if (rc == -ENOEXEC)
-        return 2;
-    if (rc < 0)
-        return complain(&err);
-    if (rc)
-        return EXIT_SUCCESS;
+    ibx_bench_args_parse(argc, argv, &args);
     if (args.command != BENCH_LEND) {
-        rc = run_fetch(&args);
+        int rc = run_fetch(&args);
         ibx_domain_release(args.options.domain);
         return rc;
     }

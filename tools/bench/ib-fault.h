@@ -54,9 +54,8 @@ struct bench_args {
     bool nice_given;
 };
 
-/* Fills `args`. -EINVAL with a sentence for a bad value; -ENOEXEC without one for bad usage,
- * which has been printed; 1 when --help or --version was all that was wanted. */
-int ibx_bench_args_parse(int argc, char **argv, struct bench_args *args, struct ibx_error *err);
+/* Fills `args`; ends the process where the line is wrong or asks for help. */
+void ibx_bench_args_parse(int argc, char **argv, struct bench_args *args);
 
 /* ------------------------------------------------------------------- memory */
 

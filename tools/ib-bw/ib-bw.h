@@ -53,7 +53,7 @@ struct bw_args {
     size_t sizes[BW_SIZES_MAX];
     unsigned size_count;
     double seconds;         /* a cell */
-    uint64_t count;         /* calls a cell; 0: as many as fit in `seconds` */
+    unsigned count;         /* calls a cell; 0: as many as fit in `seconds` */
     unsigned rounds;        /* slices a cell */
     unsigned depth;         /* READs or WRITEs in flight with `raw` */
     bool raw, iperf, plain; /* plain: the long table */
@@ -67,9 +67,8 @@ struct bw_args {
     const char *over;     /* of tune, a fabric to measure direct copies on; NULL: none */
 };
 
-/* Fills `args`. -EINVAL with a sentence for a bad value; -ENOEXEC without one for bad usage,
- * which has been printed; 1 when --help or --version was all that was wanted. */
-int ibx_bw_args_parse(int argc, char **argv, struct bw_args *args, struct ibx_error *err);
+/* Fills `args`; ends the process where the line is wrong or asks for help. */
+void ibx_bw_args_parse(int argc, char **argv, struct bw_args *args);
 
 /* ------------------------------------------------------------------- streams */
 

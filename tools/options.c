@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tools/options.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_KEY 256 /* of the table's options; argp has smaller ones for single letters */
+
+struct line {
+    const struct ibx_tool *tool;
+    void *args;
+    uint64_t given; /* bits of the table's options */
+    int command;    /* -1: none yet */
+    const char *uri;
+};
+
+void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "%s: ", tool->name);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\nTry `%s --help' for more information.\n", tool->name);
+    va_end(args);
+    exit(2);
+}
+
+/* -------------------------------------------------------------------- values */
+
+static int take_unsigned(const struct ibx_tool_option *option, const char *text, unsigned *value,
+                         struct ibx_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || number < option->min || number > option->max)
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a number from %lu to %lu", text,
+                             option->min, option->max);
+    *value = (unsigned)number;
+    return 0;
+}
+
+static int take_seconds(const struct ibx_tool_option *option, const char *text, double *seconds,
+                        struct ibx_error *err)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value > 0 && value <= (double)option->max))
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a number of seconds up to %lu", text,
+                             option->max);
+    *seconds = value;
+    return 0;
+}
+
+static int take_size(const struct ibx_tool_option *option, const char *text, size_t *size,
+                     struct ibx_error *err)
+{
+    size_t bytes;
+    int rc = ibx_size_parse(text, &bytes, err);
+    if (!rc && (bytes < option->min || bytes > option->max))
+        rc = ibx_error_set(err, -EINVAL, "\"%.64s\" is not a size from %lu to %lu bytes", text,
+                           option->min, option->max);
+    if (!rc)
+        *size = bytes;
+    return rc;
+}
+
+static int take_set(struct ibx_options *options, const char *text, struct ibx_error *err)
+{
+    char key[64];
+    const char *equals = strchr(text, '=');
+    if (!equals || (size_t)(equals - text) >= sizeof(key))
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not KEY=VALUE", text);
+    memcpy(key, text, (size_t)(equals - text));
+    key[equals - text] = '\0';
+    return ibx_options_set(options, key, equals + 1, err);
+}
+
+static int take_value(const struct ibx_tool_option *option, const char *text, void *args,
+                      struct ibx_error *err)
+{
+    void *at = (char *)args + option->at;
+    switch (option->type) {
+    case IBX_TOOL_FLAG:
+        *(bool *)at = true;
+        return 0;
+    case IBX_TOOL_TEXT:
+        *(const char **)at = text;
+        return 0;
+    case IBX_TOOL_UNSIGNED:
+        return take_unsigned(option, text, at, err);
+    case IBX_TOOL_SECONDS:
+        return take_seconds(option, text, at, err);
+    case IBX_TOOL_SIZE:
+        return take_size(option, text, at, err);
+    case IBX_TOOL_KEY_FILE:
+        return ibx_options_set(at, "key_file", text, err);
+    case IBX_TOOL_SET:
+        return take_set(at, text, err);
+    case IBX_TOOL_OWN:
+        break;
+    }
+    return option->take(args, text, err);
+}
+
+/* -------------------------------------------------------- which commands there are */
+
+/* "serve, run or self": the commands of a set of bits; 0: all. */
+static const char *names_of(const struct ibx_tool *tool, unsigned bits, char *text, size_t size)
+{
+    const char *names[IBX_TOOL_COMMANDS_MAX];
+    unsigned count = 0;
+    int length = 0;
+    for (unsigned i = 0; tool->commands[i].name; i++)
+        if (!bits || bits & 1u << i)
+            names[count++] = tool->commands[i].name;
+    for (unsigned i = 0; i < count && length < (int)size; i++)
+        length += snprintf(text + length, size - (size_t)length, "%s%s",
+                           i == 0           ? ""
+                           : i == count - 1 ? " or "
+                                            : ", ",
+                           names[i]);
+    return text;
+}
+
+static void take_argument(struct line *line, const char *text)
+{
+    const struct ibx_tool_command *commands = line->tool->commands;
+    char names[256];
+    if (commands && line->command < 0) {
+        for (int i = 0; commands[i].name; i++)
+            if (!strcmp(commands[i].name, text))
+                line->command = i;
+        if (line->command < 0)
+            ibx_tool_bad_usage(line->tool, "there is no command \"%s\": give %s", text,
+                               names_of(line->tool, 0, names, sizeof(names)));
+        return;
+    }
+    if (!commands || line->uri || !commands[line->command].uri)
+        ibx_tool_bad_usage(line->tool, "\"%s\" is one argument too many", text);
+    line->uri = text;
+}
+
+static void check_line(const struct line *line)
+{
+    const struct ibx_tool *tool = line->tool;
+    char names[256];
+    if (!tool->commands)
+        return;
+    if (line->command < 0)
+        ibx_tool_bad_usage(tool, "a command is needed: give %s",
+                           names_of(tool, 0, names, sizeof(names)));
+    const struct ibx_tool_command *command = &tool->commands[line->command];
+    for (unsigned i = 0; i < IBX_TOOL_OPTIONS_MAX; i++) {
+        const struct ibx_tool_option *option = &tool->options[i];
+        if (line->given >> i & 1 && option->commands && !(option->commands & 1u << line->command))
+            ibx_tool_bad_usage(tool, "--%s does not go with \"%s\", but with %s", option->name,
+                               command->name,
+                               names_of(tool, option->commands, names, sizeof(names)));
+    }
+    if (command->uri && *command->uri != '[' && !line->uri)
+        ibx_tool_bad_usage(tool, "\"%s\" needs a %s", command->name, command->uri);
+}
+
+/* ---------------------------------------------------------------------- argp */
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    struct line *line = state->input;
+    struct ibx_error err = {0};
+    if (key == 'h')
+        argp_state_help(state, stdout, ARGP_HELP_STD_HELP);
+    if (key == ARGP_KEY_ARG)
+        take_argument(line, text);
+    if (key == ARGP_KEY_END)
+        check_line(line);
+    if (key < FIRST_KEY || key >= FIRST_KEY + IBX_TOOL_OPTIONS_MAX)
+        return key == ARGP_KEY_ARG ? 0 : ARGP_ERR_UNKNOWN;
+    const struct ibx_tool_option *option = &line->tool->options[key - FIRST_KEY];
+    line->given |= (uint64_t)1 << (key - FIRST_KEY);
+    if (!take_value(option, text, line->args, &err))
+        return 0;
+    fprintf(stderr, "%s: --%s: %s\n", line->tool->name, option->name, err.message);
+    exit(1);
+}
+
+/* "serve URI\nrun URI", of which argp makes one line of usage each, and the list of commands. */
+static char *describe_commands(const struct ibx_tool *tool, struct argp_option **next)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    if (!out)
+        return NULL;
+    *(*next)++ = (struct argp_option){.doc = "Commands:"};
+    for (const struct ibx_tool_command *c = tool->commands; c->name; c++) {
+        fprintf(out, "%s%s%s%s", c == tool->commands ? "" : "\n", c->name, c->uri ? " " : "",
+                c->uri ? c->uri : "");
+        *(*next)++ = (struct argp_option){
+            .name = c->name, .flags = OPTION_DOC | OPTION_NO_USAGE, .doc = c->help};
+    }
+    fclose(out);
+    return text;
+}
+
+/* The transport's options, a line each, become entries of --help. */
+static char *describe_transport(struct argp_option **next)
+{
+    char *text = NULL, *rest;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    if (!out)
+        return NULL;
+    ibx_options_describe(out, "");
+    fclose(out);
+    *(*next)++ = (struct argp_option){.doc = "Keys of --set, options of the transport:"};
+    for (char *key = strtok_r(text, ":", &rest); key; key = strtok_r(NULL, ":", &rest)) {
+        const char *meaning = strtok_r(NULL, "\n", &rest);
+        *(*next)++ = (struct argp_option){
+            .name = key, .flags = OPTION_DOC | OPTION_NO_USAGE, .doc = meaning + 1};
+    }
+    return text;
+}
+
+void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *args,
+                    unsigned *command, const char **uri)
+{
+    static char version[64];
+    struct argp_option options[IBX_TOOL_OPTIONS_MAX + IBX_TOOL_COMMANDS_MAX + 64] = {
+        {.key = 'h', .flags = OPTION_HIDDEN, .doc = ""}};
+    struct argp_option *next = options + 1;
+    struct line line = {.tool = tool, .args = args, .command = -1};
+    snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
+    argp_program_version = version;
+    argp_err_exit_status = 2;
+    argv[0] = (char *)tool->name; /* what the messages of getopt begin with */
+    char *usage = tool->commands ? describe_commands(tool, &next) : NULL;
+    for (unsigned i = 0; tool->options[i].help; i++) {
+        const struct ibx_tool_option *o = &tool->options[i];
+        *next++ = (struct argp_option){.name = o->name,
+                                       .key = o->name ? FIRST_KEY + (int)i : 0,
+                                       .arg = o->value,
+                                       .doc = o->help};
+    }
+    char *keys = tool->lists_transport ? describe_transport(&next) : NULL;
+    const struct argp argp = {
+        .options = options, .parser = parse, .args_doc = usage, .doc = tool->help};
+    argp_parse(&argp, argc, argv, 0, NULL, &line);
+    free(usage);
+    free(keys);
+    if (command)
+        *command = (unsigned)line.command;
+    if (uri)
+        *uri = line.uri;
+}

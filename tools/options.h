@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The command line of every tool: a table of commands and a table of options, which argp parses.
+ *
+ * A command is the first argument that is no option. Options may stand before or after it. An
+ * option of another command, a missing command and a wrong number of arguments end the process
+ * with status 2; a bad value ends it with status 1; --help, --usage and --version end it with 0.
+ */
+#ifndef IBX_TOOLS_OPTIONS_H
+#define IBX_TOOLS_OPTIONS_H
+
+#include "transport/transport.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define IBX_TOOL_OPTIONS_MAX  64
+#define IBX_TOOL_COMMANDS_MAX 16
+
+struct ibx_tool_command {
+    const char *name;
+    const char *uri; /* "URI": needed; "[URI]": optional; NULL: none. Stands in --help as it is. */
+    const char *help;
+};
+
+/* How a value is read, and what is at the option's offset in the tool's struct of arguments. */
+enum ibx_tool_type {
+    IBX_TOOL_FLAG,     /* bool, which becomes true; takes no value */
+    IBX_TOOL_TEXT,     /* const char *: points into argv */
+    IBX_TOOL_UNSIGNED, /* unsigned, from min to max */
+    IBX_TOOL_SECONDS,  /* double, more than 0 and up to max */
+    IBX_TOOL_SIZE,     /* size_t, bytes from min to max; K, M and G are powers of 1024 */
+    IBX_TOOL_KEY_FILE, /* struct ibx_options */
+    IBX_TOOL_SET,      /* struct ibx_options: KEY=VALUE */
+    IBX_TOOL_OWN,      /* the tool's function `take` */
+};
+
+struct ibx_tool_option {
+    const char *name;  /* long name without its dashes; NULL: `help` is a heading in --help */
+    const char *value; /* what --help calls the value */
+    const char *help;
+    unsigned commands; /* bits 1u << index of the commands that take it; 0: all */
+    enum ibx_tool_type type;
+    size_t at; /* offset in the struct of arguments */
+    unsigned long min, max;
+    /* Takes a value; `args` is the whole struct. A negative errno with a sentence in `err`, which
+     * names neither the tool nor the option. */
+    int (*take)(void *args, const char *text, struct ibx_error *err);
+};
+
+/* Options that several tools have; TYPE is the struct of arguments, its member is `options`. */
+#define IBX_TOOL_OPTION_KEY_FILE(TYPE, COMMANDS)                                                   \
+    {                                                                                              \
+        .name = "key-file", .value = "FILE", .help = "The key that both hosts share",              \
+        .commands = COMMANDS, .type = IBX_TOOL_KEY_FILE, .at = offsetof(TYPE, options)             \
+    }
+#define IBX_TOOL_OPTION_SET(TYPE, COMMANDS)                                                        \
+    {                                                                                              \
+        .name = "set", .value = "KEY=VALUE",                                                       \
+        .help = "An option of the transport (keys below); may be repeated", .commands = COMMANDS,  \
+        .type = IBX_TOOL_SET, .at = offsetof(TYPE, options)                                        \
+    }
+
+struct ibx_tool {
+    const char *name;
+    const char *help; /* the paragraph at the top of --help; after a \v the one at its end */
+    const struct ibx_tool_command *commands; /* ended by a NULL name; NULL: the tool has none */
+    const struct ibx_tool_option *options;   /* ended by one without name and help */
+    bool lists_transport;                    /* --help lists what --set takes */
+};
+
+/* Parses the line into `args`. *command is the index in tool->commands, *uri NULL where none is
+ * given; both may be NULL for a tool without commands. Returns only when the line is right, as far
+ * as the tables say. */
+void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *args,
+                    unsigned *command, const char **uri);
+
+/* Prints a sentence and where to find help, and ends the process with status 2. */
+void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
+    __attribute__((noreturn, format(printf, 2, 3)));
+
+#endif
