@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -185,4 +186,13 @@ bool ibx_properties_item(const char **rest, const char **item, size_t *length)
     *length = strcspn(at, ",");
     *rest = at + *length;
     return *length > 0;
+}
+
+int ibx_properties_prefix(const char *file, const struct ibx_property *entry, int rc,
+                          struct ibx_error *err)
+{
+    char key[80];
+    snprintf(key, sizeof(key), "%.79s", entry->key);
+    ibx_text_sanitize(key);
+    return ibx_error_prefix(err, rc, "%s line %u (%s)", file, entry->line, key);
 }

@@ -48,6 +48,10 @@ void ibx_properties_fini(struct ibx_properties *properties);
 const struct ibx_property *ibx_properties_find(const struct ibx_properties *properties,
                                                const char *key);
 
+/* Puts "FILE line N (KEY): " before the message of an entry's error `rc`, which is returned. */
+int ibx_properties_prefix(const char *file, const struct ibx_property *entry, int rc,
+                          struct ibx_error *err);
+
 /* Walks a list value: puts the next item that is not empty, `*length` bytes without a NUL, into
  * `*item` and moves `*rest` (at first the value) on. False when there is no more. */
 bool ibx_properties_item(const char **rest, const char **item, size_t *length);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A client's memory that this process has mapped as well, pinned so that the GPU
- * reads and writes it in place. Whole allocations, each under an id that no other
- * one ever has: an allocation that the client gave back and made anew has another
- * id, and what was pinned before is let go then, or for want of room.
+ * A client's memory that this process has mapped too, pinned so that the GPU reads and writes it in
+ * place. An entry is a whole allocation under an id that no other allocation ever has. An
+ * allocation that the client has freed is unpinned when another id appears at its place, or when
+ * room is needed.
  *
- * A cache belongs to one connection and its thread.
+ * A copy may still run when its call returns. A stream fence, an event behind the last such copy of
+ * a stream, tells when the memory may be unpinned.
+ *
+ * A struct ibx_client_pins belongs to one connection and its thread.
  */
 #ifndef IBX_GPUDIRECT_CLIENT_PINS_H
 #define IBX_GPUDIRECT_CLIENT_PINS_H
@@ -15,24 +18,23 @@
 #include <stdbool.h>
 
 #define IBX_CLIENT_PINS   64u
-#define IBX_CLIENT_TRAILS 64u /* no more than there are bits in a uint64_t */
+#define IBX_STREAM_FENCES 64u /* at most the bits of a uint64_t */
 
 struct ibx_client_pin {
-    uint8_t *base; /* NULL: a free place */
+    uint8_t *base; /* NULL: a free entry */
     size_t length;
     uint64_t id;
-    void *context; /* in which it was pinned */
-    bool refused;  /* CUDA does not pin it: not tried again under this id */
-    uint64_t left; /* a bit for each trail of copies that may be under way to or from it */
-    uint64_t used; /* the higher the later */
+    void *context;   /* in which it was pinned */
+    bool refused;    /* CUDA does not pin it: not tried again under this id */
+    uint64_t fences; /* a bit for each fence behind copies that may still use this memory */
+    uint64_t used;   /* larger is later */
 };
 
-/* The copies that were left in one stream, by an event behind the last one. That waits for nothing
- * else: neither for other clients' work nor for what comes later in the stream, which may have been
- * destroyed meanwhile. Another one has its handle only when its work is done, for until then it is
- * there (cuStreamDestroy() in the CUDA Driver API's reference). */
-struct ibx_client_trail {
-    void *event; /* NULL: a place that was never used */
+/* A fence waits for its own stream only, up to the last copy. The stream may have been destroyed
+ * since: cuStreamDestroy() keeps a stream until its work is done, so no other stream has the same
+ * handle before the fence is over. */
+struct ibx_stream_fence {
+    void *event; /* NULL: an entry that was never used */
     void *context, *stream;
 };
 
@@ -40,29 +42,29 @@ struct ibx_client_pins {
     struct ibx_client_pin pins[IBX_CLIENT_PINS];
     size_t bytes, bytes_max; /* pinned now; at most */
     uint64_t clock;
-    struct ibx_client_trail trails[IBX_CLIENT_TRAILS];
-    unsigned pin, trail; /* of the copy that is about to be left */
+    struct ibx_stream_fence fences[IBX_STREAM_FENCES];
+    unsigned pin, fence; /* that ibx_client_pin_fence() has chosen */
 };
 
-/* Whether [base, base + length), the allocation `id`, is pinned in the calling thread's context,
- * now if it was not. False, and a sentence when it is CUDA that refuses, the first time. */
+/* Pins [base, base + length), the allocation `id`, in the calling thread's context unless that was
+ * done before. True: it is pinned. False: it does not fit, or CUDA refuses; `err` is set at the
+ * first refusal under this id only. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
-/* A copy to or from the allocation that is pinned at `base` is about to be left under way in a
- * stream. False: it must not be, for no event of the current context can be put behind it, or too
- * many streams have such copies. */
-bool ibx_client_pin_leave(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
+/* Before a copy that may outlive its call, to or from the allocation pinned at `base`: chooses the
+ * stream's fence. False: the caller has to wait for the copy, since the current context has no
+ * event for this stream or all fences are in use. */
+bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                           const void *base, void *stream);
-/* That copy is in the stream: from now on it is waited for before the allocation is let go. */
-void ibx_client_pin_left(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
-/* Waits for all copies that were left. */
-void ibx_client_pins_settle(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
-/* A context was reset or destroyed, and took streams and events along. NULL: it may have been any.
- */
+/* After that copy was put into the stream: the allocation stays pinned until the fence is over. */
+void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* Waits for all fences. */
+void ibx_client_pins_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* A context was reset or destroyed, with its streams and events; NULL: any may have been. */
 void ibx_client_pins_forget(struct ibx_client_pins *pins, const void *context);
-/* Before that: waits as above, and lets go of all events. */
-void ibx_client_pins_drop_events(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
-/* Lets go of everything; before the mappings end. `cuda` may be NULL when there is nothing. */
+/* Before a reset: waits for all fences and destroys their events. */
+void ibx_client_pins_drop_fences(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
+/* Unpins everything, before the mappings end. `cuda` may be NULL when nothing is pinned. */
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 
 #endif

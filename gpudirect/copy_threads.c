@@ -12,13 +12,13 @@
 #include <unistd.h>
 
 #define THREADS_LEAST    3u
-#define THREADS_MOST     4u /* unless more are asked for */
+#define THREADS_MOST     4u /* unless the user asks for more */
 #define PROCESSORS_LEAST 8u
-#define LINGER_NS        (100 * IBX_NS_PER_US)
+#define SPIN_NS          (100 * IBX_NS_PER_US)
 #define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_copy_threads_run() */
 
 struct job {
-    unsigned place;
+    unsigned slot;
     void *local;
     uint64_t offset;
     size_t n;
@@ -27,225 +27,227 @@ struct job {
 struct ibx_copy_threads {
     pthread_mutex_t lock;
     pthread_cond_t posted, over;
-    pthread_t threads[IBX_COPY_THREADS_THREADS_MAX];
-    unsigned count; /* of threads made */
+    pthread_t threads[IBX_COPY_THREADS_MAX];
+    unsigned count; /* threads created */
     pid_t owner;
     bool ending;
 
     ibx_copy_threads_copy copy;
     void *context;
-    unsigned sleeping;                        /* threads */
-    uint64_t linger_ns;                       /* how long they look for more to do before */
-    atomic_uint stirred;                      /* jobs waiting, for who looks without the lock */
-    struct job jobs[IBX_COPY_THREADS_PLACES]; /* a ring of those not begun */
-    unsigned first, waiting;
-    unsigned running;
-    uint32_t done;    /* places */
-    atomic_uint ends; /* of jobs, for who looks without the lock */
+    unsigned sleeping; /* threads */
+    uint64_t spin_ns;  /* how long a thread looks for a job before it sleeps */
+    struct job jobs[IBX_COPY_THREADS_SLOTS]; /* a ring of those that no thread has begun */
+    unsigned first, waiting, running;        /* jobs */
+    uint32_t done;                           /* slots */
     int status;
+    atomic_uint posts, ends; /* jobs waiting, jobs ended ever: to be read without the lock */
 };
 
-/* Takes the oldest job and does it, without the lock meanwhile. Locked; there is one. */
-static void run_one(struct ibx_copy_threads *crew)
+static void set_waiting(struct ibx_copy_threads *t, unsigned waiting)
 {
-    struct job job = crew->jobs[crew->first];
-    crew->first = (crew->first + 1) % IBX_COPY_THREADS_PLACES;
-    atomic_store_explicit(&crew->stirred, --crew->waiting, memory_order_relaxed);
-    crew->running++;
-    ibx_copy_threads_copy copy = crew->copy;
-    void *context = crew->context;
-    pthread_mutex_unlock(&crew->lock);
-    int rc = copy(context, job.local, job.offset, job.n);
-    pthread_mutex_lock(&crew->lock);
-    crew->running--;
-    crew->done |= 1u << job.place;
-    atomic_fetch_add_explicit(&crew->ends, 1, memory_order_relaxed);
-    if (rc && !crew->status)
-        crew->status = rc;
-    pthread_cond_signal(&crew->over); /* only the owner waits for it */
+    t->waiting = waiting;
+    atomic_store_explicit(&t->posts, waiting, memory_order_relaxed);
 }
 
-/* Waking a thread costs more than many a copy takes, and copies come in rows. Locked, but
- * meanwhile; false: there is nothing to do. */
-static bool linger(struct ibx_copy_threads *crew)
+/* Runs the oldest job; there is one. Unlocks meanwhile. */
+static void run_one(struct ibx_copy_threads *t)
 {
-    uint64_t until = ibx_now_ns() + crew->linger_ns;
-    pthread_mutex_unlock(&crew->lock);
-    while (!atomic_load_explicit(&crew->stirred, memory_order_relaxed) && ibx_now_ns() < until)
+    struct job job = t->jobs[t->first];
+    t->first = (t->first + 1) % IBX_COPY_THREADS_SLOTS;
+    set_waiting(t, t->waiting - 1);
+    t->running++;
+    ibx_copy_threads_copy copy = t->copy;
+    void *context = t->context;
+    pthread_mutex_unlock(&t->lock);
+    int rc = copy(context, job.local, job.offset, job.n);
+    pthread_mutex_lock(&t->lock);
+    t->running--;
+    t->done |= 1u << job.slot;
+    atomic_fetch_add_explicit(&t->ends, 1, memory_order_relaxed);
+    if (rc && !t->status)
+        t->status = rc;
+    pthread_cond_signal(&t->over); /* only the owner waits for it */
+}
+
+/* Waking a thread takes longer than many a copy, and copies come in series: so a thread spins
+ * before it sleeps. Unlocks meanwhile. False: there is no job. */
+static bool spin(struct ibx_copy_threads *t)
+{
+    uint64_t until = ibx_now_ns() + t->spin_ns;
+    pthread_mutex_unlock(&t->lock);
+    while (!atomic_load_explicit(&t->posts, memory_order_relaxed) && ibx_now_ns() < until)
         ibx_cpu_relax();
-    pthread_mutex_lock(&crew->lock);
-    return crew->waiting || crew->ending;
+    pthread_mutex_lock(&t->lock);
+    return t->waiting || t->ending;
 }
 
 static void *work(void *argument)
 {
-    struct ibx_copy_threads *crew = argument;
-    pthread_mutex_lock(&crew->lock);
-    while (!crew->ending) {
-        if (crew->waiting) {
-            run_one(crew);
-        } else if (!crew->linger_ns || !linger(crew)) {
-            crew->sleeping++;
-            pthread_cond_wait(&crew->posted, &crew->lock);
-            crew->sleeping--;
+    struct ibx_copy_threads *t = argument;
+    pthread_mutex_lock(&t->lock);
+    while (!t->ending) {
+        if (t->waiting) {
+            run_one(t);
+        } else if (!t->spin_ns || !spin(t)) {
+            t->sleeping++;
+            pthread_cond_wait(&t->posted, &t->lock);
+            t->sleeping--;
         }
     }
-    pthread_mutex_unlock(&crew->lock);
+    pthread_mutex_unlock(&t->lock);
     return NULL;
 }
 
-/* Signals are for the process's own threads. */
-static int threads_make(struct ibx_copy_threads *crew, unsigned threads)
+static int create_threads(struct ibx_copy_threads *t, unsigned count)
 {
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, SIGSEGV); /* of memory that the application watches */
+    sigdelset(&all, SIGSEGV); /* the application may handle faults of memory that is copied */
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = 0;
-    while (!rc && crew->count + 1 < threads && crew->count < IBX_COPY_THREADS_THREADS_MAX) {
-        rc = pthread_create(&crew->threads[crew->count], NULL, work, crew);
-        crew->count += !rc;
+    while (!rc && t->count + 1 < count && t->count < IBX_COPY_THREADS_MAX) {
+        rc = pthread_create(&t->threads[t->count], NULL, work, t);
+        t->count += !rc;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
 
-/* The client, other sessions and the driver want processors, too. Two threads are slower than the
- * client and this thread, which copy one half each where there is no crew. */
+/* The client, other sessions and the driver need processors too. Two threads are slower than client
+ * and back end, which copy one half each where there are no copy threads. */
 unsigned ibx_copy_threads_count(void)
 {
-    unsigned there = ibx_thread_processors();
-    return there >= 4 * THREADS_MOST ? THREADS_MOST : there >= PROCESSORS_LEAST ? THREADS_LEAST : 1;
+    unsigned processors = ibx_thread_processors();
+    return processors >= 4 * THREADS_MOST   ? THREADS_MOST
+           : processors >= PROCESSORS_LEAST ? THREADS_LEAST
+                                            : 1;
 }
 
-int ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **out, struct ibx_error *err)
+int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
+                            struct ibx_error *err)
 {
-    struct ibx_copy_threads *crew = calloc(1, sizeof(*crew));
-    if (!crew)
-        return ibx_error_set(err, -ENOMEM, "no memory for threads that copy");
-    pthread_mutex_init(&crew->lock, NULL);
-    pthread_cond_init(&crew->posted, NULL);
-    pthread_cond_init(&crew->over, NULL);
-    crew->owner = getpid();
-    crew->linger_ns = ibx_thread_may_spin() ? LINGER_NS : 0;
-    int rc = threads_make(crew, threads);
-    if (rc && !crew->count) {
-        ibx_copy_threads_destroy(crew);
-        return ibx_error_set(
-            err, -rc, "%u threads that copy cannot be made: lower rdma.gpu_threads", threads);
+    struct ibx_copy_threads *t = calloc(1, sizeof(*t));
+    if (!t)
+        return ibx_error_set(err, -ENOMEM, "no memory for copy threads");
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->posted, NULL);
+    pthread_cond_init(&t->over, NULL);
+    t->owner = getpid();
+    t->spin_ns = ibx_thread_may_spin() ? SPIN_NS : 0;
+    int rc = create_threads(t, count);
+    if (rc && !t->count) {
+        ibx_copy_threads_destroy(t);
+        return ibx_error_set(err, -rc, "%u copy threads cannot be created: lower rdma.gpu_threads",
+                             count);
     }
-    *out = crew; /* with as many as there could be */
+    *threads = t;
     return 0;
 }
 
-void ibx_copy_threads_destroy(struct ibx_copy_threads *crew)
+void ibx_copy_threads_destroy(struct ibx_copy_threads *t)
 {
-    if (!crew)
+    if (!t)
         return;
-    if (crew->owner == getpid()) {
-        pthread_mutex_lock(&crew->lock);
-        crew->ending = true;
-        pthread_cond_broadcast(&crew->posted);
-        pthread_mutex_unlock(&crew->lock);
-        for (unsigned i = 0; i < crew->count; i++)
-            pthread_join(crew->threads[i], NULL);
-        pthread_cond_destroy(&crew->over);
-        pthread_cond_destroy(&crew->posted);
-        pthread_mutex_destroy(&crew->lock);
+    if (t->owner == getpid()) {
+        pthread_mutex_lock(&t->lock);
+        t->ending = true;
+        pthread_cond_broadcast(&t->posted);
+        pthread_mutex_unlock(&t->lock);
+        for (unsigned i = 0; i < t->count; i++)
+            pthread_join(t->threads[i], NULL);
+        pthread_cond_destroy(&t->over);
+        pthread_cond_destroy(&t->posted);
+        pthread_mutex_destroy(&t->lock);
     }
-    free(crew);
+    free(t);
 }
 
-void ibx_copy_threads_begin(struct ibx_copy_threads *crew, ibx_copy_threads_copy copy,
-                            void *context)
+void ibx_copy_threads_begin(struct ibx_copy_threads *t, ibx_copy_threads_copy copy, void *context)
 {
-    pthread_mutex_lock(&crew->lock);
-    crew->copy = copy;
-    crew->context = context;
-    crew->done = 0;
-    crew->status = 0;
-    pthread_mutex_unlock(&crew->lock);
+    pthread_mutex_lock(&t->lock);
+    t->copy = copy;
+    t->context = context;
+    t->done = 0;
+    t->status = 0;
+    pthread_mutex_unlock(&t->lock);
 }
 
-void ibx_copy_threads_post(struct ibx_copy_threads *crew, unsigned place, void *local,
-                           uint64_t offset, size_t n)
+void ibx_copy_threads_post(struct ibx_copy_threads *t, unsigned slot, void *local, uint64_t offset,
+                           size_t n)
 {
-    pthread_mutex_lock(&crew->lock);
-    crew->jobs[(crew->first + crew->waiting++) % IBX_COPY_THREADS_PLACES] =
-        (struct job){place, local, offset, n};
-    atomic_store_explicit(&crew->stirred, crew->waiting, memory_order_relaxed);
-    if (crew->sleeping)
-        pthread_cond_signal(&crew->posted);
-    pthread_mutex_unlock(&crew->lock);
+    pthread_mutex_lock(&t->lock);
+    t->jobs[(t->first + t->waiting) % IBX_COPY_THREADS_SLOTS] =
+        (struct job){slot, local, offset, n};
+    set_waiting(t, t->waiting + 1);
+    if (t->sleeping)
+        pthread_cond_signal(&t->posted);
+    pthread_mutex_unlock(&t->lock);
 }
 
-/* Until another job is over: busily first, for the others are in the middle of theirs. Locked, but
- * meanwhile. */
-static void await_end(struct ibx_copy_threads *crew)
+/* Waits until another job has ended; spins first, since other threads are in the middle of theirs.
+ * Unlocks meanwhile. */
+static void await_end(struct ibx_copy_threads *t)
 {
-    unsigned seen = atomic_load_explicit(&crew->ends, memory_order_relaxed);
-    uint64_t until = ibx_now_ns() + crew->linger_ns;
-    pthread_mutex_unlock(&crew->lock);
-    while (atomic_load_explicit(&crew->ends, memory_order_relaxed) == seen && ibx_now_ns() < until)
+    unsigned seen = atomic_load_explicit(&t->ends, memory_order_relaxed);
+    uint64_t until = ibx_now_ns() + t->spin_ns;
+    pthread_mutex_unlock(&t->lock);
+    while (atomic_load_explicit(&t->ends, memory_order_relaxed) == seen && ibx_now_ns() < until)
         ibx_cpu_relax();
-    pthread_mutex_lock(&crew->lock);
-    while (crew->ends == seen)
-        pthread_cond_wait(&crew->over, &crew->lock);
+    pthread_mutex_lock(&t->lock);
+    while (t->ends == seen)
+        pthread_cond_wait(&t->over, &t->lock);
 }
 
-int ibx_copy_threads_take(struct ibx_copy_threads *crew, bool wait, uint32_t *places)
+int ibx_copy_threads_take(struct ibx_copy_threads *t, bool wait, uint32_t *slots)
 {
-    pthread_mutex_lock(&crew->lock);
-    while (wait && !crew->done && !crew->status && (crew->waiting || crew->running)) {
-        if (crew->waiting)
-            run_one(crew);
+    pthread_mutex_lock(&t->lock);
+    while (wait && !t->done && !t->status && (t->waiting || t->running)) {
+        if (t->waiting)
+            run_one(t);
         else
-            await_end(crew);
+            await_end(t);
     }
-    *places |= crew->done;
-    crew->done = 0;
-    int status = crew->status;
-    pthread_mutex_unlock(&crew->lock);
+    *slots |= t->done;
+    t->done = 0;
+    int status = t->status;
+    pthread_mutex_unlock(&t->lock);
     return status;
 }
 
-int ibx_copy_threads_run(struct ibx_copy_threads *crew, ibx_copy_threads_copy copy, void *context,
+int ibx_copy_threads_run(struct ibx_copy_threads *t, ibx_copy_threads_copy copy, void *context,
                          void *local, uint64_t offset, size_t n)
 {
-    size_t piece = (n / (crew->count + 1) + PIECE_LEAST - 1) & ~(PIECE_LEAST - 1);
-    piece = piece < PIECE_LEAST              ? PIECE_LEAST
-            : piece > IBX_COPY_THREADS_APART ? IBX_COPY_THREADS_APART
-                                             : piece;
-    uint32_t free = UINT32_MAX; /* places */
+    const size_t apart = IBX_COPY_THREADS_APART;
+    size_t piece = (n / (t->count + 1) + PIECE_LEAST - 1) & ~(PIECE_LEAST - 1);
+    piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > apart ? apart : piece;
+    uint32_t free = UINT32_MAX; /* slots */
     int rc = 0;
-    ibx_copy_threads_begin(crew, copy, context);
+    ibx_copy_threads_begin(t, copy, context);
     for (size_t at = 0; at < n && !rc;) {
         if (!free) {
-            rc = ibx_copy_threads_take(crew, true, &free);
+            rc = ibx_copy_threads_take(t, true, &free);
             continue;
         }
-        unsigned place = (unsigned)__builtin_ctz(free);
-        size_t length =
-            piece - (piece == IBX_COPY_THREADS_APART ? (offset + at) % IBX_COPY_THREADS_APART : 0);
+        unsigned slot = (unsigned)__builtin_ctz(free);
+        size_t length = piece - (piece == apart ? (offset + at) % apart : 0);
         length = n - at < length ? n - at : length;
-        free &= ~(1u << place);
-        ibx_copy_threads_post(crew, place, (uint8_t *)local + at, offset + at, length);
+        free &= ~(1u << slot);
+        ibx_copy_threads_post(t, slot, (uint8_t *)local + at, offset + at, length);
         at += length;
     }
     while (!rc && free != UINT32_MAX)
-        rc = ibx_copy_threads_take(crew, true, &free);
+        rc = ibx_copy_threads_take(t, true, &free);
     if (rc)
-        ibx_copy_threads_stop(crew);
+        ibx_copy_threads_stop(t);
     return rc;
 }
 
-void ibx_copy_threads_stop(struct ibx_copy_threads *crew)
+void ibx_copy_threads_stop(struct ibx_copy_threads *t)
 {
-    pthread_mutex_lock(&crew->lock);
-    crew->waiting = 0;
-    atomic_store_explicit(&crew->stirred, 0, memory_order_relaxed);
-    while (crew->running)
-        pthread_cond_wait(&crew->over, &crew->lock);
-    pthread_mutex_unlock(&crew->lock);
+    pthread_mutex_lock(&t->lock);
+    set_waiting(t, 0);
+    while (t->running)
+        pthread_cond_wait(&t->over, &t->lock);
+    pthread_mutex_unlock(&t->lock);
 }

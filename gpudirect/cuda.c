@@ -66,8 +66,8 @@ static void load(void)
     if (!handle) {
         const char *why = dlerror();
         snprintf(reason, sizeof(reason),
-                 "the CUDA driver cannot be loaded (install NVIDIA's, or name its library by "
-                 "IBX_LIBCUDA): %.140s",
+                 "the CUDA driver cannot be loaded (install NVIDIA's driver, or set IBX_LIBCUDA "
+                 "to its library): %.140s",
                  why ? why : library);
         return;
     }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The CUDA driver, loaded when it is wanted: ibx builds and runs without CUDA.
+ * The CUDA driver, loaded at first use: ibx builds and runs without CUDA.
  *
- * Types and numbers below are those of the driver's stable binary interface
- * (the _v2 names), declared here so that no header of CUDA is needed. Every
- * function returns a CUresult: 0, or a positive code.
+ * The types and numbers below are those of the driver's stable binary interface (the _v2 names),
+ * declared here so that no header of CUDA is needed. Every function returns a CUresult: 0, or a
+ * positive code.
  *
- * IBX_LIBCUDA in the environment names another library than libcuda.so.1.
+ * The environment variable IBX_LIBCUDA names another library than libcuda.so.1.
  */
 #ifndef IBX_GPUDIRECT_CUDA_H
 #define IBX_GPUDIRECT_CUDA_H
@@ -33,15 +33,15 @@
 #define IBX_CUDA_POINTER_RANGE_START 11 /* CUdeviceptr, of the allocation ... */
 #define IBX_CUDA_POINTER_RANGE_SIZE  12 /* ... size_t */
 
-/* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts. _READ_ONLY: memory that is mapped so; not on
- * every device. */
+/* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts. _READ_ONLY: for memory that is mapped
+ * read-only; not every device has it. */
 #define IBX_CUDA_HOST_REGISTER_PORTABLE  1u
 #define IBX_CUDA_HOST_REGISTER_READ_ONLY 8u
 
 #define IBX_CUDA_EVENT_DISABLE_TIMING 2u
 
-/* CUstreamCaptureMode, of a capture and of a thread, which has GLOBAL at first: the higher, the
- * less is forbidden to it. */
+/* CUstreamCaptureMode, of a capture and of a thread. A thread begins in GLOBAL; higher modes forbid
+ * less. */
 #define IBX_CUDA_CAPTURE_GLOBAL       0
 #define IBX_CUDA_CAPTURE_THREAD_LOCAL 1
 #define IBX_CUDA_CAPTURE_RELAXED      2
@@ -59,7 +59,7 @@
 #define IBX_CUDA_RANGE_DMA_BUF_FD   1
 #define IBX_CUDA_RANGE_DMA_BUF_PCIE 1ull
 
-/* CU_STREAM_LEGACY: what a stream of 0 means to programs that were not built for another one. */
+/* CU_STREAM_LEGACY: what stream 0 means, unless a program was built for per-thread streams. */
 #define IBX_CUDA_STREAM_LEGACY ((void *)(uintptr_t)1)
 
 /* CUDA_MEMCPY2D */
@@ -122,18 +122,39 @@ struct ibx_cuda {
     /* No cuCtxSynchronize(): it fails, and ends the captures of all threads, in every mode. */
 };
 
-/* The one table of this process, or NULL and a sentence: the library or one of its functions is
- * missing. Decided once; from any thread. Makes no context and calls nothing of CUDA. */
+/* The one table of this process, or NULL with -ENOENT: the library, or a function that it must
+ * have, is missing. The first call decides. From any thread; creates no context, calls nothing of
+ * CUDA. */
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
 /* "CUDA_ERROR_ILLEGAL_ADDRESS", never NULL. */
 const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
 
-/* While a thread captures a stream in mode GLOBAL, as most programs do, waiting for an event or a
- * stream, pinning memory and the like fail in every thread of the process, and what fails ends that
- * capture as well; the thread itself is so in mode THREAD_LOCAL, too. Between these two calls the
- * calling thread may do all that (RELAXED), and harms no capture. `cuda` may be NULL; pairs may be
- * nested. Begin returns what end is to be told. */
-int ibx_cuda_capture_relax(const struct ibx_cuda *cuda);
-void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int before);
+/* Relaxed capture mode. While a thread captures a stream in mode GLOBAL, as most programs do, calls
+ * that wait for an event or a stream, pin memory and the like fail in every thread of the process,
+ * and end that capture. Mode THREAD_LOCAL restricts the capturing thread alone. Between these two
+ * calls the calling thread may make all such calls, and no capture is harmed. `cuda` may be NULL;
+ * pairs may be nested; restore takes what relax has returned. */
+static inline int ibx_cuda_capture_relax(const struct ibx_cuda *cuda)
+{
+    int mode = IBX_CUDA_CAPTURE_RELAXED;
+    if (!cuda || !cuda->thread_exchange_stream_capture_mode ||
+        cuda->thread_exchange_stream_capture_mode(&mode))
+        return IBX_CUDA_CAPTURE_RELAXED;
+    return mode;
+}
+
+static inline void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int before)
+{
+    if (before != IBX_CUDA_CAPTURE_RELAXED)
+        cuda->thread_exchange_stream_capture_mode(&before);
+}
+
+/* Waits for a stream behind which no event can be put. */
+static inline void ibx_cuda_stream_wait(const struct ibx_cuda *cuda, void *stream)
+{
+    int mode = ibx_cuda_capture_relax(cuda);
+    cuda->stream_synchronize(stream);
+    ibx_cuda_capture_restore(cuda, mode);
+}
 
 #endif

@@ -17,12 +17,12 @@
  *   from the device   FREE --DMA--> DMA --event--> FILLED --move--> MOVING --arrived--> FILLED, or
  *                     FREE when its last byte has been moved
  */
-enum place_state { PLACE_FREE, PLACE_MOVING, PLACE_FILLED, PLACE_DMA };
+enum slot_state { SLOT_FREE, SLOT_MOVING, SLOT_FILLED, SLOT_DMA };
 
-struct place {
-    enum place_state state;
+struct slot {
+    enum slot_state state;
     unsigned chunk;
-    void *event;     /* after the place's last DMA */
+    void *event;     /* after the slot's last DMA */
     uint64_t at;     /* of its first byte, in the host's bytes */
     size_t length;   /* bytes of payload */
     uint8_t *next;   /* from the device: first byte not yet moved ... */
@@ -34,17 +34,17 @@ struct ibx_staging {
     const struct ibx_cuda *cuda;
     void *context; /* in which the events are */
     unsigned events;
-    unsigned count; /* places with a chunk */
+    unsigned count; /* slots with a chunk */
     size_t chunk;   /* bytes of a plain copy in one of them */
-    struct place places[IBX_STAGING_DEPTH];
+    struct slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
-    uint64_t total, begun; /* bytes of it, and how many have a place or had one */
-    size_t step;           /* bytes of one place */
-    unsigned moving;       /* places in that state */
-    unsigned current;      /* from the device: the place whose bytes are moved next ... */
+    uint64_t total, begun; /* bytes of it, and how many have a slot or had one */
+    size_t step;           /* bytes of one slot */
+    unsigned moving;       /* slots in that state */
+    unsigned current;      /* from the device: the slot whose bytes are moved next ... */
     unsigned refill;       /* ... and the one that takes the next piece, once it is empty */
-    unsigned fetched;      /* places that have been given to the GPU at all */
+    unsigned fetched;      /* slots that have been given to the GPU at all */
     uint64_t delivered;    /* bytes, of which the last call may have been straight */
     uint32_t serial;
 };
@@ -100,12 +100,12 @@ static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
     return (i - in + in % spread * run + in / spread) * st->step;
 }
 
-/* The next piece of the copy into a free place. */
-static void place_begin(struct ibx_staging *st, struct place *place, unsigned spread)
+/* The next piece of the copy into a free slot. */
+static void slot_begin(struct ibx_staging *st, struct slot *slot, unsigned spread)
 {
-    place->at = next_at(st, spread);
-    place->length = st->total - place->at < st->step ? (size_t)(st->total - place->at) : st->step;
-    st->begun += place->length;
+    slot->at = next_at(st, spread);
+    slot->length = st->total - slot->at < st->step ? (size_t)(st->total - slot->at) : st->step;
+    st->begun += slot->length;
 }
 
 /* ------------------------------------------------------------------------- lanes */
@@ -130,14 +130,14 @@ void ibx_staging_drop_events(struct ibx_staging *st)
     bool foreign = cuda->ctx_get_current(&context) || context != st->context;
     bool inside = st->events && (!foreign || !cuda->ctx_push_current(st->context));
     for (unsigned i = 0; inside && i < st->events; i++)
-        cuda->event_destroy(st->places[i].event);
+        cuda->event_destroy(st->slots[i].event);
     if (foreign && inside)
         cuda->ctx_pop_current(&popped);
     st->events = 0;
     st->context = NULL;
 }
 
-/* One event a place, at least one, in the current context. 0 or a CUresult. */
+/* One event a slot, at least one, in the current context. 0 or a CUresult. */
 static int events_ready(struct ibx_staging *st)
 {
     unsigned wanted = st->count ? st->count : 1;
@@ -148,7 +148,7 @@ static int events_ready(struct ibx_staging *st)
         st->context = context;
     }
     while (!rc && st->events < wanted) {
-        rc = st->cuda->event_create(&st->places[st->events].event, IBX_CUDA_EVENT_DISABLE_TIMING);
+        rc = st->cuda->event_create(&st->slots[st->events].event, IBX_CUDA_EVENT_DISABLE_TIMING);
         st->events += !rc;
     }
     return rc;
@@ -159,8 +159,8 @@ void ibx_staging_forget(struct ibx_staging *st, const void *context)
     if (context && st->context != context)
         return;
     for (unsigned i = 0; i < st->count; i++) {
-        if (st->places[i].state == PLACE_DMA)
-            st->places[i].state = PLACE_FREE; /* it ended with the context */
+        if (st->slots[i].state == SLOT_DMA)
+            st->slots[i].state = SLOT_FREE; /* it ended with the context */
     }
     st->events = 0;
     st->context = NULL;
@@ -188,9 +188,9 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
         int chunk = ibx_pinned_take(st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)
             break;
-        struct place *place = &st->places[st->count++];
-        place->chunk = (unsigned)chunk;
-        place->state = PLACE_FREE;
+        struct slot *slot = &st->slots[st->count++];
+        slot->chunk = (unsigned)chunk;
+        slot->state = SLOT_FREE;
     }
     return st->count;
 }
@@ -200,30 +200,30 @@ unsigned ibx_staging_chunks(const struct ibx_staging *st)
     return st->count;
 }
 
-unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned place)
+unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned slot)
 {
-    return st->places[place].chunk;
+    return st->slots[slot].chunk;
 }
 
 /* Nothing may be in flight when the lane, or a chunk, is used again: also when the copy ended since
  * its client captures a stream and waiting is forbidden to it. */
-static void places_free(struct ibx_staging *st)
+static void slots_free(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
-        if (st->places[i].state == PLACE_DMA) {
+        if (st->slots[i].state == SLOT_DMA) {
             int mode = ibx_cuda_capture_relax(st->cuda);
-            st->cuda->event_synchronize(st->places[i].event);
+            st->cuda->event_synchronize(st->slots[i].event);
             ibx_cuda_capture_restore(st->cuda, mode);
         }
-        st->places[i].state = PLACE_FREE;
+        st->slots[i].state = SLOT_FREE;
     }
 }
 
 void ibx_staging_end(struct ibx_staging *st)
 {
-    places_free(st);
+    slots_free(st);
     for (unsigned i = 0; i < st->count; i++)
-        ibx_pinned_give(st->places[i].chunk);
+        ibx_pinned_give(st->slots[i].chunk);
     st->count = 0;
     st->moving = 0;
 }
@@ -286,33 +286,33 @@ static void stream_wait(const struct ibx_staging *st, void *stream)
     ibx_cuda_capture_restore(st->cuda, mode);
 }
 
-/* Gives a place to the GPU. 0 or a CUresult. */
-static int dma_start(struct ibx_staging *st, struct place *place, bool to_device)
+/* Gives a slot to the GPU. 0 or a CUresult. */
+static int dma_start(struct ibx_staging *st, struct slot *slot, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    struct part part = {ibx_pinned_payload(place->chunk), place->at, place->length};
+    struct part part = {ibx_pinned_payload(slot->chunk), slot->at, slot->length};
     int rc = dma_part(st, &part, to_device);
     if (rc)
         return rc;
-    rc = st->cuda->event_record(place->event, copy->stream);
+    rc = st->cuda->event_record(slot->event, copy->stream);
     if (rc) {
         stream_wait(st, copy->stream);
         return rc;
     }
-    place->state = PLACE_DMA;
-    place->serial = ++st->serial;
+    slot->state = SLOT_DMA;
+    slot->serial = ++st->serial;
     return 0;
 }
 
-/* The place whose DMA began first (or last), NULL: none is under way. */
-static struct place *dma_pick(struct ibx_staging *st, bool last)
+/* The slot whose DMA began first (or last), NULL: none is under way. */
+static struct slot *dma_pick(struct ibx_staging *st, bool last)
 {
-    struct place *found = NULL;
+    struct slot *found = NULL;
     for (unsigned i = 0; i < st->count; i++) {
-        struct place *place = &st->places[i];
-        if (place->state == PLACE_DMA &&
-            (!found || (place->serial - found->serial < UINT32_MAX / 2) == last))
-            found = place;
+        struct slot *slot = &st->slots[i];
+        if (slot->state == SLOT_DMA &&
+            (!found || (slot->serial - found->serial < UINT32_MAX / 2) == last))
+            found = slot;
     }
     return found;
 }
@@ -320,7 +320,7 @@ static struct place *dma_pick(struct ibx_staging *st, bool last)
 /* After an error, which may be one of the events' context. */
 static int stop_gpu(struct ibx_staging *st, int rc)
 {
-    places_free(st);
+    slots_free(st);
     ibx_staging_drop_events(st);
     return rc;
 }
@@ -330,24 +330,24 @@ static int stop_gpu(struct ibx_staging *st, int rc)
 static int move_start(struct ibx_staging *st, const struct ibx_staging_wire *wire, unsigned i,
                       void *local, uint64_t offset, size_t n)
 {
-    int rc = wire->move(wire->context, i, st->places[i].chunk, local, offset, n);
+    int rc = wire->move(wire->context, i, st->slots[i].chunk, local, offset, n);
     if (rc)
         return rc;
-    st->places[i].state = PLACE_MOVING;
+    st->slots[i].state = SLOT_MOVING;
     st->moving++;
     return 0;
 }
 
 static int take_arrivals(struct ibx_staging *st, const struct ibx_staging_wire *wire, bool wait)
 {
-    uint32_t places = 0;
-    int rc = wire->arrived(wire->context, wait, &places);
+    uint32_t slots = 0;
+    int rc = wire->arrived(wire->context, wait, &slots);
     if (rc)
         return rc;
     for (unsigned i = 0; i < st->count; i++) {
-        if (!(places & 1u << i) || st->places[i].state != PLACE_MOVING)
+        if (!(slots & 1u << i) || st->slots[i].state != SLOT_MOVING)
             continue;
-        st->places[i].state = PLACE_FILLED;
+        st->slots[i].state = SLOT_FILLED;
         st->moving--;
     }
     return 0;
@@ -363,36 +363,35 @@ static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire,
     }
     if (refused != IBX_STAGING_REFUSED)
         return stop_gpu(st, refused);
-    places_free(st);
+    slots_free(st);
     return refused;
 }
 
 /* --------------------------------------------------------------------- to the device */
 
-/* Takes back places that the GPU is done with; `wait`: at least one. */
-static int free_places(struct ibx_staging *st, bool wait)
+/* Takes back slots that the GPU is done with; `wait`: at least one. */
+static int free_slots(struct ibx_staging *st, bool wait)
 {
-    struct place *oldest;
+    struct slot *oldest;
     while ((oldest = dma_pick(st, false))) {
         int rc = wait ? st->cuda->event_synchronize(oldest->event)
                       : st->cuda->event_query(oldest->event);
         if (rc)
             return rc == IBX_CUDA_NOT_READY ? 0 : rc;
-        oldest->state = PLACE_FREE;
+        oldest->state = SLOT_FREE;
         wait = false;
     }
     return 0;
 }
 
-static int fill_places(struct ibx_staging *st, const struct ibx_staging_wire *wire)
+static int fill_slots(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
     for (unsigned i = 0; i < st->count && st->begun < st->total; i++) {
-        struct place *place = &st->places[i];
-        if (place->state != PLACE_FREE)
+        struct slot *slot = &st->slots[i];
+        if (slot->state != SLOT_FREE)
             continue;
-        place_begin(st, place, wire->spread);
-        int rc =
-            move_start(st, wire, i, ibx_pinned_payload(place->chunk), place->at, place->length);
+        slot_begin(st, slot, wire->spread);
+        int rc = move_start(st, wire, i, ibx_pinned_payload(slot->chunk), slot->at, slot->length);
         if (rc)
             return rc;
     }
@@ -400,15 +399,15 @@ static int fill_places(struct ibx_staging *st, const struct ibx_staging_wire *wi
 }
 
 /* 0 or a CUresult; counts the bytes given to the GPU. */
-static int empty_places(struct ibx_staging *st, uint64_t *given)
+static int empty_slots(struct ibx_staging *st, uint64_t *given)
 {
     int rc = 0;
     for (unsigned i = 0; i < st->count && !rc; i++) {
-        struct place *place = &st->places[i];
-        if (place->state != PLACE_FILLED)
+        struct slot *slot = &st->slots[i];
+        if (slot->state != SLOT_FILLED)
             continue;
-        rc = dma_start(st, place, true);
-        *given += place->length;
+        rc = dma_start(st, slot, true);
+        *given += slot->length;
     }
     return rc;
 }
@@ -423,7 +422,7 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
     bool open = !wire->open;
     uint64_t given = 0;
     while (given < st->total) {
-        rc = fill_places(st, wire);
+        rc = fill_slots(st, wire);
         if (rc)
             return rc;
         if (st->moving || !open) {
@@ -439,40 +438,40 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
                 return stop_all(st, wire, rc);
             open = !rc;
         }
-        rc = open ? empty_places(st, &given) : 0;
+        rc = open ? empty_slots(st, &given) : 0;
         if (!rc)
-            rc = free_places(st, !st->moving && given < st->total && open);
+            rc = free_slots(st, !st->moving && given < st->total && open);
         if (rc)
             return stop_all(st, wire, rc);
     }
-    struct place *last = dma_pick(st, true);
+    struct slot *last = dma_pick(st, true);
     rc = last ? st->cuda->event_synchronize(last->event) : 0;
     if (rc)
         return stop_gpu(st, rc);
     for (unsigned i = 0; i < st->count; i++)
-        st->places[i].state = PLACE_FREE;
+        st->slots[i].state = SLOT_FREE;
     return 0;
 }
 
 /* ------------------------------------------------------------------- from the device */
 
-/* The next piece of the copy on its way into a free place. 0 or a CUresult. */
-static int fetch(struct ibx_staging *st, struct place *place)
+/* The next piece of the copy on its way into a free slot. 0 or a CUresult. */
+static int fetch(struct ibx_staging *st, struct slot *slot)
 {
     if (st->begun == st->total)
         return 0;
-    place_begin(st, place, 1);
-    place->next = ibx_pinned_payload(place->chunk);
-    place->left = place->length;
-    return dma_start(st, place, false);
+    slot_begin(st, slot, 1);
+    slot->next = ibx_pinned_payload(slot->chunk);
+    slot->left = slot->length;
+    return dma_start(st, slot, false);
 }
 
-/* The places that have had no piece yet, in their order; up to `count` of them. */
+/* The slots that have had no piece yet, in their order; up to `count` of them. */
 static int fetch_first(struct ibx_staging *st, unsigned count)
 {
     int rc = 0;
     while (st->fetched < count && !rc)
-        rc = fetch(st, &st->places[st->fetched++]);
+        rc = fetch(st, &st->slots[st->fetched++]);
     return rc;
 }
 
@@ -482,33 +481,33 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
     int rc = events_ready(st);
     if (!rc)
         rc = fetch_first(st, ahead ? st->count : 1);
-    struct place *first = &st->places[0];
+    struct slot *first = &st->slots[0];
     if (!rc)
         rc = st->cuda->event_synchronize(first->event);
     if (rc)
         return stop_gpu(st, rc);
-    first->state = PLACE_FILLED;
+    first->state = SLOT_FILLED;
     return 0;
 }
 
-/* Waits until the current place is filled; meanwhile the wire goes on. */
+/* Waits until the current slot is filled; meanwhile the wire goes on. */
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
-    struct place *place = &st->places[st->current];
-    while (place->state == PLACE_DMA && st->moving) {
-        int rc = st->cuda->event_query(place->event);
+    struct slot *slot = &st->slots[st->current];
+    while (slot->state == SLOT_DMA && st->moving) {
+        int rc = st->cuda->event_query(slot->event);
         if (rc && rc != IBX_CUDA_NOT_READY)
             return rc;
         if (!rc)
-            place->state = PLACE_FILLED;
+            slot->state = SLOT_FILLED;
         else if ((rc = take_arrivals(st, wire, false)))
             return rc;
     }
-    if (place->state != PLACE_DMA)
+    if (slot->state != SLOT_DMA)
         return 0;
-    int rc = st->cuda->event_synchronize(place->event);
+    int rc = st->cuda->event_synchronize(slot->event);
     if (!rc)
-        place->state = PLACE_FILLED;
+        slot->state = SLOT_FILLED;
     return rc;
 }
 
@@ -518,28 +517,28 @@ static int refetch(struct ibx_staging *st)
 {
     int rc = 0;
     for (;;) {
-        struct place *place = &st->places[st->refill];
-        if (rc || place->state != PLACE_FILLED || place->left)
+        struct slot *slot = &st->slots[st->refill];
+        if (rc || slot->state != SLOT_FILLED || slot->left)
             return rc;
-        place->state = PLACE_FREE;
+        slot->state = SLOT_FREE;
         st->refill = (st->refill + 1) % st->count;
-        rc = fetch(st, place);
+        rc = fetch(st, slot);
     }
 }
 
-/* Starts to move what the current place has of the next n bytes. */
+/* Starts to move what the current slot has of the next n bytes. */
 static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *wire,
                         uint64_t offset, uint64_t n, uint64_t *moved)
 {
-    struct place *place = &st->places[st->current];
-    size_t some = n < place->left ? (size_t)n : place->left;
-    int rc = move_start(st, wire, st->current, place->next, offset, some);
+    struct slot *slot = &st->slots[st->current];
+    size_t some = n < slot->left ? (size_t)n : slot->left;
+    int rc = move_start(st, wire, st->current, slot->next, offset, some);
     if (rc)
         return rc;
-    place->next += some;
-    place->left -= some;
+    slot->next += some;
+    slot->left -= some;
     *moved = some;
-    if (!place->left)
+    if (!slot->left)
         st->current = (st->current + 1) % st->count;
     return 0;
 }
@@ -555,9 +554,9 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
             rc = refetch(st);
         if (rc)
             return stop_all(st, wire, rc);
-        const struct place *place = &st->places[st->current];
-        bool empty = place->state == PLACE_FREE || (place->state == PLACE_FILLED && !place->left);
-        if (given == n || place->state == PLACE_MOVING || (empty && st->moving)) {
+        const struct slot *slot = &st->slots[st->current];
+        bool empty = slot->state == SLOT_FREE || (slot->state == SLOT_FILLED && !slot->left);
+        if (given == n || slot->state == SLOT_MOVING || (empty && st->moving)) {
             rc = take_arrivals(st, wire, true);
             if (rc)
                 return rc;
@@ -580,8 +579,8 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
 /* Not by synchronizing the stream: others may put work into it without end. */
 static int settle(struct ibx_staging *st, void *stream)
 {
-    int rc = st->cuda->event_record(st->places[0].event, stream);
-    return rc ? rc : st->cuda->event_synchronize(st->places[0].event);
+    int rc = st->cuda->event_record(st->slots[0].event, stream);
+    return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
 }
 
 int ibx_staging_settle(struct ibx_staging *st, void *stream)
@@ -643,7 +642,7 @@ int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
 {
     if (n > st->total - st->delivered)
         return stop_gpu(st, -ERANGE);
-    places_free(st);
+    slots_free(st);
     struct part next = {to, st->delivered, (size_t)n};
     int rc = n ? straight(st, &next, false) : 0;
     if (rc)

@@ -42,21 +42,21 @@ uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy);
 /* Whether a copy can be staged: a row has to fit into a chunk, a plain copy always does. */
 bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy);
 
-/* The peer's side, by offsets in the host's bytes. `place` is 0 to IBX_STAGING_DEPTH - 1 and names
- * the copy in hand; a place is moved again only after its last move was reported. */
+/* The peer's side, by offsets in the host's bytes. `slot` is 0 to IBX_STAGING_DEPTH - 1 and names
+ * the copy in hand; a slot is moved again only after its last move was reported. */
 struct ibx_staging_wire {
     void *context;
     /* Begins to move `n` bytes between the peer's at `offset` and `local`, in pool chunk `chunk`.
      */
-    int (*move)(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
+    int (*move)(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,
                 size_t n);
-    /* Sets a bit for each place whose move is over. With `wait` it returns when there is one. */
-    int (*arrived)(void *context, bool wait, uint32_t *places);
+    /* Sets a bit for each slot whose move is over. With `wait` it returns when there is one. */
+    int (*arrived)(void *context, bool wait, uint32_t *slots);
     /* To the device only, may be NULL: called once before anything is given to the GPU and after
      * bytes have arrived; fills in where to. 0: go on; 1: not known yet, wait; IBX_STAGING_REFUSED:
      * stop, nothing was done. */
     int (*open)(void *context, struct ibx_gpu_copy *copy);
-    /* To the device only: the next moves are of so many places IBX_COPY_THREADS_APART from each
+    /* To the device only: the next moves are of so many slots IBX_COPY_THREADS_APART from each
      * other, in turns, in copies that are long enough; 1: of one after the other. For threads. */
     unsigned spread;
 };
@@ -82,7 +82,7 @@ void ibx_staging_set_chunk(struct ibx_staging *staging, size_t bytes);
 bool ibx_staging_begin(struct ibx_staging *staging, uint64_t bytes);
 /* How many there are, and the number of each in the pool. */
 unsigned ibx_staging_chunks(const struct ibx_staging *staging);
-unsigned ibx_staging_chunk(const struct ibx_staging *staging, unsigned place);
+unsigned ibx_staging_chunk(const struct ibx_staging *staging, unsigned slot);
 /* Gives them back, after a copy or instead of one; waits for DMA in flight. */
 void ibx_staging_end(struct ibx_staging *staging);
 

@@ -184,7 +184,7 @@ static int run_aside(struct ibx_session *s, const struct request *q)
      * answer, for which GVirtuS's handler does not wait. */
     if (rc == PASS && s->settle) {
         ibx_copies_handle_resets(x);
-        ibx_client_pins_settle(&x->pins, x->cuda);
+        ibx_client_pins_wait(&x->pins, x->cuda);
     }
     ibx_cuda_capture_restore(x->cuda, mode);
     return rc;

@@ -18,10 +18,7 @@
 
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/session.h"
-#include "gpudirect/client_pins.h"
-#include "gpudirect/copy_threads.h"
-#include "gpudirect/gpu_spans.h"
-#include "gpudirect/staging.h"
+#include "gpudirect/gpudirect.h"
 
 struct copies {
     struct ibx_gpu_options options; /* its mode becomes OFF where there is no CUDA */

@@ -20,11 +20,11 @@ static const struct ibx_choice *choice_on(const struct ibx_session *s, int devic
 {
     const struct copies *x = &s->copies;
     const struct ibx_tuning *tuning = &x->options.tuning;
-    struct ibx_tuning_place here;
+    struct ibx_tuning_machine here;
     struct ibx_error why = {0};
     if (!tuning->found)
         return &ibx_choice_default;
-    ibx_tuning_place_of(x->cuda, device, &here);
+    ibx_tuning_machine_of(x->cuda, device, &here);
     if (ibx_tuning_fits(tuning, &here, &why)) {
         say_misfit(tuning, &why);
         return &ibx_choice_default;

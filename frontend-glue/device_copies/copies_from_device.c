@@ -139,7 +139,7 @@ static int aimed_in_place(struct ibx_session *s, void *to, const struct ibx_gpu_
                                                           copy->stream)
                       : ibx_staging_straight_from_device(x->staging, to, copy);
     if (x->early && !rc)
-        ibx_client_pin_left(&x->pins, x->cuda);
+        ibx_client_pin_fence_record(&x->pins, x->cuda);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
     x->placed = !rc;

@@ -36,7 +36,7 @@ bool ibx_copies_threads_likely(struct ibx_session *s, uint64_t length)
 {
     struct copies *x = &s->copies;
     return length >= IBX_FRAME_WINDOW &&
-           length - IBX_FRAME_WINDOW >= ibx_copies_way(x, true)->crew_min && s->caps->direct &&
+           length - IBX_FRAME_WINDOW >= ibx_copies_way(x, true)->threads_min && s->caps->direct &&
            ibx_copies_threads(x);
 }
 
@@ -53,7 +53,7 @@ enum copies_reach ibx_copies_hold(struct ibx_session *s, const struct ibx_remote
     part.address += at;
     part.length = n;
     if (ibx_remote_hold(s->conn, &part, access, &reach)) {
-        if (n >= way->crew_min && !strcmp(s->path.provider, "shm"))
+        if (n >= way->threads_min && !strcmp(s->path.provider, "shm"))
             ibx_copies_note_refusal(x, NOT_REACHED);
         return COPIES_FAR;
     }
@@ -63,7 +63,7 @@ enum copies_reach ibx_copies_hold(struct ibx_session *s, const struct ibx_remote
         ibx_client_pin(&x->pins, x->cuda, reach.base, reach.length, reach.id, reach.writable,
                        &err)) {
         *address = reach.address;
-        x->early = leave && ibx_client_pin_leave(&x->pins, x->cuda, reach.base,
+        x->early = leave && ibx_client_pin_fence(&x->pins, x->cuda, reach.base,
                                                  ibx_copies_copy_of(&x->frame).stream);
         return COPIES_PINNED;
     }
@@ -74,7 +74,7 @@ enum copies_reach ibx_copies_hold(struct ibx_session *s, const struct ibx_remote
     if (err.code)
         ibx_copies_note_refusal(x, err.message);
     /* The kernel may have become unwilling since the last time; posts find another way then. */
-    if (reach.copies && n >= way->crew_min && ibx_copies_threads(x) &&
+    if (reach.copies && n >= way->threads_min && ibx_copies_threads(x) &&
         !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0))
         return COPIES_BY_CREW;
     ibx_remote_release(s->conn);

@@ -78,7 +78,7 @@ void ibx_copies_lose_context(struct copies *x)
     ibx_copies_handle_resets(x);
     if (x->staging)
         ibx_staging_drop_events(x->staging);
-    ibx_client_pins_drop_events(&x->pins, cuda);
+    ibx_client_pins_drop_fences(&x->pins, cuda);
 }
 
 /* A context may be gone although the answer is an error: one of work before that. */

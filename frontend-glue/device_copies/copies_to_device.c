@@ -109,7 +109,7 @@ static int run_in_place(struct ibx_session *s, const void *from, const struct ib
                                                         copy->stream)
                       : ibx_staging_straight_to_device(x->staging, from, copy);
     if (x->early && !rc)
-        ibx_client_pin_left(&x->pins, x->cuda);
+        ibx_client_pin_fence_record(&x->pins, x->cuda);
     ibx_remote_release(s->conn);
     x->in_place += !rc;
     x->placed = !rc;

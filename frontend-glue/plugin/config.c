@@ -3,7 +3,7 @@
 
 #include "common/log.h"
 #include "common/properties.h"
-#include "gpudirect/copy_threads.h"
+#include "gpudirect/gpudirect.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -138,9 +138,9 @@ static int set_gpu_threads(struct ibx_glue_config *config, const char *value, st
     char *end;
     errno = 0;
     unsigned long threads = strtoul(value, &end, 10);
-    if (*value < '0' || *value > '9' || *end || errno || threads > IBX_COPY_THREADS_THREADS_MAX)
+    if (*value < '0' || *value > '9' || *end || errno || threads > IBX_COPY_THREADS_MAX)
         return ibx_error_set(err, -EINVAL, "gpu_threads: \"%.64s\" is not accepted: give 0 to %u",
-                             value, IBX_COPY_THREADS_THREADS_MAX);
+                             value, IBX_COPY_THREADS_MAX);
     config->gpu.threads = (unsigned)threads;
     return 0;
 }
@@ -242,15 +242,10 @@ static int bound_memory(struct ibx_glue_config *config, const struct memory_boun
         bound->memory->value, options->slots, options->message, least);
 }
 
-/* Says where, before the sentence that says what. */
 static int blame(const struct ibx_glue_config *config, const struct ibx_property *entry, int rc,
                  struct ibx_error *err)
 {
-    char key[80];
-    snprintf(key, sizeof(key), "%.79s", entry->key);
-    ibx_text_sanitize(key);
-    ibx_error_prefix(err, rc, "%s line %u (%s)", config->file, entry->line, key);
-    return rc;
+    return ibx_properties_prefix(config->file, entry, rc, err);
 }
 
 static int apply_entries(struct ibx_glue_config *config, const struct ibx_properties *properties,

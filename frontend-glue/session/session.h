@@ -16,7 +16,7 @@
 #define IBX_FRONTEND_GLUE_SESSION_SESSION_H
 
 #include "frontend-glue/preload/frontend.h"
-#include "frontend-glue/plugin/tuning.h"
+#include "frontend-glue/device_copies/tuning.h"
 #include "transport/transport.h"
 
 #include <sys/types.h>
@@ -96,7 +96,7 @@ int ibx_session_create_like(const struct ibx_session *other, struct ibx_session 
                             struct ibx_error *err);
 /* Client: registers memory that will be copied often, both ways, where registrations are kept. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
-/* Server, in the session's thread: the copies that it has run, by the way they took (choice.h);
+/* Server, in the session's thread: the copies that it has run, by the way they took (tuning.h);
  * those beside the others went through chunks. */
 void ibx_session_count_copies(const struct ibx_session *session, struct ibx_copy_counts *counts);
 /* Likewise: why the last copy that could not take a better way could not; "" where all could. */

@@ -2,7 +2,7 @@
 /* In place of gpudirect/cuda.c. */
 #include "tests/fuzz/fake_cuda.h"
 
-#include "gpudirect/cuda.h"
+#include "gpudirect/gpudirect.h"
 
 #include <stdlib.h>
 #include <string.h>

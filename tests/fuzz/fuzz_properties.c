@@ -2,7 +2,7 @@
 /* Whatever parses is found again, and, written out plainly, parses to the same; likewise what is a
  * file of choices. */
 #include "common/properties.h"
-#include "frontend-glue/plugin/tuning.h"
+#include "frontend-glue/device_copies/tuning.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -71,9 +71,9 @@ static void check_tuning(const char *data, size_t size)
     fclose(out);
     require(!ibx_tuning_parse("fuzzed", text, length, &again, &error));
     require(!memcmp(&tuning.choice, &again.choice, sizeof(again.choice)));
-    require(!strcmp(tuning.place.gpu, again.place.gpu) &&
-            !strcmp(tuning.place.driver, again.place.driver) &&
-            !strcmp(tuning.place.host, again.place.host));
+    require(!strcmp(tuning.machine.gpu, again.place.gpu) &&
+            !strcmp(tuning.machine.driver, again.place.driver) &&
+            !strcmp(tuning.machine.host, again.place.host));
     free(text);
 }
 

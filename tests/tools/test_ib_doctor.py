@@ -254,7 +254,7 @@ class Doctor(unittest.TestCase):
             self.assertRegex(found["H2D"]["value"],
                              "^inline up to 16 KiB, in place,(.* from 4 MiB,)? else by chunks of 512 KiB$")
             self.assertRegex(found["D2H"]["value"], "^never inline, ")
-            text = "h2d.inline : 0\nd2h.in_place : never\nd2h.crew : 3M\nd2h.direct : 1M\nthreads : 5"
+            text = "h2d.inline : 0\nd2h.in_place : never\nd2h.copy_threads : 3M\nd2h.direct : 1M\nthreads : 5"
             write(root, file, "gpu : double 0\ndriver : 13.0\n" + text)
             host_with_gpu(root, 0, 0)
             found = self.gpu(root)

@@ -4,7 +4,7 @@
 
 #include "common/log.h"
 #include "common/wire.h"
-#include "gpudirect/cuda.h"
+#include "gpudirect/gpudirect.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -190,7 +190,7 @@ static _Noreturn void back_main(const struct bw_args *args, const struct tune *t
 {
     static struct maker maker;
     struct ibx_session *door = NULL, *far = NULL;
-    struct ibx_tuning_place place;
+    struct ibx_tuning_machine place;
     struct ibx_error err = {0};
     void *context = NULL;
     uint64_t device = 0;
@@ -203,7 +203,7 @@ static _Noreturn void back_main(const struct bw_args *args, const struct tune *t
         dprintf(fd, "error %s\n", err.message);
         _exit(EXIT_FAILURE);
     }
-    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &place);
+    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &place);
     dprintf(fd, "%s\n%s\n%llu\n%s\n%s\n%s\n", ibx_session_uri(door),
             far ? ibx_session_uri(far) : "", (unsigned long long)device, place.gpu, place.driver,
             place.host);
@@ -227,7 +227,7 @@ static bool take_line(FILE *in, char *out, size_t size)
 
 static int learn(int fd, struct tune *tune, struct tune_back *back, struct ibx_error *err)
 {
-    struct ibx_tuning_place *place = &tune->result.place;
+    struct ibx_tuning_machine *place = &tune->result.machine;
     char first[IBX_ERROR_MAX + 16], number[32];
     FILE *in = fdopen(fd, "r");
     if (!in) {

@@ -156,8 +156,8 @@ void ibx_tune_choose(struct tune *tune)
             way->direct_min = size_from(tune, way_of(tune, TUNE_FAR)->times[d], direct->times[d],
                                         TUNE_MARGIN, unknown->direct_min);
         if (crew || any_crew)
-            way->crew_min = size_from(tune, chunks->times[d], (crew ? crew : any_crew)->times[d],
-                                      TUNE_MARGIN, unknown->crew_min);
+            way->threads_min = size_from(tune, chunks->times[d], (crew ? crew : any_crew)->times[d],
+                                         TUNE_MARGIN, unknown->threads_min);
     }
     tune->result.found = true;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What `tune` has measured and chosen, for people. */
-#include "gpudirect/copy_threads.h"
+#include "gpudirect/gpudirect.h"
 #include "tools/ib-bw/tune.h"
 
 #include <string.h>
@@ -75,7 +75,7 @@ static void print_refused(const struct tune *tune, FILE *out)
 
 void ibx_tune_print(const struct tune *tune, FILE *out)
 {
-    const struct ibx_tuning_place *place = &tune->result.place;
+    const struct ibx_tuning_machine *place = &tune->result.machine;
     fprintf(out, "%s, CUDA %s, on %s; two processes over %s\n", place->gpu, place->driver,
             place->host, tune->path);
     if (tune->far_path[0])

@@ -7,7 +7,7 @@
 #include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/plugin/config.h"
-#include "gpudirect/copy_threads.h"
+#include "gpudirect/gpudirect.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
     *way = (struct tune_way){.kind = kind, .choice = ibx_choice_default};
     for (unsigned d = 0; d < 2; d++)
         way->choice.ways[d] = (struct ibx_choice_way){.in_place_min = IBX_CHOICE_NEVER,
-                                                      .crew_min = IBX_CHOICE_NEVER,
+                                                      .threads_min = IBX_CHOICE_NEVER,
                                                       .direct_min = IBX_CHOICE_NEVER};
     way->choice.threads = 1;
     snprintf(way->name, sizeof(way->name), "%s", name);
@@ -50,12 +50,12 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
 /* Client, driver and other sessions want processors, too. */
 static void add_crews(struct tune *tune, unsigned processors)
 {
-    for (unsigned threads = 2; threads <= IBX_COPY_THREADS_THREADS_MAX && threads * 2 <= processors;
+    for (unsigned threads = 2; threads <= IBX_COPY_THREADS_MAX && threads * 2 <= processors;
          threads *= 2) {
         char name[24];
         snprintf(name, sizeof(name), "crew of %u", threads);
         struct tune_way *way = add(tune, TUNE_CREW, name);
-        way->choice.ways[0].crew_min = way->choice.ways[1].crew_min = 0;
+        way->choice.ways[0].threads_min = way->choice.ways[1].threads_min = 0;
         way->choice.threads = threads;
     }
 }

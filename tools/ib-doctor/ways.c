@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which way copies into a GPU and out of it take, by their sizes, and whether that was measured. */
 #include "frontend-glue/plugin/config.h"
-#include "frontend-glue/plugin/tuning.h"
-#include "gpudirect/copy_threads.h"
-#include "gpudirect/cuda.h"
+#include "frontend-glue/device_copies/tuning.h"
+#include "gpudirect/gpudirect.h"
 #include "tools/ib-doctor/ib-doctor.h"
 
 #include <errno.h>
@@ -36,7 +35,7 @@ static int load(struct ibx_tuning *tuning, char file[PATH_MAX], struct ibx_error
 static struct ibx_choice choice_of(int index)
 {
     struct ibx_tuning tuning = {0};
-    struct ibx_tuning_place here;
+    struct ibx_tuning_machine here;
     struct ibx_error err = {0};
     char file[PATH_MAX] = "", value[160];
     const struct ibx_cuda *cuda = ibx_cuda_load(&err);
@@ -51,7 +50,7 @@ static struct ibx_choice choice_of(int index)
             "GVirtuS does not start with it: correct it, or " MEASURE, err.message);
         return ibx_choice_default;
     }
-    ibx_tuning_place_of(cuda, index, &here);
+    ibx_tuning_machine_of(cuda, index, &here);
     if (ibx_tuning_fits(&tuning, &here, &err)) {
         snprintf(value, sizeof(value), "not used: %.140s", err.message);
         add(index, "tuning", DOCTOR_LIMITED, MEASURE, value);

@@ -3,7 +3,7 @@
 #ifndef TESTS_CUDA_DOUBLE_INTERNAL_H
 #define TESTS_CUDA_DOUBLE_INTERNAL_H
 
-#include "gpudirect/cuda.h"
+#include "gpudirect/gpudirect.h"
 #include "tests/doubles/cuda/double.h"
 
 #include <pthread.h>

@@ -269,7 +269,7 @@ static int set_up_poor(void **state)
     gpu.memory = 1;
     gpu.tuning = (struct ibx_tuning){.found = true, .choice = ibx_choice_default, .file = "a file"};
     gpu.tuning.choice.ways[IBX_CHOICE_TO_DEVICE].in_place_min = 2 * PART;
-    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &gpu.tuning.machine);
     int rc = set_up_both(state);
     gpu = before;
     return rc;

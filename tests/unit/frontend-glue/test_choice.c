@@ -15,11 +15,11 @@
 static const struct ibx_choice unusual = {
     .ways = {{.inline_max = 0,
               .in_place_min = IBX_CHOICE_NEVER,
-              .crew_min = 100000,
+              .threads_min = 100000,
               .direct_min = IBX_CHOICE_NEVER},
              {.inline_max = 10000,
               .in_place_min = IBX_CHOICE_NEVER,
-              .crew_min = IBX_CHOICE_NEVER,
+              .threads_min = IBX_CHOICE_NEVER,
               .direct_min = IBX_CHOICE_NEVER}},
     .chunk = 64u << 10,
     .threads = 5, /* no number of processors brings that */
@@ -44,7 +44,7 @@ static int set_up_tuned(void **state)
 {
     gpu.threads = 0;
     gpu.tuning = (struct ibx_tuning){.found = true, .choice = unusual, .file = "a file"};
-    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &gpu.tuning.machine);
     int rc = set_up(state);
     /* Otherwise it would have all memory in parts in what both ends map. */
     strcpy(pair.client->path.provider, "another");
@@ -54,7 +54,7 @@ static int set_up_tuned(void **state)
 static int set_up_elsewhere(void **state)
 {
     int rc = set_up_tuned(state);
-    strcpy(pair.server->copies.options.tuning.place.gpu, "another");
+    strcpy(pair.server->copies.options.tuning.machine.gpu, "another");
     return rc;
 }
 

@@ -6,7 +6,7 @@
 #include "tests/scenes/session_pair.h"
 
 #include "common/log.h"
-#include "gpudirect/copy_threads.h"
+#include "gpudirect/gpudirect.h"
 #include "transport/core/conn.h"
 
 #include <errno.h>

@@ -239,7 +239,7 @@ static int set_up_tuned(void **state, uint64_t least)
     choice.ways[IBX_CHOICE_TO_DEVICE].in_place_min = least;
     choice.ways[IBX_CHOICE_FROM_DEVICE].in_place_min = least;
     gpu.tuning = (struct ibx_tuning){.found = true, .choice = choice, .file = "a file"};
-    ibx_tuning_place_of(ibx_cuda_load(NULL), 0, &gpu.tuning.place);
+    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &gpu.tuning.machine);
     int rc = set_up_long(state);
     gpu.tuning = (struct ibx_tuning){0};
     return rc;

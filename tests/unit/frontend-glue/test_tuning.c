@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The file of choices: what is read, what is refused and how, and where it counts. */
-#include "frontend-glue/plugin/tuning.h"
+#include "frontend-glue/device_copies/tuning.h"
 
-#include "gpudirect/cuda.h"
+#include "gpudirect/gpudirect.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -27,7 +27,7 @@ static void test_nothing(void **state)
     assert_int_equal(parse("# all as it was\n"), 0);
     assert_true(tuning.found);
     assert_memory_equal(&tuning.choice, &ibx_choice_default, sizeof(tuning.choice));
-    assert_string_equal(tuning.place.gpu, "");
+    assert_string_equal(tuning.machine.gpu, "");
     assert_string_equal(tuning.file, "a-file");
     assert_true(ibx_choice_sound(&ibx_choice_default));
 }
@@ -37,11 +37,11 @@ static const char whole[] = "gpu : NVIDIA: H200  # a colon, too\n"
                             "host : gpu01\n"
                             "h2d.inline : 32K\n"
                             "h2d.in_place : 64K\n"
-                            "h2d.crew : 4M\n"
+                            "h2d.copy_threads : 4M\n"
                             "h2d.direct : never\n"
                             "d2h.inline : 8193\n"
                             "d2h.in_place : 0\n"
-                            "d2h.crew : never\n"
+                            "d2h.copy_threads : never\n"
                             "d2h.direct : 1G\n"
                             "chunk : 256K\n"
                             "threads : 6\n";
@@ -56,11 +56,11 @@ static void test_all(void **state)
                                 *from = &first.choice.ways[IBX_CHOICE_FROM_DEVICE];
     assert_int_equal(parse(whole), 0);
     first = tuning;
-    assert_string_equal(first.place.gpu, "NVIDIA: H200");
+    assert_string_equal(first.machine.gpu, "NVIDIA: H200");
     assert_true(to->inline_max == 32u << 10 && to->in_place_min == 64u << 10);
-    assert_true(to->crew_min == 4u << 20 && to->direct_min == IBX_CHOICE_NEVER);
+    assert_true(to->threads_min == 4u << 20 && to->direct_min == IBX_CHOICE_NEVER);
     assert_true(from->inline_max == 8193 && from->in_place_min == 0);
-    assert_true(from->crew_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
+    assert_true(from->threads_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
     assert_true(first.choice.chunk == 256u << 10 && first.choice.threads == 6);
     FILE *out = open_memstream(&text, &size);
     ibx_tuning_print(&first, out);
@@ -80,8 +80,8 @@ static void test_bad(void **state)
         {"h2d.inline : 2M", "\"2M\"", "0 to 1M"},
         {"d2h.inline : 65K", "\"65K\"", "0 to 64K"},
         {"d2h.inline : never", "\"never\"", "0 to 64K"},
-        {"h2d.crew : soon", "\"soon\"", "or never"},
-        {"h2d.crew : -1", "\"-1\"", "or never"},
+        {"h2d.copy_threads : soon", "\"soon\"", "or never"},
+        {"h2d.copy_threads : -1", "\"-1\"", "or never"},
         {"h2d.direct :", "\"\"", "or never"},
         {"d2h.in_place : 1025G", "\"1025G\"", "1024G"},
         {"chunk : 0", "\"0\"", "a multiple of 64K, to 512K"},
@@ -91,7 +91,7 @@ static void test_bad(void **state)
         {"threads : \033[1m", "\"?[1m\"", "0 to 16"},
         {"gpu :", "\"\"", "1 to 127 characters"},
         {"driver : 12.8 and some more", "\"12.8 and", "1 to 15 characters"},
-        {"d2h.staged : 4K", "no such key", "inline, in_place, crew or direct"},
+        {"d2h.staged : 4K", "no such key", "inline, in_place, copy_threads or direct"},
         {"H2D.inline : 4K", "no such key", "gpu, driver, host"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -115,8 +115,8 @@ static void test_bad(void **state)
 static void test_elsewhere(void **state)
 {
     (void)state;
-    const struct ibx_tuning_place here = {"NVIDIA: H200", "12.8", "gpu01"};
-    struct ibx_tuning_place other;
+    const struct ibx_tuning_machine here = {"NVIDIA: H200", "12.8", "gpu01"};
+    struct ibx_tuning_machine other;
     assert_int_equal(parse(whole), 0);
     assert_int_equal(ibx_tuning_fits(&tuning, &here, &err), 0);
     other = here;
@@ -140,10 +140,10 @@ static void test_elsewhere(void **state)
 static void test_place(void **state)
 {
     (void)state;
-    struct ibx_tuning_place place;
+    struct ibx_tuning_machine place;
     const struct ibx_cuda *cuda = ibx_cuda_load(&err);
     assert_non_null(cuda);
-    ibx_tuning_place_of(cuda, 1, &place);
+    ibx_tuning_machine_of(cuda, 1, &place);
     assert_string_equal(place.gpu, "double 1");
     assert_string_equal(place.driver, "13.0");
     assert_true(place.host[0] && !strpbrk(place.host, "#\n\t "));

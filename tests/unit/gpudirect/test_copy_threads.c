@@ -94,7 +94,7 @@ static void test_all_pieces(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(peer); i++)
         peer[i] = (uint8_t)(i * 31 + i / 997);
-    for (unsigned threads = 1; threads <= IBX_COPY_THREADS_THREADS_MAX; threads += 3) {
+    for (unsigned threads = 1; threads <= IBX_COPY_THREADS_MAX; threads += 3) {
         struct ibx_copy_threads *crew;
         struct copying c = {.meet = threads < 8 ? threads : 8};
         assert_int_equal(ibx_copy_threads_create(threads, &crew, NULL), 0);
@@ -115,7 +115,7 @@ static void test_one_copy(void **state)
     for (size_t i = 0; i < sizeof(peer); i++)
         peer[i] = (uint8_t)(i * 7 + i / 251 + 1);
     static const size_t lengths[] = {0, 1, 5000, (256u << 10) + 1, 1299999, sizeof(peer) - 3};
-    for (unsigned threads = 1; threads <= IBX_COPY_THREADS_THREADS_MAX; threads += 5) {
+    for (unsigned threads = 1; threads <= IBX_COPY_THREADS_MAX; threads += 5) {
         struct ibx_copy_threads *crew;
         assert_int_equal(ibx_copy_threads_create(threads, &crew, NULL), 0);
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {

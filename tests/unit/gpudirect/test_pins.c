@@ -144,10 +144,10 @@ static void copy(size_t at, unsigned stream)
 
 static bool leave(struct ibx_client_pins *pins, size_t at, unsigned stream)
 {
-    if (!ibx_client_pin_leave(pins, cuda, memory + at, streams[stream]))
+    if (!ibx_client_pin_fence(pins, cuda, memory + at, streams[stream]))
         return false;
     copy(at, stream);
-    ibx_client_pin_left(pins, cuda);
+    ibx_client_pin_fence_record(pins, cuda);
     return true;
 }
 
@@ -169,7 +169,7 @@ static void test_settle(void **state)
     for (unsigned i = 0; i < 4; i++)
         assert_true(leave(&pins, i % 2 * 64 * KIB, i / 2));
     assert_false(is_over(0) && is_over(1));
-    ibx_client_pins_settle(&pins, cuda);
+    ibx_client_pins_wait(&pins, cuda);
     assert_true(is_over(0) && is_over(1));
     assert_false(is_over(2));
     app->slow(0);
@@ -190,7 +190,7 @@ static void test_settle_while_capturing(void **state)
     app->slow(20000);
     assert_int_equal(app->begin_capture(streams[2], IBX_CUDA_CAPTURE_GLOBAL), 0);
     assert_true(leave(&pins, 0, 0));
-    ibx_client_pins_settle(&pins, cuda);
+    ibx_client_pins_wait(&pins, cuda);
     app->exchange_mode(&relaxed);
     assert_true(is_over(0));
     app->exchange_mode(&relaxed);
@@ -243,12 +243,12 @@ static void test_many_streams(void **state)
     assert_true(pin(&pins, 0, 64 * KIB, 1));
     app->hold(true);
     assert_true(leave(&pins, 0, 0));
-    for (unsigned i = 1; i < IBX_CLIENT_TRAILS; i++) { /* as if of 63 others */
-        pins.trails[i] =
-            (struct ibx_client_trail){.context = pins.trails[0].context, .stream = &pins.trails[i]};
-        assert_int_equal(cuda->event_create(&pins.trails[i].event, 0), 0);
-        assert_int_equal(cuda->event_record(pins.trails[i].event, streams[0]), 0);
-        pins.pins[0].left |= 1ull << i;
+    for (unsigned i = 1; i < IBX_STREAM_FENCES; i++) { /* as if of 63 others */
+        pins.fences[i] =
+            (struct ibx_stream_fence){.context = pins.fences[0].context, .stream = &pins.fences[i]};
+        assert_int_equal(cuda->event_create(&pins.fences[i].event, 0), 0);
+        assert_int_equal(cuda->event_record(pins.fences[i].event, streams[0]), 0);
+        pins.pins[0].fences |= 1ull << i;
     }
     assert_true(leave(&pins, 0, 0));
     assert_false(leave(&pins, 0, 1));
@@ -267,8 +267,8 @@ static void test_forgotten(void **state)
     assert_true(pin(&pins, 0, 64 * KIB, 1));
     assert_true(leave(&pins, 0, 0));
     app->primary_reset(0);
-    ibx_client_pins_forget(&pins, pins.trails[0].context);
-    ibx_client_pins_settle(&pins, cuda);
+    ibx_client_pins_forget(&pins, pins.fences[0].context);
+    ibx_client_pins_wait(&pins, cuda);
     assert_true(pin(&pins, 0, 64 * KIB, 1));
     assert_true(leave(&pins, 0, 0));
     ibx_client_pins_drop(&pins, cuda);
@@ -285,10 +285,10 @@ static void test_others_are_not_forgotten(void **state)
     app->slow(20000);
     assert_true(leave(&pins, 0, 0));
     ibx_client_pins_forget(&pins, &pins); /* no context of ours */
-    ibx_client_pins_settle(&pins, cuda);
+    ibx_client_pins_wait(&pins, cuda);
     assert_true(is_over(0));
     assert_true(leave(&pins, 0, 0));
-    ibx_client_pins_drop_events(&pins, cuda); /* before a reset */
+    ibx_client_pins_drop_fences(&pins, cuda); /* before a reset */
     assert_true(is_over(0));
     assert_int_equal(stats().events, 0);
     app->slow(0);
@@ -303,15 +303,15 @@ static void test_room_for_another_context(void **state)
     struct ibx_client_pins pins = {.bytes_max = sizeof(memory)};
     void *context = NULL, *stream;
     assert_int_equal(cuda->ctx_get_current(&context), 0);
-    for (unsigned i = 0; i < IBX_CLIENT_TRAILS; i++) {
-        pins.trails[i] = (struct ibx_client_trail){.context = context, .stream = &pins.trails[i]};
-        assert_int_equal(cuda->event_create(&pins.trails[i].event, 0), 0);
+    for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
+        pins.fences[i] = (struct ibx_stream_fence){.context = context, .stream = &pins.fences[i]};
+        assert_int_equal(cuda->event_create(&pins.fences[i].event, 0), 0);
     }
     cuda_application_use(1);
     assert_int_equal(app->stream_create(&stream, 1), 0);
     assert_true(pin(&pins, 0, 64 * KIB, 1));
-    assert_true(ibx_client_pin_leave(&pins, cuda, memory, stream));
-    ibx_client_pin_left(&pins, cuda);
+    assert_true(ibx_client_pin_fence(&pins, cuda, memory, stream));
+    ibx_client_pin_fence_record(&pins, cuda);
     ibx_client_pins_drop(&pins, cuda);
     cuda_application_use(0);
     assert_int_equal(stats().events, 0);
