@@ -293,8 +293,8 @@ int ibx_gvirtus_edit(struct ibx_gvirtus_edit *edit, struct ibx_error *err)
 
 void ibx_gvirtus_edit_fini(struct ibx_gvirtus_edit *edit)
 {
+    free(edit->config_before);
+    free(edit->properties_before);
     free(edit->config_after);
     free(edit->properties_after);
-    edit->config_after = NULL;
-    edit->properties_after = NULL;
 }

@@ -42,20 +42,20 @@ static int imitate(const struct gvirtus_args *args, struct ibx_error *err)
 }
 
 /* What GVirtuS will load. -ENODEV when it is not us. */
-static int show_selected(const struct gvirtus_place *place, struct gvirtus_endpoint *endpoint,
+static int show_selected(const struct gvirtus_paths *paths, struct gvirtus_endpoint *endpoint,
                          struct ibx_error *err)
 {
-    char library[PATH_MAX], slot[64];
-    int rc = ibx_gvirtus_endpoint_read(place->config, endpoint, err);
+    char library[PATH_MAX];
+    int rc = ibx_gvirtus_endpoint_read(paths->files[GVIRTUS_CONFIG], endpoint, err);
     if (!rc)
-        rc = ibx_gvirtus_library_path(place->home, endpoint->protocol, library, err);
+        rc = ibx_gvirtus_library_path(paths->home, endpoint->protocol, library, err);
     if (rc)
         return rc;
     bool slot_of_ours = !strcmp(endpoint->protocol, "oldtcp") || !strcmp(endpoint->protocol, "ib");
-    bool ours = ibx_gvirtus_journal_owns(place->state, library, slot);
-    row("home", "%s", place->home);
+    bool ours = ibx_gvirtus_installed(paths, library);
+    row("home", "%s", paths->home);
     row("selected", "protocol %s of suite %s in %s", endpoint->protocol, endpoint->suite,
-        place->config);
+        paths->files[GVIRTUS_CONFIG]);
     row("library", "%s (%s)", library,
         ours                    ? "as installed by ibx-gvirtus"
         : access(library, F_OK) ? "missing"
@@ -64,7 +64,7 @@ static int show_selected(const struct gvirtus_place *place, struct gvirtus_endpo
         return ibx_error_set(err, -ENODEV,
                              "GVirtuS's own communicator \"%s\" is selected in %s: "
                              "run ibx-gvirtus install",
-                             endpoint->protocol, place->config);
+                             endpoint->protocol, paths->files[GVIRTUS_CONFIG]);
     if (access(library, F_OK))
         return ibx_error_set(err, -ENOENT,
                              "%s is selected, but there is no %s: run ibx-gvirtus "
@@ -222,14 +222,14 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
 int ibx_gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
 {
     struct gvirtus_endpoint endpoint = {.port = 0};
-    struct gvirtus_place *place = calloc(1, sizeof(*place));
+    struct gvirtus_paths *paths = calloc(1, sizeof(*paths));
     struct ibx_glue_config *config = calloc(1, sizeof(*config));
-    int rc = place && config ? imitate(args, err) : ibx_error_set(err, -ENOMEM, "no memory");
+    int rc = paths && config ? imitate(args, err) : ibx_error_set(err, -ENOMEM, "no memory");
     /* A classic GVirtuS has no home: its gvirtus.properties alone says all. */
     if (!rc && (args->home || !args->properties)) {
-        rc = ibx_gvirtus_place_find(args, place, err);
+        rc = ibx_gvirtus_paths_find(args, paths, err);
         if (!rc)
-            rc = show_selected(place, &endpoint, err);
+            rc = show_selected(paths, &endpoint, err);
     }
     if (!rc)
         rc = ibx_glue_config_load(endpoint.protocol[0] ? endpoint.address : NULL, endpoint.port,
@@ -241,9 +241,9 @@ int ibx_gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
     if (!rc) {
         rc = show_connection(config, err);
         if (endpoint.protocol[0])
-            show_preload(args, place->home, endpoint.protocol, !rc);
+            show_preload(args, paths->home, endpoint.protocol, !rc);
     }
-    free(place);
+    free(paths);
     free(config);
     return rc;
 }

@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * install and remove. The state file names the three files before the first one is touched, and is
+ * deleted after the last one is back. rename(2) replaces each file, so that its path holds the old
+ * file or the new one. put_back() looks at what is there: it can begin after any step of an
+ * installation that was cut off, and again after any step of its own.
+ */
+#include "tools/ibx-gvirtus/ibx-gvirtus.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BACKUP    ".before-ibx" /* the file as install found it */
+#define EDITED    ".with-ibx"   /* the file as remove found it, where it was changed meanwhile */
+#define TEMPORARY ".ibx-tmp"
+#define INSTALLED "installed" /* the one phase in which nothing is left to do */
+#define FILES     GVIRTUS_FILES
+
+/* One of the three files, as the state file describes it. */
+struct file {
+    const char *path;
+    const char *sha256; /* of what install wrote */
+    int existed;        /* before install */
+};
+
+struct state {
+    json_t *json; /* owns the strings after state_load() */
+    const char *phase, *slot;
+    struct file files[FILES];
+};
+
+static void digest(const void *data, size_t length, char out[65])
+{
+    unsigned char hash[EVP_MAX_MD_SIZE] = {0};
+    EVP_Digest(data, length, hash, NULL, EVP_sha256(), NULL);
+    for (int i = 0; i < 32; i++)
+        snprintf(out + 2 * i, 3, "%02x", hash[i]);
+}
+
+/* Whether the file is there as install wrote it. */
+static bool as_installed(const struct file *file)
+{
+    char *content, found[65];
+    size_t length;
+    if (ibx_gvirtus_file_read(file->path, &content, &length, NULL))
+        return false;
+    digest(content, length, found);
+    free(content);
+    return !strcmp(found, file->sha256);
+}
+
+static bool exists(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st);
+}
+
+static void beside(char out[PATH_MAX], const char *path, const char *ending)
+{
+    snprintf(out, PATH_MAX, "%s%s", path, ending); /* fits: see ibx_gvirtus_path() */
+}
+
+/* ------------------------------------------------------------- durable files */
+
+static int failed(const char *what, const char *path, struct ibx_error *err)
+{
+    int code = -errno;
+    const char *remedy =
+        code == -EACCES || code == -EPERM ? ": run it as the owner, or with sudo" : "";
+    return ibx_error_set(err, code, "cannot %s %s: %s%s", what, path, strerror(-code), remedy);
+}
+
+static int sync_directory_of(const char *path, struct ibx_error *err)
+{
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof(dir), "%.*s/", (int)(strrchr(path, '/') - path), path);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd < 0 || (fsync(fd) && errno != EINVAL) ? failed("sync", dir, err) : 0;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* The backup is the file itself, so that its inode and times come back, too. Without hard links, or
+ * where protected_hardlinks forbids this one, the path is empty until the next rename(2). */
+static int back_up(const char *path)
+{
+    char backup[PATH_MAX];
+    beside(backup, path, BACKUP);
+    if (!link(path, backup))
+        return 0;
+    return errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS
+               ? renameat2(AT_FDCWD, path, AT_FDCWD, backup, RENAME_NOREPLACE)
+               : -1;
+}
+
+/* Replaces a file, which keeps its mode and owner; a new one gets `mode`. */
+static int put(const char *path, const void *content, size_t length, mode_t mode, bool keep_old,
+               struct ibx_error *err)
+{
+    char temporary[PATH_MAX];
+    struct stat like;
+    if (stat(path, &like) || !S_ISREG(like.st_mode))
+        like = (struct stat){.st_mode = mode, .st_uid = (uid_t)-1, .st_gid = (gid_t)-1};
+    beside(temporary, path, TEMPORARY);
+    unlink(temporary);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    FILE *out = fd < 0 ? NULL : fdopen(fd, "w");
+    /* EPERM: this user may not give a file to its owner. */
+    bool good = out && fwrite(content, 1, length, out) == length && !fflush(out) &&
+                (!fchown(fd, like.st_uid, like.st_gid) || errno == EPERM) &&
+                !fchmod(fd, like.st_mode & 07777) && !fsync(fd) && (!keep_old || !back_up(path)) &&
+                !rename(temporary, path);
+    int rc = good ? sync_directory_of(path, err) : failed("write", path, err);
+    if (out)
+        fclose(out);
+    if (!good)
+        unlink(temporary);
+    return rc;
+}
+
+/* ------------------------------------------------------------- the state file */
+
+/* state->phase is NULL where nothing is installed. json_decref() gives state->json back. */
+static int state_load(const char *path, struct state *state, struct ibx_error *err)
+{
+    char *text;
+    size_t length;
+    int version = 0;
+    struct file *f = state->files;
+    *state = (struct state){.json = NULL};
+    if (!exists(path))
+        return 0;
+    int rc = ibx_gvirtus_file_read(path, &text, &length, err);
+    if (rc)
+        return rc;
+    state->json = json_loadb(text, length, 0, NULL);
+    free(text);
+    bool good = !json_unpack(
+        state->json, "{s:i, s:s, s:s, s:[{s:s, s:b, s:s}, {s:s, s:b, s:s}, {s:s, s:b, s:s}!]}",
+        "version", &version, "phase", &state->phase, "slot", &state->slot, "files", "path",
+        &f[0].path, "existed", &f[0].existed, "sha256", &f[0].sha256, "path", &f[1].path, "existed",
+        &f[1].existed, "sha256", &f[1].sha256, "path", &f[2].path, "existed", &f[2].existed,
+        "sha256", &f[2].sha256);
+    for (int i = 0; i < FILES && good; i++)
+        good = *f[i].path == '/' && strlen(f[i].path) < PATH_MAX - GVIRTUS_ENDING_MAX;
+    if (good && version == 1)
+        return 0;
+    json_decref(state->json);
+    state->json = NULL;
+    return ibx_error_set(err, -EINVAL,
+                         "%s is not a state file of ibx-gvirtus: correct it, or put the files "
+                         "ending in " BACKUP " back by hand and delete it",
+                         path);
+}
+
+static int state_save(const char *path, const struct state *state, const char *phase,
+                      struct ibx_error *err)
+{
+    json_t *files = json_array();
+    for (const struct file *f = state->files; f < state->files + FILES; f++)
+        json_array_append_new(files, json_pack("{s:s, s:b, s:s}", "path", f->path, "existed",
+                                               f->existed, "sha256", f->sha256));
+    json_t *json = json_pack("{s:i, s:s, s:s, s:o}", "version", 1, "phase", phase, "slot",
+                             state->slot, "files", files);
+    char *text = json_array_size(files) == FILES ? json_dumps(json, JSON_INDENT(2)) : NULL;
+    int rc = text ? put(path, text, strlen(text), 0644, false, err)
+                  : ibx_error_set(err, -EILSEQ, "cannot write %s: a path is not UTF-8", path);
+    free(text);
+    json_decref(json);
+    return rc;
+}
+
+/* ------------------------------------------------------------- putting back */
+
+/* Moves a file away that was changed after install, to a free name whose ending `kept` gets; ""
+ * where it is as installed. */
+static int keep_edited(const struct file *file, char kept[GVIRTUS_ENDING_MAX],
+                       struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    *kept = '\0';
+    if (as_installed(file))
+        return 0;
+    strcpy(kept, EDITED);
+    for (unsigned next = 2;; next++) {
+        beside(path, file->path, kept);
+        if (!renameat2(AT_FDCWD, file->path, AT_FDCWD, path, RENAME_NOREPLACE))
+            return 0;
+        if (errno != EEXIST)
+            return failed("keep what was changed in", path, err);
+        snprintf(kept, GVIRTUS_ENDING_MAX, EDITED ".%u", next);
+    }
+}
+
+/* Does what is left to do for one file. */
+static int put_back(const struct file *file, bool quiet, struct ibx_error *err)
+{
+    struct stat was, now;
+    char temporary[PATH_MAX], backup[PATH_MAX], kept[GVIRTUS_ENDING_MAX] = "";
+    const char *what = "left as it was";
+    beside(temporary, file->path, TEMPORARY);
+    beside(backup, file->path, BACKUP);
+    bool there = !lstat(file->path, &now), saved = file->existed && !lstat(backup, &was);
+    if (unlink(temporary) && errno != ENOENT)
+        return failed("remove", temporary, err);
+    if (saved && there && was.st_dev == now.st_dev && was.st_ino == now.st_ino) {
+        if (unlink(backup)) /* not replaced yet; rename(2) ignores two names of one file */
+            return failed("remove", backup, err);
+    } else if (saved || (there && !file->existed)) {
+        int rc = there ? keep_edited(file, kept, err) : 0;
+        if (rc)
+            return rc;
+        if (saved ? rename(backup, file->path) : !*kept && unlink(file->path))
+            return failed(saved ? "restore" : "remove", file->path, err);
+        what = saved ? "restored" : "removed";
+    }
+    int rc = sync_directory_of(file->path, err);
+    if (!rc && !quiet)
+        printf("%s: %s%s%s\n", file->path, what,
+               *kept ? "; what was changed since is in the file ending in " : "", kept);
+    return rc;
+}
+
+/* Goes on after a failure; `err` describes the first one. */
+static int put_all_back(const char *path, const struct state *state, bool quiet,
+                        struct ibx_error *err)
+{
+    int first = 0;
+    for (int i = FILES - 1; i >= 0; i--) {
+        int rc = put_back(&state->files[i], quiet, first ? NULL : err);
+        first = first ? first : rc;
+    }
+    if (!first && unlink(path))
+        first = failed("remove", path, err);
+    return first ? first : sync_directory_of(path, err);
+}
+
+/* Finds the home, and locks it until this process ends. */
+static int begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, struct state *state,
+                 struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    int rc = ibx_gvirtus_paths_find(args, paths, err);
+    if (rc)
+        return rc;
+    int fd = open(paths->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return failed("open", paths->home, err);
+    if (flock(fd, LOCK_EX | LOCK_NB)) {
+        close(fd);
+        return ibx_error_set(err, -EBUSY, "another ibx-gvirtus is at work in %s: try again",
+                             paths->home);
+    }
+    beside(path, paths->state, TEMPORARY);
+    unlink(path); /* of an ibx-gvirtus that was killed */
+    return state_load(paths->state, state, err);
+}
+
+int ibx_gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err)
+{
+    struct gvirtus_paths paths;
+    struct state state = {.json = NULL};
+    int rc = begin(args, &paths, &state, err);
+    if (!rc && !state.phase)
+        rc = ibx_error_set(err, -ENOENT, "nothing is installed there: there is no %s", paths.state);
+    if (!rc && !strcmp(state.phase, INSTALLED)) {
+        for (const struct file *f = state.files; f < state.files + FILES && !rc; f++) {
+            char backup[PATH_MAX];
+            beside(backup, f->path, BACKUP);
+            if (f->existed && !exists(backup))
+                rc = ibx_error_set(err, -ENOENT,
+                                   "%s is gone, so %s cannot be restored: put it back, or delete "
+                                   "%s to leave everything as it is",
+                                   backup, f->path, paths.state);
+        }
+        if (!rc)
+            rc = state_save(paths.state, &state, "removing", err);
+    }
+    if (!rc)
+        rc = put_all_back(paths.state, &state, false, err);
+    json_decref(state.json);
+    return rc;
+}
+
+bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *library)
+{
+    struct state state;
+    bool is = !state_load(paths->state, &state, NULL) && state.phase &&
+              !strcmp(state.phase, INSTALLED) &&
+              !strcmp(state.files[GVIRTUS_LIBRARY].path, library) &&
+              as_installed(&state.files[GVIRTUS_LIBRARY]);
+    json_decref(state.json);
+    return is;
+}
+
+/* ------------------------------------------------------------- installing */
+
+/* GVirtuS would find out only at its next start. */
+static int check_library(const char *file, struct ibx_error *err)
+{
+    char path[PATH_MAX]; /* with a slash: dlopen(3) shall not search */
+    if (!realpath(file, path))
+        return ibx_error_set(err, -errno, "the plugin %s cannot be found: %s; name it by --library",
+                             file, strerror(errno));
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle)
+        return ibx_error_set(err, -ENOEXEC, "the plugin cannot be loaded here: %s", dlerror());
+    bool good = dlsym(handle, "create_communicator");
+    dlclose(handle);
+    if (!good)
+        return ibx_error_set(err, -EINVAL,
+                             "%s is not a communicator for GVirtuS: it has no "
+                             "create_communicator",
+                             file);
+    return 0;
+}
+
+/* NULL and 0 when there is no such file. */
+static int read_if_there(const char *path, char **content, struct ibx_error *err)
+{
+    size_t length;
+    if (access(path, F_OK) && errno == ENOENT)
+        return 0;
+    int rc = ibx_gvirtus_file_read(path, content, &length, err);
+    if (!rc && strlen(*content) != length)
+        return ibx_error_set(err, -EINVAL, "%s holds a NUL byte: it is not a text file", path);
+    return rc;
+}
+
+/* Replaces the three files, or none. */
+static int put_all(const struct gvirtus_paths *paths, const char *slot,
+                   const char *const contents[FILES], const size_t lengths[FILES],
+                   struct ibx_error *err)
+{
+    char digests[FILES][65], backup[PATH_MAX];
+    struct state state = {.slot = slot};
+    for (int i = 0; i < FILES; i++) {
+        beside(backup, paths->files[i], BACKUP);
+        if (exists(backup))
+            return ibx_error_set(err, -EEXIST,
+                                 "%s is a backup that would be overwritten: put it back or move "
+                                 "it away",
+                                 backup);
+        digest(contents[i], lengths[i], digests[i]);
+        state.files[i] = (struct file){paths->files[i], digests[i], exists(paths->files[i])};
+    }
+    int rc = state_save(paths->state, &state, "installing", err);
+    for (int i = 0; i < FILES && !rc; i++)
+        rc = put(paths->files[i], contents[i], lengths[i], i ? 0644 : 0755, state.files[i].existed,
+                 err);
+    if (!rc)
+        rc = state_save(paths->state, &state, INSTALLED, err);
+    if (rc && exists(paths->state) && put_all_back(paths->state, &state, true, NULL))
+        ibx_error_prefix(err, rc,
+                         "not everything is put back: remove the cause, then run "
+                         "ibx-gvirtus remove");
+    return rc;
+}
+
+static void print_installed(const struct gvirtus_paths *paths, const struct gvirtus_args *args,
+                            const char *uri)
+{
+    for (int i = 0; i < FILES; i++) {
+        char backup[PATH_MAX];
+        beside(backup, paths->files[i], BACKUP);
+        printf("%s: written%s\n", paths->files[i],
+               exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
+    }
+    printf("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"\n", uri);
+    if (args->properties)
+        printf("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment\n",
+               paths->files[GVIRTUS_PROPERTIES]);
+}
+
+int ibx_gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err)
+{
+    struct gvirtus_paths paths;
+    struct state state = {.json = NULL};
+    struct ibx_gvirtus_edit edit = {.slot = args->slot, .uri = args->uri};
+    char source[PATH_MAX], *library = NULL;
+    size_t length = 0;
+    int rc = begin(args, &paths, &state, err);
+    if (!rc && state.phase)
+        rc = strcmp(state.phase, INSTALLED)
+                 ? put_all_back(paths.state, &state, true, err) /* it was cut off */
+                 : ibx_error_set(err, -EEXIST,
+                                 "it is installed there already, in the slot \"%s\": run "
+                                 "ibx-gvirtus remove first",
+                                 state.slot);
+    json_decref(state.json);
+    if (!rc)
+        rc = ibx_gvirtus_plugin_find(args, source, err);
+    if (!rc)
+        rc = check_library(source, err);
+    if (!rc)
+        rc = ibx_gvirtus_file_read(source, &library, &length, err);
+    if (!rc)
+        rc =
+            read_if_there(edit.config_file = paths.files[GVIRTUS_CONFIG], &edit.config_before, err);
+    if (!rc)
+        rc = read_if_there(edit.properties_file = paths.files[GVIRTUS_PROPERTIES],
+                           &edit.properties_before, err);
+    if (!rc)
+        rc = ibx_gvirtus_edit(&edit, err);
+    if (!rc)
+        rc = put_all(
+            &paths, args->slot, (const char *[]){library, edit.config_after, edit.properties_after},
+            (size_t[]){length, strlen(edit.config_after), strlen(edit.properties_after)}, err);
+    if (!rc)
+        print_installed(&paths, args, edit.chosen);
+    ibx_gvirtus_edit_fini(&edit);
+    free(library);
+    return rc;
+}
