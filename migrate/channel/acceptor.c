@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/state_machine.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -12,10 +13,21 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-struct waiting {
-    struct waiting *next;
-    struct ibx_acceptor *porch;
-    struct ibx_connection_request knock;
+/*
+ * state machine: acceptor
+ *   [*] -> OPEN -> CLOSING -> [*]
+ */
+enum acceptor_state { ACCEPTOR_OPEN, ACCEPTOR_CLOSING };
+static const struct ibx_state acceptor_states[] = {
+    [ACCEPTOR_OPEN] = {"open", IBX_TO(ACCEPTOR_CLOSING), IBX_STATE_INITIAL},
+    [ACCEPTOR_CLOSING] = {"closing", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table acceptor_table = IBX_STATE_TABLE("acceptor", acceptor_states);
+
+struct pending {
+    struct pending *next;
+    struct ibx_acceptor *acceptor;
+    struct ibx_connection_request request;
 };
 
 struct ibx_acceptor {
@@ -23,17 +35,15 @@ struct ibx_acceptor {
     unsigned timeout_ms;
     int ready_fd, stop_fd;
     pthread_t thread;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* of what follows */
     pthread_cond_t fewer; /* a thread has ended */
-    unsigned threads;     /* at work on a knock */
-    bool closing;
-    struct waiting *head, **tail;
+    struct ibx_state_machine state;
+    unsigned threads;             /* one for each request in its handshake */
+    struct pending *head, **tail; /* whose first message has come */
 };
 
-/* ---------------------------------------------------------------- one knock */
+/* ---------------------------------------------------------------- one request */
 
-/* The first message, copied out of the connection; text and numbers only, so nothing points back.
- */
 static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_migrate_any *first,
                          struct ibx_error *err)
 {
@@ -42,98 +52,102 @@ static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_
     for (;;) {
         int n = ibx_poll(conn, &event, 1);
         if (n < 0 || (n == 1 && event.type == IBX_EVENT_CLOSED))
-            return ibx_error_set(err, -ECONNRESET, "it went away without a word");
+            return ibx_error_set(err, -ECONNRESET, "it closed without a message");
         if (n == 1 && event.type == IBX_EVENT_MESSAGE) {
             int rc = ibx_migrate_decode(event.data, event.length, first, err);
+            /* HELLO and JOIN are text and numbers: nothing points into the event. */
             ibx_message_release(conn, &event);
-            if (!rc && first->type != IBX_MIGRATE_HELLO && first->type != IBX_MIGRATE_JOIN)
-                rc = ibx_error_set(err, -EPROTO, "its first message is %s",
-                                   ibx_migrate_message_name(first->type));
-            return rc;
+            if (rc || first->type == IBX_MIGRATE_HELLO || first->type == IBX_MIGRATE_JOIN)
+                return rc;
+            ibx_error_set(err, -EPROTO, "its first message is %s",
+                          ibx_migrate_message_name(first->type));
+            ibx_migrate_message_free(first);
+            return -EPROTO;
         }
         if (ibx_now_ns() >= deadline)
-            return ibx_error_set(err, -ETIMEDOUT, "it said nothing for %u ms", timeout_ms);
+            return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", timeout_ms);
         ibx_wait(conn, 100);
     }
 }
 
-static void *greet(void *argument)
+static void *request_main(void *argument)
 {
-    struct waiting *guest = argument;
-    struct ibx_acceptor *porch = guest->porch;
+    struct pending *item = argument;
+    struct ibx_acceptor *acceptor = item->acceptor;
+    struct ibx_connection_request *request = &item->request;
     struct ibx_error err = {0};
-    int rc = ibx_establish(guest->knock.conn, &err);
+    int rc = ibx_establish(request->conn, &err);
     if (!rc)
-        rc = first_message(guest->knock.conn, porch->timeout_ms, &guest->knock.first, &err);
+        rc = first_message(request->conn, acceptor->timeout_ms, &request->first, &err);
     if (rc) {
-        const char *peer = ibx_conn_path(guest->knock.conn)->peer;
+        const char *peer = ibx_conn_path(request->conn)->peer;
         const bool named = strstr(err.message, peer) != NULL;
         ibx_log(IBX_LOG_WARN, "%s%s%s%s", named ? "" : "a connection from ", named ? "" : peer,
                 named ? "" : " was turned away: ", err.message);
-        ibx_close(guest->knock.conn);
-        free(guest);
+        ibx_close(request->conn);
+        free(item);
     }
-    pthread_mutex_lock(&porch->lock);
+    pthread_mutex_lock(&acceptor->lock);
     if (!rc) {
-        *porch->tail = guest;
-        porch->tail = &guest->next;
-        eventfd_write(porch->ready_fd, 1);
+        *acceptor->tail = item;
+        acceptor->tail = &item->next;
+        eventfd_write(acceptor->ready_fd, 1);
     }
-    porch->threads--;
-    pthread_cond_signal(&porch->fewer);
-    pthread_mutex_unlock(&porch->lock);
+    acceptor->threads--;
+    pthread_cond_signal(&acceptor->fewer);
+    pthread_mutex_unlock(&acceptor->lock);
     return NULL;
 }
 
-/* ---------------------------------------------------------------- the door */
+/* ---------------------------------------------------------------- all of them */
 
-static void let_in(struct ibx_acceptor *porch, struct ibx_conn *conn)
+static void request_start(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
 {
     pthread_t thread;
-    struct waiting *guest = calloc(1, sizeof(*guest));
-    pthread_mutex_lock(&porch->lock);
-    porch->threads++;
-    pthread_mutex_unlock(&porch->lock);
-    if (guest) {
-        *guest = (struct waiting){.porch = porch, .knock.conn = conn};
-        if (!pthread_create(&thread, NULL, greet, guest)) {
+    struct pending *item = calloc(1, sizeof(*item));
+    pthread_mutex_lock(&acceptor->lock);
+    acceptor->threads++;
+    pthread_mutex_unlock(&acceptor->lock);
+    if (item) {
+        *item = (struct pending){.acceptor = acceptor, .request.conn = conn};
+        if (!pthread_create(&thread, NULL, request_main, item)) {
             pthread_detach(thread);
             return;
         }
     }
     ibx_log(IBX_LOG_ERROR, "a connection was turned away: no thread for it");
     ibx_close(conn);
-    free(guest);
-    pthread_mutex_lock(&porch->lock);
-    porch->threads--;
-    pthread_mutex_unlock(&porch->lock);
+    free(item);
+    pthread_mutex_lock(&acceptor->lock);
+    acceptor->threads--;
+    pthread_mutex_unlock(&acceptor->lock);
 }
 
-/* False when the porch closes. */
-static bool room(struct ibx_acceptor *porch)
+/* Waits until one more request may be handled. False: the acceptor is closing. */
+static bool wait_for_room(struct ibx_acceptor *acceptor)
 {
-    pthread_mutex_lock(&porch->lock);
-    while (!porch->closing && porch->threads >= IBX_ACCEPTOR_KNOCKS_MAX)
-        pthread_cond_wait(&porch->fewer, &porch->lock);
-    bool open = !porch->closing;
-    pthread_mutex_unlock(&porch->lock);
+    pthread_mutex_lock(&acceptor->lock);
+    while (acceptor->state.now == ACCEPTOR_OPEN && acceptor->threads >= IBX_ACCEPTOR_REQUESTS_MAX)
+        pthread_cond_wait(&acceptor->fewer, &acceptor->lock);
+    const bool open = acceptor->state.now == ACCEPTOR_OPEN;
+    pthread_mutex_unlock(&acceptor->lock);
     return open;
 }
 
-static void *stand(void *argument)
+static void *accept_main(void *argument)
 {
-    struct ibx_acceptor *porch = argument;
-    struct pollfd fds[2] = {{.fd = ibx_listener_fd(porch->listener), .events = POLLIN},
-                            {.fd = porch->stop_fd, .events = POLLIN}};
-    while (room(porch)) {
+    struct ibx_acceptor *acceptor = argument;
+    struct pollfd fds[2] = {{.fd = ibx_listener_fd(acceptor->listener), .events = POLLIN},
+                            {.fd = acceptor->stop_fd, .events = POLLIN}};
+    while (wait_for_room(acceptor)) {
         struct ibx_error err = {0};
         struct ibx_conn *conn;
         poll(fds, 2, -1);
         if (fds[1].revents)
             break;
-        int rc = ibx_accept(porch->listener, &conn, &err);
+        int rc = ibx_accept(acceptor->listener, &conn, &err);
         if (!rc) {
-            let_in(porch, conn);
+            request_start(acceptor, conn);
         } else if (rc != -EAGAIN) {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
             poll(&fds[1], 1, 100);
@@ -145,84 +159,87 @@ static void *stand(void *argument)
 int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct ibx_acceptor **out,
                       struct ibx_error *err)
 {
-    struct ibx_acceptor *porch = calloc(1, sizeof(*porch));
-    if (!porch)
+    struct ibx_acceptor *acceptor = calloc(1, sizeof(*acceptor));
+    if (!acceptor)
         return ibx_error_set(err, -ENOMEM, "no memory for a listener");
-    porch->tail = &porch->head;
-    porch->timeout_ms = options->timeout_ms;
-    pthread_mutex_init(&porch->lock, NULL);
-    pthread_cond_init(&porch->fewer, NULL);
-    porch->ready_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    porch->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    acceptor->tail = &acceptor->head;
+    acceptor->timeout_ms = options->timeout_ms;
+    ibx_state_begin(&acceptor->state, &acceptor_table, ACCEPTOR_OPEN);
+    pthread_mutex_init(&acceptor->lock, NULL);
+    pthread_cond_init(&acceptor->fewer, NULL);
+    acceptor->ready_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    acceptor->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = 0;
-    if (porch->ready_fd < 0 || porch->stop_fd < 0)
+    if (acceptor->ready_fd < 0 || acceptor->stop_fd < 0)
         rc = ibx_error_set(err, -errno, "no event descriptors: %s", strerror(errno));
     if (!rc)
-        rc = ibx_listen(uri, options, &porch->listener, err);
-    if (!rc && (rc = -pthread_create(&porch->thread, NULL, stand, porch)))
-        ibx_error_set(err, rc, "no thread for the door: %s", strerror(-rc));
+        rc = ibx_listen(uri, options, &acceptor->listener, err);
+    if (!rc && (rc = -pthread_create(&acceptor->thread, NULL, accept_main, acceptor)))
+        ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
     if (!rc) {
-        *out = porch;
+        *out = acceptor;
         return 0;
     }
-    ibx_listener_close(porch->listener);
-    if (porch->ready_fd >= 0)
-        close(porch->ready_fd);
-    if (porch->stop_fd >= 0)
-        close(porch->stop_fd);
-    free(porch);
+    ibx_listener_close(acceptor->listener);
+    if (acceptor->ready_fd >= 0)
+        close(acceptor->ready_fd);
+    if (acceptor->stop_fd >= 0)
+        close(acceptor->stop_fd);
+    free(acceptor);
     return rc;
 }
 
-const char *ibx_acceptor_uri(const struct ibx_acceptor *porch)
+const char *ibx_acceptor_uri(const struct ibx_acceptor *acceptor)
 {
-    return ibx_listener_uri(porch->listener);
+    return ibx_listener_uri(acceptor->listener);
 }
 
-int ibx_acceptor_fd(const struct ibx_acceptor *porch)
+int ibx_acceptor_fd(const struct ibx_acceptor *acceptor)
 {
-    return porch->ready_fd;
+    return acceptor->ready_fd;
 }
 
-int ibx_acceptor_take(struct ibx_acceptor *porch, struct ibx_connection_request *knock)
+int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request)
 {
     eventfd_t value;
-    pthread_mutex_lock(&porch->lock);
-    struct waiting *guest = porch->head;
-    if (guest) {
-        porch->head = guest->next;
-        *knock = guest->knock;
+    pthread_mutex_lock(&acceptor->lock);
+    struct pending *item = acceptor->head;
+    if (item) {
+        acceptor->head = item->next;
+        *request = item->request;
     }
-    if (!porch->head) {
-        porch->tail = &porch->head;
-        eventfd_read(porch->ready_fd, &value);
+    if (!acceptor->head) {
+        acceptor->tail = &acceptor->head;
+        eventfd_read(acceptor->ready_fd, &value);
     }
-    pthread_mutex_unlock(&porch->lock);
-    free(guest);
-    return guest != NULL;
+    pthread_mutex_unlock(&acceptor->lock);
+    free(item);
+    return item != NULL;
 }
 
-void ibx_acceptor_close(struct ibx_acceptor *porch)
+void ibx_acceptor_close(struct ibx_acceptor *acceptor)
 {
-    struct ibx_connection_request knock;
-    if (!porch)
+    struct ibx_connection_request request;
+    if (!acceptor)
         return;
-    pthread_mutex_lock(&porch->lock);
-    porch->closing = true;
-    pthread_cond_signal(&porch->fewer);
-    pthread_mutex_unlock(&porch->lock);
-    eventfd_write(porch->stop_fd, 1);
-    pthread_join(porch->thread, NULL);
-    pthread_mutex_lock(&porch->lock);
-    while (porch->threads)
-        pthread_cond_wait(&porch->fewer, &porch->lock);
-    pthread_mutex_unlock(&porch->lock);
-    while (ibx_acceptor_take(porch, &knock))
-        ibx_close(knock.conn);
-    ibx_listener_close(porch->listener);
-    close(porch->ready_fd);
-    close(porch->stop_fd);
-    pthread_mutex_destroy(&porch->lock);
-    pthread_cond_destroy(&porch->fewer);
-    free(porch);
+    pthread_mutex_lock(&acceptor->lock);
+    ibx_state_move(&acceptor->state, ACCEPTOR_CLOSING);
+    pthread_cond_signal(&acceptor->fewer);
+    pthread_mutex_unlock(&acceptor->lock);
+    eventfd_write(acceptor->stop_fd, 1);
+    pthread_join(acceptor->thread, NULL);
+    pthread_mutex_lock(&acceptor->lock);
+    while (acceptor->threads)
+        pthread_cond_wait(&acceptor->fewer, &acceptor->lock);
+    pthread_mutex_unlock(&acceptor->lock);
+    while (ibx_acceptor_take(acceptor, &request)) {
+        ibx_close(request.conn);
+        ibx_migrate_message_free(&request.first);
+    }
+    ibx_listener_close(acceptor->listener);
+    close(acceptor->ready_fd);
+    close(acceptor->stop_fd);
+    pthread_mutex_destroy(&acceptor->lock);
+    pthread_cond_destroy(&acceptor->fewer);
+    free(acceptor);
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Who stands at the destination's door: a thread accepts, one thread a knock lets it prove itself
- * and waits for its first message, and only then does the move hear of it. So a stranger who
- * dawdles at the door holds up nobody, least of all a VM that stands still.
+ * Connection requests at the destination. One thread accepts, and one thread for each request does
+ * the handshake and waits for the first message. The migration sees a connection only after that,
+ * so an unauthenticated peer delays nobody, least of all a stopped VM.
  */
 #ifndef IBX_MIGRATE_CHANNEL_ACCEPTOR_H
 #define IBX_MIGRATE_CHANNEL_ACCEPTOR_H
 
 #include "migrate/channel/protocol.h"
 
-#define IBX_ACCEPTOR_KNOCKS_MAX 32u /* at a time; more wait in the listener */
+#define IBX_ACCEPTOR_REQUESTS_MAX 32u /* at a time; more wait in the listener */
 
 struct ibx_acceptor;
 
@@ -19,15 +19,17 @@ struct ibx_connection_request {
     struct ibx_migrate_any first;
 };
 
+/* -ENOMEM, no descriptors or threads, or what ibx_listen() returns. */
 int ibx_acceptor_open(const char *uri, const struct ibx_options *options,
-                      struct ibx_acceptor **porch, struct ibx_error *err);
+                      struct ibx_acceptor **acceptor, struct ibx_error *err);
 /* The URI for the source, with the real port. */
-const char *ibx_acceptor_uri(const struct ibx_acceptor *porch);
+const char *ibx_acceptor_uri(const struct ibx_acceptor *acceptor);
 /* Readable when ibx_acceptor_take() has something. */
-int ibx_acceptor_fd(const struct ibx_acceptor *porch);
-/* 1 and a connection, which is the caller's; 0 when there is none. */
-int ibx_acceptor_take(struct ibx_acceptor *porch, struct ibx_connection_request *knock);
-/* Closes the door and whoever stands there; waits for its threads. Accepts NULL. */
-void ibx_acceptor_close(struct ibx_acceptor *porch);
+int ibx_acceptor_fd(const struct ibx_acceptor *acceptor);
+/* 1 and a request, whose connection and message are the caller's; 0 when there is none. */
+int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request);
+/* Closes the listener and every connection that was not taken; waits for its threads. Accepts
+ * NULL. */
+void ibx_acceptor_close(struct ibx_acceptor *acceptor);
 
 #endif

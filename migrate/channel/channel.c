@@ -98,12 +98,24 @@ static int lost(const struct ibx_channel *control, int code, struct ibx_error *e
                          reason[0] ? reason : "the other side closed it");
 }
 
+static int take_message(const struct ibx_event *event,
+                        int (*each)(void *context, const struct ibx_migrate_any *message),
+                        void *context, struct ibx_error *err)
+{
+    struct ibx_migrate_any message;
+    int rc = ibx_migrate_decode(event->data, event->length, &message, err);
+    if (rc)
+        return rc;
+    rc = each(context, &message);
+    ibx_migrate_message_free(&message);
+    return rc;
+}
+
 int ibx_channel_take(struct ibx_channel *control,
                      int (*each)(void *context, const struct ibx_migrate_any *message),
                      void *context, struct ibx_error *err)
 {
     struct ibx_event events[EVENTS];
-    struct ibx_migrate_any message;
     int n, rc = 0, end = 0;
     if (!control->conn)
         return 0;
@@ -114,9 +126,7 @@ int ibx_channel_take(struct ibx_channel *control,
             if (events[i].type != IBX_EVENT_MESSAGE)
                 continue;
             if (!rc)
-                rc = ibx_migrate_decode(events[i].data, events[i].length, &message, err);
-            if (!rc)
-                rc = each(context, &message);
+                rc = take_message(&events[i], each, context, err);
             ibx_message_release(control->conn, &events[i]);
         }
     }

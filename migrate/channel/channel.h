@@ -27,7 +27,8 @@ int ibx_channel_send_plain(struct ibx_channel *control, enum ibx_migrate_message
 int ibx_channel_send_abort(struct ibx_channel *control, const char *sentence);
 
 /* Sends what waits and hands every message that has arrived to `each`; stops at its first error.
- * An end of the connection or a message that cannot be decoded is an error with its sentence. */
+ * `each` must copy what it keeps. An end of the connection or a message that cannot be decoded is
+ * an error with its sentence. */
 int ibx_channel_take(struct ibx_channel *control,
                      int (*each)(void *context, const struct ibx_migrate_any *message),
                      void *context, struct ibx_error *err);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Messages to bytes and back. What a message may say is checked in one place (check_message), for
- * what came from the wire and for what is about to go there: whatever encodes, decodes.
+ * A table of fields for each message turns it into bytes and back. Values are checked by the table,
+ * and what they must fit to by check_...(), for what came from the wire and for what is about to go
+ * there: whatever encodes, decodes.
  */
 #include "migrate/channel/protocol.h"
 
@@ -14,54 +15,165 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BYTES_MAX (1ull << 60) /* below it: bytes, counts and durations, so that sums fit */
+#define BYTES_MAX ((1ull << 60) - 1) /* of bytes, counts and durations, so that sums fit */
 #define PAGES_MAX (1ull << 40)
 #define PAGE_MIN  4096u
 
-static const char *const message_names[] = {
-    [IBX_MIGRATE_HELLO] = "HELLO",
-    [IBX_MIGRATE_ANSWER] = "ANSWER",
-    [IBX_MIGRATE_JOIN] = "JOIN",
-    [IBX_MIGRATE_REGION] = "REGION",
-    [IBX_MIGRATE_READY] = "READY",
-    [IBX_MIGRATE_STATE] = "STATE",
-    [IBX_MIGRATE_MAP] = "MAP",
-    [IBX_MIGRATE_MAP_END] = "MAP_END",
-    [IBX_MIGRATE_STATE_END] = "STATE_END",
-    [IBX_MIGRATE_LOADED] = "LOADED",
-    [IBX_MIGRATE_COMMIT] = "COMMIT",
-    [IBX_MIGRATE_RUNNING] = "RUNNING",
-    [IBX_MIGRATE_PROGRESS] = "PROGRESS",
-    [IBX_MIGRATE_COMPLETE] = "COMPLETE",
-    [IBX_MIGRATE_CONFIRM] = "CONFIRM",
-    [IBX_MIGRATE_ABORT] = "ABORT",
-    [IBX_MIGRATE_CONFIRMED] = "CONFIRMED",
+/* ------------------------------------------------------------ fields */
+
+enum field_kind {
+    FIELD_END,
+    FIELD_HEAD,   /* magic and version; nothing in the struct */
+    FIELD_UINT,   /* as long on the wire as in the struct */
+    FIELD_BYTES,  /* a fixed number; min 1: not all of them are 0 */
+    FIELD_TEXT,   /* a string; min 1: not empty */
+    FIELD_REMOTE, /* struct ibx_remote */
+    FIELD_LIST,   /* u16 count, then so many structs */
+    FIELD_REST,   /* struct ibx_bytes: all that is left, at least one */
 };
 
-const char *ibx_migrate_message_name(enum ibx_migrate_message type)
-{
-    unsigned at = (unsigned)type;
-    return at >= IBX_MIGRATE_HELLO && at <= IBX_MIGRATE_CONFIRMED ? message_names[at]
-                                                                  : "an unknown message";
-}
+struct field {
+    enum field_kind kind;
+    const char *name;  /* in errors */
+    size_t at, size;   /* in its struct; LIST: of the array and of one item */
+    uint64_t min, max; /* of a UINT or a LIST's count */
+    const struct field *items;
+    size_t count_at; /* LIST */
+};
 
-const char *ibx_migrate_standing_name(enum ibx_migrate_standing standing)
-{
-    static const char *const names[] = {
-        [IBX_STANDING_NONE] = "none",         [IBX_STANDING_WAITING] = "waiting",
-        [IBX_STANDING_RUNNING] = "running",   [IBX_STANDING_COMPLETE] = "complete",
-        [IBX_STANDING_GIVEN_UP] = "given up",
-    };
-    unsigned at = (unsigned)standing;
-    return at >= IBX_STANDING_NONE && at <= IBX_STANDING_GIVEN_UP ? names[at] : "unknown";
-}
+#define SIZE_OF(type, member) sizeof(((struct type *)NULL)->member)
+#define UINT(type, member, name, min, max)                                                         \
+    {                                                                                              \
+        FIELD_UINT, (name), offsetof(struct type, member), SIZE_OF(type, member), (min), (max),    \
+            NULL, 0                                                                                \
+    }
+#define PLAIN(kind, type, member, name, min)                                                       \
+    {                                                                                              \
+        (kind), (name), offsetof(struct type, member), SIZE_OF(type, member), (min), 0, NULL, 0    \
+    }
+#define BYTES(type, member, name, min) PLAIN(FIELD_BYTES, type, member, name, min)
+#define TEXT(type, member, name, min)  PLAIN(FIELD_TEXT, type, member, name, min)
+#define LIST(type, array, count, name, max, items)                                                 \
+    {                                                                                              \
+        FIELD_LIST, (name), offsetof(struct type, array), sizeof(((struct type *)NULL)->array[0]), \
+            0, (max), (items), offsetof(struct type, count)                                        \
+    }
+#define HEAD                                                                                       \
+    {                                                                                              \
+        .kind = FIELD_HEAD                                                                         \
+    }
+#define END                                                                                        \
+    {                                                                                              \
+        .kind = FIELD_END                                                                          \
+    }
 
-/* ------------------------------------------------------------ what they may say */
+static const struct field block_fields[] = {
+    TEXT(ibx_migrate_block, id, "the id of a guest RAM block", 1),
+    UINT(ibx_migrate_block, size, "the size of a guest RAM block", 1, BYTES_MAX),
+    UINT(ibx_migrate_block, page_size, "the page size", 0, UINT64_MAX),
+    UINT(ibx_migrate_block, file, "the file", 0, UINT64_MAX),
+    END,
+};
 
-static bool id_set(const uint8_t id[IBX_MIGRATE_ID_BYTES])
+static const struct field hello_fields[] = {
+    HEAD,
+    UINT(ibx_migrate_hello, purpose, "the purpose", IBX_PURPOSE_MOVE, IBX_PURPOSE_CONFIRM),
+    BYTES(ibx_migrate_hello, id, "the id", 0),
+    UINT(ibx_migrate_hello, epoch, "the epoch", 0, UINT64_MAX),
+    UINT(ibx_migrate_hello, links_least, "the least number of page connections", 0,
+         IBX_MIGRATE_LINKS_MAX),
+    UINT(ibx_migrate_hello, links, "the number of page connections", 0, IBX_MIGRATE_LINKS_MAX),
+    UINT(ibx_migrate_hello, version.major, "QEMU's version", 0, UINT32_MAX),
+    UINT(ibx_migrate_hello, version.minor, "QEMU's version", 0, UINT32_MAX),
+    UINT(ibx_migrate_hello, version.micro, "QEMU's version", 0, UINT32_MAX),
+    TEXT(ibx_migrate_hello, machine, "the machine type", 0),
+    TEXT(ibx_migrate_hello, uuid, "the UUID", 0),
+    TEXT(ibx_migrate_hello, name, "the VM's name", 0),
+    LIST(ibx_migrate_hello, blocks, block_count, "the number of guest RAM blocks",
+         IBX_GUEST_BLOCKS_MAX, block_fields),
+    TEXT(ibx_migrate_hello, hardware, "the hardware", 0),
+    TEXT(ibx_migrate_hello, host, "the host's name", 0),
+    END,
+};
+
+static const struct field reason_fields[] = {
+    {.kind = FIELD_TEXT, .name = "a reason", .size = IBX_ERROR_MAX, .min = 1},
+    END,
+};
+
+static const struct field answer_fields[] = {
+    UINT(ibx_migrate_answer, accepted, "the acceptance", 0, 1),
+    UINT(ibx_migrate_answer, standing, "the state", IBX_STANDING_NONE, IBX_STANDING_GIVEN_UP),
+    UINT(ibx_migrate_answer, links, "the number of page connections", 0, IBX_MIGRATE_LINKS_MAX),
+    TEXT(ibx_migrate_answer, host, "the host's name", 0),
+    LIST(ibx_migrate_answer, sentences, count, "the number of reasons", IBX_MIGRATE_SAY_MAX,
+         reason_fields),
+    END,
+};
+
+static const struct field join_fields[] = {
+    HEAD,
+    BYTES(ibx_migrate_join, id, "the id", 1),
+    UINT(ibx_migrate_join, epoch, "the epoch", 1, UINT64_MAX),
+    UINT(ibx_migrate_join, link, "the page connection", 0, IBX_MIGRATE_LINKS_MAX - 1),
+    END,
+};
+
+static const struct field region_fields[] = {
+    UINT(ibx_migrate_region, block, "the guest RAM block", 0, IBX_GUEST_BLOCKS_MAX - 1),
+    UINT(ibx_migrate_region, offset, "the offset", 0, BYTES_MAX),
+    UINT(ibx_migrate_region, length, "the length", 1, BYTES_MAX),
+    PLAIN(FIELD_REMOTE, ibx_migrate_region, remote, "the remote", 0),
+    END,
+};
+
+static const struct field bytes_fields[] = {{.kind = FIELD_REST}, END};
+
+static const struct field map_end_fields[] = {
+    UINT(ibx_migrate_map_end, pages, "the number of pages", 1, PAGES_MAX),
+    UINT(ibx_migrate_map_end, data_pages, "the number of data pages", 0, PAGES_MAX),
+    UINT(ibx_migrate_map_end, regions, "the number of regions", 0, UINT32_MAX),
+    BYTES(ibx_migrate_map_end, hash, "the hash", 0),
+    END,
+};
+
+static const struct field state_end_fields[] = {
+    {FIELD_UINT, "the size of the device state", 0, 8, 1, BYTES_MAX, NULL, 0}, END};
+static const struct field epoch_fields[] = {{FIELD_UINT, "the epoch", 0, 8, 1, UINT64_MAX, NULL, 0},
+                                            END};
+static const struct field abort_fields[] = {
+    {.kind = FIELD_TEXT, .name = "the reason", .size = IBX_ERROR_MAX, .min = 1}, END};
+
+#define PROGRESS(type, before)                                                                     \
+    UINT(type, before pages, "the number of pages", 1, PAGES_MAX),                                 \
+        UINT(type, before present, "the number of pages present", 0, PAGES_MAX),                   \
+        UINT(type, before bytes, "the number of bytes", 0, BYTES_MAX),                             \
+        UINT(type, before faults, "the number of faults", 0, BYTES_MAX),                           \
+        UINT(type, before fault_p50_ns, "the median latency", 0, BYTES_MAX),                       \
+        UINT(type, before fault_p99_ns, "the 99th percentile", 0, BYTES_MAX),                      \
+        UINT(type, before fault_max_ns, "the longest latency", 0, BYTES_MAX)
+
+static const struct field progress_fields[] = {PROGRESS(ibx_migrate_progress, ), END};
+
+static const struct field complete_fields[] = {
+    UINT(ibx_migrate_complete, pages, "the number of pages", 1, PAGES_MAX),
+    UINT(ibx_migrate_complete, zero_pages, "the number of zero pages", 0, PAGES_MAX),
+    UINT(ibx_migrate_complete, fetched_pages, "the number of fetched pages", 0, PAGES_MAX),
+    UINT(ibx_migrate_complete, discarded_pages, "the number of discarded pages", 0, PAGES_MAX),
+    BYTES(ibx_migrate_complete, hash, "the hash", 0),
+    PROGRESS(ibx_migrate_complete, progress.),
+    END,
+};
+
+/* ------------------------------------------------------------ what fields must fit to each other
+ */
+
+static bool any_set(const uint8_t *bytes, size_t length)
 {
-    static const uint8_t none[IBX_MIGRATE_ID_BYTES];
-    return memcmp(id, none, IBX_MIGRATE_ID_BYTES) != 0;
+    for (size_t i = 0; i < length; i++)
+        if (bytes[i])
+            return true;
+    return false;
 }
 
 static bool uuid_form(const char *uuid)
@@ -79,9 +191,7 @@ static int check_block(const struct ibx_migrate_hello *hello, unsigned at, uint6
                        struct ibx_error *err)
 {
     const struct ibx_migrate_block *block = &hello->blocks[at];
-    bool unknown = hello->purpose == IBX_PURPOSE_CHECK && !block->page_size;
-    if (!block->id[0])
-        return ibx_error_set(err, -EPROTO, "guest RAM block %u has no id", at);
+    const bool unknown = hello->purpose == IBX_PURPOSE_CHECK && !block->page_size;
     for (unsigned i = 0; i < at; i++) {
         if (!strcmp(block->id, hello->blocks[i].id))
             return ibx_error_set(err, -EPROTO, "guest RAM %s is there twice", block->id);
@@ -90,97 +200,58 @@ static int check_block(const struct ibx_migrate_hello *hello, unsigned at, uint6
         (block->page_size < PAGE_MIN || (block->page_size & (block->page_size - 1)) != 0))
         return ibx_error_set(err, -EPROTO, "guest RAM %s has pages of %" PRIu64 " bytes", block->id,
                              block->page_size);
-    if (!block->size || (!unknown && block->size % block->page_size))
+    if (!unknown && block->size % block->page_size)
         return ibx_error_set(err, -EPROTO,
                              "guest RAM %s has %" PRIu64 " bytes, not whole pages of %" PRIu64,
                              block->id, block->size, block->page_size);
-    if (block->size >= BYTES_MAX - *total)
+    if (block->size > BYTES_MAX - *total)
         return ibx_error_set(err, -EPROTO, "guest RAM up to %s is 2^60 bytes or more", block->id);
     *total += block->size;
     return 0;
 }
 
-/* These come from a source whose QEMU may be gone: they describe no VM. */
-static bool is_question(const struct ibx_migrate_hello *hello)
+static int check_hello(const void *content, struct ibx_error *err)
 {
-    return hello->purpose == IBX_PURPOSE_QUERY || hello->purpose == IBX_PURPOSE_CONFIRM;
-}
-
-static int check_blocks(const struct ibx_migrate_hello *hello, struct ibx_error *err)
-{
+    const struct ibx_migrate_hello *hello = content;
+    const bool moves = hello->purpose == IBX_PURPOSE_MOVE || hello->purpose == IBX_PURPOSE_RESUME;
+    /* A query comes from a source whose QEMU may be gone: it describes no VM. */
+    const bool query = !moves && hello->purpose != IBX_PURPOSE_CHECK;
     uint64_t total = 0;
-    if (hello->block_count > IBX_GUEST_BLOCKS_MAX || (!hello->block_count && !is_question(hello)))
-        return ibx_error_set(err, -EPROTO, "%u blocks of guest RAM: it must be 1 to %u",
-                             hello->block_count, IBX_GUEST_BLOCKS_MAX);
-    for (unsigned i = 0; i < hello->block_count; i++) {
-        int rc = check_block(hello, i, &total, err);
-        if (rc)
-            return rc;
-    }
-    return 0;
-}
-
-static int check_hello(const struct ibx_migrate_hello *hello, struct ibx_error *err)
-{
-    bool moves = hello->purpose == IBX_PURPOSE_MOVE || hello->purpose == IBX_PURPOSE_RESUME;
-    if (hello->purpose < IBX_PURPOSE_MOVE || hello->purpose > IBX_PURPOSE_CONFIRM)
-        return ibx_error_set(err, -EPROTO, "purpose %u is not known", hello->purpose);
-    if (!id_set(hello->id) && hello->purpose != IBX_PURPOSE_CHECK)
-        return ibx_error_set(err, -EPROTO, "the move has no id");
+    int rc = 0;
+    if (hello->purpose != IBX_PURPOSE_CHECK && !any_set(hello->id, sizeof(hello->id)))
+        return ibx_error_set(err, -EPROTO, "the id is all zeros");
     if (!hello->epoch && moves)
-        return ibx_error_set(err, -EPROTO, "epoch 0: it begins with 1");
-    if (hello->links > IBX_MIGRATE_LINKS_MAX || hello->links_least > hello->links ||
-        (!hello->links_least && moves))
+        return ibx_error_set(err, -EPROTO, "the epoch is 0: at least 1");
+    if (hello->links_least > hello->links || (!hello->links_least && moves))
         return ibx_error_set(err, -EPROTO, "%u to %u page connections: it must be 1 to %u",
                              hello->links_least, hello->links, IBX_MIGRATE_LINKS_MAX);
-    if (!hello->machine[0] && !is_question(hello))
+    if (!hello->machine[0] && !query)
         return ibx_error_set(err, -EPROTO, "the VM has no machine type");
-    if (!uuid_form(hello->uuid) && (hello->uuid[0] || !is_question(hello)))
+    if (!uuid_form(hello->uuid) && (hello->uuid[0] || !query))
         return ibx_error_set(err, -EPROTO, "\"%s\" is not a UUID", hello->uuid);
-    return check_blocks(hello, err);
+    if (!hello->block_count && !query)
+        return ibx_error_set(err, -EPROTO, "the number of guest RAM blocks is 0: at least 1");
+    for (unsigned i = 0; !rc && i < hello->block_count; i++)
+        rc = check_block(hello, i, &total, err);
+    return rc;
 }
 
-static int check_answer(const struct ibx_migrate_answer *answer, struct ibx_error *err)
+static int check_answer(const void *content, struct ibx_error *err)
 {
-    if (answer->standing < IBX_STANDING_NONE || answer->standing > IBX_STANDING_GIVEN_UP)
-        return ibx_error_set(err, -EPROTO, "standing %u is not known", answer->standing);
-    if (answer->links > IBX_MIGRATE_LINKS_MAX)
-        return ibx_error_set(err, -EPROTO, "%u page connections: %u at most", answer->links,
-                             IBX_MIGRATE_LINKS_MAX);
-    if (answer->count > IBX_MIGRATE_SAY_MAX)
-        return ibx_error_set(err, -EPROTO, "%u sentences: %u at most", answer->count,
-                             IBX_MIGRATE_SAY_MAX);
-    if (answer->accepted != !answer->count)
-        return ibx_error_set(err, -EPROTO,
-                             answer->accepted ? "it accepts and says why not"
-                                              : "it refuses and does not say why");
-    for (unsigned i = 0; i < answer->count; i++) {
-        if (!answer->sentences[i][0])
-            return ibx_error_set(err, -EPROTO, "sentence %u is empty", i);
-    }
-    return 0;
-}
-
-static int check_join(const struct ibx_migrate_join *join, struct ibx_error *err)
-{
-    if (!id_set(join->id))
-        return ibx_error_set(err, -EPROTO, "the move has no id");
-    if (!join->epoch)
-        return ibx_error_set(err, -EPROTO, "epoch 0: it begins with 1");
-    if (join->link >= IBX_MIGRATE_LINKS_MAX)
-        return ibx_error_set(err, -EPROTO, "page connection %u: there are %u at most", join->link,
-                             IBX_MIGRATE_LINKS_MAX);
-    return 0;
+    const struct ibx_migrate_answer *answer = content;
+    if (answer->accepted == !answer->count)
+        return 0;
+    return ibx_error_set(err, -EPROTO,
+                         answer->accepted ? "it accepts and says why not"
+                                          : "it refuses and does not say why");
 }
 
 /* Whether it lies in the block, on its pages, is for who knows the block to say. */
-static int check_region(const struct ibx_migrate_region *region, struct ibx_error *err)
+static int check_region(const void *content, struct ibx_error *err)
 {
-    if (region->block >= IBX_GUEST_BLOCKS_MAX)
-        return ibx_error_set(err, -EPROTO, "guest RAM block %u: there are %u at most",
-                             region->block, IBX_GUEST_BLOCKS_MAX);
-    if (!region->length || region->length % PAGE_MIN || region->offset % PAGE_MIN ||
-        region->offset >= BYTES_MAX || region->length > BYTES_MAX - region->offset)
+    const struct ibx_migrate_region *region = content;
+    if (region->length % PAGE_MIN || region->offset % PAGE_MIN ||
+        region->length > BYTES_MAX + 1 - region->offset)
         return ibx_error_set(err, -EPROTO, "bytes %" PRIu64 " to +%" PRIu64 " are not whole pages",
                              region->offset, region->length);
     if (region->remote.length != region->length ||
@@ -191,236 +262,194 @@ static int check_region(const struct ibx_migrate_region *region, struct ibx_erro
     return 0;
 }
 
-static int check_pages(uint64_t pages, uint64_t part, struct ibx_error *err)
+static int check_part(uint64_t pages, uint64_t part, struct ibx_error *err)
 {
-    if (!pages || pages > PAGES_MAX || part > pages)
-        return ibx_error_set(err, -EPROTO, "%" PRIu64 " of %" PRIu64 " pages", part, pages);
-    return 0;
+    return part <= pages
+               ? 0
+               : ibx_error_set(err, -EPROTO, "%" PRIu64 " of %" PRIu64 " pages", part, pages);
 }
 
-static int check_progress(const struct ibx_migrate_progress *progress, struct ibx_error *err)
+static int check_map_end(const void *content, struct ibx_error *err)
 {
-    const uint64_t counts[] = {progress->bytes, progress->faults, progress->fault_p50_ns,
-                               progress->fault_p99_ns, progress->fault_max_ns};
-    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        if (counts[i] >= BYTES_MAX)
-            return ibx_error_set(err, -EPROTO, "figure %u is %" PRIu64, i, counts[i]);
-    }
-    return check_pages(progress->pages, progress->present, err);
+    const struct ibx_migrate_map_end *end = content;
+    return check_part(end->pages, end->data_pages, err);
 }
 
-static int check_complete(const struct ibx_migrate_complete *complete, struct ibx_error *err)
+static int check_progress(const void *content, struct ibx_error *err)
 {
-    int rc = check_progress(&complete->progress, err);
-    rc = rc ? rc : check_pages(complete->pages, complete->zero_pages, err);
-    rc = rc ? rc : check_pages(complete->pages, complete->fetched_pages, err);
-    rc = rc ? rc : check_pages(complete->pages, complete->discarded_pages, err);
-    if (rc)
-        return rc;
-    if (complete->zero_pages + complete->fetched_pages + complete->discarded_pages !=
-            complete->pages ||
-        complete->progress.pages != complete->pages)
+    const struct ibx_migrate_progress *progress = content;
+    return check_part(progress->pages, progress->present, err);
+}
+
+static int check_complete(const void *content, struct ibx_error *err)
+{
+    const struct ibx_migrate_complete *complete = content;
+    const uint64_t sum = complete->zero_pages + complete->fetched_pages + complete->discarded_pages;
+    if (sum != complete->pages || complete->progress.pages != complete->pages)
         return ibx_error_set(err, -EPROTO,
                              "%" PRIu64 " zero, %" PRIu64 " fetched and %" PRIu64
                              " discarded pages do not make %" PRIu64,
                              complete->zero_pages, complete->fetched_pages,
                              complete->discarded_pages, complete->pages);
-    return 0;
+    return check_progress(&complete->progress, err);
 }
 
-static int check_message(const struct ibx_migrate_any *message, struct ibx_error *err)
+/* ------------------------------------------------------------ messages */
+
+static const struct message {
+    const char *name;
+    const struct field *fields;
+    int (*check)(const void *content, struct ibx_error *err);
+    size_t heap; /* bytes of what the message points to */
+} messages[] = {
+    [IBX_MIGRATE_HELLO] = {"HELLO", hello_fields, check_hello, sizeof(struct ibx_migrate_hello)},
+    [IBX_MIGRATE_ANSWER] = {"ANSWER", answer_fields, check_answer,
+                            sizeof(struct ibx_migrate_answer)},
+    [IBX_MIGRATE_JOIN] = {"JOIN", join_fields, NULL, 0},
+    [IBX_MIGRATE_REGION] = {"REGION", region_fields, check_region, 0},
+    [IBX_MIGRATE_READY] = {"READY", NULL, NULL, 0},
+    [IBX_MIGRATE_STATE] = {"STATE", bytes_fields, NULL, 0},
+    [IBX_MIGRATE_MAP] = {"MAP", bytes_fields, NULL, 0},
+    [IBX_MIGRATE_MAP_END] = {"MAP_END", map_end_fields, check_map_end, 0},
+    [IBX_MIGRATE_STATE_END] = {"STATE_END", state_end_fields, NULL, 0},
+    [IBX_MIGRATE_LOADED] = {"LOADED", NULL, NULL, 0},
+    [IBX_MIGRATE_COMMIT] = {"COMMIT", epoch_fields, NULL, 0},
+    [IBX_MIGRATE_RUNNING] = {"RUNNING", NULL, NULL, 0},
+    [IBX_MIGRATE_PROGRESS] = {"PROGRESS", progress_fields, check_progress, 0},
+    [IBX_MIGRATE_COMPLETE] = {"COMPLETE", complete_fields, check_complete, 0},
+    [IBX_MIGRATE_CONFIRM] = {"CONFIRM", epoch_fields, NULL, 0},
+    [IBX_MIGRATE_ABORT] = {"ABORT", abort_fields, NULL, 0},
+    [IBX_MIGRATE_CONFIRMED] = {"CONFIRMED", NULL, NULL, 0},
+};
+
+static const struct message *message_of(unsigned type)
 {
-    switch (message->type) {
-    case IBX_MIGRATE_HELLO:
-        return check_hello(&message->is.hello, err);
-    case IBX_MIGRATE_ANSWER:
-        return check_answer(&message->is.answer, err);
-    case IBX_MIGRATE_JOIN:
-        return check_join(&message->is.join, err);
-    case IBX_MIGRATE_REGION:
-        return check_region(&message->is.region, err);
-    case IBX_MIGRATE_STATE:
-    case IBX_MIGRATE_MAP:
-        return message->is.state.length ? 0 : ibx_error_set(err, -EPROTO, "it is empty");
-    case IBX_MIGRATE_MAP_END:
-        return check_pages(message->is.map_end.pages, message->is.map_end.data_pages, err);
-    case IBX_MIGRATE_STATE_END:
-        return message->is.state_bytes && message->is.state_bytes < BYTES_MAX
-                   ? 0
-                   : ibx_error_set(err, -EPROTO, "a device state of %" PRIu64 " bytes",
-                                   message->is.state_bytes);
-    case IBX_MIGRATE_COMMIT:
-    case IBX_MIGRATE_CONFIRM:
-        return message->is.epoch ? 0 : ibx_error_set(err, -EPROTO, "epoch 0: it begins with 1");
-    case IBX_MIGRATE_PROGRESS:
-        return check_progress(&message->is.progress, err);
-    case IBX_MIGRATE_COMPLETE:
-        return check_complete(&message->is.complete, err);
-    case IBX_MIGRATE_ABORT:
-        return message->is.sentence[0] ? 0 : ibx_error_set(err, -EPROTO, "it does not say why");
-    case IBX_MIGRATE_READY:
-    case IBX_MIGRATE_LOADED:
-    case IBX_MIGRATE_RUNNING:
-    case IBX_MIGRATE_CONFIRMED:
-        return 0;
-    }
-    return ibx_error_set(err, -EPROTO, "message type %u is not known", (unsigned)message->type);
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_CONFIRMED ? &messages[type] : NULL;
+}
+
+const char *ibx_migrate_message_name(enum ibx_migrate_message type)
+{
+    const struct message *kind = message_of((unsigned)type);
+    return kind ? kind->name : "an unknown message";
+}
+
+const char *ibx_migrate_standing_name(enum ibx_migrate_standing standing)
+{
+    static const char *const names[] = {"none", "waiting", "running", "complete", "given up"};
+    const unsigned at = (unsigned)standing - IBX_STANDING_NONE;
+    return at < sizeof(names) / sizeof(names[0]) ? names[at] : "unknown";
 }
 
 /* ------------------------------------------------------------ to bytes */
 
-static void put_head(struct ibx_writer *w)
+static int check_range(const struct field *field, uint64_t value, struct ibx_error *err)
 {
-    ibx_put_u32(w, IBX_MIGRATE_MAGIC);
-    ibx_put_u16(w, IBX_MIGRATE_VERSION);
+    if (value >= field->min && value <= field->max)
+        return 0;
+    const bool low = value < field->min;
+    return ibx_error_set(err, -EPROTO, "%s is %" PRIu64 ": at %s %" PRIu64, field->name, value,
+                         low ? "least" : "most", low ? field->min : field->max);
 }
 
-static void put_hello(struct ibx_writer *w, const struct ibx_migrate_hello *hello)
+/* What `min` asks of bytes and texts, which are in the struct. */
+static int check_content(const struct field *field, const uint8_t *at, struct ibx_error *err)
 {
-    put_head(w);
-    ibx_put_u8(w, hello->purpose);
-    ibx_put_bytes(w, hello->id, IBX_MIGRATE_ID_BYTES);
-    ibx_put_u64(w, hello->epoch);
-    ibx_put_u16(w, hello->links_least);
-    ibx_put_u16(w, hello->links);
-    ibx_put_u32(w, hello->version.major);
-    ibx_put_u32(w, hello->version.minor);
-    ibx_put_u32(w, hello->version.micro);
-    ibx_put_string(w, hello->machine);
-    ibx_put_string(w, hello->uuid);
-    ibx_put_string(w, hello->name);
-    ibx_put_u16(w, hello->block_count);
-    for (unsigned i = 0; i < hello->block_count; i++) {
-        ibx_put_string(w, hello->blocks[i].id);
-        ibx_put_u64(w, hello->blocks[i].size);
-        ibx_put_u64(w, hello->blocks[i].page_size);
-        ibx_put_u64(w, hello->blocks[i].file);
+    if (!field->min || any_set(at, field->kind == FIELD_TEXT ? 1 : field->size))
+        return 0;
+    return ibx_error_set(err, -EPROTO, "%s is %s", field->name,
+                         field->kind == FIELD_TEXT ? "empty" : "all zeros");
+}
+
+static uint64_t load(const void *at, size_t size)
+{
+    return size == 1   ? *(const uint8_t *)at
+           : size == 2 ? *(const uint16_t *)at
+           : size == 4 ? *(const uint32_t *)at
+                       : *(const uint64_t *)at;
+}
+
+static void store(void *at, size_t size, uint64_t value)
+{
+    if (size == 1)
+        *(uint8_t *)at = (uint8_t)value;
+    else if (size == 2)
+        *(uint16_t *)at = (uint16_t)value;
+    else if (size == 4)
+        *(uint32_t *)at = (uint32_t)value;
+    else
+        *(uint64_t *)at = value;
+}
+
+static int put_fields(struct ibx_writer *w, const struct field *field, const uint8_t *content)
+{
+    int rc = 0;
+    for (; field && field->kind && !rc; field++) {
+        const uint8_t *at = content + field->at;
+        switch (field->kind) {
+        case FIELD_HEAD:
+            ibx_put_u32(w, IBX_MIGRATE_MAGIC);
+            ibx_put_u16(w, IBX_MIGRATE_VERSION);
+            break;
+        case FIELD_UINT:
+            rc = check_range(field, load(at, field->size), NULL);
+            ibx_put_uint(w, load(at, field->size), (unsigned)field->size);
+            break;
+        case FIELD_BYTES:
+            rc = check_content(field, at, NULL);
+            ibx_put_bytes(w, at, field->size);
+            break;
+        case FIELD_TEXT:
+            rc = check_content(field, at, NULL);
+            ibx_put_string(w, (const char *)at);
+            break;
+        case FIELD_REMOTE:
+            ibx_remote_put(w, (const struct ibx_remote *)(const void *)at);
+            break;
+        case FIELD_LIST: {
+            const uint64_t count = load(content + field->count_at, 2);
+            rc = check_range(field, count, NULL);
+            ibx_put_u16(w, (uint16_t)count);
+            for (uint64_t i = 0; !rc && i < count; i++)
+                rc = put_fields(w, field->items, at + i * field->size);
+            break;
+        }
+        default: {
+            const struct ibx_bytes *rest = (const void *)at;
+            rc = rest->length ? 0 : -EPROTO;
+            ibx_put_bytes(w, rest->bytes, rest->length);
+        }
+        }
     }
-    ibx_put_string(w, hello->hardware);
-    ibx_put_string(w, hello->host);
+    return rc;
 }
 
-static void put_answer(struct ibx_writer *w, const struct ibx_migrate_answer *answer)
+static const void *content_of(const struct ibx_migrate_any *message)
 {
-    ibx_put_u8(w, answer->accepted);
-    ibx_put_u8(w, answer->standing);
-    ibx_put_u16(w, answer->links);
-    ibx_put_string(w, answer->host);
-    ibx_put_u16(w, answer->count);
-    for (unsigned i = 0; i < answer->count; i++)
-        ibx_put_string(w, answer->sentences[i]);
-}
-
-static void put_join(struct ibx_writer *w, const struct ibx_migrate_join *join)
-{
-    put_head(w);
-    ibx_put_bytes(w, join->id, IBX_MIGRATE_ID_BYTES);
-    ibx_put_u64(w, join->epoch);
-    ibx_put_u16(w, join->link);
-}
-
-static void put_region(struct ibx_writer *w, const struct ibx_migrate_region *region)
-{
-    ibx_put_u16(w, region->block);
-    ibx_put_u64(w, region->offset);
-    ibx_put_u64(w, region->length);
-    ibx_remote_put(w, &region->remote);
-}
-
-static void put_map_end(struct ibx_writer *w, const struct ibx_migrate_map_end *end)
-{
-    ibx_put_u64(w, end->pages);
-    ibx_put_u64(w, end->data_pages);
-    ibx_put_u32(w, end->regions);
-    ibx_put_bytes(w, end->hash, IBX_MIGRATE_HASH_BYTES);
-}
-
-static void put_progress(struct ibx_writer *w, const struct ibx_migrate_progress *progress)
-{
-    ibx_put_u64(w, progress->pages);
-    ibx_put_u64(w, progress->present);
-    ibx_put_u64(w, progress->bytes);
-    ibx_put_u64(w, progress->faults);
-    ibx_put_u64(w, progress->fault_p50_ns);
-    ibx_put_u64(w, progress->fault_p99_ns);
-    ibx_put_u64(w, progress->fault_max_ns);
-}
-
-static void put_complete(struct ibx_writer *w, const struct ibx_migrate_complete *complete)
-{
-    ibx_put_u64(w, complete->pages);
-    ibx_put_u64(w, complete->zero_pages);
-    ibx_put_u64(w, complete->fetched_pages);
-    ibx_put_u64(w, complete->discarded_pages);
-    ibx_put_bytes(w, complete->hash, IBX_MIGRATE_HASH_BYTES);
-    put_progress(w, &complete->progress);
-}
-
-static void put_message(struct ibx_writer *w, const struct ibx_migrate_any *message)
-{
-    switch (message->type) {
-    case IBX_MIGRATE_HELLO:
-        return put_hello(w, &message->is.hello);
-    case IBX_MIGRATE_ANSWER:
-        return put_answer(w, &message->is.answer);
-    case IBX_MIGRATE_JOIN:
-        return put_join(w, &message->is.join);
-    case IBX_MIGRATE_REGION:
-        return put_region(w, &message->is.region);
-    case IBX_MIGRATE_STATE:
-    case IBX_MIGRATE_MAP:
-        return ibx_put_bytes(w, message->is.state.bytes, message->is.state.length);
-    case IBX_MIGRATE_MAP_END:
-        return put_map_end(w, &message->is.map_end);
-    case IBX_MIGRATE_STATE_END:
-        return ibx_put_u64(w, message->is.state_bytes);
-    case IBX_MIGRATE_COMMIT:
-    case IBX_MIGRATE_CONFIRM:
-        return ibx_put_u64(w, message->is.epoch);
-    case IBX_MIGRATE_PROGRESS:
-        return put_progress(w, &message->is.progress);
-    case IBX_MIGRATE_COMPLETE:
-        return put_complete(w, &message->is.complete);
-    case IBX_MIGRATE_ABORT:
-        return ibx_put_string(w, message->is.sentence);
-    case IBX_MIGRATE_READY:
-    case IBX_MIGRATE_LOADED:
-    case IBX_MIGRATE_RUNNING:
-    case IBX_MIGRATE_CONFIRMED:
-        return;
-    }
+    return message->type == IBX_MIGRATE_HELLO    ? (const void *)message->is.hello
+           : message->type == IBX_MIGRATE_ANSWER ? (const void *)message->is.answer
+                                                 : (const void *)&message->is;
 }
 
 ssize_t ibx_migrate_encode(const struct ibx_migrate_any *message, void *out, size_t size)
 {
+    const struct message *kind = message_of((unsigned)message->type);
     struct ibx_writer w =
         ibx_writer_of(out, size < IBX_MIGRATE_MESSAGE ? size : IBX_MIGRATE_MESSAGE);
-    if (check_message(message, NULL))
+    if (!kind)
         return -EINVAL;
     ibx_put_u8(&w, (uint8_t)message->type);
-    put_message(&w, message);
+    if (put_fields(&w, kind->fields, content_of(message)) ||
+        (kind->check && kind->check(content_of(message), NULL)))
+        return -EINVAL;
     return w.failed ? -EMSGSIZE : (ssize_t)w.length;
 }
 
 /* ------------------------------------------------------------ and back */
 
-static void get_text(struct ibx_reader *r, char *out, size_t size)
-{
-    ibx_get_string(r, out, size);
-    ibx_text_sanitize(out);
-}
-
-static void get_fixed(struct ibx_reader *r, uint8_t *out, size_t length)
-{
-    const uint8_t *bytes = ibx_get_bytes(r, length);
-    if (bytes)
-        memcpy(out, bytes, length);
-}
-
 static int get_head(struct ibx_reader *r, struct ibx_error *err)
 {
-    uint32_t magic = ibx_get_u32(r);
-    uint16_t version = ibx_get_u16(r);
+    const uint32_t magic = ibx_get_u32(r);
+    const uint16_t version = ibx_get_u16(r);
     if (r->failed)
         return 0; /* too short, like any other */
     if (magic != IBX_MIGRATE_MAGIC)
@@ -433,139 +462,80 @@ static int get_head(struct ibx_reader *r, struct ibx_error *err)
     return 0;
 }
 
-static int get_hello(struct ibx_reader *r, struct ibx_migrate_hello *hello, struct ibx_error *err)
+/* What is cut short latches in the reader; an error is a value that may not be. */
+static int get_fields(struct ibx_reader *r, const struct field *field, uint8_t *content,
+                      struct ibx_error *err)
 {
-    int rc = get_head(r, err);
-    if (rc)
-        return rc;
-    hello->purpose = ibx_get_u8(r);
-    get_fixed(r, hello->id, IBX_MIGRATE_ID_BYTES);
-    hello->epoch = ibx_get_u64(r);
-    hello->links_least = ibx_get_u16(r);
-    hello->links = ibx_get_u16(r);
-    hello->version.major = ibx_get_u32(r);
-    hello->version.minor = ibx_get_u32(r);
-    hello->version.micro = ibx_get_u32(r);
-    get_text(r, hello->machine, sizeof(hello->machine));
-    get_text(r, hello->uuid, sizeof(hello->uuid));
-    get_text(r, hello->name, sizeof(hello->name));
-    hello->block_count = ibx_get_u16(r);
-    unsigned count = hello->block_count > IBX_GUEST_BLOCKS_MAX ? 0 : hello->block_count;
-    for (unsigned i = 0; i < count; i++) {
-        get_text(r, hello->blocks[i].id, sizeof(hello->blocks[i].id));
-        hello->blocks[i].size = ibx_get_u64(r);
-        hello->blocks[i].page_size = ibx_get_u64(r);
-        hello->blocks[i].file = ibx_get_u64(r);
+    int rc = 0;
+    for (; field && field->kind && !rc && !r->failed; field++) {
+        uint8_t *at = content + field->at;
+        switch (field->kind) {
+        case FIELD_HEAD:
+            rc = get_head(r, err);
+            break;
+        case FIELD_UINT: {
+            const uint64_t value = ibx_get_uint(r, (unsigned)field->size);
+            rc = r->failed ? 0 : check_range(field, value, err);
+            if (!rc)
+                store(at, field->size, value);
+            break;
+        }
+        case FIELD_BYTES: {
+            const uint8_t *bytes = ibx_get_bytes(r, field->size);
+            if (bytes)
+                memcpy(at, bytes, field->size);
+            rc = r->failed ? 0 : check_content(field, at, err);
+            break;
+        }
+        case FIELD_TEXT:
+            ibx_get_string(r, (char *)at, field->size);
+            ibx_text_sanitize((char *)at);
+            rc = r->failed ? 0 : check_content(field, at, err);
+            break;
+        case FIELD_REMOTE:
+            ibx_remote_get(r, (struct ibx_remote *)(void *)at);
+            break;
+        case FIELD_LIST: {
+            const uint16_t count = ibx_get_u16(r);
+            rc = r->failed ? 0 : check_range(field, count, err);
+            store(content + field->count_at, 2, count);
+            for (unsigned i = 0; !rc && i < count; i++)
+                rc = get_fields(r, field->items, at + i * field->size, err);
+            break;
+        }
+        default: {
+            struct ibx_bytes *rest = (void *)at;
+            rest->length = ibx_reader_left(r);
+            rest->bytes = ibx_get_bytes(r, rest->length);
+            rc = rest->length ? 0 : ibx_error_set(err, -EPROTO, "it is empty");
+        }
+        }
     }
-    get_text(r, hello->hardware, sizeof(hello->hardware));
-    get_text(r, hello->host, sizeof(hello->host));
-    return 0;
-}
-
-static void get_answer(struct ibx_reader *r, struct ibx_migrate_answer *answer)
-{
-    uint8_t accepted = ibx_get_u8(r);
-    r->failed |= accepted > 1;
-    answer->accepted = accepted == 1;
-    answer->standing = ibx_get_u8(r);
-    answer->links = ibx_get_u16(r);
-    get_text(r, answer->host, sizeof(answer->host));
-    answer->count = ibx_get_u16(r);
-    unsigned count = answer->count > IBX_MIGRATE_SAY_MAX ? 0 : answer->count;
-    for (unsigned i = 0; i < count; i++)
-        get_text(r, answer->sentences[i], sizeof(answer->sentences[i]));
-}
-
-static int get_join(struct ibx_reader *r, struct ibx_migrate_join *join, struct ibx_error *err)
-{
-    int rc = get_head(r, err);
-    get_fixed(r, join->id, IBX_MIGRATE_ID_BYTES);
-    join->epoch = ibx_get_u64(r);
-    join->link = ibx_get_u16(r);
     return rc;
-}
-
-static void get_region(struct ibx_reader *r, struct ibx_migrate_region *region)
-{
-    region->block = ibx_get_u16(r);
-    region->offset = ibx_get_u64(r);
-    region->length = ibx_get_u64(r);
-    ibx_remote_get(r, &region->remote);
-}
-
-static void get_map_end(struct ibx_reader *r, struct ibx_migrate_map_end *end)
-{
-    end->pages = ibx_get_u64(r);
-    end->data_pages = ibx_get_u64(r);
-    end->regions = ibx_get_u32(r);
-    get_fixed(r, end->hash, IBX_MIGRATE_HASH_BYTES);
-}
-
-static void get_progress(struct ibx_reader *r, struct ibx_migrate_progress *progress)
-{
-    progress->pages = ibx_get_u64(r);
-    progress->present = ibx_get_u64(r);
-    progress->bytes = ibx_get_u64(r);
-    progress->faults = ibx_get_u64(r);
-    progress->fault_p50_ns = ibx_get_u64(r);
-    progress->fault_p99_ns = ibx_get_u64(r);
-    progress->fault_max_ns = ibx_get_u64(r);
-}
-
-static void get_complete(struct ibx_reader *r, struct ibx_migrate_complete *complete)
-{
-    complete->pages = ibx_get_u64(r);
-    complete->zero_pages = ibx_get_u64(r);
-    complete->fetched_pages = ibx_get_u64(r);
-    complete->discarded_pages = ibx_get_u64(r);
-    get_fixed(r, complete->hash, IBX_MIGRATE_HASH_BYTES);
-    get_progress(r, &complete->progress);
 }
 
 static int get_message(struct ibx_reader *r, struct ibx_migrate_any *message, struct ibx_error *err)
 {
-    switch (message->type) {
-    case IBX_MIGRATE_HELLO:
-        return get_hello(r, &message->is.hello, err);
-    case IBX_MIGRATE_JOIN:
-        return get_join(r, &message->is.join, err);
-    case IBX_MIGRATE_ANSWER:
-        get_answer(r, &message->is.answer);
-        break;
-    case IBX_MIGRATE_REGION:
-        get_region(r, &message->is.region);
-        break;
-    case IBX_MIGRATE_STATE:
-    case IBX_MIGRATE_MAP:
-        message->is.state.length = ibx_reader_left(r);
-        message->is.state.bytes = ibx_get_bytes(r, message->is.state.length);
-        break;
-    case IBX_MIGRATE_MAP_END:
-        get_map_end(r, &message->is.map_end);
-        break;
-    case IBX_MIGRATE_STATE_END:
-        message->is.state_bytes = ibx_get_u64(r);
-        break;
-    case IBX_MIGRATE_COMMIT:
-    case IBX_MIGRATE_CONFIRM:
-        message->is.epoch = ibx_get_u64(r);
-        break;
-    case IBX_MIGRATE_PROGRESS:
-        get_progress(r, &message->is.progress);
-        break;
-    case IBX_MIGRATE_COMPLETE:
-        get_complete(r, &message->is.complete);
-        break;
-    case IBX_MIGRATE_ABORT:
-        get_text(r, message->is.sentence, sizeof(message->is.sentence));
-        break;
-    case IBX_MIGRATE_READY:
-    case IBX_MIGRATE_LOADED:
-    case IBX_MIGRATE_RUNNING:
-    case IBX_MIGRATE_CONFIRMED:
-        break;
-    }
-    return 0; /* a type that is not known is check_message()'s to say */
+    const struct message *kind = message_of((unsigned)message->type);
+    if (!kind)
+        return ibx_error_set(err, -EPROTO, "message type %u is not known", (unsigned)message->type);
+    void *content = kind->heap ? calloc(1, kind->heap) : &message->is;
+    if (!content)
+        return ibx_error_set(err, -ENOMEM, "no memory for %s", kind->name);
+    if (message->type == IBX_MIGRATE_HELLO)
+        message->is.hello = content;
+    if (message->type == IBX_MIGRATE_ANSWER)
+        message->is.answer = content;
+    int rc = get_fields(r, kind->fields, content, err);
+    if (!rc && r->failed)
+        rc =
+            ibx_error_set(err, -EPROTO, "it is cut short, or a field of it is too long or no text");
+    /* Before what is left over: a count that is too high says more. */
+    if (!rc && kind->check)
+        rc = kind->check(content, err);
+    if (!rc && ibx_reader_left(r))
+        rc = ibx_error_set(err, -EPROTO, "%zu bytes follow its end", ibx_reader_left(r));
+    return rc;
 }
 
 int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *message,
@@ -579,21 +549,22 @@ int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *
     memset(&found, 0, sizeof(found));
     found.type = (enum ibx_migrate_message)ibx_get_u8(&r);
     int rc = get_message(&r, &found, err);
-    /* Before what is left over: a count that is too high says more. */
-    if (!rc && !r.failed)
-        rc = check_message(&found, err);
-    if (!rc && r.failed)
-        rc =
-            ibx_error_set(err, -EPROTO, "it is cut short, or a field of it is too long or no text");
-    if (!rc && ibx_reader_left(&r))
-        rc = ibx_error_set(err, -EPROTO, "%zu bytes follow its end", ibx_reader_left(&r));
-    if (rc == -EPROTONOSUPPORT)
-        return rc;
-    if (rc)
-        return ibx_error_prefix(err, rc, "%s from the peer is not valid",
-                                ibx_migrate_message_name(found.type));
-    *message = found;
-    return 0;
+    if (!rc) {
+        *message = found;
+        return 0;
+    }
+    if (rc == -EPROTO)
+        ibx_error_prefix(err, rc, "%s from the peer is not valid",
+                         ibx_migrate_message_name(found.type));
+    ibx_migrate_message_free(&found);
+    return rc;
+}
+
+void ibx_migrate_message_free(struct ibx_migrate_any *message)
+{
+    if (message->type == IBX_MIGRATE_HELLO || message->type == IBX_MIGRATE_ANSWER)
+        free((void *)(uintptr_t)content_of(message));
+    memset(message, 0, sizeof(*message));
 }
 
 /* ------------------------------------------------------------ the VM in a HELLO */

@@ -95,8 +95,7 @@ struct ibx_migrate_block {
 struct ibx_migrate_hello {
     uint8_t purpose;                  /* enum ibx_migrate_purpose */
     uint8_t id[IBX_MIGRATE_ID_BYTES]; /* all zeros only in a CHECK */
-    uint64_t
-        epoch; /* 1, then one higher with each RESUME or recovery; CHECK, QUERY and CONFIRM: any */
+    uint64_t epoch; /* 1, one higher with each RESUME or recovery; CHECK, QUERY, CONFIRM: any */
     /* How many page connections the source makes, as the destination likes: between these two,
      * 1..IBX_MIGRATE_LINKS_MAX. CHECK, QUERY and CONFIRM: 0 too. */
     uint16_t links_least, links;
@@ -106,9 +105,7 @@ struct ibx_migrate_hello {
     char name[128];
     uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY, CONFIRM: 0 too */
     struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
-    char hardware[IBX_MIGRATE_HARDWARE]; /* in a MOVE and a CHECK, of migrate/preflight/hardware.h;
-                                         or
-                                         "" */
+    char hardware[IBX_MIGRATE_HARDWARE]; /* MOVE, CHECK: of ibx_hardware_describe(); or "" */
     char host[128];                      /* the source's name for itself, or "" */
 };
 
@@ -155,18 +152,21 @@ struct ibx_migrate_complete {
     struct ibx_migrate_progress progress; /* at the end */
 };
 
-/* Any message, decoded. `bytes` points into what was decoded. */
+struct ibx_bytes {
+    const uint8_t *bytes; /* decoded: they point into what was decoded */
+    size_t length;
+};
+
+/* Any message. A decoded HELLO or ANSWER is on the heap and the message's own, for
+ * ibx_migrate_message_free(); an encoder only reads it. */
 struct ibx_migrate_any {
     enum ibx_migrate_message type;
     union {
-        struct ibx_migrate_hello hello;
-        struct ibx_migrate_answer answer;
+        const struct ibx_migrate_hello *hello;
+        const struct ibx_migrate_answer *answer;
         struct ibx_migrate_join join;
         struct ibx_migrate_region region;
-        struct {
-            const uint8_t *bytes;
-            size_t length;
-        } state, map; /* map: of ibx_page_map_take */
+        struct ibx_bytes state, map; /* map: of ibx_page_map_take */
         struct ibx_migrate_map_end map_end;
         uint64_t state_bytes; /* STATE_END: of all STATE messages */
         uint64_t epoch;       /* COMMIT, CONFIRM */
@@ -177,9 +177,11 @@ struct ibx_migrate_any {
 };
 
 /* Decodes one whole message: every field within its range, nothing left over, text sanitized.
- * -EPROTO names what is wrong; -EPROTONOSUPPORT for HELLO or JOIN of another version. */
+ * -EPROTO names what is wrong; -EPROTONOSUPPORT: HELLO or JOIN of another version; -ENOMEM. */
 int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *message,
                        struct ibx_error *err);
+/* Frees what a decoded message owns; of any type, and twice. */
+void ibx_migrate_message_free(struct ibx_migrate_any *message);
 /* Encodes into `out`; returns the length, -EMSGSIZE, or -EINVAL for what the other side would not
  * decode. STATE and MAP: the u8 type and `bytes`, of which there must be one. */
 ssize_t ibx_migrate_encode(const struct ibx_migrate_any *message, void *out, size_t size);

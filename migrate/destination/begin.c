@@ -143,6 +143,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
         ibx_channel_fini(&d->guests[i]);
     }
     ibx_close(d->resume.conn);
+    ibx_migrate_message_free(&d->resume.first);
     ibx_migration_tell(&d->teller, &d->status, true);
     if (last)
         *last = d->status;

@@ -37,19 +37,18 @@ static int send_answer(struct ibx_channel *control, bool accepted,
                        enum ibx_migrate_standing standing, uint16_t links,
                        const struct ibx_blockers *refusals)
 {
-    struct ibx_migrate_any *message = calloc(1, sizeof(*message));
-    if (!message)
+    struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
+    if (!answer)
         return -ENOMEM;
-    struct ibx_migrate_answer *answer = &message->is.answer;
-    message->type = IBX_MIGRATE_ANSWER;
     answer->accepted = accepted;
     answer->standing = (uint8_t)standing;
     answer->links = links;
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MIGRATE_SAY_MAX; i++)
         memcpy(answer->sentences[answer->count++], refusals->sentences[i], IBX_ERROR_MAX);
-    int rc = ibx_channel_send(control, message);
-    free(message);
+    int rc = ibx_channel_send(control, &message);
+    free(answer);
     return rc;
 }
 
@@ -165,7 +164,7 @@ static int refusals_for(struct destination *d, const struct ibx_migrate_hello *h
 /* As it calls itself, and where it is: not from which port, which is another one each time. */
 static void name_of(const struct ibx_connection_request *knock, char *out, size_t size)
 {
-    const char *host = knock->first.is.hello.host, *from = ibx_conn_path(knock->conn)->peer;
+    const char *host = knock->first.is.hello->host, *from = ibx_conn_path(knock->conn)->peer;
     const char *colon = strrchr(from, ':');
     const bool port = colon && colon[1] && strspn(colon + 1, "0123456789") == strlen(colon + 1);
     const int length = (int)(port ? colon - from : (ptrdiff_t)strlen(from));
@@ -189,7 +188,7 @@ static uint16_t links_of(const struct destination *d, const struct ibx_migrate_h
 
 static void accept_move(struct destination *d, struct ibx_connection_request *knock)
 {
-    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = knock->first.is.hello;
     struct ibx_journal *record = &d->status.record;
     d->hello = *hello;
     d->hello.links = links_of(d, hello);
@@ -208,7 +207,7 @@ static void accept_move(struct destination *d, struct ibx_connection_request *kn
 static int heed_move(struct destination *d, struct ibx_connection_request *knock,
                      struct ibx_error *err)
 {
-    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = knock->first.is.hello;
     struct ibx_blockers refusals = {0};
     char peer[sizeof(d->status.record.peer)];
     name_of(knock, peer, sizeof(peer));
@@ -237,7 +236,7 @@ static int heed_move(struct destination *d, struct ibx_connection_request *knock
 
 static void resume_link(struct destination *d, struct ibx_connection_request *knock)
 {
-    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = knock->first.is.hello;
     d->hello.links = links_of(d, hello);
     d->status.record.epoch = hello->epoch;
     ibx_channel_init(&d->control, knock->conn);
@@ -270,12 +269,12 @@ static const char *against_resume(const struct destination *d,
 
 static void heed_resume(struct destination *d, struct ibx_connection_request *knock)
 {
-    const char *why = against_resume(d, &knock->first.is.hello);
+    const char *why = against_resume(d, knock->first.is.hello);
     if (why) {
-        d->told |= d->state == DESTINATION_GIVEN_UP && same_move(d, knock->first.is.hello.id);
+        d->told |= d->state == DESTINATION_GIVEN_UP && same_move(d, knock->first.is.hello->id);
         dismiss_because(d, knock->conn,
-                        same_move(d, knock->first.is.hello.id) ? ibx_destination_standing(d)
-                                                               : IBX_STANDING_NONE,
+                        same_move(d, knock->first.is.hello->id) ? ibx_destination_standing(d)
+                                                                : IBX_STANDING_NONE,
                         why);
         return;
     }
@@ -284,13 +283,15 @@ static void heed_resume(struct destination *d, struct ibx_connection_request *kn
         ibx_destination_unlink(d, -ECONNRESET, "the source connected again");
     if (d->resume.conn)
         ibx_close(d->resume.conn);
+    ibx_migrate_message_free(&d->resume.first);
     d->resume = *knock;
+    knock->first.is.hello = NULL; /* it is d->resume's now */
 }
 
 /* A source that has this on record needs nothing more of this side, and keeps nothing for it. */
 static void heed_confirm(struct destination *d, struct ibx_connection_request *knock)
 {
-    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = knock->first.is.hello;
     if (!same_move(d, hello->id)) {
         dismiss(d, knock->conn, true, IBX_STANDING_NONE, 0, NULL);
     } else if (d->state != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch) {
@@ -305,7 +306,7 @@ static void heed_confirm(struct destination *d, struct ibx_connection_request *k
 static int heed_hello(struct destination *d, struct ibx_connection_request *knock,
                       struct ibx_error *err)
 {
-    const struct ibx_migrate_hello *hello = &knock->first.is.hello;
+    const struct ibx_migrate_hello *hello = knock->first.is.hello;
     switch (hello->purpose) {
     case IBX_PURPOSE_MOVE:
     case IBX_PURPOSE_CHECK:
@@ -355,20 +356,22 @@ static int heed_join(struct destination *d, struct ibx_connection_request *knock
 
 int ibx_destination_link_serve(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_connection_request *knock = malloc(sizeof(*knock));
-    int rc = knock ? 0 : -ENOMEM;
+    struct ibx_connection_request knock;
+    int rc = 0;
     if (d->resume.conn && !d->linked && !d->stopping) {
         struct ibx_connection_request resume = d->resume;
-        d->resume.conn = NULL;
+        d->resume = (struct ibx_connection_request){.conn = NULL};
         if (d->state == DESTINATION_GIVEN_UP)
             heed_resume(d, &resume);
         else
             resume_link(d, &resume);
+        ibx_migrate_message_free(&resume.first);
     }
-    while (!rc && ibx_acceptor_take(d->porch, knock))
-        rc = knock->first.type == IBX_MIGRATE_HELLO ? heed_hello(d, knock, err)
-                                                    : heed_join(d, knock, err);
-    free(knock);
+    while (!rc && ibx_acceptor_take(d->porch, &knock)) {
+        rc = knock.first.type == IBX_MIGRATE_HELLO ? heed_hello(d, &knock, err)
+                                                   : heed_join(d, &knock, err);
+        ibx_migrate_message_free(&knock.first);
+    }
     return rc;
 }
 

@@ -273,7 +273,7 @@ static int hear_answer(void *context, const struct ibx_migrate_any *message)
     if (message->type != IBX_MIGRATE_ANSWER)
         return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
                              ibx_migrate_message_name(message->type));
-    *g->answer = message->is.answer;
+    *g->answer = *message->is.answer;
     g->heard = true;
     return 0;
 }
@@ -341,15 +341,9 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
         name_tool(hello->purpose, err);
         return rc;
     }
-    struct ibx_migrate_any *message = calloc(1, sizeof(*message));
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
     ibx_channel_init(control, conn);
-    rc = message ? 0 : -ENOMEM;
-    if (!rc) {
-        message->type = IBX_MIGRATE_HELLO;
-        message->is.hello = *hello;
-        rc = ibx_channel_send(control, message);
-    }
-    free(message);
+    rc = ibx_channel_send(control, &message);
     if (rc)
         ibx_error_set(err, rc, "the greeting could not be sent: %s", strerror(-rc));
     else

@@ -174,10 +174,14 @@ static int message_heed(struct ibx_page_reader *source, const struct ibx_event *
 {
     struct ibx_migrate_any message;
     int rc = ibx_migrate_decode(event->data, event->length, &message, err);
-    if (!rc && message.type != IBX_MIGRATE_REGION)
-        rc = ibx_error_set(err, -EPROTO, "%s on a page connection, where REGION is expected",
-                           ibx_migrate_message_name(message.type));
-    return rc ? rc : region_add(source, &message.is.region, err);
+    if (rc)
+        return rc;
+    if (message.type == IBX_MIGRATE_REGION)
+        return region_add(source, &message.is.region, err);
+    ibx_error_set(err, -EPROTO, "%s on a page connection, where REGION is expected",
+                  ibx_migrate_message_name(message.type));
+    ibx_migrate_message_free(&message);
+    return -EPROTO;
 }
 
 int ibx_page_reader_regions(struct ibx_page_reader *source, struct ibx_error *err)

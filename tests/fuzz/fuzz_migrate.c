@@ -121,13 +121,15 @@ static void take_message(const uint8_t *data, size_t size)
     require(ibx_migrate_encode(&again, twice, sizeof(twice)) == (ssize_t)size);
     require(!memcmp(out, twice, size));
     if (message.type == IBX_MIGRATE_HELLO)
-        check_hello(&message.is.hello);
+        check_hello(message.is.hello);
     if (message.type == IBX_MIGRATE_MAP) {
         struct ibx_page_map map = map_of(29);
         ibx_page_map_take(&map, message.is.map.bytes, message.is.map.length, NULL);
         check_map(&map, 29);
         ibx_page_map_fini(&map);
     }
+    ibx_migrate_message_free(&message);
+    ibx_migrate_message_free(&again);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

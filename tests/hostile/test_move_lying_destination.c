@@ -70,15 +70,13 @@ static void take_knock(struct ibx_connection_request *knock)
 static void answer_links(struct line *line, bool accepted, enum ibx_migrate_standing standing,
                          uint16_t links)
 {
-    static struct ibx_migrate_any message;
-    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER};
-    message.is.answer.accepted = accepted;
-    message.is.answer.standing = (uint8_t)standing;
-    message.is.answer.links = links;
-    strcpy(message.is.answer.host, "liar");
-    message.is.answer.count = accepted ? 0 : 1;
-    strcpy(message.is.answer.sentences[0], "no room");
-    line_say(line, &message);
+    const struct ibx_migrate_answer says = {.accepted = accepted,
+                                            .standing = (uint8_t)standing,
+                                            .links = links,
+                                            .host = "liar",
+                                            .count = accepted ? 0 : 1,
+                                            .sentences = {"no room"}};
+    line_say(line, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER, .is.answer = &says});
 }
 
 /* With as many page connections as are offered. */
@@ -90,27 +88,24 @@ static void answer(struct line *line, bool accepted, enum ibx_migrate_standing s
 /* The source's HELLO, not answered yet. */
 static void greeted(enum ibx_migrate_purpose purpose)
 {
-    struct ibx_connection_request *first = malloc(sizeof(*first));
-    assert_non_null(first);
-    take_knock(first);
-    assert_int_equal(first->first.type, IBX_MIGRATE_HELLO);
-    assert_int_equal(first->first.is.hello.purpose, purpose);
+    struct ibx_connection_request request;
+    take_knock(&request);
+    assert_int_equal(request.first.type, IBX_MIGRATE_HELLO);
+    assert_int_equal(request.first.is.hello->purpose, purpose);
     source = (struct line){0};
-    ibx_channel_init(&source.control, first->conn);
-    free(first);
+    ibx_channel_init(&source.control, request.conn);
+    ibx_migrate_message_free(&request.first);
 }
 
 static void joined(void)
 {
-    struct ibx_connection_request *knock = malloc(sizeof(*knock));
-    assert_non_null(knock);
+    struct ibx_connection_request request;
     greeted(IBX_PURPOSE_MOVE);
     answer(&source, true, IBX_STANDING_NONE);
-    take_knock(knock);
-    assert_int_equal(knock->first.type, IBX_MIGRATE_JOIN);
+    take_knock(&request);
+    assert_int_equal(request.first.type, IBX_MIGRATE_JOIN);
     source_page = (struct line){0};
-    ibx_channel_init(&source_page.control, knock->conn);
-    free(knock);
+    ibx_channel_init(&source_page.control, request.conn);
     assert_true(line_hears(&source_page, IBX_MIGRATE_REGION));
 }
 

@@ -84,11 +84,11 @@ static void knock(struct line *line, const struct ibx_migrate_any *first)
 static void knock_hello(struct line *line, enum ibx_migrate_purpose purpose, uint8_t id,
                         uint64_t epoch)
 {
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO};
-    message.is.hello = liar.hello;
-    message.is.hello.purpose = (uint8_t)purpose;
-    message.is.hello.id[0] = id;
-    message.is.hello.epoch = epoch;
+    struct ibx_migrate_hello hello = liar.hello;
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
+    hello.purpose = (uint8_t)purpose;
+    hello.id[0] = id;
+    hello.epoch = epoch;
     knock(line, &message);
 }
 
@@ -106,8 +106,8 @@ static void knock_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t n
 static void turned_away(struct line *line, enum ibx_migrate_standing standing)
 {
     assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
-    assert_false(line->last.is.answer.accepted);
-    assert_int_equal(line->last.is.answer.standing, standing);
+    assert_false(line->last.is.answer->accepted);
+    assert_int_equal(line->last.is.answer->standing, standing);
     line_hang_up(line);
 }
 
@@ -115,7 +115,7 @@ static void to_joining(void)
 {
     knock_hello(&liar.control, IBX_PURPOSE_MOVE, 1, 1);
     assert_true(line_hears(&liar.control, IBX_MIGRATE_ANSWER));
-    assert_true(liar.control.last.is.answer.accepted);
+    assert_true(liar.control.last.is.answer->accepted);
 }
 
 static void to_ready(void)
@@ -314,8 +314,8 @@ static void offers(struct line *line, enum ibx_migrate_purpose purpose, uint16_t
     liar.hello.links = most;
     knock_hello(line, purpose, 1, 1);
     assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
-    assert_true(line->last.is.answer.accepted);
-    assert_int_equal(line->last.is.answer.links, taken);
+    assert_true(line->last.is.answer->accepted);
+    assert_int_equal(line->last.is.answer->links, taken);
 }
 
 /* As many as processors are there for, within what is offered, and no more. */
@@ -391,7 +391,7 @@ static void lie_epochs(void)
     liar.hello.links_least = 1;
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
-    assert_true(other.last.is.answer.accepted);
+    assert_true(other.last.is.answer->accepted);
     line_say(&other,
              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
     line_closes(&other);
@@ -467,14 +467,14 @@ static void lie_query_beside_the_commit(void)
         assert_true(ibx_now_ns() < deadline);
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
-    assert_true(other.last.is.answer.accepted);
-    assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
+    assert_true(other.last.is.answer->accepted);
+    assert_int_equal(other.last.is.answer->standing, IBX_STANDING_WAITING);
     line_hang_up(&other);
     line_closes(&liar.control);
     liar_ends();
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
-    assert_int_equal(other.last.is.answer.standing, IBX_STANDING_WAITING);
+    assert_int_equal(other.last.is.answer->standing, IBX_STANDING_WAITING);
     line_say(&other,
              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
     line_closes(&other);

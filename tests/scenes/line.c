@@ -19,6 +19,12 @@ int line_note(void *context, const struct ibx_migrate_any *message)
     struct line *line = context;
     line->heard |= 1u << message->type;
     line->last = *message;
+    if (message->type == IBX_MIGRATE_HELLO)
+        line->last.is.hello = NULL; /* gone when this returns */
+    if (message->type == IBX_MIGRATE_ANSWER) {
+        line->answer = *message->is.answer;
+        line->last.is.answer = &line->answer;
+    }
     return 0;
 }
 

@@ -12,6 +12,7 @@ struct line {
     struct ibx_channel control;
     uint32_t heard; /* a bit a type */
     struct ibx_migrate_any last;
+    struct ibx_migrate_answer answer; /* the last one, which `last` points to */
     bool ended;
 };
 

@@ -53,21 +53,21 @@ static int accept_one(struct ibx_listener *listener, int lender, struct ibx_conn
 static int join_take(struct ibx_conn *conn, struct ibx_migrate_join *join, struct ibx_error *err)
 {
     struct ibx_event event;
-    struct ibx_migrate_any *message = calloc(1, sizeof(*message));
-    int n = 0, rc = message ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a message");
+    struct ibx_migrate_any message = {0};
+    int n = 0, rc = 0;
     while (!rc && !(n = ibx_poll(conn, &event, 1)))
         if (!ibx_wait(conn, BENCH_PATIENCE_MS))
             rc = ibx_error_set(err, -ETIMEDOUT, "who connected says nothing");
     if (!rc && (n < 0 || event.type != IBX_EVENT_MESSAGE))
         rc = ibx_error_set(err, -ECONNRESET, "a connection ended: %s", ibx_conn_reason(conn));
     if (!rc) {
-        rc = ibx_migrate_decode(event.data, event.length, message, err);
-        if (!rc && message->type != IBX_MIGRATE_JOIN)
+        rc = ibx_migrate_decode(event.data, event.length, &message, err);
+        if (!rc && message.type != IBX_MIGRATE_JOIN)
             rc = ibx_error_set(err, -EPROTO, "who came is no `ib-fault lend`");
-        *join = message->is.join;
+        *join = message.is.join;
+        ibx_migrate_message_free(&message);
         ibx_message_release(conn, &event);
     }
-    free(message);
     return rc;
 }
 

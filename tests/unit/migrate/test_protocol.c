@@ -28,38 +28,40 @@
         .fault_p99_ns = 250000, .fault_max_ns = 1000000                                            \
     }
 
+static const struct ibx_migrate_hello sample_hello = {
+    .purpose = IBX_PURPOSE_MOVE,
+    .id = ID,
+    .epoch = 1,
+    .links_least = 1,
+    .links = 2,
+    .version = {7, 2, 22},
+    .machine = "pc-q35-7.2",
+    .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+    .name = "vm",
+    .block_count = 2,
+    .blocks = {{"ram0", 1u << 30, 4096, 0x1234}, {"huge", 64u << 20, 2u << 20, 0}},
+    .hardware = "cpus=2;",
+    .host = "node-a"};
+static const struct ibx_migrate_answer sample_answer = {.standing = IBX_STANDING_WAITING,
+                                                        .links = 3,
+                                                        .host = "node-b",
+                                                        .count = 2,
+                                                        .sentences = {"it is full", "it is old"}};
+
 static const struct sample {
     const char *name;
     struct ibx_migrate_any message;
     const char *golden; /* hexadecimal */
 } samples[] = {
     {"HELLO",
-     {.type = IBX_MIGRATE_HELLO,
-      .is.hello = {.purpose = IBX_PURPOSE_MOVE,
-                   .id = ID,
-                   .epoch = 1,
-                   .links_least = 1,
-                   .links = 2,
-                   .version = {7, 2, 22},
-                   .machine = "pc-q35-7.2",
-                   .uuid = "01234567-89ab-cdef-0123-456789abcdef",
-                   .name = "vm",
-                   .block_count = 2,
-                   .blocks = {{"ram0", 1u << 30, 4096, 0x1234}, {"huge", 64u << 20, 2u << 20, 0}},
-                   .hardware = "cpus=2;",
-                   .host = "node-a"}},
+     {.type = IBX_MIGRATE_HELLO, .is.hello = &sample_hello},
      "016962786d030001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
      "0000000034120000000000000400687567650000000400000000000020000000000000000000000000000700"
      "637075733d323b06006e6f64652d61"},
     {"ANSWER",
-     {.type = IBX_MIGRATE_ANSWER,
-      .is.answer = {.standing = IBX_STANDING_WAITING,
-                    .links = 3,
-                    .host = "node-b",
-                    .count = 2,
-                    .sentences = {"it is full", "it is old"}}},
+     {.type = IBX_MIGRATE_ANSWER, .is.answer = &sample_answer},
      "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
     {"JOIN",
      {.type = IBX_MIGRATE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
@@ -112,6 +114,8 @@ static const struct sample {
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
 static struct ibx_migrate_any message; /* what a test changes and decodes into */
+static struct ibx_migrate_hello hello; /* what a fresh() HELLO points to */
+static struct ibx_migrate_answer answer;
 static struct ibx_error error;
 
 static size_t golden_bytes(const struct sample *sample, uint8_t *out)
@@ -170,11 +174,16 @@ static void decodes_golden_bytes(void **state)
         if (message.type == IBX_MIGRATE_STATE || message.type == IBX_MIGRATE_MAP) {
             assert_int_equal(message.is.state.length, expected->is.state.length);
             assert_memory_equal(message.is.state.bytes, expected->is.state.bytes, length - 1);
+        } else if (message.type == IBX_MIGRATE_HELLO) {
+            assert_memory_equal(message.is.hello, &sample_hello, sizeof(sample_hello));
+        } else if (message.type == IBX_MIGRATE_ANSWER) {
+            assert_memory_equal(message.is.answer, &sample_answer, sizeof(sample_answer));
         } else {
             assert_memory_equal(&message.is, &expected->is, sizeof(message.is));
         }
         assert_int_equal(ibx_migrate_encode(&message, again, sizeof(again)), length);
         assert_memory_equal(again, bytes, length);
+        ibx_migrate_message_free(&message);
     }
 }
 
@@ -217,6 +226,8 @@ static void survives_mutations(void **state)
         assert_int_equal(decode(out, length, &again), 0);
         assert_int_equal(ibx_migrate_encode(&again, twice, sizeof(twice)), length);
         assert_memory_equal(out, twice, length);
+        ibx_migrate_message_free(&message);
+        ibx_migrate_message_free(&again);
     }
     assert_true(accepted > 1000);
 }
@@ -226,6 +237,12 @@ static void survives_mutations(void **state)
 static struct ibx_migrate_any *fresh(enum ibx_migrate_message type)
 {
     message = samples[type - 1].message;
+    hello = sample_hello;
+    answer = sample_answer;
+    if (type == IBX_MIGRATE_HELLO)
+        message.is.hello = &hello;
+    if (type == IBX_MIGRATE_ANSWER)
+        message.is.answer = &answer;
     return &message;
 }
 
@@ -246,6 +263,8 @@ static void says(enum ibx_migrate_message type, size_t offset, uint64_t value, s
     if (decode(bytes, whole, &message) != code)
         fail_msg("%s with %llu at %zu passes", samples[type - 1].name, (unsigned long long)value,
                  offset);
+    if (!code)
+        ibx_migrate_message_free(&message);
     if (!strstr(error.message, word))
         fail_msg("\"%s\" does not say \"%s\"", error.message, word);
 }
@@ -272,74 +291,80 @@ static void refuses_fields_out_of_range(void **state)
 {
     (void)state;
     const size_t uuid = 60, ram0 = 104, huge = 134; /* of their lengths */
-    says(IBX_MIGRATE_HELLO, 7, 0, 1, -EPROTO, "purpose 0");
-    says(IBX_MIGRATE_HELLO, 7, 6, 1, -EPROTO, "purpose 6");
-    says(IBX_MIGRATE_HELLO, 24, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MIGRATE_HELLO, 7, 0, 1, -EPROTO, "purpose is 0");
+    says(IBX_MIGRATE_HELLO, 7, 6, 1, -EPROTO, "purpose is 6");
+    says(IBX_MIGRATE_HELLO, 24, 0, 8, -EPROTO, "epoch is 0");
     says(IBX_MIGRATE_HELLO, 32, 0, 2, -EPROTO, "0 to 2 page connections");
     says(IBX_MIGRATE_HELLO, 32, 3, 2, -EPROTO, "3 to 2 page connections");
     says(IBX_MIGRATE_HELLO, 34, 0, 2, -EPROTO, "1 to 0 page connections");
-    says(IBX_MIGRATE_HELLO, 34, 17, 2, -EPROTO, "1 to 17 page connections");
+    says(IBX_MIGRATE_HELLO, 34, 17, 2, -EPROTO, "page connections is 17");
     says(IBX_MIGRATE_HELLO, 48, 64, 2, -EPROTO, "too long"); /* machine */
     says(IBX_MIGRATE_HELLO, 52, 0, 1, -EPROTO, "no text");   /* NUL within it */
     says(IBX_MIGRATE_HELLO, uuid + 2, 'g', 1, -EPROTO, "not a UUID");
     says(IBX_MIGRATE_HELLO, uuid + 10, '0', 1, -EPROTO, "not a UUID");
-    says(IBX_MIGRATE_HELLO, ram0 - 2, 65, 2, -EPROTO, "65 blocks");
-    says(IBX_MIGRATE_HELLO, ram0 - 2, 0, 2, -EPROTO, "0 blocks");
+    says(IBX_MIGRATE_HELLO, ram0 - 2, 65, 2, -EPROTO, "blocks is 65");
+    says(IBX_MIGRATE_HELLO, ram0 - 2, 0, 2, -EPROTO, "blocks is 0");
     says(IBX_MIGRATE_HELLO, ram0 - 2, 1, 2, -EPROTO, "follow its end");
-    says(IBX_MIGRATE_HELLO, ram0 + 6, 0, 8, -EPROTO, "ram0");
+    says(IBX_MIGRATE_HELLO, ram0 + 6, 0, 8, -EPROTO, "block is 0");
     says(IBX_MIGRATE_HELLO, ram0 + 6, 4097, 8, -EPROTO, "not whole pages");
     says(IBX_MIGRATE_HELLO, ram0 + 14, 2048, 8, -EPROTO, "pages of 2048");
     says(IBX_MIGRATE_HELLO, ram0 + 14, 12288, 8, -EPROTO, "has pages of 12288");
     says(IBX_MIGRATE_HELLO, ram0 + 14, 0, 8, -EPROTO, "pages of 0");
-    says(IBX_MIGRATE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "2^60");
+    says(IBX_MIGRATE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "at most");
     says(IBX_MIGRATE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");
-    says(IBX_MIGRATE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "2^60");
-    says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "");
+    says(IBX_MIGRATE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "at most");
+    says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "is 2");
     says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "why not");
-    says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "standing 0");
+    says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "state is 0");
     says(IBX_MIGRATE_ANSWER, 2, IBX_STANDING_GIVEN_UP, 1, 0, "");
-    says(IBX_MIGRATE_ANSWER, 2, 6, 1, -EPROTO, "standing 6");
+    says(IBX_MIGRATE_ANSWER, 2, 6, 1, -EPROTO, "state is 6");
     says(IBX_MIGRATE_ANSWER, 3, 16, 2, 0, "");
-    says(IBX_MIGRATE_ANSWER, 3, 17, 2, -EPROTO, "17 page connections");
-    says(IBX_MIGRATE_ANSWER, 13, 17, 2, -EPROTO, "17 sentences");
-    says(IBX_MIGRATE_JOIN, 23, 0, 8, -EPROTO, "epoch 0");
-    says(IBX_MIGRATE_JOIN, 31, 16, 2, -EPROTO, "connection 16");
-    says(IBX_MIGRATE_REGION, 1, 64, 2, -EPROTO, "block 64");
+    says(IBX_MIGRATE_ANSWER, 3, 17, 2, -EPROTO, "connections is 17");
+    says(IBX_MIGRATE_ANSWER, 13, 17, 2, -EPROTO, "reasons is 17");
+    says(IBX_MIGRATE_JOIN, 23, 0, 8, -EPROTO, "epoch is 0");
+    says(IBX_MIGRATE_JOIN, 31, 16, 2, -EPROTO, "connection is 16");
+    says(IBX_MIGRATE_REGION, 1, 64, 2, -EPROTO, "block is 64");
     says(IBX_MIGRATE_REGION, 3, 1, 8, -EPROTO, "whole pages");
-    says(IBX_MIGRATE_REGION, 3, 1ull << 60, 8, -EPROTO, "whole pages");
-    says(IBX_MIGRATE_REGION, 11, 0, 8, -EPROTO, "whole pages");
-    says(IBX_MIGRATE_REGION, 11, 1ull << 60, 8, -EPROTO, "whole pages");
+    says(IBX_MIGRATE_REGION, 3, 1ull << 60, 8, -EPROTO, "offset is");
+    says(IBX_MIGRATE_REGION, 11, 0, 8, -EPROTO, "length is 0");
+    says(IBX_MIGRATE_REGION, 11, 1ull << 60, 8, -EPROTO, "length is");
     says(IBX_MIGRATE_REGION, 27, 4096, 8, -EPROTO, "shall hold");
     says(IBX_MIGRATE_REGION, 19, 0ull - 4096, 8, -EPROTO, "shall hold");
-    says(IBX_MIGRATE_MAP_END, 1, 0, 8, -EPROTO, "of 0 pages");
-    says(IBX_MIGRATE_MAP_END, 1, (1ull << 40) + 1, 8, -EPROTO, "pages");
+    says(IBX_MIGRATE_MAP_END, 1, 0, 8, -EPROTO, "pages is 0");
+    says(IBX_MIGRATE_MAP_END, 1, (1ull << 40) + 1, 8, -EPROTO, "pages is 1099511627777");
     says(IBX_MIGRATE_MAP_END, 9, 300001, 8, -EPROTO, "300001 of 300000");
-    says(IBX_MIGRATE_STATE_END, 1, 0, 8, -EPROTO, "0 bytes");
-    says(IBX_MIGRATE_STATE_END, 1, 1ull << 60, 8, -EPROTO, "bytes");
+    says(IBX_MIGRATE_STATE_END, 1, 0, 8, -EPROTO, "state is 0");
+    says(IBX_MIGRATE_STATE_END, 1, 1ull << 60, 8, -EPROTO, "at most");
     says(IBX_MIGRATE_COMMIT, 1, 0, 8, -EPROTO, "COMMIT");
-    says(IBX_MIGRATE_CONFIRM, 1, 0, 8, -EPROTO, "epoch 0");
+    says(IBX_MIGRATE_CONFIRM, 1, 0, 8, -EPROTO, "epoch is 0");
     says(IBX_MIGRATE_PROGRESS, 9, 300001, 8, -EPROTO, "300001");
     for (size_t at = 17; at < 57; at += 8)
-        says(IBX_MIGRATE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "figure");
+        says(IBX_MIGRATE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "at most 1152921504606846975");
     says(IBX_MIGRATE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");
-    says(IBX_MIGRATE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "of 300000 pages");
+    says(IBX_MIGRATE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "zero pages is");
     says(IBX_MIGRATE_COMPLETE, 65, 300001, 8, -EPROTO, "do not make");
 }
 
 static void encoder_keeps_to_the_same(void **state)
 {
     (void)state;
-    fresh(IBX_MIGRATE_HELLO)->is.hello.block_count = 65;
+    fresh(IBX_MIGRATE_HELLO);
+    hello.block_count = 65;
     refused();
-    memset(fresh(IBX_MIGRATE_HELLO)->is.hello.id, 0, IBX_MIGRATE_ID_BYTES);
+    fresh(IBX_MIGRATE_HELLO);
+    memset(hello.id, 0, IBX_MIGRATE_ID_BYTES);
     refused();
-    strcpy(fresh(IBX_MIGRATE_HELLO)->is.hello.blocks[1].id, "ram0");
+    fresh(IBX_MIGRATE_HELLO);
+    strcpy(hello.blocks[1].id, "ram0");
     refused();
-    fresh(IBX_MIGRATE_HELLO)->is.hello.blocks[1].id[0] = '\0';
+    fresh(IBX_MIGRATE_HELLO);
+    hello.blocks[1].id[0] = '\0';
     refused();
-    fresh(IBX_MIGRATE_ANSWER)->is.answer.count = 0;
+    fresh(IBX_MIGRATE_ANSWER);
+    answer.count = 0;
     refused();
-    fresh(IBX_MIGRATE_ANSWER)->is.answer.sentences[1][0] = '\0';
+    fresh(IBX_MIGRATE_ANSWER);
+    answer.sentences[1][0] = '\0';
     refused();
     fresh(IBX_MIGRATE_STATE)->is.state.length = 0;
     refused();
@@ -366,8 +391,9 @@ static void ids_stay_unique(void **state)
 {
     (void)state;
     uint8_t bytes[512];
-    strcpy(fresh(IBX_MIGRATE_HELLO)->is.hello.blocks[0].id, "ram\1");
-    strcpy(message.is.hello.blocks[1].id, "ram\2");
+    fresh(IBX_MIGRATE_HELLO);
+    strcpy(hello.blocks[0].id, "ram\1");
+    strcpy(hello.blocks[1].id, "ram\2");
     ssize_t n = ibx_migrate_encode(&message, bytes, sizeof(bytes));
     assert_true(n > 0);
     assert_int_equal(decode(bytes, (size_t)n, &message), -EPROTO);
@@ -381,30 +407,33 @@ static int passes(void)
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     static struct ibx_migrate_any again;
     ssize_t n = ibx_migrate_encode(&message, bytes, sizeof(bytes));
-    return n < 0 ? (int)n : decode(bytes, (size_t)n, &again);
+    int rc = n < 0 ? (int)n : decode(bytes, (size_t)n, &again);
+    if (!rc)
+        ibx_migrate_message_free(&again);
+    return rc;
 }
 
 static void purposes_need_different_things(void **state)
 {
     (void)state;
-    struct ibx_migrate_hello *hello = &fresh(IBX_MIGRATE_HELLO)->is.hello;
-    hello->blocks[0].page_size = 0; /* private RAM */
-    hello->blocks[0].size += 1;
-    hello->epoch = 0;
-    memset(hello->id, 0, sizeof(hello->id));
-    hello->purpose = IBX_PURPOSE_CHECK;
+    fresh(IBX_MIGRATE_HELLO);
+    hello.blocks[0].page_size = 0; /* private RAM */
+    hello.blocks[0].size += 1;
+    hello.epoch = 0;
+    memset(hello.id, 0, sizeof(hello.id));
+    hello.purpose = IBX_PURPOSE_CHECK;
     assert_int_equal(passes(), 0);
-    hello->purpose = IBX_PURPOSE_QUERY;
+    hello.purpose = IBX_PURPOSE_QUERY;
     assert_int_equal(passes(), -EINVAL);
-    memset(hello->id, 7, sizeof(hello->id));
-    hello->machine[0] = hello->uuid[0] = '\0';
-    hello->links_least = hello->links = hello->block_count = 0;
+    memset(hello.id, 7, sizeof(hello.id));
+    hello.machine[0] = hello.uuid[0] = '\0';
+    hello.links_least = hello.links = hello.block_count = 0;
     assert_int_equal(passes(), 0);
-    hello->purpose = IBX_PURPOSE_CONFIRM;
+    hello.purpose = IBX_PURPOSE_CONFIRM;
     assert_int_equal(passes(), 0);
-    hello->purpose = IBX_PURPOSE_RESUME;
+    hello.purpose = IBX_PURPOSE_RESUME;
     assert_int_equal(passes(), -EINVAL);
-    hello->purpose = IBX_PURPOSE_CHECK;
+    hello.purpose = IBX_PURPOSE_CHECK;
     assert_int_equal(passes(), -EINVAL);
 }
 
@@ -412,20 +441,20 @@ static void purposes_need_different_things(void **state)
 static void the_longest_fit(void **state)
 {
     (void)state;
-    struct ibx_migrate_hello *hello = &fresh(IBX_MIGRATE_HELLO)->is.hello;
-    hello->block_count = IBX_GUEST_BLOCKS_MAX;
-    memset(hello->hardware, 'h', IBX_MIGRATE_HARDWARE - 1);
-    memset(hello->host, 'n', sizeof(hello->host) - 1);
+    fresh(IBX_MIGRATE_HELLO);
+    hello.block_count = IBX_GUEST_BLOCKS_MAX;
+    memset(hello.hardware, 'h', IBX_MIGRATE_HARDWARE - 1);
+    memset(hello.host, 'n', sizeof(hello.host) - 1);
     for (unsigned i = 0; i < IBX_GUEST_BLOCKS_MAX; i++) {
-        memset(hello->blocks[i].id, 'a' + (int)i / 8, IBX_GUEST_ID_MAX - 1);
-        hello->blocks[i].id[i % 8] = '0';
-        hello->blocks[i].size = hello->blocks[i].page_size = 1u << 30;
+        memset(hello.blocks[i].id, 'a' + (int)i / 8, IBX_GUEST_ID_MAX - 1);
+        hello.blocks[i].id[i % 8] = '0';
+        hello.blocks[i].size = hello.blocks[i].page_size = 1u << 30;
     }
     assert_int_equal(passes(), 0);
-    struct ibx_migrate_answer *answer = &fresh(IBX_MIGRATE_ANSWER)->is.answer;
-    answer->count = IBX_MIGRATE_SAY_MAX;
+    fresh(IBX_MIGRATE_ANSWER);
+    answer.count = IBX_MIGRATE_SAY_MAX;
     for (unsigned i = 0; i < IBX_MIGRATE_SAY_MAX; i++)
-        memset(answer->sentences[i], 's', IBX_ERROR_MAX - 1);
+        memset(answer.sentences[i], 's', IBX_ERROR_MAX - 1);
     assert_int_equal(passes(), 0);
     uint8_t out[IBX_MIGRATE_MESSAGE + 1] = {0};
     fresh(IBX_MIGRATE_STATE)->is.state.length = IBX_MIGRATE_MESSAGE - 1;
@@ -452,10 +481,11 @@ static void a_vm_goes_there_and_back(void **state)
                                 .blocks = blocks,
                                 .count = 2};
     struct ibx_guest_ram back;
-    memset(&fresh(IBX_MIGRATE_HELLO)->is.hello.blocks, 0xff, sizeof(message.is.hello.blocks));
-    ibx_migrate_hello_describe(&message.is.hello, &ram);
+    fresh(IBX_MIGRATE_HELLO);
+    memset(hello.blocks, 0xff, sizeof(hello.blocks));
+    ibx_migrate_hello_describe(&hello, &ram);
     assert_int_equal(passes(), 0);
-    assert_int_equal(ibx_migrate_hello_ram(&message.is.hello, &back), 0);
+    assert_int_equal(ibx_migrate_hello_ram(&hello, &back), 0);
     assert_string_equal(back.machine, ram.machine);
     assert_string_equal(back.uuid, ram.uuid);
     assert_string_equal(back.name, ram.name);
