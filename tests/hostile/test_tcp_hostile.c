@@ -609,7 +609,7 @@ static void test_deregistration_under_reads(void **state)
     end_deregister(&server, second);
     expect_nak(43, IBX_TCP_STATUS_ACCESS);
     end_deregister(&server, first);
-    assert_false(server.tcp->lanes[1].ring_out);
+    assert_false(server.tcp->lanes[1].uring_out);
     expect_lost(-ECONNABORTED, "deregistered");
     ibx_provider_tcp.abort(server.tcp);
 }
@@ -634,9 +634,9 @@ static void test_deregistration_after_the_end(void **state)
         if (aborted)
             ibx_provider_tcp.abort(server.tcp);
         end_deregister(&server, out);
-        assert_false(server.tcp->lanes[2].ring_out);
+        assert_false(server.tcp->lanes[2].uring_out);
         end_deregister(&server, in);
-        assert_false(server.tcp->lanes[1].ring_in);
+        assert_false(server.tcp->lanes[1].uring_in);
         if (!aborted)
             ibx_provider_tcp.abort(server.tcp);
         part(NULL);

@@ -8,13 +8,13 @@
 static const uint8_t hello_magic[4] = {'i', 'b', 'x', 'L'};
 
 /* Which fields a type has; the others are zero. */
-enum { HAS_LANE = 1, HAS_CREDITS = 2, HAS_STATUS = 4, HAS_ID = 8, HAS_LENGTH = 16, HAS_PLACE = 32 };
+enum { HAS_LANE = 1, HAS_CREDITS = 2, HAS_STATUS = 4, HAS_ID = 8, HAS_LENGTH = 16, HAS_KEY = 32 };
 
 static const unsigned char fields[] = {
     [IBX_TCP_MESSAGE] = HAS_CREDITS | HAS_LENGTH,
-    [IBX_TCP_READ] = HAS_LANE | HAS_ID | HAS_LENGTH | HAS_PLACE,
+    [IBX_TCP_READ] = HAS_LANE | HAS_ID | HAS_LENGTH | HAS_KEY,
     [IBX_TCP_DATA] = HAS_ID | HAS_LENGTH,
-    [IBX_TCP_WRITE] = HAS_ID | HAS_LENGTH | HAS_PLACE,
+    [IBX_TCP_WRITE] = HAS_ID | HAS_LENGTH | HAS_KEY,
     [IBX_TCP_ACK] = HAS_ID,
     [IBX_TCP_NAK] = HAS_STATUS | HAS_ID,
     [IBX_TCP_CREDIT] = HAS_CREDITS,
@@ -59,7 +59,7 @@ int ibx_tcp_frame_get(const uint8_t in[IBX_TCP_FRAME_BYTES], struct ibx_tcp_fram
     unsigned has = fields[type];
     if ((!(has & HAS_LANE) && f.lane) || (!(has & HAS_CREDITS) && f.credits) ||
         (!(has & HAS_STATUS) && f.status) || (!(has & HAS_ID) && f.id) ||
-        (!(has & HAS_PLACE) && (f.key || f.address)))
+        (!(has & HAS_KEY) && (f.key || f.address)))
         return -EPROTO;
     if (has & HAS_LENGTH ? !length_valid(&f) : f.length != 0)
         return -EPROTO;

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What two tcp providers say to each other (docs/protocol.md): one fixed header
- * of 32 bytes, little-endian, then `length` bytes of payload for MESSAGE, DATA
- * and WRITE.
+ * The wire format of the tcp provider (docs/protocol.md): a header of 32 bytes, little-endian, then
+ * `length` bytes of payload for MESSAGE, DATA and WRITE.
  *
- *   0 type(1)  1 lane(1)  2 credits(2)  4 status(4)  8 id(4)  12 length(4)  16 key(8)  24
- * address(8)
+ *   0 type(1) 1 lane(1) 2 credits(2) 4 status(4) 8 id(4) 12 length(4) 16 key(8) 24 address(8)
  *
  *            lane  credits  status  id  length  key+address   travels on
  *   MESSAGE   -      x        -      -    x        -           lane 0
  *   READ      x      -        -      x    x        x           lane 0
- *   DATA      -      -        -      x    x        -           the lane that READ asked for
+ *   DATA      -      -        -      x    x        -           the lane that READ names
  *   WRITE     -      -        -      x    x        x           the lane the writer chose
  *   ACK       -      -        -      x    -        -           lane 0
  *   NAK       -      -        x      x    -        -           lane 0
@@ -54,7 +52,7 @@ struct ibx_tcp_frame {
     uint16_t credits; /* messages for which there is room again */
     uint32_t status;  /* enum ibx_tcp_status */
     uint32_t id;
-    uint32_t length; /* bytes that follow, or that READ asks for */
+    uint32_t length; /* bytes that follow, or that READ requests */
     uint64_t key;
     uint64_t address;
 };
@@ -76,7 +74,7 @@ struct ibx_tcp_terms {
     unsigned lanes;   /* bulk sockets: offered by the server, made by the client */
     unsigned slots;   /* messages this side can hold */
     unsigned depth;   /* READs and WRITEs of this side in flight at most */
-    uint32_t message; /* bytes of a message without memory of its own; longer ones: tcp_message.c */
+    uint32_t message; /* bytes of a message without memory of its own; message.c has longer ones */
 };
 
 void ibx_tcp_terms_put(const struct ibx_tcp_terms *terms, struct ibx_writer *writer);

@@ -1,28 +1,39 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Bytes in and out of one socket: frames leave in order, bodies arrive where they belong. */
+/* Bytes in and out of one socket: frames are sent in order, bodies arrive where they belong. */
 #include "transport/tcp/tcp.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What one turn moves on a lane before the others have theirs: it bounds how long an urgent frame
- * waits for the thread, about 50 microseconds at 10 GB/s. */
+/* What one progress() moves on a lane before the next one's turn: it bounds how long an urgent
+ * frame waits for the thread, about 50 microseconds at 10 GB/s. */
 #define TURN_BYTES (512u << 10)
-/* On lane 0 a longer READ or WRITE lets the rest pass: it is bulk that has no lane of its own. */
+/* On lane 0 the rest overtakes a longer READ or WRITE: it is bulk that has no lane of its own. */
 #define SMALL_BYTES (64u << 10)
 #define SCRAP_BYTES (16u << 10)
+
+static const struct ibx_state input_states[] = {
+    [TCP_INPUT_HEADER] = {"header",
+                          IBX_TO(TCP_INPUT_MESSAGE) | IBX_TO(TCP_INPUT_DATA) |
+                              IBX_TO(TCP_INPUT_WRITE),
+                          IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [TCP_INPUT_MESSAGE] = {"message", IBX_TO(TCP_INPUT_HEADER), 0},
+    [TCP_INPUT_DATA] = {"data", IBX_TO(TCP_INPUT_HEADER), 0},
+    [TCP_INPUT_WRITE] = {"write", IBX_TO(TCP_INPUT_HEADER), 0}};
+static const struct ibx_state_table input_table = IBX_STATE_TABLE("tcp lane input", input_states);
 
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd)
 {
     *lane = (struct tcp_lane){.tcp = tcp, .index = index, .fd = fd};
+    ibx_state_begin(&lane->input, &input_table, TCP_INPUT_HEADER);
     lane->small.tail = &lane->small.head;
     lane->large.tail = &lane->large.head;
     lane->stage = malloc(IBX_TCP_FRAME_BYTES + (index ? 0 : tcp->message_unit));
     return lane->stage ? 0 : -ENOMEM;
 }
 
-/* ------------------------------------------------------------------------ out */
+/* --------------------------------------------------------------------- output */
 
 void ibx_tcp_item_init(struct tcp_item *item, enum tcp_item_kind kind,
                        const struct ibx_tcp_frame *frame)
@@ -66,7 +77,7 @@ void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item)
 {
     item->sent = 0;
     /* Messages keep their order, whatever their length. */
-    bool small = lane->index == 0 && (item->kind == TCP_ITEM_LETTER || item->length <= SMALL_BYTES);
+    bool small = lane->index == 0 && (item->kind == TCP_ITEM_SEND || item->length <= SMALL_BYTES);
     queue_push(small ? &lane->small : &lane->large, item);
 }
 
@@ -77,7 +88,7 @@ bool ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item)
     unsigned i = 0;
     while (i < lane->flight_count && lane->flight[i] != item)
         i++;
-    if (i == lane->flight_count || item->sent || lane->ring_out)
+    if (i == lane->flight_count || item->sent || lane->uring_out)
         return false;
     lane->flight_count--;
     memmove(&lane->flight[i], &lane->flight[i + 1],
@@ -126,7 +137,7 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
     return n;
 }
 
-void ibx_tcp_lane_left(struct tcp_lane *lane, size_t n)
+void ibx_tcp_lane_sent(struct tcp_lane *lane, size_t n)
 {
     lane->tcp->moved = true;
     unsigned done = 0;
@@ -145,7 +156,7 @@ void ibx_tcp_lane_left(struct tcp_lane *lane, size_t n)
     lane->flight_count -= done;
     memmove(lane->flight, lane->flight + done, lane->flight_count * sizeof(gone[0]));
     for (unsigned i = 0; i < done; i++)
-        ibx_tcp_item_left(lane->tcp, gone[i]);
+        ibx_tcp_on_item_sent(lane->tcp, gone[i]);
 }
 
 void ibx_tcp_lane_push(struct tcp_lane *lane)
@@ -156,9 +167,9 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
         struct iovec pieces[2 * IBX_TCP_FLIGHT];
         struct msghdr message = {.msg_iov = pieces};
         message.msg_iovlen = (size_t)ibx_tcp_lane_pieces(lane, pieces);
-        size_t asked = 0;
+        size_t wanted = 0;
         for (size_t i = 0; i < message.msg_iovlen; i++)
-            asked += pieces[i].iov_len;
+            wanted += pieces[i].iov_len;
         ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
@@ -167,8 +178,8 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
             return;
         }
         if (n > 0)
-            ibx_tcp_lane_left(lane, (size_t)n);
-        if (n < 0 || (size_t)n < asked) {
+            ibx_tcp_lane_sent(lane, (size_t)n);
+        if (n < 0 || (size_t)n < wanted) {
             lane->blocked = true;
             return;
         }
@@ -176,18 +187,28 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
     }
 }
 
-/* ------------------------------------------------------------------------- in */
+/* ---------------------------------------------------------------------- input */
 
-static void ibx_rendezvous_take(struct tcp_lane *lane, size_t n)
+void ibx_tcp_lane_expect(struct tcp_lane *lane, enum tcp_input kind, void *owner, uint8_t *body,
+                         size_t length)
+{
+    if (!ibx_tcp_move(lane->tcp, &lane->input, kind))
+        return;
+    lane->body_owner = owner;
+    lane->body = body;
+    lane->body_left = length;
+}
+
+static void body_take(struct tcp_lane *lane, size_t n)
 {
     if (lane->body)
         lane->body += n;
     lane->body_left -= n;
     if (!lane->body_left)
-        ibx_tcp_body_came(lane);
+        ibx_tcp_on_body(lane);
 }
 
-/* Reads what the stage holds: returns how many bytes of it are used up. */
+/* Handles what the stage holds; returns how many bytes of it are used up. */
 static size_t stage_read(struct tcp_lane *lane)
 {
     size_t at = 0;
@@ -200,7 +221,7 @@ static size_t stage_read(struct tcp_lane *lane)
             if (lane->body)
                 memcpy(lane->body, lane->stage + at, n);
             at += n;
-            ibx_rendezvous_take(lane, n);
+            body_take(lane, n);
             continue;
         }
         if (there < IBX_TCP_FRAME_BYTES)
@@ -212,13 +233,13 @@ static size_t stage_read(struct tcp_lane *lane)
             break;
         }
         at += IBX_TCP_FRAME_BYTES;
-        ibx_tcp_frame_came(lane, &frame);
+        ibx_tcp_on_frame(lane, &frame);
     }
     return at;
 }
 
-/* `extra` bytes behind the header in the stage arrived in the slot that the next message would get:
- * if that is what came they are in place, otherwise they belong elsewhere. */
+/* `extra` bytes behind the header in the stage arrived in the slot of the next message. If the
+ * frame is no message they are moved to the stage. */
 static void guess_settle(struct tcp_lane *lane, size_t extra)
 {
     const uint8_t *guess = ibx_tcp_inbox_next(lane->tcp);
@@ -231,21 +252,21 @@ static void guess_settle(struct tcp_lane *lane, size_t extra)
     size_t mine = frame.length < extra ? frame.length : extra;
     memcpy(lane->stage, guess + mine, extra - mine);
     lane->stage_have = extra - mine;
-    ibx_tcp_frame_came(lane, &frame);
+    ibx_tcp_on_frame(lane, &frame);
     if (!mine || lane->tcp->status)
         return;
     if (lane->body != guess)
         memcpy(lane->body, guess, mine);
-    ibx_rendezvous_take(lane, mine);
+    body_take(lane, mine);
 }
 
-void ibx_tcp_lane_came(struct tcp_lane *lane, size_t n)
+void ibx_tcp_lane_received(struct tcp_lane *lane, size_t n)
 {
     lane->tcp->moved = true;
     lane->quiet = 0;
     size_t direct = n < lane->body_left ? n : lane->body_left;
     if (direct)
-        ibx_rendezvous_take(lane, direct);
+        body_take(lane, direct);
     n -= direct;
     size_t room = IBX_TCP_FRAME_BYTES - lane->stage_have;
     lane->stage_have += n < room ? n : room;
@@ -258,7 +279,7 @@ void ibx_tcp_lane_came(struct tcp_lane *lane, size_t n)
 }
 
 /* Where the next bytes go: what is left of a body, then a header, and on lane 0 perhaps a message,
- * right into the slot that it will get. */
+ * straight into the slot that it will get. */
 static size_t input_pieces(struct tcp_lane *lane, struct iovec *pieces, uint8_t *scrap)
 {
     size_t count = 0, left = lane->body_left;
@@ -296,47 +317,29 @@ void ibx_tcp_lane_pull(struct tcp_lane *lane)
             ibx_tcp_lane_broken(lane, n ? errno : 0);
             return;
         }
-        size_t asked = 0;
+        size_t wanted = 0;
         for (size_t i = 0; i < message.msg_iovlen; i++)
-            asked += pieces[i].iov_len;
-        ibx_tcp_lane_came(lane, (size_t)n);
-        if ((size_t)n < asked)
+            wanted += pieces[i].iov_len;
+        ibx_tcp_lane_received(lane, (size_t)n);
+        if ((size_t)n < wanted)
             return;
         moved += (size_t)n;
     }
 }
 
-/* Who closes the connection ends all lanes at once. What it said before that is still on its way on
- * lane 0, if this side was slow to read, and the end of lane 0 comes behind it. Nothing is sent any
- * more: the host of a closed socket would drop what it still has for us. A peer that lives learns
- * from the end of our lane 0 that the connection is over. */
-static bool part(struct tcp_lane *lane)
-{
-    struct tcp *tcp = lane->tcp;
-    if (!lane->index || !ibx_tcp_alive_part(tcp))
-        return false;
-    shutdown(tcp->lanes[0].fd, SHUT_WR);
-    /* Sockets on which nothing is sent any more count as ready to send. */
-    ibx_link_unwatch(tcp->link, tcp->writable);
-    for (unsigned i = 1; i <= tcp->lane_count; i++) {
-        if (tcp->lanes[i].watched)
-            ibx_link_unwatch(tcp->link, tcp->lanes[i].fd);
-        tcp->lanes[i].watched = false;
-    }
-    return true;
-}
-
 void ibx_tcp_lane_broken(struct tcp_lane *lane, int code)
 {
     struct tcp *tcp = lane->tcp;
-    if ((!code || code == EPIPE || code == ECONNRESET) && part(lane))
+    bool closed = !code || code == EPIPE;
+    if (lane->index && (closed || code == ECONNRESET) && ibx_tcp_drain_begin(tcp))
         return;
-    unsigned ms = ibx_link_options(tcp->link)->timeout_ms;
-    tcp->broken = true;
-    if (!code || code == EPIPE)
+    if (ibx_tcp_runs(tcp))
+        ibx_tcp_move(tcp, &tcp->state, TCP_BROKEN);
+    if (closed)
         ibx_tcp_fail(tcp, -ECONNRESET, "the peer closed the connection");
     else if (code == ETIMEDOUT)
-        ibx_tcp_fail(tcp, -ETIMEDOUT, "the peer has not answered for %u ms: the link is dead", ms);
+        ibx_tcp_fail(tcp, -ETIMEDOUT, "the peer has not answered for %u ms: the link is dead",
+                     ibx_link_options(tcp->link)->timeout_ms);
     else
         ibx_tcp_fail(tcp, -code, "the link to the peer broke: %s", strerror(code));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Messages: places for them, what the peer knows about those, and letters that could not leave. */
+/* Messages: their slots, the credits for these, and sends that the socket did not take at once. */
 #include "transport/tcp/tcp.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 #define SEND_PIECES 15 /* longer gather lists are copied */
 
 /* The round trips of one-sided work cost more than the copies of a message up to 128 KiB
- * (docs/measurements.md). So messages may be longer than the option says, by this factor and by
- * room for what their user puts round a body; their memory exists only while they do. */
+ * (docs/measurements.md). So messages may be longer than the option `message`, by this factor and
+ * by room for the user's header; memory for a long one is allocated while it exists. */
 #define BIG_FACTOR 8u
 #define BIG_EXTRA  4096u
 
@@ -20,7 +20,7 @@ static size_t longest(size_t unit)
     return max < IBX_TCP_MESSAGE_MAX ? max : IBX_TCP_MESSAGE_MAX;
 }
 
-/* The inbox, as many letters, the stage of lane 0, and what is kept of long messages. */
+/* The inbox, as many sends, the stage of lane 0, and what is kept of long messages. */
 size_t ibx_tcp_message_memory(const struct ibx_options *options)
 {
     return (2 * (size_t)options->slots + 1) * options->message +
@@ -44,8 +44,8 @@ int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
     tcp->inbox_free = calloc(tcp->mine.slots, sizeof(*tcp->inbox_free));
     tcp->inbox_taken = calloc(tcp->mine.slots, sizeof(*tcp->inbox_taken));
     tcp->big = calloc(tcp->mine.slots, sizeof(*tcp->big));
-    tcp->letters = calloc(tcp->peer.slots, sizeof(*tcp->letters));
-    if (!tcp->inbox || !tcp->inbox_free || !tcp->inbox_taken || !tcp->big || !tcp->letters)
+    tcp->sends = calloc(tcp->peer.slots, sizeof(*tcp->sends));
+    if (!tcp->inbox || !tcp->inbox_free || !tcp->inbox_taken || !tcp->big || !tcp->sends)
         return ibx_error_set(err, -ENOMEM,
                              "no memory for %u messages of %zu bytes; lower slots or message",
                              tcp->mine.slots, tcp->message_unit);
@@ -53,16 +53,16 @@ int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
      * stays untouched. */
     for (unsigned i = tcp->mine.slots; i-- > 0;)
         tcp->inbox_free[tcp->inbox_count++] = i;
-    for (unsigned i = tcp->peer.slots; i-- > 0; tcp->letters_free = &tcp->letters[i])
-        tcp->letters[i].next = tcp->letters_free;
-    tcp->letters_sent_tail = &tcp->letters_sent;
+    for (unsigned i = tcp->peer.slots; i-- > 0; tcp->sends_free = &tcp->sends[i])
+        tcp->sends[i].next = tcp->sends_free;
+    tcp->sends_gone_tail = &tcp->sends_gone;
     return 0;
 }
 
 void ibx_tcp_messages_fini(struct tcp *tcp)
 {
-    for (unsigned i = 0; tcp->letters && i < tcp->peer.slots; i++)
-        free(tcp->letters[i].buffer);
+    for (unsigned i = 0; tcp->sends && i < tcp->peer.slots; i++)
+        free(tcp->sends[i].buffer);
     for (unsigned i = 0; tcp->big && i < tcp->mine.slots; i++)
         free(tcp->big[i]);
     while (tcp->spare_count)
@@ -71,7 +71,7 @@ void ibx_tcp_messages_fini(struct tcp *tcp)
     free(tcp->inbox);
     free(tcp->inbox_free);
     free(tcp->inbox_taken);
-    free(tcp->letters);
+    free(tcp->sends);
 }
 
 /* --------------------------------------------------------------------- credits */
@@ -84,7 +84,7 @@ static uint16_t owed_take(struct tcp *tcp)
     return (uint16_t)owed;
 }
 
-void ibx_tcp_credits_came(struct tcp *tcp, unsigned n)
+void ibx_tcp_on_credits(struct tcp *tcp, unsigned n)
 {
     unsigned sent = tcp->peer.slots - tcp->credits;
     if (n > sent)
@@ -96,8 +96,8 @@ void ibx_tcp_credits_came(struct tcp *tcp, unsigned n)
 
 void ibx_tcp_credits_return(struct tcp *tcp)
 {
-    /* Otherwise they ride on a message. At half of the slots the peer is told in any case, since it
-     * cannot ask when it has none left. */
+    /* A message carries them too. But a peer without any cannot request them, so it gets them when
+     * it is down to half of the slots. */
     if (!tcp->owed || tcp->credit_queued || tcp->peer_credits > tcp->mine.slots / 2)
         return;
     struct ibx_tcp_frame frame = {.type = IBX_TCP_CREDIT, .credits = owed_take(tcp)};
@@ -108,50 +108,50 @@ void ibx_tcp_credits_return(struct tcp *tcp)
 
 /* --------------------------------------------------------------------- sending */
 
-void ibx_tcp_letter_left(struct tcp *tcp, struct tcp_letter *letter)
+void ibx_tcp_on_send_gone(struct tcp *tcp, struct tcp_send *send)
 {
-    if (letter->item.length > tcp->message_unit) {
-        free(letter->buffer); /* so that a once busy connection does not keep many of them */
-        letter->buffer = NULL;
+    if (send->item.length > tcp->message_unit) {
+        free(send->buffer); /* so that a once busy connection does not keep many of them */
+        send->buffer = NULL;
     }
-    letter->item.length = 0;
-    if (letter->signaled) {
-        letter->next = NULL;
-        *tcp->letters_sent_tail = letter;
-        tcp->letters_sent_tail = &letter->next;
+    send->item.length = 0;
+    if (send->signaled) {
+        send->next = NULL;
+        *tcp->sends_gone_tail = send;
+        tcp->sends_gone_tail = &send->next;
     } else {
-        letter->next = tcp->letters_free;
-        tcp->letters_free = letter;
+        send->next = tcp->sends_free;
+        tcp->sends_free = send;
     }
 }
 
-static void letter_told(struct tcp *tcp, struct tcp_letter *letter, int status)
+static void send_report(struct tcp *tcp, struct tcp_send *send, int status)
 {
-    letter->signaled = false;
-    letter->next = tcp->letters_free;
-    tcp->letters_free = letter;
+    send->signaled = false;
+    send->next = tcp->sends_free;
+    tcp->sends_free = send;
     tcp->reports++;
-    tcp->link->up->send_done(tcp->link, letter->cookie, status);
+    tcp->link->up->send_done(tcp->link, send->cookie, status);
 }
 
-void ibx_tcp_letters_report(struct tcp *tcp)
+void ibx_tcp_sends_report(struct tcp *tcp)
 {
-    struct tcp_letter *letter = tcp->letters_sent;
-    tcp->letters_sent = NULL;
-    tcp->letters_sent_tail = &tcp->letters_sent;
-    while (letter) {
-        struct tcp_letter *next = letter->next;
-        letter_told(tcp, letter, 0);
-        letter = next;
+    struct tcp_send *send = tcp->sends_gone;
+    tcp->sends_gone = NULL;
+    tcp->sends_gone_tail = &tcp->sends_gone;
+    while (send) {
+        struct tcp_send *next = send->next;
+        send_report(tcp, send, 0);
+        send = next;
     }
 }
 
-void ibx_tcp_letters_flush(struct tcp *tcp, int status)
+void ibx_tcp_sends_flush(struct tcp *tcp, int status)
 {
-    ibx_tcp_letters_report(tcp);
+    ibx_tcp_sends_report(tcp);
     for (unsigned i = 0; i < tcp->peer.slots; i++) {
-        if (tcp->letters[i].signaled)
-            letter_told(tcp, &tcp->letters[i], status);
+        if (tcp->sends[i].signaled)
+            send_report(tcp, &tcp->sends[i], status);
     }
 }
 
@@ -167,28 +167,28 @@ static size_t send_now(struct tcp *tcp, const uint8_t *header, const struct iove
     struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 1 + (size_t)iovcnt};
     tcp->wrote = true;
     ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    /* What is wrong with the socket is found again, and told, by the next push. */
+    /* An error of the socket is found again, and reported, by the next push. */
     return n > 0 ? (size_t)n : 0;
 }
 
-static int letter_write(struct tcp *tcp, struct tcp_letter *letter, const struct iovec *iov,
-                        int iovcnt, size_t length)
+static int send_fill(struct tcp *tcp, struct tcp_send *send, const struct iovec *iov, int iovcnt,
+                     size_t length)
 {
-    if (!letter->buffer)
-        letter->buffer = malloc(length > tcp->message_unit ? length : tcp->message_unit);
+    if (!send->buffer)
+        send->buffer = malloc(length > tcp->message_unit ? length : tcp->message_unit);
     else if (length > tcp->message_unit) {
-        free(letter->buffer);
-        letter->buffer = malloc(length);
+        free(send->buffer);
+        send->buffer = malloc(length);
     }
-    if (!letter->buffer)
+    if (!send->buffer)
         return -ENOMEM;
     size_t at = 0;
     for (int i = 0; i < iovcnt; at += iov[i++].iov_len) {
         if (iov[i].iov_len)
-            memcpy(letter->buffer + at, iov[i].iov_base, iov[i].iov_len);
+            memcpy(send->buffer + at, iov[i].iov_base, iov[i].iov_len);
     }
-    letter->item.body = letter->buffer;
-    letter->item.length = length;
+    send->item.body = send->buffer;
+    send->item.length = length;
     return 0;
 }
 
@@ -196,32 +196,31 @@ int ibx_tcp_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
                  uint64_t cookie, unsigned flags)
 {
     struct tcp *tcp = endpoint;
-    struct tcp_letter *letter = tcp->letters_free;
-    if (tcp->credits < (flags & IBX_SPARING ? 2 : 1) || !letter || tcp->status ||
-        tcp->parting) /* progress has the sentence for the latter */
-        return -EAGAIN;
+    struct tcp_send *send = tcp->sends_free;
+    if (tcp->credits < (flags & IBX_SPARING ? 2 : 1) || !send || tcp->state.now != TCP_LIVE)
+        return -EAGAIN; /* progress() reports why the connection is over */
     struct ibx_tcp_frame frame = {
         .type = IBX_TCP_MESSAGE, .credits = owed_take(tcp), .length = (uint32_t)length};
-    letter->signaled = flags & IBX_SIGNALED;
-    letter->cookie = cookie;
-    ibx_tcp_item_init(&letter->item, TCP_ITEM_LETTER, &frame);
+    send->signaled = flags & IBX_SIGNALED;
+    send->cookie = cookie;
+    ibx_tcp_item_init(&send->item, TCP_ITEM_SEND, &frame);
 
-    size_t sent = send_now(tcp, letter->item.header, iov, iovcnt);
+    size_t sent = send_now(tcp, send->item.header, iov, iovcnt);
     bool whole = sent == IBX_TCP_FRAME_BYTES + length;
     if (!whole) {
-        /* Part of it may be on the wire already: without memory for the rest the stream is over. */
-        if (letter_write(tcp, letter, iov, iovcnt, length)) {
+        /* Part of it may be sent already: without memory for the rest the stream is over. */
+        if (send_fill(tcp, send, iov, iovcnt, length)) {
             ibx_tcp_fail(tcp, -ENOMEM, "no memory for a message of %zu bytes", length);
             return -EAGAIN;
         }
-        ibx_tcp_lane_queue(&tcp->lanes[0], &letter->item);
-        letter->item.sent = sent;
+        ibx_tcp_lane_queue(&tcp->lanes[0], &send->item);
+        send->item.sent = sent;
     }
     tcp->credits--;
-    if (!whole || letter->signaled) {
-        tcp->letters_free = letter->next;
+    if (!whole || send->signaled) {
+        tcp->sends_free = send->next;
         if (whole)
-            ibx_tcp_letter_left(tcp, letter);
+            ibx_tcp_on_send_gone(tcp, send);
     }
     return 0;
 }
@@ -248,10 +247,10 @@ static void big_give(struct tcp *tcp, uint8_t *bytes)
         free(bytes);
 }
 
-void ibx_tcp_message_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+void ibx_tcp_on_message(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
-    ibx_tcp_credits_came(tcp, frame->credits);
+    ibx_tcp_on_credits(tcp, frame->credits);
     if (frame->length > tcp->message_max || !tcp->peer_credits || !tcp->inbox_count) {
         ibx_tcp_fail(tcp, -EPROTO, "the peer sent a message of %u bytes, with room for %u of %zu",
                      frame->length, tcp->peer_credits, tcp->message_max);
@@ -271,14 +270,12 @@ void ibx_tcp_message_came(struct tcp_lane *lane, const struct ibx_tcp_frame *fra
     tcp->peer_credits--;
     tcp->arriving = slot;
     tcp->arriving_at = bytes;
-    lane->body = bytes;
-    lane->body_left = frame->length;
-    lane->body_kind = TCP_BODY_MESSAGE;
-    if (!lane->body_left)
-        ibx_tcp_body_came(lane);
+    ibx_tcp_lane_expect(lane, TCP_INPUT_MESSAGE, NULL, bytes, frame->length);
+    if (!frame->length)
+        ibx_tcp_on_body(lane);
 }
 
-void ibx_tcp_message_whole(struct tcp *tcp, const uint8_t *end)
+void ibx_tcp_on_message_end(struct tcp *tcp, const uint8_t *end)
 {
     size_t length = (size_t)(end - tcp->arriving_at);
     tcp->reports++;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * How the lanes come to be: the server offers a port of its own for this one
- * connection, the client opens as many further sockets to it as it can, each of
- * which begins with a proof that it belongs here, and says how many those were.
- * None is fine too: then everything shares the door's socket.
+ * Sets up the lanes. The server offers a port of its own for this one connection. The client opens
+ * as many further sockets to it as it can and reports their number; each begins with a proof that
+ * it belongs to the connection. Without any, everything shares lane 0.
  *
- *   offer   terms, u8 place (0 none, 1 port, 2 name), u16 port | string name
+ *   offer   terms, u8 address kind (0 none, 1 port, 2 name), u16 port | string name
  *   answer  terms
  */
 #include "transport/tcp/tcp.h"
@@ -24,11 +23,11 @@
 #include <unistd.h>
 
 #define DEFAULT_LANES  1u
-#define LANES_MS       1000u /* for all of them: a firewall that swallows must not cost more */
-#define STRANGERS_MAX  32u   /* sockets that have not yet shown their proof */
-#define PLACE_NAME_MAX 64u   /* of an abstract unix socket */
+#define LANES_MS       1000u /* for all: a firewall that drops packets must not cost more */
+#define UNPROVEN_MAX   32u   /* sockets that have not proven yet that they are lanes */
+#define NAME_BYTES_MAX 64u   /* of an abstract unix socket */
 
-enum place { PLACE_NONE, PLACE_PORT, PLACE_NAME };
+enum address_kind { ADDRESS_NONE, ADDRESS_PORT, ADDRESS_NAME };
 
 /* ---------------------------------------------------------------------- sockets */
 
@@ -61,12 +60,12 @@ static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
 {
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    ibx_tcp_alive_tune(tcp, fd);
+    ibx_tcp_keepalive_set(tcp, fd);
     if (lane == 0) {
         int interactive = 6; /* TC_PRIO_INTERACTIVE: ahead of the bulk lanes in the host's queues */
         setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
     }
-    /* There is no network to be fair to inside a host, and the pacing of BBR halves the rate there
+    /* Inside a host there is no network to share, and the pacing of BBR halves the rate
      * (docs/measurements.md). Every kernel has reno, and every user may choose it. */
     if (tcp->same_host)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
@@ -81,7 +80,7 @@ static int error_of(int fd)
 
 /* ------------------------------------------------------------------------- offer */
 
-/* A listener beside the door, and where it is. */
+/* A listener at the address of the handshake's socket, and its port or name. */
 static int listener_open(struct tcp *tcp, struct sockaddr_storage *address, socklen_t *length)
 {
     *length = sizeof(*address);
@@ -98,24 +97,24 @@ static int listener_open(struct tcp *tcp, struct sockaddr_storage *address, sock
         return -errno;
     tcp->listener = fd;
     if (bind(fd, (struct sockaddr *)address, *length) ||
-        listen(fd, IBX_TCP_LANES_MAX + STRANGERS_MAX))
+        listen(fd, IBX_TCP_LANES_MAX + UNPROVEN_MAX))
         return -errno;
     *length = sizeof(*address);
     return getsockname(fd, (struct sockaddr *)address, length) ? -errno : 0;
 }
 
-static void place_put(struct ibx_writer *w, const struct sockaddr_storage *address,
-                      socklen_t length)
+static void address_put(struct ibx_writer *w, const struct sockaddr_storage *address,
+                        socklen_t length)
 {
     if (address->ss_family == AF_UNIX) {
         const struct sockaddr_un *un = (const struct sockaddr_un *)address;
         size_t n = length - offsetof(struct sockaddr_un, sun_path) - 1;
-        ibx_put_u8(w, PLACE_NAME);
+        ibx_put_u8(w, ADDRESS_NAME);
         ibx_put_u16(w, (uint16_t)n);
         ibx_put_bytes(w, un->sun_path + 1, n);
         return;
     }
-    ibx_put_u8(w, PLACE_PORT);
+    ibx_put_u8(w, ADDRESS_PORT);
     ibx_put_u16(w, ntohs(address->ss_family == AF_INET
                              ? ((const struct sockaddr_in *)address)->sin_port
                              : ((const struct sockaddr_in6 *)address)->sin6_port));
@@ -133,28 +132,28 @@ int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
     ibx_tcp_terms_put(&tcp->mine, offer);
     if (rc) {
         ibx_log(IBX_LOG_INFO, "tcp offers no bulk sockets: %s", strerror(-rc));
-        ibx_put_u8(offer, PLACE_NONE);
+        ibx_put_u8(offer, ADDRESS_NONE);
     } else {
-        place_put(offer, &address, length);
+        address_put(offer, &address, length);
     }
     return 0;
 }
 
 /* -------------------------------------------------------------------------- join */
 
-/* The peer's address with the place it offered: 0, or -EPROTO. */
-static int place_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_storage *address,
-                     socklen_t *length)
+/* The peer's address with the port or name that it offered: 0, or -EPROTO. */
+static int address_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_storage *address,
+                       socklen_t *length)
 {
     unsigned kind = ibx_get_u8(r);
     *length = sizeof(*address);
     if (r->failed || getpeername(ibx_link_door(tcp->link), (struct sockaddr *)address, length))
         return -EPROTO;
-    if (kind == PLACE_NAME && address->ss_family == AF_UNIX) {
+    if (kind == ADDRESS_NAME && address->ss_family == AF_UNIX) {
         struct sockaddr_un *un = (struct sockaddr_un *)address;
         size_t n = ibx_get_u16(r);
         const uint8_t *name = ibx_get_bytes(r, n);
-        if (!name || !n || n > PLACE_NAME_MAX)
+        if (!name || !n || n > NAME_BYTES_MAX)
             return -EPROTO;
         un->sun_path[0] = '\0';
         memcpy(un->sun_path + 1, name, n);
@@ -162,7 +161,7 @@ static int place_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_stor
         return 0;
     }
     in_port_t port = htons((uint16_t)ibx_get_u16(r));
-    if (r->failed || !port || kind != PLACE_PORT)
+    if (r->failed || !port || kind != ADDRESS_PORT)
         return -EPROTO;
     if (address->ss_family == AF_INET)
         ((struct sockaddr_in *)address)->sin_port = port;
@@ -214,7 +213,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     socklen_t length = 0;
     int rc = ibx_tcp_terms_get(offer, &tcp->peer);
     if (!rc && tcp->peer.lanes)
-        rc = place_get(tcp, offer, &address, &length);
+        rc = address_get(tcp, offer, &address, &length);
     if (rc)
         return ibx_error_set(err, rc, "the server's tcp offer makes no sense");
 
@@ -242,45 +241,45 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
 
 /* ------------------------------------------------------------------------ finish */
 
-/* Sockets that knocked at the listener and have not shown their proof yet. */
-struct strangers {
+/* Connections to the listener that have not proven yet that they are lanes. */
+struct unproven {
     struct {
         int fd; /* -1: free */
         size_t have;
         uint8_t hello[IBX_TCP_HELLO_BYTES];
-    } all[STRANGERS_MAX];
-    unsigned next; /* the one to give way when all are taken */
-    unsigned welcome;
+    } all[UNPROVEN_MAX];
+    unsigned next; /* to be dropped when all are in use */
+    unsigned accepted;
 };
 
-static void stranger_drop(struct strangers *s, unsigned i)
+static void unproven_drop(struct unproven *s, unsigned i)
 {
     if (s->all[i].fd >= 0)
         close(s->all[i].fd);
     s->all[i].fd = -1;
 }
 
-static void strangers_accept(struct tcp *tcp, struct strangers *s, int epoll)
+static void unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
 {
     int fd;
     while ((fd = accept4(tcp->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
         unsigned i = 0;
-        while (i < STRANGERS_MAX && s->all[i].fd >= 0)
+        while (i < UNPROVEN_MAX && s->all[i].fd >= 0)
             i++;
-        if (i == STRANGERS_MAX) {
-            i = s->next++ % STRANGERS_MAX;
-            stranger_drop(s, i);
+        if (i == UNPROVEN_MAX) {
+            i = s->next++ % UNPROVEN_MAX;
+            unproven_drop(s, i);
         }
         struct epoll_event event = {.events = EPOLLIN};
         s->all[i].fd = fd;
         s->all[i].have = 0;
         if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
-            stranger_drop(s, i);
+            unproven_drop(s, i);
     }
 }
 
-/* Reads what a stranger says; a right proof makes it a lane. */
-static void stranger_hear(struct tcp *tcp, struct strangers *s, unsigned i)
+/* Reads a hello; a right proof makes the socket a lane. */
+static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
 {
     uint8_t *hello = s->all[i].hello;
     ssize_t n = recv(s->all[i].fd, hello + s->all[i].have, IBX_TCP_HELLO_BYTES - s->all[i].have,
@@ -302,26 +301,26 @@ static void stranger_hear(struct tcp *tcp, struct strangers *s, unsigned i)
     }
     if (!good) {
         ibx_log(IBX_LOG_WARN, "tcp closed a socket that did not prove to be a lane");
-        stranger_drop(s, i);
+        unproven_drop(s, i);
         return;
     }
     tcp->lanes[lane].fd = s->all[i].fd;
     s->all[i].fd = -1;
-    s->welcome++;
+    s->accepted++;
 }
 
-static int lanes_await(struct tcp *tcp, struct strangers *s, int epoll, uint64_t deadline)
+static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t deadline)
 {
     struct epoll_event event = {.events = EPOLLIN};
     if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, tcp->listener, &event))
         return -errno;
     for (;;) {
-        strangers_accept(tcp, s, epoll);
-        for (unsigned i = 0; i < STRANGERS_MAX; i++) {
+        unproven_accept(tcp, s, epoll);
+        for (unsigned i = 0; i < UNPROVEN_MAX; i++) {
             if (s->all[i].fd >= 0)
-                stranger_hear(tcp, s, i);
+                unproven_read(tcp, s, i);
         }
-        if (s->welcome == tcp->peer.lanes)
+        if (s->accepted == tcp->peer.lanes)
             return 0;
         int rc = ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
         if (rc)
@@ -329,22 +328,22 @@ static int lanes_await(struct tcp *tcp, struct strangers *s, int epoll, uint64_t
     }
 }
 
-/* The server's half: waits for the lanes that the client says it made. */
+/* The server's half: waits for the lanes that the client has made. */
 static int lanes_accept(struct tcp *tcp, uint64_t deadline, struct ibx_error *err)
 {
-    struct strangers s = {0};
-    for (unsigned i = 0; i < STRANGERS_MAX; i++)
+    struct unproven s = {0};
+    for (unsigned i = 0; i < UNPROVEN_MAX; i++)
         s.all[i].fd = -1;
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     int rc = lanes_await(tcp, &s, epoll, deadline);
-    for (unsigned i = 0; i < STRANGERS_MAX; i++)
-        stranger_drop(&s, i);
+    for (unsigned i = 0; i < UNPROVEN_MAX; i++)
+        unproven_drop(&s, i);
     if (epoll >= 0)
         close(epoll);
-    tcp->lane_count = s.welcome;
+    tcp->lane_count = s.accepted;
     if (rc)
-        return ibx_error_set(err, rc, "only %u of the client's %u tcp lanes arrived: %s", s.welcome,
-                             tcp->peer.lanes, strerror(-rc));
+        return ibx_error_set(err, rc, "only %u of the client's %u tcp lanes arrived: %s",
+                             s.accepted, tcp->peer.lanes, strerror(-rc));
     return 0;
 }
 
@@ -352,7 +351,11 @@ static void engine_start(struct tcp *tcp)
 {
     if (tcp->engine == TCP_ENGINE_SYSCALLS || !tcp->lane_count)
         return;
-    int rc = ibx_tcp_ring_open(tcp);
+#ifdef IBX_WITH_URING
+    int rc = ibx_tcp_uring_open(tcp);
+#else
+    int rc = -ENOSYS;
+#endif
     if (rc) {
         ibx_log(IBX_LOG_INFO, "tcp goes on without io_uring: %s", strerror(-rc));
         tcp->engine = TCP_ENGINE_SYSCALLS;
@@ -371,16 +374,16 @@ static int lanes_start(struct tcp *tcp, struct ibx_error *err)
     if (rc)
         return ibx_error_set(err, rc, "no memory for %u lanes", tcp->lane_count + 1);
     engine_start(tcp);
-    /* The ring watches its lanes itself. */
+    /* io_uring watches its lanes itself. */
     for (unsigned i = 0; i <= tcp->lane_count && !rc; i++) {
-        if (i && tcp->ring)
+        if (i && tcp_uring(tcp))
             break;
         rc = ibx_link_watch(tcp->link, tcp->lanes[i].fd);
         tcp->lanes[i].watched = !rc;
     }
     tcp->writable = epoll_create1(EPOLL_CLOEXEC);
     if (!rc)
-        rc = ibx_tcp_alive_open(tcp);
+        rc = ibx_tcp_peer_watch(tcp);
     if (!rc)
         rc = tcp->writable < 0 ? -errno : ibx_link_watch(tcp->link, tcp->writable);
     return rc ? ibx_error_set(err, rc, "the lanes cannot be watched: %s", strerror(-rc)) : 0;

@@ -1,12 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The tcp provider: messages and emulated one-sided work over plain sockets.
- *
- * READ is a request that the owner of the memory answers with DATA, WRITE
- * carries its bytes and is acknowledged; the owner checks key, range and access.
- * Bytes go from the registered memory to the socket and from the socket to where
- * they belong, without a copy in between. The owner works only while it polls.
- */
+/* The provider's calls, memory regions, progress(). */
 #include "transport/tcp/tcp.h"
 
 #include <errno.h>
@@ -23,12 +16,12 @@
  *
  *   chunk   64 KiB 6.9, 128 KiB 7.2, 256 KiB 7.3, 512 KiB 7.4, 1 MiB 7.7, 2 MiB 7.4, 4 MiB 7.3
  *   lanes   one 8.3, two 8.2, four 8.1: one thread drives them all
- *   engine  nonblocking calls 8.3, io_uring 7.0, SEND_ZC 3.2 (loopback copies all the same);
- *           a ping-pong of 64 bytes takes 6 us by calls, 20 us and more by the ring
+ *   engine  system calls 8.3, io_uring 7.0, SEND_ZC 3.2; a ping-pong of 64 bytes takes 6 us by
+ *           calls, 20 us and more by io_uring
  *   buffer  SO_SNDBUF of 256 KiB to 3 MiB: no better than the kernel's own choice
  *
- * vmsplice() would save the sender's copy (a quarter more), but a peer on this host then holds our
- * very pages, and one that acknowledges before it reads would see what they contain later.
+ * vmsplice() would save the sender's copy (a quarter more), but a peer on this host would then hold
+ * our pages, and one that acknowledges before it reads would see what they contain later.
  */
 #define DEFAULT_DEPTH 16u
 #define DEFAULT_CHUNK (1u << 20)
@@ -36,15 +29,27 @@
 #define RENDEZVOUS    (512u << 10) /* below it messages win: 256 KiB in 41 us against 55 us */
 #define URGENT_POSTS  64u          /* what the core may have in flight beyond depth */
 
-/* A bulk lane on which nothing is awaited is looked at for so many turns in vain, then only in
- * every so many turns. */
+/* A bulk lane on which nothing is awaited is read QUIET_LOOKS times in vain, then in every
+ * QUIET_TURNS-th progress() only. */
 #define QUIET_LOOKS 32u
 #define QUIET_TURNS 16u
 
-#define ALIVE_TURNS 64u /* between two looks at the clock */
+#define ALIVE_TURNS 64u /* progress() calls from one check of the peer to the next */
 
 #define REGIONS_MAX (1u << 20)
 #define REGION_NONE UINT32_MAX
+
+static const struct ibx_state tcp_states[] = {
+    [TCP_LIVE] = {"live",
+                  IBX_TO(TCP_DRAINING) | IBX_TO(TCP_BROKEN) | IBX_TO(TCP_FAILED) |
+                      IBX_TO(TCP_ABORTED),
+                  IBX_STATE_INITIAL},
+    [TCP_DRAINING] = {"draining", IBX_TO(TCP_BROKEN) | IBX_TO(TCP_FAILED) | IBX_TO(TCP_ABORTED), 0},
+    [TCP_BROKEN] = {"broken", IBX_TO(TCP_LOST) | IBX_TO(TCP_ABORTED), 0},
+    [TCP_FAILED] = {"failed", IBX_TO(TCP_LOST) | IBX_TO(TCP_ABORTED), 0},
+    [TCP_LOST] = {"lost", IBX_TO(TCP_ABORTED), 0},
+    [TCP_ABORTED] = {"aborted", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table tcp_table = IBX_STATE_TABLE("tcp connection", tcp_states);
 
 static int probe(const struct ibx_options *options, char *description, size_t size,
                  struct ibx_error *err)
@@ -63,8 +68,8 @@ static int probe(const struct ibx_options *options, char *description, size_t si
 static enum tcp_engine engine_of(const struct ibx_options *options)
 {
     if (!strcmp(options->tcp_engine, "uring"))
-        return TCP_ENGINE_RING;
-    return strcmp(options->tcp_engine, "uring-zc") ? TCP_ENGINE_SYSCALLS : TCP_ENGINE_RING_ZEROCOPY;
+        return TCP_ENGINE_URING;
+    return strcmp(options->tcp_engine, "uring-zc") ? TCP_ENGINE_SYSCALLS : TCP_ENGINE_URING_ZC;
 }
 
 static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_error *err)
@@ -73,6 +78,7 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     struct tcp *tcp = calloc(1, sizeof(*tcp));
     if (!tcp)
         return ibx_error_set(err, -ENOMEM, "no memory for a tcp connection");
+    ibx_state_begin(&tcp->state, &tcp_table, TCP_LIVE);
     tcp->link = link;
     tcp->listener = -1;
     tcp->region_free = REGION_NONE;
@@ -118,6 +124,8 @@ int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
 {
     if (!tcp->status) {
         tcp->status = status;
+        if (ibx_tcp_runs(tcp))
+            ibx_state_move(&tcp->state, TCP_FAILED);
         if (!tcp->reason[0]) {
             va_list args;
             va_start(args, format);
@@ -126,6 +134,15 @@ int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
         }
     }
     return tcp->status;
+}
+
+bool ibx_tcp_move(struct tcp *tcp, struct ibx_state_machine *machine, unsigned to)
+{
+    if (!ibx_state_move(machine, to))
+        return true;
+    ibx_tcp_fail(tcp, -EINVAL, "internal error: a %s made a move that its state forbids",
+                 machine->table->machine);
+    return false;
 }
 
 /* ---------------------------------------------------------------------- memory */
@@ -157,7 +174,7 @@ static int random_take(struct tcp *tcp, uint32_t *out)
     return 0;
 }
 
-/* 32 random bits, 12 that count the uses of the place, 20 for the place. */
+/* 32 random bits, 12 that count the uses of the table entry, 20 for its index. */
 static int key_make(struct tcp *tcp, uint32_t index, uint64_t *key)
 {
     uint32_t bits = 0;
@@ -246,44 +263,49 @@ static void turn_bulk_lane(struct tcp *tcp, struct tcp_lane *lane)
         ibx_tcp_lane_pull(lane);
 }
 
-static void turn_parting(struct tcp *tcp)
-{
-    ibx_tcp_lane_pull(&tcp->lanes[0]);
-    if (tcp->ring)
-        ibx_tcp_ring_turn(tcp);
-    ibx_tcp_alive_parting(tcp);
-}
-
 static void turn(struct tcp *tcp)
 {
     struct tcp_lane *first = &tcp->lanes[0];
-    if (tcp->parting) {
-        turn_parting(tcp);
-        return;
-    }
-    ibx_tcp_lane_push(first);
+    bool drains = tcp->state.now == TCP_DRAINING;
+    if (!drains)
+        ibx_tcp_lane_push(first);
     ibx_tcp_lane_pull(first);
-    if (tcp->ring) {
-        ibx_tcp_ring_turn(tcp);
-    } else {
-        for (unsigned i = 1; i <= tcp->lane_count; i++)
-            turn_bulk_lane(tcp, &tcp->lanes[i]);
-    }
-    if (tcp->parting)
+    if (tcp_uring(tcp))
+        ibx_tcp_uring_progress(tcp);
+    for (unsigned i = 1; i <= tcp->lane_count && !tcp_uring(tcp) && !drains; i++)
+        turn_bulk_lane(tcp, &tcp->lanes[i]);
+    if (drains)
+        ibx_tcp_drain_check(tcp);
+    if (tcp->state.now == TCP_DRAINING)
         return;
     ibx_tcp_credits_return(tcp);
     if (!first->blocked)
         ibx_tcp_lane_push(first);
 }
 
-/* After abort: reports everything as soon as nothing touches its memory any more, which without a
- * ring is at once. */
+/* After abort: reports everything as soon as nothing touches its memory any more, which without
+ * io_uring is at once. */
 static void flush_if_idle(struct tcp *tcp)
 {
-    if (!ibx_tcp_ring_stop(tcp))
+    if (tcp_uring(tcp) && !ibx_tcp_uring_stop(tcp))
         return;
-    ibx_tcp_letters_flush(tcp, -ECONNRESET);
+    ibx_tcp_sends_flush(tcp, -ECONNRESET);
     ibx_tcp_posts_flush(tcp, -ECONNRESET);
+}
+
+/* The connection is over, and the core does not know yet. */
+static bool loss_due(const struct tcp *tcp)
+{
+    return tcp->state.now == TCP_BROKEN || tcp->state.now == TCP_FAILED;
+}
+
+static void report_lost(struct tcp *tcp)
+{
+    if (tcp->state.now == TCP_BROKEN)
+        ibx_tcp_lane_read_out(&tcp->lanes[0]);
+    ibx_tcp_move(tcp, &tcp->state, TCP_LOST);
+    tcp->reports++;
+    tcp->link->up->lost(tcp->link, tcp->status, tcp->reason);
 }
 
 static int progress(void *endpoint)
@@ -292,26 +314,21 @@ static int progress(void *endpoint)
     tcp->reports = 0;
     tcp->turns++;
     tcp->moved = false;
-    ibx_tcp_letters_report(tcp);
-    if (tcp->aborted) {
+    ibx_tcp_sends_report(tcp);
+    if (tcp->state.now == TCP_ABORTED) {
         flush_if_idle(tcp);
         return tcp->reports;
     }
     if (!tcp->status && tcp->turns % ALIVE_TURNS == 0)
-        ibx_tcp_alive_check(tcp);
+        ibx_tcp_peer_check(tcp);
     if (!tcp->status)
         turn(tcp);
-    if (tcp->status && !tcp->lost_told) {
-        if (tcp->broken)
-            ibx_tcp_lane_read_out(&tcp->lanes[0]);
-        tcp->lost_told = true;
-        tcp->reports++;
-        tcp->link->up->lost(tcp->link, tcp->status, tcp->reason);
-    }
+    if (loss_due(tcp))
+        report_lost(tcp);
     return tcp->reports + tcp->moved;
 }
 
-/* Has the sleeper woken when a socket that took no more bytes takes some again. */
+/* A socket that took no more bytes wakes the sleeper when it takes some again. */
 static void watch_output(struct tcp *tcp, struct tcp_lane *lane)
 {
     if (lane->blocked == lane->watched_output)
@@ -327,21 +344,21 @@ static void watch_output(struct tcp *tcp, struct tcp_lane *lane)
 static int arm(void *endpoint)
 {
     struct tcp *tcp = endpoint;
-    if (!tcp->parting)
+    if (tcp->state.now != TCP_DRAINING)
         ibx_tcp_credits_return(tcp);
-    ibx_tcp_alive_check(tcp);
-    if (tcp->letters_sent || (tcp->status && !tcp->lost_told))
+    ibx_tcp_peer_check(tcp);
+    if (tcp->sends_gone || loss_due(tcp))
         return 1;
-    if (tcp->parting) /* woken by lane 0 or by the timer */
+    if (tcp->state.now == TCP_DRAINING) /* lane 0 and the timer wake it */
         return 0;
     for (unsigned i = 0; i <= tcp->lane_count && !tcp->status; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         lane->quiet = 0;
-        if (ibx_tcp_lane_has_output(lane) && !lane->blocked && !lane->ring_out)
+        if (ibx_tcp_lane_has_output(lane) && !lane->blocked && !lane->uring_out)
             return 1;
         watch_output(tcp, lane);
     }
-    return tcp->status && !tcp->lost_told;
+    return loss_due(tcp);
 }
 
 /* -------------------------------------------------------------------------- end */
@@ -350,7 +367,7 @@ static void abort_endpoint(void *endpoint)
 {
     struct tcp *tcp = endpoint;
     tcp->reports = 0;
-    tcp->aborted = true;
+    ibx_tcp_move(tcp, &tcp->state, TCP_ABORTED);
     ibx_tcp_fail(tcp, -ECONNABORTED, "closed by this side");
     for (unsigned i = 0; i <= tcp->lane_count; i++)
         shutdown(tcp->lanes[i].fd, SHUT_RDWR);
@@ -360,7 +377,8 @@ static void abort_endpoint(void *endpoint)
 static void close_endpoint(void *endpoint)
 {
     struct tcp *tcp = endpoint;
-    ibx_tcp_ring_close(tcp);
+    if (tcp_uring(tcp))
+        ibx_tcp_uring_close(tcp);
     if (tcp->listener >= 0)
         close(tcp->listener);
     for (unsigned i = 0; i <= IBX_TCP_LANES_MAX; i++) {
@@ -368,14 +386,14 @@ static void close_endpoint(void *endpoint)
         free(lane->stage);
         if (lane->watched)
             ibx_link_unwatch(tcp->link, lane->fd);
-        if (i && lane->fd >= 0) /* the door is the core's */
+        if (i && lane->fd >= 0) /* the core owns the first one */
             close(lane->fd);
     }
     if (tcp->writable >= 0) {
         ibx_link_unwatch(tcp->link, tcp->writable);
         close(tcp->writable);
     }
-    ibx_tcp_alive_close(tcp);
+    ibx_tcp_peer_unwatch(tcp);
     ibx_tcp_messages_fini(tcp);
     ibx_tcp_work_fini(tcp);
     free(tcp->regions);

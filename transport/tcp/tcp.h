@@ -1,22 +1,37 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The tcp provider's own view of a connection; shared by tcp*.c only.
+ * The tcp provider: messages and emulated one-sided work over sockets, between any two hosts. The
+ * core calls it through ibx_provider_tcp; this header is for the folder only.
  *
- * Lane 0 is the door's socket: messages, urgent work and everything small. The
- * bulk lanes are sockets of their own, on which only DATA and WRITE travel.
+ * A READ is a request that the owner of the memory answers with DATA. A WRITE carries its bytes and
+ * is acknowledged. The owner checks key, range and access, and works only while it polls. Bytes go
+ * from the registered memory to the socket and from the socket to where they belong, without a copy
+ * in between.
  *
- *   tcp.c          the provider's calls, memory regions, the turn of progress()
- *   tcp_setup.c    offer, join, finish: how the lanes come to be
- *   tcp_frame.c    the bytes of frames, hellos and terms
- *   tcp_lane.c     bytes in and out of one socket
- *   tcp_alive.c    whether the host behind a socket still answers
- *   tcp_message.c  messages and their credits
- *   tcp_work.c     what frames mean; posts of this side, jobs for the peer
- *   tcp_ring.c     io_uring as the engine of the bulk lanes, when asked for
+ * A lane is one socket. Lane 0 is the socket of the handshake: messages, urgent work and everything
+ * small. Only DATA and WRITE travel on the bulk lanes.
+ *
+ *   tcp.c         the provider's calls, memory regions, progress()
+ *   setup.c       offer, join, finish: connects and authenticates the lanes
+ *   frame.c       the bytes of frames, hellos and terms
+ *   lane.c        bytes in and out of one socket
+ *   message.c     messages and their credits
+ *   work.c        dispatches frames; posts of this side, jobs for the peer
+ *   peer_death.c  detects a dead host; takes the last messages of a peer that closed
+ *   uring.c       io_uring as the engine of the bulk lanes
+ *
+ * When the peer dies: its kernel closes the sockets and the connection is lost at once, after what
+ * it had sent on lane 0 was delivered. When its host or the network dies, no byte is acknowledged
+ * any more, and the connection is lost after timeout_ms.
+ *
+ * io_uring is never faster here, so it is used only by the option rdma.tcp_engine: over loopback
+ * and veth the plain calls are faster, and within one host the kernel copies what SEND_ZC sends
+ * anyway.
  */
 #ifndef IBX_TRANSPORT_TCP_TCP_H
 #define IBX_TRANSPORT_TCP_TCP_H
 
+#include "common/state_machine.h"
 #include "transport/tcp/frame.h"
 
 #include <errno.h>
@@ -26,13 +41,13 @@
 #define IBX_TCP_SPARES 2 /* memory of long messages kept for the next ones */
 
 struct tcp;
-struct tcp_ring;
+struct tcp_uring;
 
-/* ------------------------------------------------------------------ leaving */
+/* ------------------------------------------------------------------- output */
 
-enum tcp_item_kind { TCP_ITEM_LETTER, TCP_ITEM_POST, TCP_ITEM_JOB, TCP_ITEM_CREDIT };
+enum tcp_item_kind { TCP_ITEM_SEND, TCP_ITEM_POST, TCP_ITEM_JOB, TCP_ITEM_CREDIT };
 
-/* One frame on its way out: a header, and a body that stays where its owner has it. */
+/* A frame to be sent: a header, and a body that stays where its owner has it. */
 struct tcp_item {
     struct tcp_item *next;
     enum tcp_item_kind kind; /* of the struct around it */
@@ -48,57 +63,66 @@ struct tcp_item_queue {
 
 /* --------------------------------------------------------------------- lanes */
 
-/* Who gets the body that is arriving. */
-enum tcp_body { TCP_BODY_NONE, TCP_BODY_MESSAGE, TCP_BODY_POST, TCP_BODY_JOB };
+/*
+ * What the next bytes on a lane are: a header, or the body of a frame.
+ *
+ * state machine: tcp lane input
+ *   [*] -> HEADER -> MESSAGE | DATA | WRITE -> HEADER
+ *   HEADER -> [*]
+ */
+enum tcp_input { TCP_INPUT_HEADER, TCP_INPUT_MESSAGE, TCP_INPUT_DATA, TCP_INPUT_WRITE };
 
 struct tcp_lane {
     struct tcp *tcp;
-    unsigned index; /* 0: the door */
+    unsigned index;
     int fd;
     bool watched; /* by the core, for input */
 
-    /* Out. `flight` was or is being given to the kernel, in this order; the queues wait. */
+    /* Output. `flight` was or is being given to the kernel, in this order; the queues wait. */
     struct tcp_item *flight[IBX_TCP_FLIGHT];
     unsigned flight_count;
     struct tcp_item_queue small, large;
-    uint64_t silent_since; /* ns; what is on its way there goes unanswered, 0: it does not */
+    uint64_t silent_since; /* ns; since when the peer acknowledges nothing; 0: it does */
     bool blocked;          /* the socket took no more */
     bool watched_output;   /* in tcp->writable */
 
-    /* In. Bytes arrive in `body` as long as one is expected, after it in `stage`: a header, on lane
-     * 0 also what came behind it. Between calls fewer bytes than a header are there. */
+    /* Input. Bytes arrive in `body` as long as one is expected, after it in `stage`: a header, on
+     * lane 0 also what came behind it. Between calls `stage` has fewer bytes than a header. */
+    struct ibx_state_machine input; /* enum tcp_input */
+    void *body_owner;               /* the post of DATA, the job of WRITE */
+    uint8_t *body;                  /* NULL: thrown away */
+    size_t body_left;
     uint8_t *stage;
     size_t stage_have;
-    uint8_t *body; /* NULL: thrown away */
-    size_t body_left;
-    enum tcp_body body_kind;
-    void *body_owner;
     unsigned awaited; /* answers to own READs still to come on it */
-    unsigned quiet;   /* looks at it in a row that found nothing */
+    unsigned quiet;   /* consecutive reads that found nothing */
 
-    /* The ring's, while it has work of this lane. */
-    bool ring_in, ring_out;
-    struct msghdr ring_message;
-    struct iovec ring_pieces[2 * IBX_TCP_FLIGHT];
+    /* The uring's, while it has work of this lane. */
+    bool uring_in, uring_out;
+    struct msghdr uring_message;
+    struct iovec uring_pieces[2 * IBX_TCP_FLIGHT];
 };
 
 /* ---------------------------------------------------------------------- work */
 
-/* A message that did not leave at once, or whose sender wants to know. */
-struct tcp_letter {
+/* A send request that the socket did not take at once, or whose sender wants a completion. */
+struct tcp_send {
     struct tcp_item item;
-    struct tcp_letter *next; /* among the free or the sent ones */
-    uint8_t *buffer;         /* made on first use */
+    struct tcp_send *next; /* among the free or the sent ones */
+    uint8_t *buffer;       /* allocated on first use */
     uint64_t cookie;
     bool signaled;
 };
 
 /*
- * A READ or WRITE of this side, until the core is told:
+ * A READ or WRITE of this side, until the core has its completion. ANSWERED: the answer came while
+ * the kernel still has bytes of the request.
  *
- *   FREE -> QUEUED -> WAITING -> ARRIVING -> FREE    READ, answered by DATA
- *               \         \----------------> FREE    refused, or a WRITE acknowledged
- *                \-> ANSWERED -------------> FREE    ...while the kernel still has the bytes
+ * state machine: tcp post
+ *   [*] -> FREE -> QUEUED -> WAITING -> ARRIVING -> FREE   a READ, answered by DATA
+ *   QUEUED | WAITING -> ANSWERED -> FREE
+ *   WAITING -> FREE -> [*]                                 a WRITE acknowledged, or either refused
+ *   QUEUED -> FREE                                         the connection ended
  */
 enum tcp_post_state {
     TCP_POST_FREE,
@@ -112,29 +136,30 @@ struct tcp_post {
     struct tcp_item item;
     struct tcp_post *next; /* free */
     struct ibx_chunk *chunk;
-    enum tcp_post_state state;
+    struct ibx_state_machine state; /* enum tcp_post_state */
     uint16_t generation;
-    unsigned notices; /* zero-copy sends of which the kernel has not let go: memory still in use */
-    int status;       /* when ANSWERED */
+    unsigned zerocopy_sends; /* whose memory the kernel still uses */
+    int status;              /* when ANSWERED */
 };
 
 /*
- * A READ or WRITE of the peer in memory of this side:
+ * A READ or WRITE of the peer in memory of this side.
  *
- *   FREE -> SENDING ------------> FREE    READ: its DATA leaves
- *   FREE -> RECEIVING -> ANSWERING -> FREE    WRITE: its bytes arrive, then ACK or NAK leaves
- *   FREE -> ANSWERING -> FREE    READ, refused
+ * state machine: tcp job
+ *   [*] -> FREE -> SENDING -> FREE                  a READ: its DATA is sent
+ *   FREE -> RECEIVING -> ANSWERING -> FREE -> [*]   a WRITE: its bytes, then ACK or NAK
+ *   FREE | SENDING -> ANSWERING                     a READ refused, or its memory deregistered
  */
 enum tcp_job_state { TCP_JOB_FREE, TCP_JOB_SENDING, TCP_JOB_RECEIVING, TCP_JOB_ANSWERING };
 
 struct tcp_job {
     struct tcp_item item;
-    struct tcp_job *next, *prev; /* free (next only), or in use */
-    struct ibx_mr *mr;           /* while bytes move in it, otherwise NULL */
-    struct tcp_lane *lane;       /* on which the bytes move */
-    enum tcp_job_state state;
-    uint32_t id;     /* the peer's */
-    uint32_t status; /* enum ibx_tcp_status, 0: fine so far */
+    struct tcp_job *next, *prev;    /* free (next only), or in use */
+    struct ibx_mr *mr;              /* while bytes move in it, otherwise NULL */
+    struct tcp_lane *lane;          /* on which the bytes move */
+    struct ibx_state_machine state; /* enum tcp_job_state */
+    uint32_t id;                    /* the peer's */
+    uint32_t status;                /* enum ibx_tcp_status, 0: fine so far */
 };
 
 /* Registered memory that the peer may name. */
@@ -144,7 +169,16 @@ struct tcp_region {
     uint32_t next_free;
 };
 
-enum tcp_engine { TCP_ENGINE_SYSCALLS, TCP_ENGINE_RING, TCP_ENGINE_RING_ZEROCOPY };
+/*
+ * state machine: tcp connection
+ *   [*] -> LIVE -> DRAINING                      a bulk lane ended; lane 0 is read, nothing is sent
+ *   LIVE | DRAINING -> BROKEN -> LOST            the link; what had arrived is still delivered
+ *   LIVE | DRAINING -> FAILED -> LOST            an end broke the rules, or this one ran short
+ *   LIVE | DRAINING | BROKEN | FAILED | LOST -> ABORTED -> [*]
+ */
+enum tcp_state { TCP_LIVE, TCP_DRAINING, TCP_BROKEN, TCP_FAILED, TCP_LOST, TCP_ABORTED };
+
+enum tcp_engine { TCP_ENGINE_SYSCALLS, TCP_ENGINE_URING, TCP_ENGINE_URING_ZC };
 
 struct tcp {
     struct ibx_link *link;
@@ -159,7 +193,7 @@ struct tcp {
     unsigned lane_count; /* bulk lanes */
     size_t chunk;
     enum tcp_engine engine;
-    struct tcp_ring *ring;
+    struct tcp_uring *uring;
 
     /* Messages. One of at most `message_unit` bytes lies in its slot of the inbox, a longer one in
      * memory of its own, which its slot then has in `big`. */
@@ -178,9 +212,9 @@ struct tcp {
     const uint8_t *arriving_at;
     struct tcp_item credit_item;
     bool credit_queued;
-    struct tcp_letter *letters; /* peer.slots */
-    struct tcp_letter *letters_free;
-    struct tcp_letter *letters_sent, **letters_sent_tail;
+    struct tcp_send *sends; /* peer.slots */
+    struct tcp_send *sends_free;
+    struct tcp_send *sends_gone, **sends_gone_tail;
 
     struct tcp_post *posts; /* mine.depth */
     struct tcp_post *posts_free;
@@ -193,45 +227,50 @@ struct tcp {
     unsigned random_left;
 
     unsigned turns;
-    int reports; /* upcalls made in this turn */
-    bool moved;  /* bytes, in this turn */
-    int status;  /* why the connection is over, 0 while it lives */
+    int reports;                    /* upcalls made in this turn */
+    bool moved;                     /* bytes, in this turn */
+    struct ibx_state_machine state; /* enum tcp_state */
+    int status;                     /* why the connection is over, 0 while it lives */
     char reason[192];
-    bool broken;  /* the link went, rather than that somebody broke the rules */
-    bool parting; /* a bulk lane has ended: what is still on its way on lane 0 is taken, no more */
-    bool lost_told, aborted;
 };
 
 /* tcp.c */
+static inline bool ibx_tcp_runs(const struct tcp *tcp)
+{
+    return tcp->state.now == TCP_LIVE || tcp->state.now == TCP_DRAINING;
+}
 /* Notes the first failure; progress() tells the core. Returns a negative errno. */
 int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* Moves a machine of this connection. False when the table does not allow it: then the connection
+ * has failed, by an internal error. */
+bool ibx_tcp_move(struct tcp *tcp, struct ibx_state_machine *machine, unsigned to);
 /* Where the peer's request lies in this process: 0 and *mr, or an enum ibx_tcp_status. */
 uint32_t ibx_tcp_region_find(const struct tcp *tcp, const struct ibx_tcp_frame *frame,
                              unsigned access, struct ibx_mr **mr);
 
-/* tcp_setup.c */
+/* setup.c */
 int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
 int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err);
 int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
                    struct ibx_error *err);
 
-/* tcp_alive.c */
-void ibx_tcp_alive_tune(const struct tcp *tcp, int fd);
-/* The lanes are there. */
-int ibx_tcp_alive_open(struct tcp *tcp);
-void ibx_tcp_alive_close(struct tcp *tcp);
+/* peer_death.c */
+void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);
+/* To be called once the lanes are there. */
+int ibx_tcp_peer_watch(struct tcp *tcp);
+void ibx_tcp_peer_unwatch(struct tcp *tcp);
 /* Ends the connection when the peer's host has been silent for too long. To be called often, and
  * always before this side sleeps. */
-void ibx_tcp_alive_check(struct tcp *tcp);
-/* False where nothing can still be on its way on lane 0 when another one has ended. Otherwise it is
- * waited for, and ibx_tcp_alive_parting() to be called in each turn. */
-bool ibx_tcp_alive_part(struct tcp *tcp);
+void ibx_tcp_peer_check(struct tcp *tcp);
+/* A bulk lane has ended. False: nothing can be on its way on lane 0. Otherwise the connection
+ * drains, with ibx_tcp_drain_check() to be called in each progress(). */
+bool ibx_tcp_drain_begin(struct tcp *tcp);
 /* Ends the connection when nothing has come for a while. */
-void ibx_tcp_alive_parting(struct tcp *tcp);
+void ibx_tcp_drain_check(struct tcp *tcp);
 
-/* tcp_lane.c */
+/* lane.c */
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd);
 void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item);
 /* Takes an item back of which nothing was given to the kernel: false when it is too late. */
@@ -241,12 +280,15 @@ bool ibx_tcp_lane_has_output(const struct tcp_lane *lane);
 void ibx_tcp_lane_push(struct tcp_lane *lane);
 /* Takes what has arrived. */
 void ibx_tcp_lane_pull(struct tcp_lane *lane);
+/* The body of the frame whose header was read arrives next. */
+void ibx_tcp_lane_expect(struct tcp_lane *lane, enum tcp_input kind, void *owner, uint8_t *body,
+                         size_t length);
 /* Fills `flight` from the queues and describes what is left of it: the number of pieces. */
 int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces);
 /* The first `n` bytes of that are gone. */
-void ibx_tcp_lane_left(struct tcp_lane *lane, size_t n);
+void ibx_tcp_lane_sent(struct tcp_lane *lane, size_t n);
 /* `n` bytes arrived: first in the body, the rest in the stage. */
-void ibx_tcp_lane_came(struct tcp_lane *lane, size_t n);
+void ibx_tcp_lane_received(struct tcp_lane *lane, size_t n);
 /* A call on the socket failed with this errno, or 0 for the end of the stream. */
 void ibx_tcp_lane_broken(struct tcp_lane *lane, int code);
 /* After the link broke: takes what had arrived before that. */
@@ -255,7 +297,7 @@ void ibx_tcp_lane_read_out(struct tcp_lane *lane);
 void ibx_tcp_item_init(struct tcp_item *item, enum tcp_item_kind kind,
                        const struct ibx_tcp_frame *frame);
 
-/* tcp_message.c */
+/* message.c */
 size_t ibx_tcp_message_memory(const struct ibx_options *options);
 int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err);
 void ibx_tcp_messages_fini(struct tcp *tcp);
@@ -264,72 +306,48 @@ int ibx_tcp_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
 void ibx_tcp_release(void *endpoint, uint64_t slot);
 /* The slot that the next message will get, message_unit bytes; NULL when all are taken. */
 uint8_t *ibx_tcp_inbox_next(const struct tcp *tcp);
-void ibx_tcp_message_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
+void ibx_tcp_on_message(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
 /* The message that was arriving is complete up to `end`. */
-void ibx_tcp_message_whole(struct tcp *tcp, const uint8_t *end);
+void ibx_tcp_on_message_end(struct tcp *tcp, const uint8_t *end);
 /* The peer has room again. */
-void ibx_tcp_credits_came(struct tcp *tcp, unsigned n);
+void ibx_tcp_on_credits(struct tcp *tcp, unsigned n);
 /* Tells the peer about room here, when it may be waiting for that. */
 void ibx_tcp_credits_return(struct tcp *tcp);
-void ibx_tcp_letter_left(struct tcp *tcp, struct tcp_letter *letter);
+void ibx_tcp_on_send_gone(struct tcp *tcp, struct tcp_send *send);
 /* Reports the sends whose bytes have left. */
-void ibx_tcp_letters_report(struct tcp *tcp);
+void ibx_tcp_sends_report(struct tcp *tcp);
 /* Reports all sends that were to be reported. */
-void ibx_tcp_letters_flush(struct tcp *tcp, int status);
+void ibx_tcp_sends_flush(struct tcp *tcp, int status);
 
-/* tcp_work.c */
+/* work.c */
 int ibx_tcp_work_init(struct tcp *tcp, struct ibx_error *err);
 void ibx_tcp_work_fini(struct tcp *tcp);
-void ibx_tcp_frame_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
-void ibx_tcp_body_came(struct tcp_lane *lane);
-void ibx_tcp_item_left(struct tcp *tcp, struct tcp_item *item);
+void ibx_tcp_on_frame(struct tcp_lane *lane, const struct ibx_tcp_frame *frame);
+void ibx_tcp_on_body(struct tcp_lane *lane);
+void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item);
 /* The kernel has let go of one zero-copy send of this post. */
-void ibx_tcp_post_noticed(struct tcp *tcp, struct tcp_post *post);
+void ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post);
 int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk);
 /* Reports all READs and WRITEs of this side as failed. */
 void ibx_tcp_posts_flush(struct tcp *tcp, int status);
 /* No byte of `mr` is touched for the peer any more. */
 void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr);
 
-/* tcp_ring.c */
+/* uring.c; only to be called where tcp_uring() is not NULL */
 #ifdef IBX_WITH_URING
-int ibx_tcp_ring_open(struct tcp *tcp);
-/* One round: what is done, what is next. */
-void ibx_tcp_ring_turn(struct tcp *tcp);
-/* Takes back what the kernel has of this lane's input; afterwards nothing of it is in flight. */
-void ibx_tcp_ring_recall_input(struct tcp_lane *lane);
-/* Takes back everything and ends the bulk lanes. True when the kernel has let go of all memory. */
-bool ibx_tcp_ring_stop(struct tcp *tcp);
-/* The same, and waits for it. */
-void ibx_tcp_ring_settle(struct tcp *tcp);
-void ibx_tcp_ring_close(struct tcp *tcp);
+#define tcp_uring(tcp) ((tcp)->uring)
 #else
-static inline int ibx_tcp_ring_open(struct tcp *tcp)
-{
-    (void)tcp;
-    return -ENOSYS;
-}
-static inline void ibx_tcp_ring_turn(struct tcp *tcp)
-{
-    (void)tcp;
-}
-static inline void ibx_tcp_ring_recall_input(struct tcp_lane *lane)
-{
-    (void)lane;
-}
-static inline bool ibx_tcp_ring_stop(struct tcp *tcp)
-{
-    (void)tcp;
-    return true;
-}
-static inline void ibx_tcp_ring_settle(struct tcp *tcp)
-{
-    (void)tcp;
-}
-static inline void ibx_tcp_ring_close(struct tcp *tcp)
-{
-    (void)tcp;
-}
+#define tcp_uring(tcp) ((struct tcp_uring *)NULL)
 #endif
+int ibx_tcp_uring_open(struct tcp *tcp);
+/* Handles what is done and starts what is next. */
+void ibx_tcp_uring_progress(struct tcp *tcp);
+/* Cancels the lane's receive; afterwards the kernel writes to none of its memory. */
+void ibx_tcp_uring_cancel_input(struct tcp_lane *lane);
+/* Cancels everything and ends the bulk lanes. True when the kernel uses no memory any more. */
+bool ibx_tcp_uring_stop(struct tcp *tcp);
+/* The same, and waits for it. */
+void ibx_tcp_uring_settle(struct tcp *tcp);
+void ibx_tcp_uring_close(struct tcp *tcp);
 
 #endif

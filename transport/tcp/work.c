@@ -1,14 +1,36 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What frames mean, and one-sided work: posts of this side, jobs for the peer. */
+/* Dispatches frames; one-sided work: posts of this side, jobs for the peer. */
 #include "transport/tcp/tcp.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(offsetof(struct tcp_letter, item) == 0 && offsetof(struct tcp_post, item) == 0 &&
+_Static_assert(offsetof(struct tcp_send, item) == 0 && offsetof(struct tcp_post, item) == 0 &&
                    offsetof(struct tcp_job, item) == 0,
                "an item is cast to the struct that it begins");
+
+static const struct ibx_state post_states[] = {
+    [TCP_POST_FREE] = {"free", IBX_TO(TCP_POST_QUEUED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [TCP_POST_QUEUED] =
+        {"queued", IBX_TO(TCP_POST_WAITING) | IBX_TO(TCP_POST_ANSWERED) | IBX_TO(TCP_POST_FREE), 0},
+    [TCP_POST_WAITING] = {"waiting",
+                          IBX_TO(TCP_POST_ARRIVING) | IBX_TO(TCP_POST_ANSWERED) |
+                              IBX_TO(TCP_POST_FREE),
+                          0},
+    [TCP_POST_ARRIVING] = {"arriving", IBX_TO(TCP_POST_FREE), 0},
+    [TCP_POST_ANSWERED] = {"answered", IBX_TO(TCP_POST_FREE), 0}};
+static const struct ibx_state_table post_table = IBX_STATE_TABLE("tcp post", post_states);
+
+static const struct ibx_state job_states[] = {
+    [TCP_JOB_FREE] = {"free",
+                      IBX_TO(TCP_JOB_SENDING) | IBX_TO(TCP_JOB_RECEIVING) |
+                          IBX_TO(TCP_JOB_ANSWERING),
+                      IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [TCP_JOB_SENDING] = {"sending", IBX_TO(TCP_JOB_FREE) | IBX_TO(TCP_JOB_ANSWERING), 0},
+    [TCP_JOB_RECEIVING] = {"receiving", IBX_TO(TCP_JOB_ANSWERING), 0},
+    [TCP_JOB_ANSWERING] = {"answering", IBX_TO(TCP_JOB_FREE), 0}};
+static const struct ibx_state_table job_table = IBX_STATE_TABLE("tcp job", job_states);
 
 int ibx_tcp_work_init(struct tcp *tcp, struct ibx_error *err)
 {
@@ -17,10 +39,14 @@ int ibx_tcp_work_init(struct tcp *tcp, struct ibx_error *err)
     if (!tcp->posts || !tcp->jobs)
         return ibx_error_set(err, -ENOMEM, "no memory for %u requests in flight; lower depth",
                              tcp->mine.depth);
-    for (unsigned i = tcp->mine.depth; i-- > 0; tcp->posts_free = &tcp->posts[i])
+    for (unsigned i = tcp->mine.depth; i-- > 0; tcp->posts_free = &tcp->posts[i]) {
+        ibx_state_begin(&tcp->posts[i].state, &post_table, TCP_POST_FREE);
         tcp->posts[i].next = tcp->posts_free;
-    for (unsigned i = tcp->peer.depth; i-- > 0; tcp->jobs_free = &tcp->jobs[i])
+    }
+    for (unsigned i = tcp->peer.depth; i-- > 0; tcp->jobs_free = &tcp->jobs[i]) {
+        ibx_state_begin(&tcp->jobs[i].state, &job_table, TCP_JOB_FREE);
         tcp->jobs[i].next = tcp->jobs_free;
+    }
     return 0;
 }
 
@@ -35,8 +61,9 @@ void ibx_tcp_work_fini(struct tcp *tcp)
 static void post_finish(struct tcp *tcp, struct tcp_post *post, int status)
 {
     struct ibx_chunk *chunk = post->chunk;
+    if (!ibx_tcp_move(tcp, &post->state, TCP_POST_FREE))
+        return;
     post->chunk = NULL;
-    post->state = TCP_POST_FREE;
     post->generation++;
     post->next = tcp->posts_free;
     tcp->posts_free = post;
@@ -50,8 +77,8 @@ int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk)
     struct tcp_post *post = tcp->posts_free;
     if (chunk->lane > tcp->lane_count || !chunk->length || chunk->length > IBX_TCP_BODY_MAX)
         return -EINVAL;
-    if (!post || tcp->status) /* progress has the sentence for the latter */
-        return -EAGAIN;
+    if (!post || tcp->status || !ibx_tcp_move(tcp, &post->state, TCP_POST_QUEUED))
+        return -EAGAIN; /* progress() reports why the connection is over */
     tcp->posts_free = post->next;
     bool write = chunk->kind == IBX_RDMA_WRITE;
     struct ibx_tcp_frame frame = {
@@ -66,10 +93,9 @@ int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk)
     post->item.body = write ? chunk->local : NULL;
     post->item.length = write ? chunk->length : 0;
     post->chunk = chunk;
-    post->notices = 0;
-    post->state = TCP_POST_QUEUED;
+    post->zerocopy_sends = 0;
     ibx_tcp_lane_queue(&tcp->lanes[write ? chunk->lane : 0], &post->item);
-    /* Urgent work leaves at once; bulk is gathered until the next turn. */
+    /* Urgent work is sent at once, bulk by the next progress(). */
     if (chunk->lane == 0)
         ibx_tcp_lane_push(&tcp->lanes[0]);
     return 0;
@@ -83,12 +109,12 @@ static struct tcp_post *post_answered(struct tcp_lane *lane, const struct ibx_tc
     struct tcp_post *post = index < tcp->mine.depth ? &tcp->posts[index] : NULL;
     if (post && post->generation == frame->id >> 16) {
         bool read = post->chunk && post->chunk->kind == IBX_RDMA_READ;
-        if (post->state == TCP_POST_WAITING &&
+        if (post->state.now == TCP_POST_WAITING &&
             (frame->type == IBX_TCP_DATA ? read : frame->type == IBX_TCP_NAK || !read))
             return post;
-        /* The ring may hear of the answer before it hears that the request has left. */
-        if (post->state == TCP_POST_QUEUED && !read && frame->type != IBX_TCP_DATA &&
-            tcp->lanes[post->chunk->lane].ring_out)
+        /* io_uring may complete the answer before it completes the request. */
+        if (post->state.now == TCP_POST_QUEUED && !read && frame->type != IBX_TCP_DATA &&
+            tcp->lanes[post->chunk->lane].uring_out)
             return post;
     }
     ibx_tcp_fail(tcp, -EPROTO, "the peer answered request %u, which is not waiting for that",
@@ -96,35 +122,32 @@ static struct tcp_post *post_answered(struct tcp_lane *lane, const struct ibx_tc
     return NULL;
 }
 
-static void data_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+static void on_data(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp_post *post = post_answered(lane, frame);
     if (!post)
         return;
     if (post->chunk->length != frame->length || post->chunk->lane != lane->index) {
         ibx_tcp_fail(lane->tcp, -EPROTO,
-                     "the peer answered a READ of %zu bytes on lane %u with %u "
-                     "bytes on lane %u",
+                     "the peer answered a READ of %zu bytes on lane %u with %u bytes on lane %u",
                      post->chunk->length, post->chunk->lane, frame->length, lane->index);
         return;
     }
-    post->state = TCP_POST_ARRIVING;
+    if (!ibx_tcp_move(lane->tcp, &post->state, TCP_POST_ARRIVING))
+        return;
     lane->awaited--;
-    lane->body = post->chunk->local;
-    lane->body_left = frame->length;
-    lane->body_kind = TCP_BODY_POST;
-    lane->body_owner = post;
+    ibx_tcp_lane_expect(lane, TCP_INPUT_DATA, post, post->chunk->local, frame->length);
 }
 
-static void verdict_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+static void on_ack(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
     struct tcp_post *post = post_answered(lane, frame);
     int status = frame->type == IBX_TCP_ACK ? 0 : ibx_tcp_status_errno(frame->status);
     if (!post)
         return;
-    if (post->state == TCP_POST_QUEUED || post->notices) {
-        post->state = TCP_POST_ANSWERED;
+    if (post->state.now == TCP_POST_QUEUED || post->zerocopy_sends) {
+        ibx_tcp_move(tcp, &post->state, TCP_POST_ANSWERED);
         post->status = status;
         return;
     }
@@ -133,23 +156,22 @@ static void verdict_came(struct tcp_lane *lane, const struct ibx_tcp_frame *fram
     post_finish(tcp, post, status);
 }
 
-static void post_left(struct tcp *tcp, struct tcp_post *post)
+static void on_post_sent(struct tcp *tcp, struct tcp_post *post)
 {
-    if (post->state == TCP_POST_ANSWERED) {
-        if (!post->notices)
+    if (post->state.now == TCP_POST_ANSWERED) {
+        if (!post->zerocopy_sends)
             post_finish(tcp, post, post->status);
         return;
     }
-    post->state = TCP_POST_WAITING;
-    if (post->chunk->kind == IBX_RDMA_READ)
+    if (ibx_tcp_move(tcp, &post->state, TCP_POST_WAITING) && post->chunk->kind == IBX_RDMA_READ)
         tcp->lanes[post->chunk->lane].awaited++;
 }
 
-void ibx_tcp_post_noticed(struct tcp *tcp, struct tcp_post *post)
+void ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post)
 {
     bool left = post->item.sent == sizeof(post->item.header) + post->item.length;
-    post->notices--;
-    if (!post->notices && left && post->state == TCP_POST_ANSWERED)
+    post->zerocopy_sends--;
+    if (!post->zerocopy_sends && left && post->state.now == TCP_POST_ANSWERED)
         post_finish(tcp, post, post->status);
 }
 
@@ -164,7 +186,7 @@ static struct tcp_job *job_take(struct tcp *tcp, const struct ibx_tcp_frame *fra
         return NULL;
     }
     tcp->jobs_free = job->next;
-    *job = (struct tcp_job){.id = frame->id, .next = tcp->jobs_used};
+    *job = (struct tcp_job){.id = frame->id, .next = tcp->jobs_used, .state = job->state};
     if (job->next)
         job->next->prev = job;
     tcp->jobs_used = job;
@@ -173,13 +195,14 @@ static struct tcp_job *job_take(struct tcp *tcp, const struct ibx_tcp_frame *fra
 
 static void job_free(struct tcp *tcp, struct tcp_job *job)
 {
+    if (!ibx_tcp_move(tcp, &job->state, TCP_JOB_FREE))
+        return;
     if (job->prev)
         job->prev->next = job->next;
     else
         tcp->jobs_used = job->next;
     if (job->next)
         job->next->prev = job->prev;
-    job->state = TCP_JOB_FREE;
     job->mr = NULL;
     job->next = tcp->jobs_free;
     tcp->jobs_free = job;
@@ -189,18 +212,19 @@ static void job_answer(struct tcp *tcp, struct tcp_job *job)
 {
     struct ibx_tcp_frame frame = {
         .type = job->status ? IBX_TCP_NAK : IBX_TCP_ACK, .status = job->status, .id = job->id};
-    job->state = TCP_JOB_ANSWERING;
+    if (!ibx_tcp_move(tcp, &job->state, TCP_JOB_ANSWERING))
+        return;
     job->mr = NULL;
     job->item = (struct tcp_item){0};
     ibx_tcp_item_init(&job->item, TCP_ITEM_JOB, &frame);
     ibx_tcp_lane_queue(&tcp->lanes[0], &job->item);
 }
 
-static void read_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+static void on_read(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
     if (frame->lane > tcp->lane_count) {
-        ibx_tcp_fail(tcp, -EPROTO, "the peer wants an answer on lane %u of %u", frame->lane,
+        ibx_tcp_fail(tcp, -EPROTO, "the peer requests an answer on lane %u of %u", frame->lane,
                      tcp->lane_count);
         return;
     }
@@ -213,7 +237,8 @@ static void read_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
         return;
     }
     struct ibx_tcp_frame data = {.type = IBX_TCP_DATA, .id = frame->id, .length = frame->length};
-    job->state = TCP_JOB_SENDING;
+    if (!ibx_tcp_move(tcp, &job->state, TCP_JOB_SENDING))
+        return;
     job->lane = &tcp->lanes[frame->lane];
     ibx_tcp_item_init(&job->item, TCP_ITEM_JOB, &data);
     job->item.body = (const uint8_t *)(uintptr_t)frame->address;
@@ -221,34 +246,34 @@ static void read_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
     ibx_tcp_lane_queue(job->lane, &job->item);
 }
 
-static void write_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+static void on_write(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
     struct tcp_job *job = job_take(tcp, frame);
     if (!job)
         return;
     job->status = ibx_tcp_region_find(tcp, frame, IBX_ACCESS_REMOTE_WRITE, &job->mr);
-    job->state = TCP_JOB_RECEIVING;
+    if (!ibx_tcp_move(tcp, &job->state, TCP_JOB_RECEIVING))
+        return;
     job->lane = lane;
-    lane->body = job->status ? NULL : (uint8_t *)(uintptr_t)frame->address;
-    lane->body_left = frame->length;
-    lane->body_kind = TCP_BODY_JOB;
-    lane->body_owner = job;
+    ibx_tcp_lane_expect(lane, TCP_INPUT_WRITE, job,
+                        job->status ? NULL : (uint8_t *)(uintptr_t)frame->address, frame->length);
 }
 
 static void job_forget(struct tcp *tcp, struct tcp_job *job)
 {
     job->status = IBX_TCP_STATUS_ACCESS;
-    if (job->state == TCP_JOB_RECEIVING) {
+    if (job->state.now == TCP_JOB_RECEIVING) {
         job->mr = NULL;
-        job->lane->body = NULL; /* the rest goes nowhere */
+        job->lane->body = NULL; /* the rest is thrown away */
     } else if (ibx_tcp_lane_unqueue(job->lane, &job->item)) {
         job_answer(tcp, job);
     } else {
-        /* The peer has been promised more bytes than there are now. */
+        /* The header that is on its way promises these bytes. */
         job->mr = NULL;
         ibx_tcp_fail(tcp, -ECONNABORTED, "memory was deregistered while the peer was reading it");
-        ibx_tcp_ring_settle(tcp);
+        if (tcp_uring(tcp))
+            ibx_tcp_uring_settle(tcp);
     }
 }
 
@@ -259,9 +284,9 @@ void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr)
         next = job->next;
         if (job->mr != mr)
             continue;
-        if (job->state == TCP_JOB_RECEIVING)
-            ibx_tcp_ring_recall_input(job->lane);
-        /* The recall may have brought the last bytes. */
+        if (tcp_uring(tcp) && job->state.now == TCP_JOB_RECEIVING)
+            ibx_tcp_uring_cancel_input(job->lane);
+        /* The last bytes may have arrived before the cancellation. */
         if (job->mr == mr)
             job_forget(tcp, job);
     }
@@ -269,7 +294,7 @@ void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr)
 
 /* ------------------------------------------------------------------- dispatching */
 
-void ibx_tcp_frame_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
+void ibx_tcp_on_frame(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
     if (lane->index && frame->type != IBX_TCP_DATA && frame->type != IBX_TCP_WRITE) {
@@ -279,48 +304,49 @@ void ibx_tcp_frame_came(struct tcp_lane *lane, const struct ibx_tcp_frame *frame
     }
     switch (frame->type) {
     case IBX_TCP_MESSAGE:
-        ibx_tcp_message_came(lane, frame);
+        ibx_tcp_on_message(lane, frame);
         break;
     case IBX_TCP_READ:
-        read_came(lane, frame);
+        on_read(lane, frame);
         break;
     case IBX_TCP_DATA:
-        data_came(lane, frame);
+        on_data(lane, frame);
         break;
     case IBX_TCP_WRITE:
-        write_came(lane, frame);
+        on_write(lane, frame);
         break;
     case IBX_TCP_ACK:
     case IBX_TCP_NAK:
-        verdict_came(lane, frame);
+        on_ack(lane, frame);
         break;
     case IBX_TCP_CREDIT:
-        ibx_tcp_credits_came(tcp, frame->credits);
+        ibx_tcp_on_credits(tcp, frame->credits);
         break;
     }
 }
 
-void ibx_tcp_body_came(struct tcp_lane *lane)
+void ibx_tcp_on_body(struct tcp_lane *lane)
 {
-    enum tcp_body kind = lane->body_kind;
-    lane->body_kind = TCP_BODY_NONE;
-    if (kind == TCP_BODY_MESSAGE)
-        ibx_tcp_message_whole(lane->tcp, lane->body);
-    else if (kind == TCP_BODY_POST)
+    unsigned kind = lane->input.now;
+    if (!ibx_tcp_move(lane->tcp, &lane->input, TCP_INPUT_HEADER))
+        return;
+    if (kind == TCP_INPUT_MESSAGE)
+        ibx_tcp_on_message_end(lane->tcp, lane->body);
+    else if (kind == TCP_INPUT_DATA)
         post_finish(lane->tcp, lane->body_owner, 0);
-    else if (kind == TCP_BODY_JOB)
+    else
         job_answer(lane->tcp, lane->body_owner);
     lane->body = NULL;
 }
 
-void ibx_tcp_item_left(struct tcp *tcp, struct tcp_item *item)
+void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item)
 {
     switch (item->kind) {
-    case TCP_ITEM_LETTER:
-        ibx_tcp_letter_left(tcp, (struct tcp_letter *)item);
+    case TCP_ITEM_SEND:
+        ibx_tcp_on_send_gone(tcp, (struct tcp_send *)item);
         break;
     case TCP_ITEM_POST:
-        post_left(tcp, (struct tcp_post *)item);
+        on_post_sent(tcp, (struct tcp_post *)item);
         break;
     case TCP_ITEM_JOB:
         job_free(tcp, (struct tcp_job *)item);
@@ -334,7 +360,7 @@ void ibx_tcp_item_left(struct tcp *tcp, struct tcp_item *item)
 void ibx_tcp_posts_flush(struct tcp *tcp, int status)
 {
     for (unsigned i = 0; i < tcp->mine.depth; i++) {
-        if (tcp->posts[i].state != TCP_POST_FREE)
+        if (tcp->posts[i].state.now != TCP_POST_FREE)
             post_finish(tcp, &tcp->posts[i], status);
     }
 }

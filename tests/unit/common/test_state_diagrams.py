@@ -64,7 +64,7 @@ def tables_of(text):
         if not body:
             yield machine, None
             continue
-        entries = re.findall(r'\[(\w+)\] = \{\s*"[^"]*",(.*?)\}(?=,\s*\[|,?\s*$)', body[1], re.S)
+        entries = re.findall(r'\[(\w+)\] =\s*\{\s*"[^"]*",(.*?)\}(?=,\s*\[|,?\s*$)', body[1], re.S)
         prefix = prefix_of([name for name, _ in entries])
         edges = set()
         for name, rest in entries:

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * io_uring as the engine of the bulk lanes. Lane 0 stays with system calls,
- * which answer a small message in less time.
+ * io_uring as the engine of the bulk lanes. Lane 0 stays with system calls, which answer a small
+ * message in less time.
  *
- * A lane has at most one receive and one send in the kernel. The receive is
- * either a whole body (MSG_WAITALL, into its final place) or the next header.
- * With SEND_ZC a WRITE's memory belongs to the kernel until its notice; answers
- * to the peer's READs are always copied, so that a deregistration need not wait
- * for a peer.
+ * A lane has at most one receive and one send in the kernel. The receive is either a whole body
+ * (MSG_WAITALL, into its destination) or the next header. With SEND_ZC the kernel uses a WRITE's
+ * memory until its notification. Answers to the peer's READs are always copied, so that a
+ * deregistration need not wait for a peer.
  */
 #include "transport/tcp/tcp.h"
 
@@ -21,27 +20,27 @@ enum ring_kind { RING_IN, RING_OUT, RING_OUT_ZEROCOPY, RING_CANCEL };
 /* user_data: post, lane, kind */
 #define TAG(post, lane, kind) ((uint64_t)(post) << 16 | (uint64_t)(lane) << 8 | (uint64_t)(kind))
 
-struct outcome {
+struct completion {
     uint64_t tag;
     int result;
     unsigned flags;
 };
 
-struct tcp_ring {
+struct tcp_uring {
     struct io_uring ring;
     unsigned in_flight; /* requests whose last completion is still to come */
     bool stopping;
-    /* Completions taken from the kernel and not yet acted on. */
+    /* Completions taken from the kernel and not handled yet. */
     unsigned count, capacity;
     uint8_t scrap[16 << 10]; /* for bodies that nobody wants, of all lanes at once */
-    struct outcome outcomes[];
+    struct completion completions[];
 };
 
-int ibx_tcp_ring_open(struct tcp *tcp)
+int ibx_tcp_uring_open(struct tcp *tcp)
 {
-    /* A receive and a send a lane, a notice a post, the cancellations. */
+    /* A receive and a send a lane, a notification a post, the cancellations. */
     unsigned capacity = 4 * (tcp->lane_count + 1) + 2 * tcp->mine.depth;
-    struct tcp_ring *r = calloc(1, sizeof(*r) + capacity * sizeof(r->outcomes[0]));
+    struct tcp_uring *r = calloc(1, sizeof(*r) + capacity * sizeof(r->completions[0]));
     if (!r)
         return -ENOMEM;
     r->capacity = capacity;
@@ -63,13 +62,13 @@ int ibx_tcp_ring_open(struct tcp *tcp)
         free(r);
         return rc;
     }
-    tcp->ring = r;
+    tcp->uring = r;
     return 0;
 }
 
 /* --------------------------------------------------------------------- requests */
 
-static struct io_uring_sqe *sqe_take(struct tcp_ring *r)
+static struct io_uring_sqe *sqe_take(struct tcp_uring *r)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&r->ring);
     if (!sqe) {
@@ -81,7 +80,7 @@ static struct io_uring_sqe *sqe_take(struct tcp_ring *r)
     return sqe;
 }
 
-static void lane_receive(struct tcp_ring *r, struct tcp_lane *lane)
+static void lane_receive(struct tcp_uring *r, struct tcp_lane *lane)
 {
     struct io_uring_sqe *sqe = sqe_take(r);
     if (!sqe)
@@ -96,39 +95,39 @@ static void lane_receive(struct tcp_ring *r, struct tcp_lane *lane)
         io_uring_prep_recv(sqe, lane->fd, lane->stage + lane->stage_have,
                            IBX_TCP_FRAME_BYTES - lane->stage_have, 0);
     io_uring_sqe_set_data64(sqe, TAG(0, lane->index, RING_IN));
-    lane->ring_in = true;
+    lane->uring_in = true;
 }
 
-static void lane_send(struct tcp_ring *r, struct tcp_lane *lane)
+static void lane_send(struct tcp_uring *r, struct tcp_lane *lane)
 {
     struct tcp *tcp = lane->tcp;
     struct io_uring_sqe *sqe = sqe_take(r);
     if (!sqe)
         return;
-    lane->ring_message = (struct msghdr){.msg_iov = lane->ring_pieces};
-    lane->ring_message.msg_iovlen = (size_t)ibx_tcp_lane_pieces(lane, lane->ring_pieces);
+    lane->uring_message = (struct msghdr){.msg_iov = lane->uring_pieces};
+    lane->uring_message.msg_iovlen = (size_t)ibx_tcp_lane_pieces(lane, lane->uring_pieces);
     struct tcp_item *item = lane->flight[0];
-    if (tcp->engine == TCP_ENGINE_RING_ZEROCOPY && item->kind == TCP_ITEM_POST) {
-        /* One post alone, so that the notice can name it. */
+    if (tcp->engine == TCP_ENGINE_URING_ZC && item->kind == TCP_ITEM_POST) {
+        /* One post alone, so that the notification can name it. */
         bool header_left = item->sent < sizeof(item->header);
-        lane->ring_message.msg_iovlen = header_left && item->length ? 2 : 1;
-        io_uring_prep_sendmsg_zc(sqe, lane->fd, &lane->ring_message, MSG_NOSIGNAL | MSG_WAITALL);
+        lane->uring_message.msg_iovlen = header_left && item->length ? 2 : 1;
+        io_uring_prep_sendmsg_zc(sqe, lane->fd, &lane->uring_message, MSG_NOSIGNAL | MSG_WAITALL);
         io_uring_sqe_set_data64(
             sqe, TAG((struct tcp_post *)item - tcp->posts, lane->index, RING_OUT_ZEROCOPY));
     } else {
-        io_uring_prep_sendmsg(sqe, lane->fd, &lane->ring_message, MSG_NOSIGNAL | MSG_WAITALL);
+        io_uring_prep_sendmsg(sqe, lane->fd, &lane->uring_message, MSG_NOSIGNAL | MSG_WAITALL);
         io_uring_sqe_set_data64(sqe, TAG(0, lane->index, RING_OUT));
     }
-    lane->ring_out = true;
+    lane->uring_out = true;
 }
 
 /* ------------------------------------------------------------------- completions */
 
-static void take_outcomes(struct tcp_ring *r)
+static void take_completions(struct tcp_uring *r)
 {
     struct io_uring_cqe *cqe;
     while (r->count < r->capacity && !io_uring_peek_cqe(&r->ring, &cqe)) {
-        r->outcomes[r->count++] = (struct outcome){
+        r->completions[r->count++] = (struct completion){
             .tag = io_uring_cqe_get_data64(cqe), .result = cqe->res, .flags = cqe->flags};
         if (!(cqe->flags & IORING_CQE_F_MORE))
             r->in_flight--;
@@ -139,43 +138,43 @@ static void take_outcomes(struct tcp_ring *r)
 static void received(struct tcp_lane *lane, int result)
 {
     if (result > 0)
-        ibx_tcp_lane_came(lane, (size_t)result);
+        ibx_tcp_lane_received(lane, (size_t)result);
     else if (result != -EINTR && result != -EAGAIN && result != -ECANCELED)
         ibx_tcp_lane_broken(lane, -result);
 }
 
-static void sent(struct tcp_lane *lane, const struct outcome *o)
+static void sent(struct tcp_lane *lane, const struct completion *o)
 {
     struct tcp *tcp = lane->tcp;
     struct tcp_post *post = &tcp->posts[o->tag >> 16];
     bool zerocopy = (o->tag & 0xff) == RING_OUT_ZEROCOPY;
     if (o->flags & IORING_CQE_F_NOTIF) {
-        ibx_tcp_post_noticed(tcp, post);
+        ibx_tcp_on_post_released(tcp, post);
         return;
     }
     if (zerocopy && o->flags & IORING_CQE_F_MORE)
-        post->notices++;
+        post->zerocopy_sends++;
     if (o->result > 0) {
-        ibx_tcp_lane_left(lane, (size_t)o->result);
+        ibx_tcp_lane_sent(lane, (size_t)o->result);
     } else if (zerocopy && (o->result == -EINVAL || o->result == -EOPNOTSUPP)) {
-        tcp->engine = TCP_ENGINE_RING; /* a kernel or a socket without it */
+        tcp->engine = TCP_ENGINE_URING; /* a kernel or a socket without it */
     } else if (o->result != -EINTR && o->result != -EAGAIN && o->result != -ECANCELED) {
         ibx_tcp_lane_broken(lane, -o->result);
     }
 }
 
 /* After the connection has failed only what the kernel holds still counts. */
-static void act(struct tcp *tcp, const struct outcome *o)
+static void handle(struct tcp *tcp, const struct completion *o)
 {
     struct tcp_lane *lane = &tcp->lanes[o->tag >> 8 & 0xff];
     unsigned kind = o->tag & 0xff;
     if (kind == RING_CANCEL)
         return;
     if (kind == RING_IN)
-        lane->ring_in = false;
+        lane->uring_in = false;
     else if (!(o->flags & IORING_CQE_F_NOTIF))
-        lane->ring_out = false;
-    if (tcp->status || tcp->ring->stopping)
+        lane->uring_out = false;
+    if (tcp->status || tcp->uring->stopping)
         return;
     if (kind == RING_IN)
         received(lane, o->result);
@@ -183,18 +182,19 @@ static void act(struct tcp *tcp, const struct outcome *o)
         sent(lane, o);
 }
 
-void ibx_tcp_ring_turn(struct tcp *tcp)
+void ibx_tcp_uring_progress(struct tcp *tcp)
 {
-    struct tcp_ring *r = tcp->ring;
-    take_outcomes(r);
+    struct tcp_uring *r = tcp->uring;
+    take_completions(r);
     for (unsigned i = 0; i < r->count; i++)
-        act(tcp, &r->outcomes[i]);
+        handle(tcp, &r->completions[i]);
     r->count = 0;
-    for (unsigned i = 1; i <= tcp->lane_count && !tcp->status && !tcp->parting; i++) {
+    for (unsigned i = 1; i <= tcp->lane_count && !tcp->status && tcp->state.now != TCP_DRAINING;
+         i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
-        if (!lane->ring_in)
+        if (!lane->uring_in)
             lane_receive(r, lane);
-        if (!lane->ring_out && ibx_tcp_lane_has_output(lane))
+        if (!lane->uring_out && ibx_tcp_lane_has_output(lane))
             lane_send(r, lane);
     }
     if (io_uring_sq_ready(&r->ring)) {
@@ -204,9 +204,9 @@ void ibx_tcp_ring_turn(struct tcp *tcp)
     }
 }
 
-/* --------------------------------------------------------------------- taking back */
+/* ---------------------------------------------------------------------- cancelling */
 
-static void cancel(struct tcp_ring *r, struct tcp_lane *lane, enum ring_kind kind)
+static void cancel(struct tcp_uring *r, struct tcp_lane *lane, enum ring_kind kind)
 {
     struct io_uring_sqe *sqe = sqe_take(r);
     if (!sqe)
@@ -215,78 +215,74 @@ static void cancel(struct tcp_ring *r, struct tcp_lane *lane, enum ring_kind kin
     io_uring_sqe_set_data64(sqe, TAG(0, lane->index, RING_CANCEL));
 }
 
-static void await_outcomes(struct tcp_ring *r)
+static void await_completions(struct tcp_uring *r)
 {
     io_uring_submit_and_wait(&r->ring, 1);
-    take_outcomes(r);
+    take_completions(r);
 }
 
-void ibx_tcp_ring_recall_input(struct tcp_lane *lane)
+void ibx_tcp_uring_cancel_input(struct tcp_lane *lane)
 {
-    struct tcp_ring *r = lane->tcp->ring;
-    if (!r || !lane->ring_in)
+    struct tcp_uring *r = lane->tcp->uring;
+    if (!lane->uring_in)
         return;
     cancel(r, lane, RING_IN);
-    /* Other lanes' completions wait for the next turn: nothing is reported from here. */
-    for (unsigned at = 0; lane->ring_in; at++) {
+    /* Other lanes' completions wait for the next progress(): nothing is reported from here. */
+    for (unsigned at = 0; lane->uring_in; at++) {
         while (at == r->count)
-            await_outcomes(r);
-        if (r->outcomes[at].tag == TAG(0, lane->index, RING_IN)) {
-            act(lane->tcp, &r->outcomes[at]);
-            r->outcomes[at].tag = TAG(0, lane->index, RING_CANCEL);
+            await_completions(r);
+        if (r->completions[at].tag == TAG(0, lane->index, RING_IN)) {
+            handle(lane->tcp, &r->completions[at]);
+            r->completions[at].tag = TAG(0, lane->index, RING_CANCEL);
         }
     }
 }
 
 static void stop(struct tcp *tcp)
 {
-    struct tcp_ring *r = tcp->ring;
+    struct tcp_uring *r = tcp->uring;
     struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
     r->stopping = true;
     for (unsigned i = 1; i <= tcp->lane_count; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
-        if (lane->ring_in)
+        if (lane->uring_in)
             cancel(r, lane, RING_IN);
-        if (lane->ring_out)
+        if (lane->uring_out)
             cancel(r, lane, RING_OUT);
         shutdown(lane->fd, SHUT_RDWR);
         /* A reset, which makes the kernel drop what it still holds for zero-copy sends. */
-        if (tcp->engine == TCP_ENGINE_RING_ZEROCOPY)
+        if (tcp->engine == TCP_ENGINE_URING_ZC)
             connect(lane->fd, &nowhere, sizeof(nowhere));
     }
     io_uring_submit(&r->ring);
 }
 
-bool ibx_tcp_ring_stop(struct tcp *tcp)
+bool ibx_tcp_uring_stop(struct tcp *tcp)
 {
-    struct tcp_ring *r = tcp->ring;
-    if (!r)
-        return true;
+    struct tcp_uring *r = tcp->uring;
     if (!r->stopping)
         stop(tcp);
     do {
-        take_outcomes(r);
+        take_completions(r);
         for (unsigned i = 0; i < r->count; i++)
-            act(tcp, &r->outcomes[i]);
+            handle(tcp, &r->completions[i]);
         r->count = 0;
     } while (io_uring_cq_ready(&r->ring));
     return r->in_flight == 0;
 }
 
-void ibx_tcp_ring_settle(struct tcp *tcp)
+void ibx_tcp_uring_settle(struct tcp *tcp)
 {
-    while (!ibx_tcp_ring_stop(tcp))
-        await_outcomes(tcp->ring);
+    while (!ibx_tcp_uring_stop(tcp))
+        await_completions(tcp->uring);
 }
 
-void ibx_tcp_ring_close(struct tcp *tcp)
+void ibx_tcp_uring_close(struct tcp *tcp)
 {
-    struct tcp_ring *r = tcp->ring;
-    if (!r)
-        return;
-    ibx_tcp_ring_settle(tcp);
+    struct tcp_uring *r = tcp->uring;
+    ibx_tcp_uring_settle(tcp);
     ibx_link_unwatch(tcp->link, r->ring.ring_fd);
     io_uring_queue_exit(&r->ring);
     free(r);
-    tcp->ring = NULL;
+    tcp->uring = NULL;
 }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Whether the host behind a socket still answers.
+ * What happens when the peer dies.
  *
- * An idle socket has the kernel's keepalive. One with bytes on their way has not,
- * and TCP_USER_TIMEOUT is no substitute: it also ends a connection to a process
- * that is stopped or slow, whose window is full and whose kernel answers each of
- * our probes. So as long as bytes are unacknowledged this looks at them itself,
- * LOOKS times in timeout_ms: silent is who leaves a retransmission or two window
- * probes unanswered, and dead who has been silent for all of timeout_ms.
+ * Its host: an idle socket has the kernel's keepalive, one with unacknowledged bytes has not.
+ * TCP_USER_TIMEOUT is no substitute: it also ends a connection to a process that is stopped or
+ * slow, whose window is full and whose kernel answers our probes. So this file checks sockets with
+ * unacknowledged bytes itself, LOOKS times in timeout_ms. A host is silent when it leaves a
+ * retransmission or two window probes unanswered, and dead when it is silent for timeout_ms. The
+ * kernel doubles the pause between two probes, up to two minutes, so a host that dies behind a full
+ * window is detected by keepalive on another lane, or without one by the next probes.
  *
- * The kernel doubles the pause between two probes, up to two minutes. A host that
- * dies behind a full window is therefore missed on another, idle lane, and only
- * where there is none by the next probes.
+ * Its process: the kernel closes all lanes at once. Messages that were sent before are still on
+ * their way on lane 0 when a bulk lane ends; the connection drains them (ibx_tcp_drain_begin).
  */
 #include "transport/tcp/tcp.h"
 
@@ -27,12 +27,12 @@
 #include <unistd.h>
 
 #define LOOKS 8u
-/* A kernel answers probes twice a second at most, so these are no sign: two in a row are, and for
- * so long, since the pause between the first ones may be of milliseconds. */
+/* A kernel answers two probes a second at most. So one unanswered probe is no sign; two are, after
+ * SILENCE_MIN, because the first ones may be milliseconds apart. */
 #define PROBES_MIN  2u
 #define SILENCE_MIN 2000u /* ms */
-/* Nothing has come on lane 0 for so long, and the peer has closed another one. */
-#define PARTING_MS 2000u
+/* The longest silence on lane 0 while the connection drains. */
+#define DRAIN_MS 2000u
 
 static unsigned timeout_of(const struct tcp *tcp)
 {
@@ -40,7 +40,7 @@ static unsigned timeout_of(const struct tcp *tcp)
 }
 
 /* None of these is needed for correctness, so their failures are not errors. */
-void ibx_tcp_alive_tune(const struct tcp *tcp, int fd)
+void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd)
 {
     unsigned timeout_ms = timeout_of(tcp);
     int one = 1, idle = (int)((timeout_ms + 1999) / 2000), probes = 3;
@@ -51,11 +51,11 @@ void ibx_tcp_alive_tune(const struct tcp *tcp, int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
-int ibx_tcp_alive_open(struct tcp *tcp)
+int ibx_tcp_peer_watch(struct tcp *tcp)
 {
     struct tcp_info info;
     socklen_t length = sizeof(info);
-    /* Nobody dies unnoticed at the other end of a unix socket. */
+    /* A unix socket has no host behind it that could die. */
     if (getsockopt(tcp->lanes[0].fd, IPPROTO_TCP, TCP_INFO, &info, &length))
         return 0;
     tcp->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -64,7 +64,7 @@ int ibx_tcp_alive_open(struct tcp *tcp)
     return ibx_link_watch(tcp->link, tcp->timer);
 }
 
-void ibx_tcp_alive_close(struct tcp *tcp)
+void ibx_tcp_peer_unwatch(struct tcp *tcp)
 {
     if (tcp->timer < 0)
         return;
@@ -72,8 +72,8 @@ void ibx_tcp_alive_close(struct tcp *tcp)
     close(tcp->timer);
 }
 
-/* Whether bytes of this lane are on their way; ends the connection when nobody takes them. */
-static bool lane_waits(struct tcp_lane *lane, uint64_t now)
+/* Whether the lane has unacknowledged bytes; the connection ends when the peer's host is dead. */
+static bool lane_check(struct tcp_lane *lane, uint64_t now)
 {
     struct tcp_info info;
     socklen_t length = sizeof(info);
@@ -83,12 +83,12 @@ static bool lane_waits(struct tcp_lane *lane, uint64_t now)
         lane->silent_since = 0;
         return false;
     }
-    /* Any acknowledgement answers the probes. It does not answer a retransmission into a window
-     * that has shrunk, but there none is due before the next one has been sent. */
+    /* An acknowledgement answers all probes before it, but not a retransmission into a window that
+     * has shrunk; there none is due before the next one has been sent. */
     bool silent = info.tcpi_probes >= PROBES_MIN ||
                   (info.tcpi_retransmits && info.tcpi_last_data_sent < info.tcpi_last_ack_recv);
-    uint64_t heard = now - info.tcpi_last_ack_recv * IBX_NS_PER_MS;
-    if (!silent || heard > lane->silent_since)
+    uint64_t answered = now - info.tcpi_last_ack_recv * IBX_NS_PER_MS;
+    if (!silent || answered > lane->silent_since)
         lane->silent_since = silent ? now : 0;
     unsigned limit_ms = timeout_of(lane->tcp);
     if (limit_ms < SILENCE_MIN)
@@ -98,7 +98,7 @@ static bool lane_waits(struct tcp_lane *lane, uint64_t now)
     return true;
 }
 
-/* The next look is in so many milliseconds; 0: none until something is written. */
+/* The next check is in so many milliseconds; 0: none until something is written. */
 static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
 {
     struct itimerspec in = {
@@ -107,9 +107,9 @@ static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
     timerfd_settime(tcp->timer, 0, &in, NULL);
 }
 
-void ibx_tcp_alive_check(struct tcp *tcp)
+void ibx_tcp_peer_check(struct tcp *tcp)
 {
-    if (tcp->timer < 0 || tcp->parting || (!tcp->look_at && !tcp->wrote))
+    if (tcp->timer < 0 || tcp->state.now != TCP_LIVE || (!tcp->look_at && !tcp->wrote))
         return;
     uint64_t now = ibx_now_ns();
     if (now < tcp->look_at)
@@ -117,26 +117,38 @@ void ibx_tcp_alive_check(struct tcp *tcp)
     bool waits = tcp->wrote;
     tcp->wrote = false;
     for (unsigned i = 0; i <= tcp->lane_count && tcp->look_at && !tcp->status; i++)
-        waits |= lane_waits(&tcp->lanes[i], now);
+        waits |= lane_check(&tcp->lanes[i], now);
     timer_set(tcp, now, waits ? timeout_of(tcp) / LOOKS : 0);
 }
 
-bool ibx_tcp_alive_part(struct tcp *tcp)
+/* Nothing is sent any more: the peer's host would answer with a reset, and the kernel then discards
+ * what has arrived. A peer that lives learns from the end of our lane 0 that the connection is
+ * over. */
+bool ibx_tcp_drain_begin(struct tcp *tcp)
 {
     /* What was written to a unix socket is there. */
     if (tcp->timer < 0)
         return false;
-    if (!tcp->parting)
-        timer_set(tcp, ibx_now_ns(), PARTING_MS);
-    tcp->parting = true;
+    if (tcp->state.now != TCP_LIVE)
+        return tcp->state.now == TCP_DRAINING;
+    ibx_tcp_move(tcp, &tcp->state, TCP_DRAINING);
+    timer_set(tcp, ibx_now_ns(), DRAIN_MS);
+    shutdown(tcp->lanes[0].fd, SHUT_WR);
+    /* A socket on which nothing can be sent counts as writable. */
+    ibx_link_unwatch(tcp->link, tcp->writable);
+    for (unsigned i = 1; i <= tcp->lane_count; i++) {
+        if (tcp->lanes[i].watched)
+            ibx_link_unwatch(tcp->link, tcp->lanes[i].fd);
+        tcp->lanes[i].watched = false;
+    }
     return true;
 }
 
-void ibx_tcp_alive_parting(struct tcp *tcp)
+void ibx_tcp_drain_check(struct tcp *tcp)
 {
     uint64_t now = ibx_now_ns();
     if (tcp->moved)
-        timer_set(tcp, now, PARTING_MS);
+        timer_set(tcp, now, DRAIN_MS);
     else if (now >= tcp->look_at)
         ibx_tcp_fail(tcp, -ECONNRESET, "the peer closed one socket of the connection");
 }
