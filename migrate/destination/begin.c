@@ -45,7 +45,7 @@ static void destination_init(struct destination *d, const struct ibx_receive_opt
     *d = (struct destination){.options = options, .stream = -1, .lock_fd = -1};
     d->transport = ibx_migration_options(&options->transport, options->listen);
     d->signals.fd = d->uffd.fd = -1;
-    d->teller.tell = &options->tell;
+    d->reporter.observer = &options->observer;
     d->status.began_ns = ibx_now_ns();
     d->status.max_bandwidth = options->max_bandwidth;
     d->minor = options->minor;
@@ -83,10 +83,11 @@ static int look(struct destination *d, struct ibx_error *err)
     int rc = ibx_destination_vm_find(d, err);
     /* First, as what else is wrong with a VM that has come has remedies that would end it. */
     if (!rc)
-        rc = ibx_migration_no_other(d->options->folder, &d->ram, d->options->qmp, false, err);
+        rc = ibx_migration_check_unfinished(d->options->folder, &d->ram, d->options->qmp, false,
+                                            err);
     if (!rc)
         rc = ibx_preflight_side(d->qmp, &d->ram, IBX_MIGRATE_DESTINATION, &refusals,
-                                ibx_deadline_in_ms(MOVE_QMP_MS), err);
+                                ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc && !ibx_uffd_take(d->ram.pid, -1, &old, NULL)) {
         close(old.fd);
         ibx_preflight(&refusals,
@@ -103,8 +104,7 @@ static int look(struct destination *d, struct ibx_error *err)
     record->epoch = 1;
     record->uffd = -1;
     record->state = IBX_JOURNAL_NOT_YET;
-    ibx_migration_record_describe(record, &d->ram, d->options->qmp, d->options->listen,
-                                  &d->transport);
+    ibx_migration_describe(record, &d->ram, d->options->qmp, d->options->listen, &d->transport);
     return 0;
 }
 
@@ -119,10 +119,10 @@ static int open_porch(struct destination *d, const char *uri, struct ibx_error *
     if (rc)
         return rc;
     snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", ibx_acceptor_uri(d->porch));
-    ibx_migration_say(&d->options->tell, "waiting at %s%s", d->status.record.uri,
-                      d->transport.key_file[0] || d->transport.insecure
-                          ? ""
-                          : " (for sources on this host only: others need a key, --key-file)");
+    ibx_migration_notify(&d->options->observer, "waiting at %s%s", d->status.record.uri,
+                         d->transport.key_file[0] || d->transport.insecure
+                             ? ""
+                             : " (for sources on this host only: others need a key, --key-file)");
     return 0;
 }
 
@@ -130,21 +130,21 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
                   struct ibx_error *err)
 {
     if (rc && err)
-        memcpy(d->status.sentence, err->message, sizeof(d->status.sentence));
+        memcpy(d->status.message, err->message, sizeof(d->status.message));
     d->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
     ibx_destination_vm_stats(d);
     ibx_fault_destroy(d->engine);
     d->engine = NULL;
     /* After a move the source closes when it has heard the last word. */
-    ibx_channel_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
+    ibx_channel_linger(&d->control, rc ? 0 : ibx_deadline_in_ms(MIGRATION_LINGER_MS));
     ibx_destination_link_close(d);
     for (unsigned i = 0; i < DESTINATION_GUESTS; i++) {
-        ibx_channel_linger(&d->guests[i], rc ? 0 : ibx_deadline_in_ms(MOVE_LINGER_MS));
+        ibx_channel_linger(&d->guests[i], rc ? 0 : ibx_deadline_in_ms(MIGRATION_LINGER_MS));
         ibx_channel_fini(&d->guests[i]);
     }
     ibx_close(d->resume.conn);
     ibx_migrate_message_free(&d->resume.first);
-    ibx_migration_tell(&d->teller, &d->status, true);
+    ibx_migration_report(&d->reporter, &d->status, true);
     if (last)
         *last = d->status;
     ibx_acceptor_close(d->porch);
@@ -186,7 +186,7 @@ static int take_over(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_destination_open_record(d, err);
     if (!rc)
-        rc = ibx_migration_record_again(d->options->folder, &d->status.record, err);
+        rc = ibx_migration_reload(d->options->folder, &d->status.record, err);
     return rc ? rc : ibx_destination_take_over(d, err);
 }
 
@@ -210,7 +210,7 @@ int ibx_migrate_receive_again(const struct ibx_receive_options *options,
     if (!rc)
         rc = open_porch(d, options->listen ? options->listen : d->status.record.uri, err);
     if (!rc && d->state == DESTINATION_COMPLETE)
-        ibx_migration_say(&options->tell, "%s", DESTINATION_UNCONFIRMED);
+        ibx_migration_notify(&options->observer, "%s", DESTINATION_UNCONFIRMED);
     if (!rc)
         rc = ibx_destination_run(d, err);
     return finish(d, rc, last, err);

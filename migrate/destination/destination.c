@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/destination/destination.h"
-#include "migrate/source/vm.h"
+#include "migrate/common/vm.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -93,7 +93,7 @@ static void show(struct destination *d)
     d->status.phase = phase;
     ibx_destination_vm_stats(d);
     ibx_destination_mind_silence(d);
-    ibx_migration_tell(&d->teller, &d->status, changed);
+    ibx_migration_report(&d->reporter, &d->status, changed);
 }
 
 int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
@@ -115,7 +115,7 @@ void ibx_destination_unlink(struct destination *d, int code, const char *reason)
         return;
     d->linked = false;
     d->lost_ns = ibx_now_ns();
-    snprintf(d->status.sentence, sizeof(d->status.sentence), "%s", reason);
+    snprintf(d->status.message, sizeof(d->status.message), "%s", reason);
     ibx_log(IBX_LOG_INFO, "move: %s", reason);
     d->stopping = d->serving;
     if (!d->serving)
@@ -273,7 +273,7 @@ static int step_linking(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     d->serving = true;
-    d->status.sentence[0] = 0;
+    d->status.message[0] = 0;
     if (d->state == DESTINATION_READY)
         ibx_destination_move(d, DESTINATION_MAPPED);
     return 0;
@@ -302,7 +302,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         ibx_channel_send_plain(&d->control, IBX_MIGRATE_RUNNING);
     /* MAY_RUN says enough, if that is all that can be written. */
     if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
-        ibx_migration_say(&d->options->tell, "%s", err->message);
+        ibx_migration_notify(&d->options->observer, "%s", err->message);
     return 0;
 }
 
@@ -323,7 +323,7 @@ static void send_progress(struct destination *d)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_PROGRESS};
     if (!d->linked || !ibx_channel_idle(&d->control) ||
-        ibx_now_ns() - d->progress_ns < MOVE_TICK_MS * IBX_NS_PER_MS)
+        ibx_now_ns() - d->progress_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
         return;
     d->progress_ns = ibx_now_ns();
     progress_of(d, &message.is.progress);
@@ -365,7 +365,7 @@ static int step_complete(struct destination *d, struct ibx_error *err)
         /* COMPLETE on record is true as well, and recover asks the source again. */
         int unwritten = ibx_destination_record(d, IBX_JOURNAL_DONE, &silent);
         if (unwritten)
-            ibx_migration_say(&d->options->tell, "%s", silent.message);
+            ibx_migration_notify(&d->options->observer, "%s", silent.message);
         else if (d->linked)
             ibx_channel_send_plain(&d->control, IBX_MIGRATE_CONFIRMED);
         d->status.total_ns = ibx_now_ns() - d->status.began_ns;
@@ -504,7 +504,7 @@ static int troubled_link(struct destination *d, int code, struct ibx_error *err)
     if (!ibx_destination_ours(d) && (d->state != DESTINATION_WAITING || d->aborted))
         return give_up(d, code, err);
     if (d->linked)
-        ibx_migration_say(&d->options->tell, "%s; %s", err->message, what_waits(d));
+        ibx_migration_notify(&d->options->observer, "%s; %s", err->message, what_waits(d));
     ibx_destination_unlink(d, code, err->message);
     return 0;
 }
@@ -531,8 +531,8 @@ static int heed_signals(struct destination *d, struct ibx_error *err)
                              d->options->qmp);
     if (!d->cancelled) {
         d->cancelled = true;
-        ibx_migration_say(
-            &d->options->tell, "%s; interrupt once more to leave it to ib-migrate recover",
+        ibx_migration_notify(
+            &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
             complete ? "all pages are here, and only the source's confirmation is waited for"
                      : "the VM runs here and needs pages that are still at the source");
     }
@@ -563,7 +563,7 @@ static uint64_t longest_wait_ns(struct destination *d)
         d->load_looks++;
         return LOAD_LOOK_US * IBX_NS_PER_US;
     }
-    return (loading ? LOAD_LOOK_MS : MOVE_TICK_MS) * IBX_NS_PER_MS;
+    return (loading ? LOAD_LOOK_MS : MIGRATION_TICK_MS) * IBX_NS_PER_MS;
 }
 
 static void wait_for_something(struct destination *d)
@@ -651,9 +651,9 @@ void ibx_destination_answer(struct destination *d, const struct ibx_error *why)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ANSWER_MS);
     struct ibx_error silent = {0};
-    memcpy(d->status.sentence, why->message, sizeof(d->status.sentence));
-    ibx_migration_say(
-        &d->options->tell,
+    memcpy(d->status.message, why->message, sizeof(d->status.message));
+    ibx_migration_notify(
+        &d->options->observer,
         "%s; a source that asks within %u s is told that the VM never ran here (interrupt "
         "to end at once)",
         why->message, ANSWER_MS / 1000);

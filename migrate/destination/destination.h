@@ -5,7 +5,8 @@
 #define IBX_MIGRATE_DESTINATION_DESTINATION_H
 
 #include "migrate/qemu/inject.h"
-#include "migrate/operator/move_internal.h"
+#include "migrate/common/common.h"
+#include "migrate/operator/control_socket.h"
 #include "migrate/pages/pages.h"
 #include "migrate/channel/acceptor.h"
 
@@ -54,8 +55,8 @@ struct destination {
     enum destination_state state;
     bool linked;
     struct ibx_migrate_status status;
-    struct move_teller teller;
-    struct move_signals signals;
+    struct migration_reporter reporter;
+    struct migration_signals signals;
     struct ibx_control_socket *talk;
     int lock_fd;
     struct ibx_acceptor *porch;
@@ -105,7 +106,7 @@ struct destination {
 
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns, progress_ns, complete_ns;
-    struct move_silence silence;
+    struct migration_silence silence;
     uint64_t heard, regions;               /* messages and page connections; REGIONs */
     uint64_t early_count;                  /* of all these before the commit, ... */
     uint64_t early_at_ns, early_looked_ns; /* ... since when, and the last look at it */

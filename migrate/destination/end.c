@@ -19,8 +19,8 @@
 static bool failed(struct destination *d, const char *what, const struct ibx_error *why)
 {
     if (!d->again_ns)
-        ibx_migration_say(&d->options->tell, "all pages are here, but %s (%s): trying again", what,
-                          why->message);
+        ibx_migration_notify(&d->options->observer, "all pages are here, but %s (%s): trying again",
+                             what, why->message);
     d->again_ns = ibx_deadline_in_ms(AGAIN_MS);
     return false;
 }
@@ -58,9 +58,9 @@ bool ibx_destination_has_let_go(struct destination *d)
     if (ibx_destination_vm_let_go(d, &why) && (d->registered || ibx_now_ns() < d->let_go_by_ns))
         return failed(d, "QEMU cannot be let go of", &why);
     if (d->uffd.fd >= 0) {
-        ibx_migration_say(&d->options->tell,
-                          "QEMU keeps a descriptor that it needs no more, until it ends: %s",
-                          why.message);
+        ibx_migration_notify(&d->options->observer,
+                             "QEMU keeps a descriptor that it needs no more, until it ends: %s",
+                             why.message);
         close(d->uffd.fd);
         d->uffd.fd = -1;
     }

@@ -133,7 +133,7 @@ static int refuse_hardware(const struct destination *d, const struct ibx_migrate
     char *own = malloc(IBX_HARDWARE_MAX);
     if (!own)
         return ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
-    int rc = ibx_hardware_describe(d->qmp, own, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    int rc = ibx_hardware_describe(d->qmp, own, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         ibx_preflight_hardware(hello->hardware, own,
                                from->major == to->major && from->minor == to->minor, refusals);
@@ -150,7 +150,7 @@ static int refusals_for(struct destination *d, const struct ibx_migrate_hello *h
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
     rc = ibx_preflight_side(d->qmp, &d->ram, IBX_MIGRATE_DESTINATION, refusals,
-                            ibx_deadline_in_ms(MOVE_QMP_MS), err);
+                            ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ibx_preflight_pair(&theirs, &d->ram, refusals);
     if (!refusals->count)
         refuse_order(d, hello, refusals);
@@ -223,10 +223,10 @@ static int heed_move(struct destination *d, struct ibx_connection_request *knock
         return rc;
     }
     if (d->minor)
-        ibx_migration_refuse_locked(knock->conn, links_of(d, hello), d->ram.bytes, &refusals);
+        ibx_migration_check_locked(knock->conn, links_of(d, hello), d->ram.bytes, &refusals);
     if (refusals.count)
-        ibx_migration_say(&d->options->tell, "refused %s from %s: %s",
-                          hello->name[0] ? hello->name : "a VM", peer, refusals.sentences[0]);
+        ibx_migration_notify(&d->options->observer, "refused %s from %s: %s",
+                             hello->name[0] ? hello->name : "a VM", peer, refusals.sentences[0]);
     if (hello->purpose == IBX_PURPOSE_CHECK || refusals.count)
         dismiss(d, knock->conn, !refusals.count, IBX_STANDING_NONE, links_of(d, hello), &refusals);
     else
@@ -246,7 +246,7 @@ static void resume_link(struct destination *d, struct ibx_connection_request *kn
     d->linked = true;
     d->status.reconnects++;
     name_of(knock, d->status.record.peer, sizeof(d->status.record.peer));
-    ibx_migration_say(&d->options->tell, "the source is back: %s", d->status.record.peer);
+    ibx_migration_notify(&d->options->observer, "the source is back: %s", d->status.record.peer);
     send_answer(&d->control, true, ibx_destination_standing(d), d->hello.links, NULL);
 }
 
@@ -257,7 +257,7 @@ static const char *against_resume(const struct destination *d,
     if (!same_move(d, hello->id))
         return "this destination knows nothing of that move";
     if (d->state == DESTINATION_GIVEN_UP)
-        return d->status.sentence[0] ? d->status.sentence : "the move was given up";
+        return d->status.message[0] ? d->status.message : "the move was given up";
     if (hello->epoch <= d->status.record.epoch)
         return "a newer source has been here: this one is out of date";
     if (d->engine && links_of(d, hello) != d->hello.links)

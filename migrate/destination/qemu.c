@@ -5,7 +5,7 @@
  * there, so is the VM, and the monitor is looked for again.
  */
 #include "migrate/destination/destination.h"
-#include "migrate/source/vm.h"
+#include "migrate/common/vm.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -43,11 +43,11 @@ static int hear(struct destination *d, struct ibx_error *err)
     json_t *event;
     int rc = ibx_qmp_pump(d->qmp, err);
     while ((event = ibx_qmp_event_next(d->qmp))) {
-        if (ibx_migration_event_is(event, "RESUME", NULL))
+        if (ibx_vm_event_is(event, "RESUME", NULL))
             d->resumed = true;
-        else if (!rc && ibx_migration_event_is(event, "MIGRATION", "completed"))
+        else if (!rc && ibx_vm_event_is(event, "MIGRATION", "completed"))
             rc = heed_loaded(d, ibx_deadline_in_ms(MONITOR_MS), err);
-        else if (ibx_migration_event_is(event, "MIGRATION", "failed"))
+        else if (ibx_vm_event_is(event, "MIGRATION", "failed"))
             d->qemu_failed = true;
         json_decref(event);
     }
@@ -100,10 +100,10 @@ static int look_for_monitor(struct destination *d, struct ibx_error *err)
 void ibx_destination_qemu_lose(struct destination *d, const char *why)
 {
     if (!d->monitor_ns)
-        ibx_migration_say(&d->options->tell,
-                          "QEMU (process %d) lives, but not its monitor (%s): going on "
-                          "without",
-                          (int)d->ram.pid, why);
+        ibx_migration_notify(&d->options->observer,
+                             "QEMU (process %d) lives, but not its monitor (%s): going on "
+                             "without",
+                             (int)d->ram.pid, why);
     ibx_qmp_close(d->qmp);
     d->qmp = NULL;
     d->monitor_ns = ibx_deadline_in_ms(MONITOR_AGAIN_MS);
@@ -138,7 +138,7 @@ int ibx_destination_qemu_has_loaded(struct destination *d, struct ibx_error *err
     char status[32], why[256];
     ibx_qmp_hurry(d->qmp, d->busy_until_ns);
     int rc = ibx_vm_migration(d->qmp, status, sizeof(status), why, sizeof(why),
-                              ibx_deadline_in_ms(MOVE_QMP_MS), err);
+                              ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc || strcmp(status, "failed"))
         return rc;
     return ibx_error_set(err, -EIO, "QEMU could not load the device state: %s",
@@ -150,7 +150,7 @@ int ibx_destination_qemu_await(struct destination *d, char *status, size_t size,
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOADING_MS);
     int rc;
-    while (!(rc = ibx_vm_status(d->qmp, status, size, ibx_deadline_in_ms(MOVE_QMP_MS), err)) &&
+    while (!(rc = ibx_vm_status(d->qmp, status, size, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)) &&
            !strcmp(status, "inmigrate") && ibx_now_ns() < deadline)
         poll(NULL, 0, LOADING_LOOK_MS);
     return rc;

@@ -37,7 +37,7 @@ int ibx_destination_vm_measure(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_vm_find(struct destination *d, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qmp, 0, true, &d->ram, deadline, err);
@@ -177,7 +177,7 @@ static int watch_memory(struct destination *d, struct ibx_error *err)
 
 static int await_state(struct destination *d, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
@@ -193,7 +193,7 @@ static int await_state(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_vm_prepare(struct destination *d, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_capabilities_set(d->qmp, IBX_MIGRATE_DESTINATION, &d->capabilities, deadline, err);
     if (!rc)
         rc = ibx_uffd_make(d->ram.pid, d->qmp, IBX_UFFD_ANY, &d->uffd, deadline, err);
@@ -509,7 +509,8 @@ void ibx_destination_vm_leave_monitor(struct destination *d)
 {
     struct ibx_error silent = {0};
     if (d->qmp)
-        ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MOVE_QMP_MS), &silent);
+        ibx_capabilities_restore(d->qmp, d->capabilities, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                                 &silent);
     ibx_qmp_close(d->qmp);
     d->qmp = NULL;
 }

@@ -37,7 +37,7 @@ static uint64_t longest_pause_ns(const struct destination *d)
 
 void ibx_destination_mind_silence(struct destination *d)
 {
-    const struct move_heard heard = {
+    const struct migration_expectation heard = {
         .awaited = awaits_something(d),
         .count = d->status.bytes + d->status.present,
         .pause_ns = longest_pause_ns(d),
@@ -48,17 +48,17 @@ void ibx_destination_mind_silence(struct destination *d)
                      ? "all pages are here, and only its confirmation is waited for"
                      : "the VM waits where it needs a page that has not come",
     };
-    ibx_migration_mind_silence(&d->silence, &heard, &d->status, &d->options->tell);
+    ibx_migration_check_silence(&d->silence, &heard, &d->status, &d->options->observer);
 }
 
 int ibx_destination_mind_source(struct destination *d, struct ibx_error *err)
 {
-    const uint64_t times = (uint64_t)d->transport.timeout_ms * MOVE_STILL_TIMES;
-    const uint64_t limit_ms = times > MOVE_STILL_MIN_MS ? times : MOVE_STILL_MIN_MS;
+    const uint64_t times = (uint64_t)d->transport.timeout_ms * 5;
+    const uint64_t limit_ms = times > 10000 ? times : 10000;
     const uint64_t count = d->heard + d->regions, now = ibx_now_ns();
     const bool early = d->state == DESTINATION_JOINING || d->state == DESTINATION_READY ||
                        (d->state == DESTINATION_MAPPED && !d->state_ended);
-    const bool away = now - d->early_looked_ns > MOVE_OWN_PAUSE_NS;
+    const bool away = now - d->early_looked_ns > MIGRATION_AWAY_NS;
     d->early_looked_ns = now;
     if (!early || away || count != d->early_count) {
         d->early_at_ns = now;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Asks a running move over its socket. */
-#include "migrate/operator/control_socket.h"
+/* Asks a running migration over its control socket. */
+#include "migrate/migrate.h"
 
 #include "common/clock.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,11 +40,12 @@ int ibx_control_socket_waiting(const char *folder,
     DIR *dir = opendir(folder);
     char path[PATH_MAX];
     if (!dir)
-        return ibx_error_set(err, -errno,
-                             "folder %s for records of moves cannot be opened: %s; do this as the "
-                             "user who started the move or as root, or choose another folder with "
-                             "--state-dir",
-                             folder, strerror(errno));
+        return ibx_error_set(
+            err, -errno,
+            "folder %s for records of migrations cannot be opened: %s; do this as the "
+            "user who started the migration or as root, or choose another folder with "
+            "--state-dir",
+            folder, strerror(errno));
     for (const struct dirent *entry; (entry = readdir(dir));) {
         pid_t pid = waiting_pid(entry->d_name);
         if (!pid)
@@ -62,14 +64,15 @@ static int no_tool(const char *path, int code, struct ibx_error *err)
 {
     if (code == -ECONNREFUSED || code == -ENOENT)
         return ibx_error_set(err, code,
-                             "no ib-migrate is at work on this move (nobody answers at "
+                             "no ib-migrate is at work on this migration (nobody answers at "
                              "%s)",
                              path);
     if (code == -EACCES || code == -EPERM)
-        return ibx_error_set(err, code,
-                             "%s belongs to another user: ask as the one who started the move, or "
-                             "as root",
-                             path);
+        return ibx_error_set(
+            err, code,
+            "%s belongs to another user: ask as the one who started the migration, or "
+            "as root",
+            path);
     return ibx_error_set(err, code, "%s: %s", path, strerror(-code));
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The running move's end of its socket; who asks is in talk_ask.c. */
+/* The end of the control socket in the running tool; control_client.c is the other one. */
 #include "migrate/operator/control_socket.h"
 
 #include "common/clock.h"
@@ -12,14 +12,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LINE_MAX_BYTES 4096u /* of a request */
-#define BACKLOG        16
-#define DEAF_MS        1000 /* after a failed accept (no descriptor left): else poll would spin */
+#define LINE_MAX_BYTES  4096u /* of a request */
+#define BACKLOG         16
+#define ACCEPT_PAUSE_MS 1000 /* after a failed accept (no descriptor left): else poll would spin   \
+                              */
 
 struct client {
     int fd; /* -1: free */
     size_t length;
-    uint64_t heard_ns;
+    uint64_t active_ns;
     char line[LINE_MAX_BYTES];
 };
 
@@ -30,7 +31,7 @@ struct ibx_control_socket {
     struct sockaddr_un address;
     const struct ibx_control_socket_ops *ops;
     void *context;
-    uint64_t deaf_until_ns;
+    uint64_t accept_after_ns;
     struct client clients[IBX_CONTROL_SOCKET_CLIENTS_MAX];
 };
 
@@ -57,14 +58,15 @@ static int remove_stale(const struct sockaddr_un *address, struct ibx_error *err
     if (lstat(path, &st))
         return errno == ENOENT ? 0 : ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
-        return ibx_error_set(
-            err, -EEXIST, "%s is in the place of the move's socket and is none: remove it", path);
+        return ibx_error_set(err, -EEXIST,
+                             "%s is in the place of the migration's socket and is none: remove it",
+                             path);
     int alive = alive_at(address);
     if (alive < 0)
         return ibx_error_set(err, alive, "%s: %s", path, strerror(-alive));
     if (alive)
         return ibx_error_set(err, -EADDRINUSE,
-                             "%s: another ib-migrate is at work on this move; \"ib-migrate "
+                             "%s: another ib-migrate is at work on this migration; \"ib-migrate "
                              "status\" shows how far it is",
                              path);
     if (unlink(path) && errno != ENOENT)
@@ -74,17 +76,17 @@ static int remove_stale(const struct sockaddr_un *address, struct ibx_error *err
     return 0;
 }
 
-static int listen_at(struct ibx_control_socket *talk, struct ibx_error *err)
+static int listen_at(struct ibx_control_socket *server, struct ibx_error *err)
 {
     struct stat st;
     /* The file gets the mode that the socket has when it is bound: never open to others. */
-    if (fchmod(talk->fd, 0600) ||
-        bind(talk->fd, (const struct sockaddr *)&talk->address, sizeof(talk->address)) ||
-        lstat(talk->address.sun_path, &st) || listen(talk->fd, BACKLOG))
-        return ibx_error_set(err, -errno, "%s cannot be made: %s", talk->address.sun_path,
+    if (fchmod(server->fd, 0600) ||
+        bind(server->fd, (const struct sockaddr *)&server->address, sizeof(server->address)) ||
+        lstat(server->address.sun_path, &st) || listen(server->fd, BACKLOG))
+        return ibx_error_set(err, -errno, "%s cannot be made: %s", server->address.sun_path,
                              strerror(errno));
-    talk->dev = st.st_dev;
-    talk->ino = st.st_ino;
+    server->dev = st.st_dev;
+    server->ino = st.st_ino;
     return 0;
 }
 
@@ -101,22 +103,22 @@ int ibx_control_socket_open(const char *path, const struct ibx_control_socket_op
     int rc = remove_stale(&address, err);
     if (rc)
         return rc;
-    struct ibx_control_socket *talk = calloc(1, sizeof(*talk));
-    if (!talk)
-        return ibx_error_set(err, -ENOMEM, "no memory for the move's socket");
-    talk->address = address;
-    talk->ops = ops;
-    talk->context = context;
+    struct ibx_control_socket *server = calloc(1, sizeof(*server));
+    if (!server)
+        return ibx_error_set(err, -ENOMEM, "no memory for the migration's socket");
+    server->address = address;
+    server->ops = ops;
+    server->context = context;
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++)
-        talk->clients[i].fd = -1;
-    talk->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    rc = talk->fd < 0 ? ibx_error_set(err, -errno, "no socket for %s: %s", path, strerror(errno))
-                      : listen_at(talk, err);
+        server->clients[i].fd = -1;
+    server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    rc = server->fd < 0 ? ibx_error_set(err, -errno, "no socket for %s: %s", path, strerror(errno))
+                        : listen_at(server, err);
     if (rc) {
-        ibx_control_socket_close(talk);
+        ibx_control_socket_close(server);
         return rc;
     }
-    *out = talk;
+    *out = server;
     return 0;
 }
 
@@ -126,74 +128,74 @@ static void drop(struct client *client)
     client->fd = -1;
 }
 
-void ibx_control_socket_close(struct ibx_control_socket *talk)
+void ibx_control_socket_close(struct ibx_control_socket *server)
 {
     struct stat st;
-    if (!talk)
+    if (!server)
         return;
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
-        if (talk->clients[i].fd >= 0)
-            drop(&talk->clients[i]);
+        if (server->clients[i].fd >= 0)
+            drop(&server->clients[i]);
     }
-    if (talk->ino && !lstat(talk->address.sun_path, &st) && st.st_dev == talk->dev &&
-        st.st_ino == talk->ino)
-        unlink(talk->address.sun_path);
-    if (talk->fd >= 0)
-        close(talk->fd);
-    free(talk);
+    if (server->ino && !lstat(server->address.sun_path, &st) && st.st_dev == server->dev &&
+        st.st_ino == server->ino)
+        unlink(server->address.sun_path);
+    if (server->fd >= 0)
+        close(server->fd);
+    free(server);
 }
 
 /* ------------------------------------------------------------ answers */
 
-static json_t *refusal(const char *sentence)
+static json_t *error_json(const char *sentence)
 {
     return json_pack("{s:o}", "error", ibx_json_text(sentence));
 }
 
-static json_t *ok_or_refusal(int rc, const struct ibx_error *err)
+static json_t *ok_or_error(int rc, const struct ibx_error *err)
 {
-    return rc ? refusal(err->message) : json_pack("{s:b}", "ok", 1);
+    return rc ? error_json(err->message) : json_pack("{s:b}", "ok", 1);
 }
 
-static json_t *set_answer(const struct ibx_control_socket *talk, const json_t *request)
+static json_t *set_answer(const struct ibx_control_socket *server, const json_t *request)
 {
     const json_t *bytes = json_object_get(request, "max-bandwidth");
     struct ibx_error err = {0};
     if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
-        return refusal("\"set\" needs \"max-bandwidth\", a number of bytes a second from 0 on "
-                       "(0: no limit)");
-    int rc = talk->ops->set_bandwidth(talk->context, (uint64_t)json_integer_value(bytes), &err);
-    return ok_or_refusal(rc, &err);
+        return error_json("\"set\" needs \"max-bandwidth\", a number of bytes a second from 0 on "
+                          "(0: no limit)");
+    int rc = server->ops->set_bandwidth(server->context, (uint64_t)json_integer_value(bytes), &err);
+    return ok_or_error(rc, &err);
 }
 
-static json_t *status_answer(const struct ibx_control_socket *talk)
+static json_t *status_answer(const struct ibx_control_socket *server)
 {
     struct ibx_migrate_status status = {0};
-    talk->ops->status(talk->context, &status);
+    server->ops->status(server->context, &status);
     return json_pack("{s:o}", "status", ibx_migrate_status_json(&status));
 }
 
-static json_t *answer_of(const struct ibx_control_socket *talk, const char *line, size_t length)
+static json_t *answer_of(const struct ibx_control_socket *server, const char *line, size_t length)
 {
     json_t *request = json_loadb(line, length, JSON_REJECT_DUPLICATES, NULL);
     const char *command = json_string_value(json_object_get(request, "command"));
     struct ibx_error err = {0};
     json_t *answer;
     if (!json_is_object(request)) {
-        answer = refusal("the request is not a JSON object");
+        answer = error_json("the request is not a JSON object");
     } else if (command && !strcmp(command, "status")) {
-        answer = status_answer(talk);
+        answer = status_answer(server);
     } else if (command && !strcmp(command, "cancel")) {
-        int rc = talk->ops->cancel(talk->context, &err);
-        answer = ok_or_refusal(rc, &err);
+        int rc = server->ops->cancel(server->context, &err);
+        answer = ok_or_error(rc, &err);
     } else if (command && !strcmp(command, "set")) {
-        answer = set_answer(talk, request);
+        answer = set_answer(server, request);
     } else {
         ibx_error_set(&err, -EINVAL,
                       "there is no command \"%.64s\": it is \"status\", \"cancel\" or \"set\"",
                       command ? command : "");
         ibx_text_sanitize(err.message); /* may have been cut inside a character */
-        answer = refusal(err.message);
+        answer = error_json(err.message);
     }
     json_decref(request);
     return answer;
@@ -216,13 +218,13 @@ static bool send_answer(int fd, json_t *answer)
 
 /* ------------------------------------------------------------ clients */
 
-static bool answer_lines(const struct ibx_control_socket *talk, struct client *client)
+static bool answer_lines(const struct ibx_control_socket *server, struct client *client)
 {
     size_t done = 0;
     char *end;
     while ((end = memchr(client->line + done, '\n', client->length - done))) {
         size_t length = (size_t)(end - (client->line + done));
-        if (!send_answer(client->fd, answer_of(talk, client->line + done, length)))
+        if (!send_answer(client->fd, answer_of(server, client->line + done, length)))
             return false;
         done += length + 1;
     }
@@ -230,11 +232,11 @@ static bool answer_lines(const struct ibx_control_socket *talk, struct client *c
     memmove(client->line, client->line + done, client->length);
     if (client->length < sizeof(client->line))
         return true;
-    send_answer(client->fd, refusal("the request is longer than 4096 bytes"));
+    send_answer(client->fd, error_json("the request is longer than 4096 bytes"));
     return false;
 }
 
-static void serve_client(const struct ibx_control_socket *talk, struct client *client)
+static void serve_client(const struct ibx_control_socket *server, struct client *client)
 {
     ssize_t n = recv(client->fd, client->line + client->length,
                      sizeof(client->line) - client->length, MSG_DONTWAIT);
@@ -245,12 +247,12 @@ static void serve_client(const struct ibx_control_socket *talk, struct client *c
         return;
     }
     client->length += (size_t)n;
-    client->heard_ns = ibx_now_ns();
-    if (!answer_lines(talk, client))
+    client->active_ns = ibx_now_ns();
+    if (!answer_lines(server, client))
         drop(client);
 }
 
-static bool welcome(int fd)
+static bool may_ask(int fd)
 {
     struct ucred who;
     socklen_t size = sizeof(who);
@@ -259,58 +261,58 @@ static bool welcome(int fd)
 }
 
 /* A free place, or that of the client which was silent for longest. */
-static struct client *place_for_one(struct ibx_control_socket *talk)
+static struct client *slot_for_one(struct ibx_control_socket *server)
 {
-    struct client *oldest = &talk->clients[0];
+    struct client *oldest = &server->clients[0];
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
-        struct client *client = &talk->clients[i];
+        struct client *client = &server->clients[i];
         if (client->fd < 0)
             return client;
-        if (client->heard_ns < oldest->heard_ns)
+        if (client->active_ns < oldest->active_ns)
             oldest = client;
     }
     drop(oldest);
     return oldest;
 }
 
-static void accept_clients(struct ibx_control_socket *talk)
+static void accept_clients(struct ibx_control_socket *server)
 {
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
-        int fd = accept4(talk->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = accept4(server->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-                talk->deaf_until_ns = ibx_deadline_in_ms(DEAF_MS);
+                server->accept_after_ns = ibx_deadline_in_ms(ACCEPT_PAUSE_MS);
             return;
         }
-        if (!welcome(fd)) {
+        if (!may_ask(fd)) {
             close(fd);
             continue;
         }
-        struct client *client = place_for_one(talk);
+        struct client *client = slot_for_one(server);
         client->fd = fd;
         client->length = 0;
-        client->heard_ns = ibx_now_ns();
+        client->active_ns = ibx_now_ns();
     }
 }
 
-unsigned ibx_control_socket_poll_fds(const struct ibx_control_socket *talk, struct pollfd *fds)
+unsigned ibx_control_socket_poll_fds(const struct ibx_control_socket *server, struct pollfd *fds)
 {
     unsigned count = 0;
-    if (ibx_now_ns() >= talk->deaf_until_ns)
-        fds[count++] = (struct pollfd){.fd = talk->fd, .events = POLLIN};
+    if (ibx_now_ns() >= server->accept_after_ns)
+        fds[count++] = (struct pollfd){.fd = server->fd, .events = POLLIN};
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
-        if (talk->clients[i].fd >= 0)
-            fds[count++] = (struct pollfd){.fd = talk->clients[i].fd, .events = POLLIN};
+        if (server->clients[i].fd >= 0)
+            fds[count++] = (struct pollfd){.fd = server->clients[i].fd, .events = POLLIN};
     }
     return count;
 }
 
-void ibx_control_socket_serve(struct ibx_control_socket *talk)
+void ibx_control_socket_serve(struct ibx_control_socket *server)
 {
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
-        if (talk->clients[i].fd >= 0)
-            serve_client(talk, &talk->clients[i]);
+        if (server->clients[i].fd >= 0)
+            serve_client(server, &server->clients[i]);
     }
-    if (ibx_now_ns() >= talk->deaf_until_ns)
-        accept_clients(talk);
+    if (ibx_now_ns() >= server->accept_after_ns)
+        accept_clients(server);
 }

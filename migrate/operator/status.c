@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The state of a move as JSON, and back; ib-migrate(1) documents every member. */
-#include "migrate/operator/control_socket.h"
+/* The status of a migration as JSON, and back; ib-migrate(1) documents every member. */
+#include "migrate/migrate.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
+{
+    static const char *const phases[] = {"waiting", "preparing", "switching", "filling",
+                                         "broken",  "done",      "failed"};
+    return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
+}
 
 json_t *ibx_json_text(const char *text)
 {
@@ -99,7 +106,7 @@ json_t *ibx_migrate_status_json(const struct ibx_migrate_status *status)
     json_t *json = json_pack(
         "{s:s, s:s, s:o, s:o, s:o, s:o, s:i}", "role", status->source ? "source" : "destination",
         "phase", ibx_migrate_phase_name(status->phase), "record", record_or_null(&status->record),
-        "path", ibx_json_text(status->path), "sentence", ibx_json_text(status->sentence),
+        "path", ibx_json_text(status->path), "sentence", ibx_json_text(status->message),
         "elapsed_ns",
         number(status->now_ns > status->began_ns ? status->now_ns - status->began_ns : 0),
         "reconnects", (int)status->reconnects);
@@ -149,10 +156,11 @@ static int text_of(const json_t *json, const char *name, char *out, size_t size)
 
 static int bad_member(struct ibx_error *err, const char *name)
 {
-    return ibx_error_set(err, -EPROTO,
-                         "the answer of the tool at work on the move has no good \"%s\": is it of "
-                         "another version?",
-                         name);
+    return ibx_error_set(
+        err, -EPROTO,
+        "the answer of the tool at work on the migration has no good \"%s\": is it of "
+        "another version?",
+        name);
 }
 
 int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *status,
@@ -167,7 +175,7 @@ int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *statu
         return bad_member(err, "phase");
     if (text_of(json, "path", taken.path, sizeof(taken.path)))
         return bad_member(err, "path");
-    if (text_of(json, "sentence", taken.sentence, sizeof(taken.sentence)))
+    if (text_of(json, "sentence", taken.message, sizeof(taken.message)))
         return bad_member(err, "sentence");
     uint64_t reconnects = 0;
     if (number_of(json, "elapsed_ns", &taken.now_ns))

@@ -44,7 +44,7 @@ static const struct ibx_control_socket_ops talk_ops = {talk_status, talk_cancel,
 
 static int find_vm(struct source *s, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MOVE_QMP_MS);
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect(s->options->qmp, deadline, &s->qmp, err);
     if (rc)
         return rc;
@@ -88,10 +88,11 @@ static int look(struct source *s, struct ibx_error *err)
         rc = find_vm(s, err);
     /* First, as what else is wrong with a VM that has moved has remedies that would end it. */
     if (!rc)
-        rc = ibx_migration_no_other(s->options->folder, &s->ram, s->options->qmp, true, err);
+        rc =
+            ibx_migration_check_unfinished(s->options->folder, &s->ram, s->options->qmp, true, err);
     if (!rc)
         rc = ibx_preflight_side(s->qmp, &s->ram, IBX_MIGRATE_SOURCE, &refusals,
-                                ibx_deadline_in_ms(MOVE_QMP_MS), err);
+                                ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc && refusals.count)
         rc = ibx_migration_refused("this VM cannot be moved", &refusals, err);
     if (!rc)
@@ -104,7 +105,7 @@ static int look(struct source *s, struct ibx_error *err)
     record->epoch = 1;
     record->uffd = -1;
     record->state = IBX_JOURNAL_HERE;
-    ibx_migration_record_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
+    ibx_migration_describe(record, &s->ram, s->options->qmp, s->options->uri, &s->transport);
     s->vm.was_running = record->was_running = !strcmp(s->ram.status, "running");
     return 0;
 }
@@ -159,9 +160,9 @@ static int prepare(struct source *s, struct ibx_error *err)
     }
     if (!rc)
         rc = ibx_capabilities_set(s->qmp, IBX_MIGRATE_SOURCE, &s->vm.before,
-                                  ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    if (!rc && (rc = ibx_watchdog_capabilities(&s->guard, s->vm.before)))
-        ibx_error_set(err, rc, "the guardian process has died");
+                                  ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc)
+        rc = ibx_watchdog_capabilities(&s->guard, s->vm.before, err);
     if (!rc)
         rc = ibx_source_find_map(s, err);
     if (!rc)
@@ -176,41 +177,18 @@ static void source_init(struct source *s, const struct ibx_send_options *options
     *s = (struct source){.options = options, .stream = -1, .lock_fd = -1};
     s->transport = ibx_migration_options(&options->transport, options->uri);
     s->guard.fd = s->signals.fd = -1;
-    s->teller.tell = &options->tell;
+    s->reporter.observer = &options->observer;
     s->status.source = true;
     s->status.began_ns = ibx_now_ns();
     ibx_channel_init(&s->control, NULL);
 }
 
-static int quit(struct ibx_qmp *qmp, struct ibx_error *err)
-{
-    int rc = ibx_qmp_execute(qmp, "quit", NULL, NULL, ibx_deadline_in_ms(MOVE_QMP_MS), err);
-    return rc == -ECONNRESET || rc == -EPIPE ? 0 : rc;
-}
-
 static void quit_qemu(struct source *s)
 {
     struct ibx_error err = {0};
-    if (quit(s->qmp, &err))
-        ibx_migration_say(&s->options->tell, "QEMU (process %d) did not quit: %s", (int)s->ram.pid,
-                          err.message);
-}
-
-int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)
-{
-    struct ibx_qmp *qmp;
-    if (ibx_journal_qemu_gone(record))
-        return 0;
-    int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MOVE_QMP_MS), &qmp, err);
-    if (rc)
-        return rc;
-    if (ibx_qmp_pid(qmp) == record->pid)
-        rc = quit(qmp, err);
-    else
-        rc = ibx_error_set(err, -ESRCH, "the monitor %s is that of process %d by now", record->qmp,
-                           (int)ibx_qmp_pid(qmp));
-    ibx_qmp_close(qmp);
-    return rc;
+    if (ibx_vm_quit(s->qmp, &err))
+        ibx_migration_notify(&s->options->observer, "QEMU (process %d) did not quit: %s",
+                             (int)s->ram.pid, err.message);
 }
 
 static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
@@ -218,10 +196,10 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     if (!rc && s->options->quit && s->qmp)
         quit_qemu(s);
     if (rc && err)
-        memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
+        memcpy(s->status.message, err->message, sizeof(s->status.message));
     s->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
     ibx_source_link_close(s);
-    ibx_migration_tell(&s->teller, &s->status, true);
+    ibx_migration_report(&s->reporter, &s->status, true);
     if (last)
         *last = s->status;
     if (s->stream >= 0)
@@ -264,7 +242,7 @@ int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_
 static int look_again(struct source *s, struct ibx_error *err)
 {
     struct ibx_journal *record = &s->status.record;
-    int rc = ibx_migration_record_again(s->options->folder, record, err);
+    int rc = ibx_migration_reload(s->options->folder, record, err);
     if (rc)
         return rc;
     if (s->options->uri)
@@ -299,10 +277,10 @@ int ibx_migrate_send_again(const struct ibx_send_options *options, const struct 
     source_init(s, options);
     s->status.record = *record;
     s->lost_ns = s->still_ns = ibx_now_ns();
-    const uint64_t deadline = ibx_deadline_in_ms(MOVE_LOCK_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     int rc;
     while ((rc = open_record(s, err)) == -EBUSY && ibx_now_ns() < deadline)
-        poll(NULL, 0, MOVE_LOCK_LOOK_MS);
+        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
     if (!rc)
         rc = look_again(s, err);
     s->vm.touched = true;

@@ -31,8 +31,8 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
 
 static void say_unheard(const struct source *s)
 {
-    ibx_migration_say(
-        &s->options->tell,
+    ibx_migration_notify(
+        &s->options->observer,
         "the VM runs at %s with all of its pages, but that this is confirmed may not have "
         "been heard there: if ib-migrate status there says complete, ib-migrate recover there "
         "and then here (--qmp %s) lets it end",
@@ -44,7 +44,7 @@ void ibx_source_await_confirmed(struct source *s,
                                 void *context)
 {
     struct ibx_error silent = {0};
-    const struct ibx_options options = ibx_migration_options_of_a_try(&s->transport);
+    const struct ibx_options options = ibx_migration_retry_options(&s->transport);
     if (s->pages) /* they are of no more use: that they end is no news, but would wake for ever */
         ibx_page_server_failed(s->pages, &silent);
     if (s->linked && !s->confirmed && ibx_channel_take(&s->control, hear, context, &silent)) {

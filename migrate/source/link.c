@@ -64,7 +64,8 @@ int ibx_source_link_ask(struct source *s, struct ibx_error *err)
     struct ibx_migrate_hello hello;
     struct ibx_migrate_answer answer;
     hello_of(s, IBX_PURPOSE_MOVE, &hello);
-    int rc = ibx_hardware_describe(s->qmp, hello.hardware, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    int rc =
+        ibx_hardware_describe(s->qmp, hello.hardware, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc)
         return rc;
     rc =
@@ -133,7 +134,7 @@ void ibx_source_link_disown(struct source *s, const char *why)
 {
     struct ibx_migrate_hello hello;
     struct ibx_migrate_answer answer;
-    const struct ibx_options options = ibx_migration_options_of_a_try(&s->transport);
+    const struct ibx_options options = ibx_migration_retry_options(&s->transport);
     ibx_source_link_close(s);
     s->status.record.epoch++;
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
@@ -177,7 +178,7 @@ static int try_again(struct source *s, struct ibx_error *err)
 {
     struct ibx_migrate_hello hello;
     struct ibx_migrate_answer answer;
-    const struct ibx_options options = ibx_migration_options_of_a_try(&s->transport);
+    const struct ibx_options options = ibx_migration_retry_options(&s->transport);
     hello_of(s, IBX_PURPOSE_RESUME, &hello);
     int rc = ibx_migration_greet(s->status.record.uri, &options, &hello, &s->control, &answer, err);
     if (!rc)

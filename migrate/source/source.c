@@ -77,14 +77,14 @@ void ibx_source_move(struct source *s, enum source_state to)
 static void mind_silence(struct source *s)
 {
     const bool before = s->state == SOURCE_EXPOSING && !s->exposing && !s->ready;
-    const struct move_heard heard = {
+    const struct migration_expectation heard = {
         .awaited = s->linked && (before || s->state == SOURCE_SERVING),
         .count = s->heard,
         .timeout_ms = s->transport.timeout_ms,
         .means = before ? "the VM runs on here (interrupt to give up)"
                         : "the VM has gone over, and may wait there for pages that are still here",
     };
-    ibx_migration_mind_silence(&s->silence, &heard, &s->status, &s->options->tell);
+    ibx_migration_check_silence(&s->silence, &heard, &s->status, &s->options->observer);
 }
 
 static void show(struct source *s)
@@ -93,7 +93,7 @@ static void show(struct source *s)
     enum ibx_migrate_phase phase = phase_of(s);
     bool changed = phase != s->status.phase;
     s->status.phase = phase;
-    ibx_migration_tell(&s->teller, &s->status, changed);
+    ibx_migration_report(&s->reporter, &s->status, changed);
 }
 
 /* ---------------------------------------------------------------- what others say */
@@ -161,7 +161,7 @@ static int hear(void *context, const struct ibx_migrate_any *message)
             return unexpected(s, message, h->err);
         heed_running(s);
         if (s->waited)
-            s->status.sentence[0] = 0;
+            s->status.message[0] = 0;
         if (s->state == SOURCE_COMMITTED)
             ibx_source_move(s, SOURCE_SERVING);
         return 0;
@@ -193,9 +193,9 @@ static int hear(void *context, const struct ibx_migrate_any *message)
  * that a VM says which was paused before. */
 static bool is_quiet(const struct source *s, json_t *event)
 {
-    return (s->stopped && ibx_migration_event_is(event, "MIGRATION_PASS", NULL)) ||
-           ibx_migration_event_is(event, "MIGRATION", "device") ||
-           ibx_migration_event_is(event, "MIGRATION", "completed");
+    return (s->stopped && ibx_vm_event_is(event, "MIGRATION_PASS", NULL)) ||
+           ibx_vm_event_is(event, "MIGRATION", "device") ||
+           ibx_vm_event_is(event, "MIGRATION", "completed");
 }
 
 /* A VM that somebody else continues changes what is on its way; so does a reset, by somebody or by
@@ -211,21 +211,21 @@ static int heed_event(struct source *s, json_t *event, struct ibx_error *err)
 {
     if (source_committed(s))
         return 0;
-    if (ibx_migration_event_is(event, "MIGRATION", "failed") ||
-        ibx_migration_event_is(event, "MIGRATION", "cancelled"))
+    if (ibx_vm_event_is(event, "MIGRATION", "failed") ||
+        ibx_vm_event_is(event, "MIGRATION", "cancelled"))
         return -EIO;
-    if (ibx_migration_event_is(event, "RESET", NULL))
+    if (ibx_vm_event_is(event, "RESET", NULL))
         return heed_change(s, "the VM has been reset", err);
-    if (ibx_migration_event_is(event, "RESUME", NULL)) {
+    if (ibx_vm_event_is(event, "RESUME", NULL)) {
         s->stopped = false;
         s->stop_ns = 0;
         return heed_change(s, "somebody else has continued the VM", err);
     }
-    if (ibx_migration_event_is(event, "STOP", NULL)) {
+    if (ibx_vm_event_is(event, "STOP", NULL)) {
         s->stopped = s->state == SOURCE_STARTING;
-        s->stop_ns = ibx_migration_event_ns(event);
+        s->stop_ns = ibx_vm_event_ns(event);
     }
-    s->qemu_completed |= ibx_migration_event_is(event, "MIGRATION", "completed");
+    s->qemu_completed |= ibx_vm_event_is(event, "MIGRATION", "completed");
     if (s->state == SOURCE_STARTING && is_quiet(s, event))
         ibx_source_move(s, SOURCE_STOPPED);
     return 0;
@@ -242,7 +242,7 @@ static int hear_qemu(struct source *s, struct ibx_error *err)
     if (rc == -EIO && !source_committed(s)) {
         char status[32], error[256] = "";
         ibx_vm_migration(s->qmp, status, sizeof(status), error, sizeof(error),
-                         ibx_deadline_in_ms(MOVE_QMP_MS), NULL);
+                         ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
         return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
                              error[0] ? error : "it gave no reason");
     }
@@ -251,15 +251,37 @@ static int hear_qemu(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- steps */
 
+static int send_map(struct ibx_channel *control, const struct ibx_page_map *map, uint32_t regions,
+                    struct ibx_error *err)
+{
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP};
+    size_t room = ibx_channel_room(control), length;
+    uint64_t from = 0;
+    int rc = 0;
+    while (!rc && (length = ibx_page_map_give(map, &from, bytes, room)) > 0) {
+        message.is.map.bytes = bytes;
+        message.is.map.length = length;
+        rc = ibx_channel_send(control, &message);
+    }
+    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_MAP_END};
+    message.is.map_end = (struct ibx_migrate_map_end){
+        .pages = map->pages, .data_pages = map->data_pages, .regions = regions};
+    ibx_page_map_hash(map, message.is.map_end.hash);
+    if (!rc)
+        rc = ibx_channel_send(control, &message);
+    return rc ? ibx_error_set(err, rc, "the page map could not be sent: %s", strerror(-rc)) : 0;
+}
+
 static int begin_migration(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_record(s, IBX_JOURNAL_MAY_RUN, err);
-    if (!rc && (rc = ibx_watchdog_touched(&s->guard)))
-        ibx_error_set(err, rc, "the guardian process has died");
+    if (!rc)
+        rc = ibx_watchdog_touched(&s->guard, err);
     if (rc)
         return rc;
     s->vm.touched = true;
-    rc = ibx_vm_migrate(s->qmp, &s->stream, ibx_deadline_in_ms(MOVE_QMP_MS), err);
+    rc = ibx_vm_migrate(s->qmp, &s->stream, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         ibx_source_move(s, SOURCE_STARTING);
     return rc;
@@ -267,7 +289,7 @@ static int begin_migration(struct source *s, struct ibx_error *err)
 
 static int switch_over(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_migration_send_map(&s->control, &s->map, s->regions, err);
+    int rc = send_map(&s->control, &s->map, s->regions, err);
     if (rc)
         return rc;
     s->map_sent = true;
@@ -331,9 +353,9 @@ static int send_commit(struct source *s)
 /* The point of no return. What fails from here on is mended by connecting again. */
 static int commit(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_watchdog_commit(&s->guard);
+    int rc = ibx_watchdog_commit(&s->guard, err);
     if (rc)
-        return ibx_error_set(err, rc, "the guardian process has died");
+        return rc;
     s->loaded_ns = ibx_now_ns();
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
     ibx_source_move(s, SOURCE_COMMITTED);
@@ -358,7 +380,7 @@ static int catch_up(struct source *s, struct ibx_error *err)
     int rc = ibx_source_link_exposed(s, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
-    rc = ibx_migration_send_map(&s->control, &s->map, s->regions, err);
+    rc = send_map(&s->control, &s->map, s->regions, err);
     s->map_sent = !rc;
     if (!rc && s->state == SOURCE_COMMITTED && (rc = send_commit(s)))
         ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc));
@@ -392,8 +414,8 @@ static int step_stopped(struct source *s, struct ibx_error *err)
  * on here. After the commit there is nothing to do but to say so. */
 static int mind_the_clock(struct source *s, struct ibx_error *err)
 {
-    const uint64_t times = (uint64_t)s->transport.timeout_ms * MOVE_STILL_TIMES;
-    const uint64_t limit = times > MOVE_STILL_MIN_MS ? times : MOVE_STILL_MIN_MS;
+    const uint64_t times = (uint64_t)s->transport.timeout_ms * 5;
+    const uint64_t limit = times > 10000 ? times : 10000;
     if (s->state < SOURCE_STOPPED || s->state > SOURCE_COMMITTED || !s->still_ns || s->waited ||
         ibx_now_ns() - s->still_ns < limit * IBX_NS_PER_MS)
         return 0;
@@ -403,11 +425,11 @@ static int mind_the_clock(struct source *s, struct ibx_error *err)
                              "taken its state",
                              limit / 1000);
     s->waited = true;
-    snprintf(s->status.sentence, sizeof(s->status.sentence),
+    snprintf(s->status.message, sizeof(s->status.message),
              "the VM has been handed over, but for %" PRIu64 " s the destination has not said that "
              "it runs there: look at its ib-migrate and QEMU",
              limit / 1000);
-    ibx_migration_say(&s->options->tell, "%s", s->status.sentence);
+    ibx_migration_notify(&s->options->observer, "%s", s->status.message);
     return 0;
 }
 
@@ -516,9 +538,9 @@ static int endure(struct source *s, int code, struct ibx_error *err)
         return ibx_source_keep(s, code, err);
     if (s->linked || !s->lost_ns) {
         s->lost_ns = ibx_now_ns();
-        ibx_migration_say(&s->options->tell, "%s; connecting again", err->message);
+        ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
     }
-    memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
+    memcpy(s->status.message, err->message, sizeof(s->status.message));
     ibx_source_link_close(s);
     return 0;
 }
@@ -530,7 +552,7 @@ static int link_again(struct source *s, struct ibx_error *err)
         return s->state == SOURCE_COMMITTED ? ibx_source_keep(s, rc, err) : rc;
     if (rc == -EAGAIN) {
         if (err->message[0])
-            memcpy(s->status.sentence, err->message, sizeof(s->status.sentence));
+            memcpy(s->status.message, err->message, sizeof(s->status.message));
         const uint64_t limit = (uint64_t)s->options->give_up_s * 1000 * IBX_NS_PER_MS;
         s->leaving = limit && ibx_now_ns() - s->lost_ns > limit;
         if (s->leaving)
@@ -542,8 +564,8 @@ static int link_again(struct source *s, struct ibx_error *err)
     }
     if (rc)
         return rc;
-    ibx_migration_say(&s->options->tell, "connected again to %s", s->status.record.peer);
-    s->status.sentence[0] = 0;
+    ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
+    s->status.message[0] = 0;
     return 0;
 }
 
@@ -561,10 +583,10 @@ static int heed_signals(struct source *s, struct ibx_error *err)
                                  s->status.record.uri);
         if (s->interrupts == 1 && !s->cancelled) {
             s->cancelled = true;
-            ibx_migration_say(&s->options->tell,
-                              "the VM runs at the destination already and needs the "
-                              "pages that are still here; interrupt once more to leave "
-                              "it to ib-migrate recover");
+            ibx_migration_notify(&s->options->observer,
+                                 "the VM runs at the destination already and needs the "
+                                 "pages that are still here; interrupt once more to leave "
+                                 "it to ib-migrate recover");
         }
         return 0;
     }
@@ -580,7 +602,7 @@ static void wait_for_something(struct source *s)
     struct pollfd fds[5 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     const bool carry = s->stream >= 0 && ibx_channel_idle(&s->control);
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
-    uint64_t most = MOVE_TICK_MS * IBX_NS_PER_MS;
+    uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
     if (ibx_channel_arm(&s->control, &fds[0].fd) || (s->qmp && ibx_qmp_has_events(s->qmp)))
         most = 0;
     fds[1] = (struct pollfd){.fd = s->qmp ? ibx_qmp_fd(s->qmp) : -1, .events = POLLIN};
@@ -596,14 +618,14 @@ static void wait_for_something(struct source *s)
 static int lose_qemu(struct source *s, struct ibx_error *err)
 {
     if (s->state == SOURCE_CONFIRMING)
-        ibx_migration_say(
-            &s->options->tell,
+        ibx_migration_notify(
+            &s->options->observer,
             "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
             "with all of its pages, and only the confirmation of that is still on its way",
             err->message, s->status.record.peer);
     else
-        ibx_migration_say(
-            &s->options->tell,
+        ibx_migration_notify(
+            &s->options->observer,
             "the source's QEMU has ended (%s); its pages are held here until the move is "
             "complete: leave this ib-migrate running",
             err->message);

@@ -3,9 +3,10 @@
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
 
-#include "migrate/operator/move_internal.h"
+#include "migrate/common/common.h"
+#include "migrate/operator/control_socket.h"
 #include "migrate/pages/pages.h"
-#include "migrate/source/vm.h"
+#include "migrate/source/watchdog.h"
 
 /*
  *   ASKING ----> EXPOSING ----> STARTING ----> STOPPED ----> SENDING ----> COMMITTED ---> SERVING
@@ -44,8 +45,8 @@ struct source {
     enum source_state state;
     bool linked;
     struct ibx_migrate_status status;
-    struct move_teller teller;
-    struct move_signals signals;
+    struct migration_reporter reporter;
+    struct migration_signals signals;
     struct ibx_control_socket *talk;
     int lock_fd;
 
@@ -75,7 +76,7 @@ struct source {
     bool unkept;    /* it stays here, but could not be continued */
     bool waited;    /* RUNNING is long overdue, and it was said */
     uint64_t heard; /* messages */
-    struct move_silence silence;
+    struct migration_silence silence;
     unsigned interrupts;
     uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t still_ns;                      /* since when the VM stands still, by this tool */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The guardian of a VM that is about to be moved. The tool tells it by single letters over a pipe:
+ * The watchdog of a VM that is being migrated. The tool writes single letters to it:
  *
  *   B{...}\n  capabilities to put back     T  the migration is started
  *   C         committed                    R  released
  *
- * The end of the pipe means that the tool is gone, however it went.
+ * The end of that stream means that the tool has ended, for whatever reason.
  */
-#include "migrate/source/vm.h"
+#include "migrate/source/watchdog.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -23,76 +23,72 @@
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 8192
-#define STAY_MS        60000 /* to reach QEMU's monitor and bring the VM back */
-#define AGAIN_MS       100   /* between two tries to reach the monitor */
+#define STAY_MS        60000 /* to reach QEMU's monitor and continue the VM */
+#define RETRY_MS       100   /* between two tries to reach the monitor */
 
-struct guardian {
+struct watchdog {
     struct ibx_journal record;
     struct ibx_source_vm vm;
     const char *folder;
-    bool committed, released;
+    bool dismissed; /* committed or released: the VM is none of its business */
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
 
-/* ---------------------------------------------------------------- the guardian's side */
+/* ---------------------------------------------------------------- the watchdog's side */
 
-static void heed_line(struct guardian *g)
+static void on_capabilities(struct watchdog *w)
 {
-    g->line[g->length] = 0;
-    json_decref(g->vm.before);
-    g->vm.before = json_loads(g->line + 1, 0, NULL);
-    g->length = 0;
+    w->line[w->length] = 0;
+    json_decref(w->vm.before);
+    w->vm.before = json_loads(w->line + 1, 0, NULL);
+    w->length = 0;
 }
 
-static void heed(struct guardian *g, char letter)
+static void on_letter(struct watchdog *w, char letter)
 {
-    if (g->length) {
-        if (letter == '\n')
-            heed_line(g);
-        else if (g->length < sizeof(g->line) - 1)
-            g->line[g->length++] = letter;
-        return;
+    if (w->length && letter == '\n')
+        on_capabilities(w);
+    else if (w->length ? w->length < sizeof(w->line) - 1 : letter == 'B')
+        w->line[w->length++] = letter;
+    else if (!w->length) {
+        w->vm.touched |= letter == 'T';
+        w->dismissed |= letter == 'C' || letter == 'R';
     }
-    if (letter == 'B')
-        g->line[g->length++] = letter;
-    g->vm.touched |= letter == 'T';
-    g->committed |= letter == 'C';
-    g->released |= letter == 'R';
 }
 
-/* QEMU serves one monitor at a time, and may take a moment to see that the tool's is gone. */
-static int reach(struct guardian *g, struct ibx_qmp **qmp, uint64_t deadline, struct ibx_error *err)
+/* QEMU serves one monitor at a time, and may take a moment to notice that the tool's is closed. */
+static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, struct ibx_error *err)
 {
     int rc;
-    while ((rc = ibx_qmp_connect(g->record.qmp, deadline, qmp, err)) && ibx_now_ns() < deadline &&
-           ibx_process_started(g->record.pid) == g->record.pid_started)
-        usleep(AGAIN_MS * 1000);
+    while ((rc = ibx_qmp_connect(w->record.qmp, deadline, qmp, err)) && ibx_now_ns() < deadline &&
+           ibx_process_started(w->record.pid) == w->record.pid_started)
+        usleep(RETRY_MS * 1000);
     return rc;
 }
 
-static void bring_back(struct guardian *g)
+static void continue_vm(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
     struct ibx_error err = {0};
     struct ibx_qmp *qmp = NULL;
-    int rc = reach(g, &qmp, deadline, &err);
+    int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
-        rc = ibx_vm_stay(qmp, &g->vm, deadline, &err);
+        rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     if (!rc) {
-        g->record.state = IBX_JOURNAL_KEPT;
-        rc = ibx_journal_write(g->folder, &g->record, &err);
+        w->record.state = IBX_JOURNAL_KEPT;
+        rc = ibx_journal_write(w->folder, &w->record, &err);
     }
     if (rc)
         ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s could not be continued here: %s",
-                g->record.name, err.message);
+                w->record.name, err.message);
     else
         ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the commit: VM %s goes on here",
-                g->record.name);
+                w->record.name);
     ibx_qmp_close(qmp);
 }
 
-/* Above all the monitor's: as long as somebody has it, QEMU answers no one else. */
+/* Above all the tool's monitor: QEMU answers nobody else while that is open. */
 static void close_others(int a, int b)
 {
     const unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);
@@ -105,7 +101,7 @@ static void close_others(int a, int b)
     close_range(high + 1, ~0u, 0);
 }
 
-static void guardian_main(struct guardian *g, int fd)
+static void watchdog_main(struct watchdog *w, int fd)
 {
     char letters[512];
     ssize_t n;
@@ -116,81 +112,83 @@ static void guardian_main(struct guardian *g, int fd)
     prctl(PR_SET_NAME, "ib-migrate-keep");
     while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
         for (ssize_t i = 0; i < n; i++)
-            heed(g, letters[i]);
-    if (!g->committed && !g->released)
-        bring_back(g);
+            on_letter(w, letters[i]);
+    if (!w->dismissed)
+        continue_vm(w);
     _exit(0);
 }
 
 /* ---------------------------------------------------------------- the tool's side */
 
-int ibx_watchdog_start(struct ibx_watchdog *guard, const char *folder,
+int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
                        const struct ibx_journal *record, const struct ibx_source_vm *vm,
                        int lock_fd, struct ibx_error *err)
 {
     int pair[2];
-    *guard = (struct ibx_watchdog){.fd = -1};
+    *watchdog = (struct ibx_watchdog){.fd = -1};
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
-        return ibx_error_set(err, -errno, "no pipe to a guardian: %s", strerror(errno));
-    struct guardian *g = calloc(1, sizeof(*g));
-    if (g)
-        *g = (struct guardian){.record = *record, .vm = *vm, .folder = folder};
-    pid_t pid = g ? fork() : -1;
+        return ibx_error_set(err, -errno, "no pipe to a watchdog: %s", strerror(errno));
+    struct watchdog *w = calloc(1, sizeof(*w));
+    if (w)
+        *w = (struct watchdog){.record = *record, .vm = *vm, .folder = folder};
+    pid_t pid = w ? fork() : -1;
     if (pid == 0) {
         close_others(pair[0], lock_fd);
-        guardian_main(g, pair[0]);
+        watchdog_main(w, pair[0]);
     }
-    free(g);
+    free(w);
     close(pair[0]);
     if (pid < 0) {
         close(pair[1]);
-        return ibx_error_set(err, -errno, "no process for a guardian: %s", strerror(errno));
+        return ibx_error_set(err, -errno, "no process for a watchdog: %s", strerror(errno));
     }
-    *guard = (struct ibx_watchdog){.pid = pid, .fd = pair[1]};
+    *watchdog = (struct ibx_watchdog){.pid = pid, .fd = pair[1]};
     return 0;
 }
 
-static int tell(struct ibx_watchdog *guard, const char *bytes, size_t length)
+static int tell(struct ibx_watchdog *watchdog, const char *bytes, size_t length,
+                struct ibx_error *err)
 {
-    ssize_t n = send(guard->fd, bytes, length, MSG_NOSIGNAL);
-    return n == (ssize_t)length ? 0 : n < 0 ? -errno : -EPIPE;
+    ssize_t n = send(watchdog->fd, bytes, length, MSG_NOSIGNAL);
+    if (n == (ssize_t)length)
+        return 0;
+    return ibx_error_set(err, n < 0 ? -errno : -EPIPE, "the watchdog process has died");
 }
 
-int ibx_watchdog_capabilities(struct ibx_watchdog *guard, json_t *before)
+int ibx_watchdog_capabilities(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err)
 {
     char line[LINE_MAX_BYTES];
     size_t length = json_dumpb(before, line + 1, sizeof(line) - 2, JSON_COMPACT);
     if (!length || length > sizeof(line) - 2)
-        return -EMSGSIZE;
+        return ibx_error_set(err, -EMSGSIZE, "QEMU has too many capabilities for the watchdog");
     line[0] = 'B';
     line[length + 1] = '\n';
-    return tell(guard, line, length + 2);
+    return tell(watchdog, line, length + 2, err);
 }
 
-int ibx_watchdog_touched(struct ibx_watchdog *guard)
+int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 {
-    return tell(guard, "T", 1);
+    return tell(watchdog, "T", 1, err);
 }
 
-int ibx_watchdog_commit(struct ibx_watchdog *guard)
+int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err)
 {
-    return tell(guard, "C", 1);
+    return tell(watchdog, "C", 1, err);
 }
 
-void ibx_watchdog_release(struct ibx_watchdog *guard)
+void ibx_watchdog_release(struct ibx_watchdog *watchdog)
 {
-    if (guard->fd < 0)
+    if (watchdog->fd < 0)
         return;
-    tell(guard, "R", 1);
-    close(guard->fd);
-    guard->fd = -1;
-    while (waitpid(guard->pid, NULL, 0) < 0 && errno == EINTR)
+    tell(watchdog, "R", 1, NULL);
+    ibx_watchdog_leave(watchdog);
+    while (waitpid(watchdog->pid, NULL, 0) < 0 && errno == EINTR)
         ;
 }
 
-void ibx_watchdog_leave(struct ibx_watchdog *guard)
+void ibx_watchdog_leave(struct ibx_watchdog *watchdog)
 {
-    if (guard->fd >= 0)
-        close(guard->fd);
-    guard->fd = -1;
+    if (watchdog->fd >= 0)
+        close(watchdog->fd);
+    watchdog->fd = -1;
 }

@@ -7,7 +7,7 @@
 #include "migrate/pages/page_map.h"
 #include "migrate/channel/acceptor.h"
 #include "migrate/preflight/blockers.h"
-#include "migrate/source/vm.h"
+#include "migrate/common/vm.h"
 #include "tests/scenes/line.h"
 #include "tests/scenes/mover.h"
 

@@ -6,7 +6,7 @@
  */
 #include "migrate/pages/pages.h"
 #include "migrate/preflight/blockers.h"
-#include "migrate/source/vm.h"
+#include "migrate/common/vm.h"
 #include "tests/scenes/line.h"
 #include "tests/scenes/mover.h"
 

@@ -5,7 +5,7 @@
  * Afterwards the guest is alive and right on exactly one side.
  */
 #include "migrate/qemu/inject.h"
-#include "migrate/source/vm.h"
+#include "migrate/common/vm.h"
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"

@@ -3,7 +3,7 @@
 #ifndef IBX_TOOLS_IB_MIGRATE_IB_MIGRATE_H
 #define IBX_TOOLS_IB_MIGRATE_IB_MIGRATE_H
 
-#include "migrate/operator/control_socket.h"
+#include "migrate/migrate.h"
 
 #include <stdio.h>
 
@@ -97,7 +97,7 @@ void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *status);
 struct migrate_show;
 
 int ibx_cli_show_start(const struct migrate_args *args, struct migrate_show **show,
-                       struct ibx_migrate_tell *tell, struct ibx_error *err);
+                       struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Shows what is left and ends the thread. */
 void ibx_cli_show_end(struct migrate_show *show);
 

@@ -78,7 +78,7 @@ static int end_move(const struct migrate_args *args, int rc, const struct ibx_mi
 
 /* ------------------------------------------------------------ moving */
 
-static int receive_as(const struct migrate_args *args, const struct ibx_migrate_tell *tell,
+static int receive_as(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
                       const struct ibx_journal *again, struct ibx_migrate_status *last,
                       struct ibx_error *err)
 {
@@ -90,13 +90,13 @@ static int receive_as(const struct migrate_args *args, const struct ibx_migrate_
         .max_bandwidth = args->max_bandwidth,
         .give_up_s = args->give_up_s,
         .minor = args->minor,
-        .tell = *tell,
+        .observer = *observer,
     };
     return again ? ibx_migrate_receive_again(&options, again, last, err)
                  : ibx_migrate_receive(&options, last, err);
 }
 
-static int send_as(const struct migrate_args *args, const struct ibx_migrate_tell *tell,
+static int send_as(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
                    const struct ibx_journal *again, struct ibx_migrate_status *last,
                    struct ibx_error *err)
 {
@@ -108,7 +108,7 @@ static int send_as(const struct migrate_args *args, const struct ibx_migrate_tel
         .links = args->links,
         .give_up_s = args->give_up_s,
         .quit = args->quit,
-        .tell = *tell,
+        .observer = *observer,
     };
     return again ? ibx_migrate_send_again(&options, again, last, err)
                  : ibx_migrate_send(&options, last, err);
@@ -118,15 +118,15 @@ static int send_as(const struct migrate_args *args, const struct ibx_migrate_tel
 static int move(const struct migrate_args *args, bool source, const struct ibx_journal *again)
 {
     struct migrate_show *show;
-    struct ibx_migrate_tell tell;
+    struct ibx_migrate_observer observer;
     struct ibx_error err = {0};
     struct ibx_migrate_status last = {.source = source, .phase = IBX_PHASE_FAILED};
     int rc = again ? 0 : ibx_cli_monitor_free(args, &err); /* whose lock says it */
     if (!rc)
-        rc = ibx_cli_show_start(args, &show, &tell, &err);
+        rc = ibx_cli_show_start(args, &show, &observer, &err);
     if (!rc) {
-        rc = source ? send_as(args, &tell, again, &last, &err)
-                    : receive_as(args, &tell, again, &last, &err);
+        rc = source ? send_as(args, &observer, again, &last, &err)
+                    : receive_as(args, &observer, again, &last, &err);
         ibx_cli_show_end(show);
     }
     if (again && !last.record.state)
@@ -215,7 +215,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
                          "start ib-migrate recover there first",
                          none->message);
         last.phase = IBX_PHASE_FAILED;
-        memcpy(last.sentence, err.message, sizeof(last.sentence));
+        memcpy(last.message, err.message, sizeof(last.message));
         if (args->json)
             print_summary(rc, MIGRATE_FAILED, &last, &err);
         ibx_cli_complain(err.message);

@@ -65,8 +65,8 @@ static void wipe(struct migrate_show *show)
  * move itself, and why a link is broken mostly, too. */
 static bool worth_a_line(const struct migrate_show *show, const struct ibx_migrate_status *status)
 {
-    size_t n = strlen(status->sentence);
-    if (status->phase == IBX_PHASE_BROKEN && n && !strncmp(show->said, status->sentence, n))
+    size_t n = strlen(status->message);
+    if (status->phase == IBX_PHASE_BROKEN && n && !strncmp(show->said, status->message, n))
         return false;
     return status->phase < IBX_PHASE_DONE && (status->source || status->phase != IBX_PHASE_WAITING);
 }
@@ -162,7 +162,7 @@ static void tell_line(void *context, const char *line)
 }
 
 int ibx_cli_show_start(const struct migrate_args *args, struct migrate_show **out,
-                       struct ibx_migrate_tell *tell, struct ibx_error *err)
+                       struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
     struct migrate_show *show = calloc(1, sizeof(*show));
     if (!show)
@@ -184,7 +184,7 @@ int ibx_cli_show_start(const struct migrate_args *args, struct migrate_show **ou
         return ibx_error_set(err, rc, "no thread to show the move: %s", strerror(-rc));
     }
     ibx_log_over_bar(show->terminal && !show->quiet);
-    *tell = (struct ibx_migrate_tell){tell_status, tell_line, show};
+    *observer = (struct ibx_migrate_observer){tell_status, tell_line, show};
     *out = show;
     return 0;
 }

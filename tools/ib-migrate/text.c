@@ -185,8 +185,8 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
             snprintf(out, size, "filling: the VM runs at the destination");
         break;
     case IBX_PHASE_BROKEN:
-        if (s->sentence[0])
-            snprintf(out, size, "broken: %s; connecting again", s->sentence);
+        if (s->message[0])
+            snprintf(out, size, "broken: %s; connecting again", s->message);
         else
             snprintf(out, size, "broken: the other side is not there yet");
         break;
@@ -194,7 +194,7 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
         snprintf(out, size, "done: complete and confirmed");
         break;
     default:
-        snprintf(out, size, "failed: %s", s->sentence);
+        snprintf(out, size, "failed: %s", s->message);
         break;
     }
     ibx_text_sanitize(out);

@@ -90,7 +90,7 @@ static void open_scene(struct scene *scene)
                                                   .pid = 42},
                                        .source = true,
                                        .path = "tcp 10.0.0.1",
-                                       .sentence = "",
+                                       .message = "",
                                        .began_ns = 1000,
                                        .now_ns = 5000,
                                        .pages = 100,
@@ -518,7 +518,7 @@ static void test_status_json(void **state)
     (void)state;
     struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
                                         .record = {.id = {0xab, 1}, .state = IBX_JOURNAL_RUNNING},
-                                        .sentence = "caf\xe9 \"is\" closed",
+                                        .message = "caf\xe9 \"is\" closed",
                                         .bytes = UINT64_MAX,
                                         .began_ns = 10,
                                         .now_ns = 5};

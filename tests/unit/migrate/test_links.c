@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How many page connections a move has where nobody says it, by the processors of this machine. */
 #include "common/thread.h"
-#include "migrate/operator/move_internal.h"
+#include "migrate/common/common.h"
 #include "migrate/pages/pages.h"
 
 #include <errno.h>

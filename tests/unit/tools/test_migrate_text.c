@@ -175,7 +175,7 @@ static void test_bar_of_other_phases(void **state)
 {
     (void)state;
     struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
-                                        .sentence = "the link is down\n\033[31m",
+                                        .message = "the link is down\n\033[31m",
                                         .began_ns = 1,
                                         .now_ns = 67000000001};
     char text[256];

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/source/vm.h"
+#include "migrate/common/vm.h"
+
+#include "migrate/common/common.h"
 
 #include "migrate/preflight/blockers.h"
 
@@ -132,4 +134,29 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_source_vm *vm, uint64_t deadline
     vm->before = NULL;
     vm->touched = false;
     return 0;
+}
+
+uint64_t ibx_vm_event_ns(json_t *event)
+{
+    json_int_t seconds = 0, micro = 0;
+    struct timespec real;
+    json_unpack(event, "{s:{s:I,s:I}}", "timestamp", "seconds", &seconds, "microseconds", &micro);
+    clock_gettime(CLOCK_REALTIME, &real);
+    int64_t age = ((int64_t)real.tv_sec - (int64_t)seconds) * 1000000000 + real.tv_nsec -
+                  (int64_t)micro * 1000;
+    uint64_t now = ibx_now_ns();
+    return age > 0 && age < 10ll * 1000000000 ? now - (uint64_t)age : now;
+}
+
+bool ibx_vm_event_is(json_t *event, const char *name, const char *status)
+{
+    const char *is = json_string_value(json_object_get(event, "event"));
+    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
+    return is && !strcmp(is, name) && (!status || (has && !strcmp(has, status)));
+}
+
+int ibx_vm_quit(struct ibx_qmp *qmp, struct ibx_error *err)
+{
+    int rc = ibx_qmp_execute(qmp, "quit", NULL, NULL, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc == -ECONNRESET || rc == -EPIPE ? 0 : rc;
 }

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A move of a running VM: what the command ib-migrate calls. Each of the two sides is one call that
- * runs until the end; everything that happens meanwhile is told through `tell`, and a running move
- * is looked at and influenced through its socket (migrate/operator/control_socket.h) by another
- * process.
+ * Post-copy migration of a running VM: the header of migrate/ for tools (tools/ib-migrate).
  *
- * docs/architecture.md has the states of both sides, docs/protocol.md the messages.
+ * Each side is one call that runs until the migration ends there: ibx_migrate_send() in source/,
+ * ibx_migrate_receive() in destination/. It reports through an observer. Another process asks and
+ * controls it through its control socket (operator/). source.h and destination.h have the states,
+ * docs/protocol.md has the messages, journal/ the records that survive a crash.
+ *
+ * All calls are for one thread. Each returns 0 or a negative errno with a message in `err`.
  */
-#ifndef IBX_MIGRATE_OPERATOR_MOVE_H
-#define IBX_MIGRATE_OPERATOR_MOVE_H
+#ifndef IBX_MIGRATE_MIGRATE_H
+#define IBX_MIGRATE_MIGRATE_H
 
 #include "migrate/journal/journal.h"
 #include "migrate/preflight/blockers.h"
 #include "transport/transport.h"
+
+#include <jansson.h>
 
 /* Both sides' phases, in their order. */
 enum ibx_migrate_phase {
@@ -22,7 +26,7 @@ enum ibx_migrate_phase {
     IBX_PHASE_FILLING,   /* it runs at the destination, pages follow */
     IBX_PHASE_BROKEN,    /* the same, but the connection is lost: being made again */
     IBX_PHASE_DONE,      /* complete and confirmed */
-    IBX_PHASE_FAILED,    /* see `sentence` */
+    IBX_PHASE_FAILED,    /* see `message` */
 };
 
 /* A snapshot, for a progress bar, `status` and JSON lines. */
@@ -30,9 +34,9 @@ struct ibx_migrate_status {
     bool source;
     enum ibx_migrate_phase phase;
     struct ibx_journal record;
-    char path[192];               /* of the page connections: "verbs mlx5_0 port 1 ..." */
-    char sentence[IBX_ERROR_MAX]; /* why it is BROKEN or FAILED; else "" */
-    uint64_t began_ns, now_ns;    /* CLOCK_MONOTONIC */
+    char path[192];              /* of the page connections: "verbs mlx5_0 port 1 ..." */
+    char message[IBX_ERROR_MAX]; /* why it is BROKEN or FAILED; else "" */
+    uint64_t began_ns, now_ns;   /* CLOCK_MONOTONIC */
     uint64_t ram_bytes;
     uint64_t pages, present, zero_pages; /* zero: known to be, never fetched */
     uint64_t bytes;                      /* of pages on the wire */
@@ -53,11 +57,11 @@ struct ibx_migrate_status {
     uint64_t state_bytes;
 };
 
-struct ibx_migrate_tell {
+struct ibx_migrate_observer {
     /* At least every 200 ms, and at once when the phase changes. May be NULL. */
     void (*status)(void *context, const struct ibx_migrate_status *status);
     /* One line for a person that is no error: a reconnection, a warning. May be NULL. */
-    void (*say)(void *context, const char *line);
+    void (*notify)(void *context, const char *line);
     void *context;
 };
 
@@ -69,7 +73,7 @@ struct ibx_receive_options {
     uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
     unsigned give_up_s;     /* end a move whose source is away for so long; 0: never */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
-    struct ibx_migrate_tell tell;
+    struct ibx_migrate_observer observer;
 };
 
 struct ibx_send_options {
@@ -80,54 +84,83 @@ struct ibx_send_options {
     unsigned links; /* page connections; 0: ibx_page_links_default() of both ends, the lesser */
     unsigned give_up_s;
     bool quit; /* ends the source QEMU when all is confirmed */
-    struct ibx_migrate_tell tell;
+    struct ibx_migrate_observer observer;
 };
 
 /*
- * 0: complete and confirmed. Else the sentence is in `err`, and the VM is where the last status'
- * record says:
- *   -ECANCELED  stopped before the commit, by request or signal: it goes on at the source
- *   -EPERM      it cannot be moved, all reasons are in the sentence; nothing was touched
- *   others      the same, before the commit; after it only with give_up_s or a second signal, and
- *               then `ib-migrate recover` goes on
+ * 0: complete and confirmed. Otherwise the record in the last status says where the VM is:
+ *   -ECANCELED  stopped before the commit, by request or signal: the VM stays at the source
+ *   -EPERM      it cannot be migrated; the message has all blockers; nothing was touched
+ *   others      before the commit: the VM stays at the source. After it only with give_up_s or a
+ *               second signal: the VM belongs to the destination, `ib-migrate recover` continues
+ * `last` may be NULL.
  */
 int ibx_migrate_receive(const struct ibx_receive_options *options, struct ibx_migrate_status *last,
                         struct ibx_error *err);
 int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_status *last,
                      struct ibx_error *err);
 
-/* Goes on with a move whose tool has died, as its record says: the destination takes the fault
- * descriptor back from QEMU and waits for the source, the source connects again. Options that are
- * NULL or 0 come from the record. */
+/* Continues a migration whose tool has ended, by its record. The destination takes the userfaultfd
+ * of QEMU back and waits for the source; the source connects again. Options that are NULL or 0 come
+ * from the record. -EALREADY: the migration has ended; -EBUSY: a tool is at work on it; -ESRCH: its
+ * QEMU has ended. */
 int ibx_migrate_receive_again(const struct ibx_receive_options *options,
                               const struct ibx_journal *record, struct ibx_migrate_status *last,
                               struct ibx_error *err);
 int ibx_migrate_send_again(const struct ibx_send_options *options, const struct ibx_journal *record,
                            struct ibx_migrate_status *last, struct ibx_error *err);
 
-/* Asks the destination how far it is with the move of this (source's) record; -EHOSTUNREACH and the
- * like when it does not answer. */
+/* ---------------------------------------------------------------- operator/queries.c */
+
+/* Asks the destination of this (source's) record for its state. -EHOSTUNREACH and others when it
+ * does not answer. */
 int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err);
-/* Tells it that this (source's) record is DONE, which it may not have heard: 0 when it has.
- * -ENOENT: who answers knows nothing of this move; others when nobody does. */
+/* Tells the destination that this (source's) record is DONE. 0: the destination knows it now.
+ * -ENOENT: who answers knows nothing of this migration; others when nobody answers. */
 int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
                         struct ibx_error *err);
 /* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its
- * monitor is another one's. */
+ * monitor belongs to another process. */
 int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err);
-/* Restarts the source's VM from its stop. The caller has asked the operator. -EBUSY: the
- * destination answers that the VM runs there. */
+/* Continues the VM at the source from the moment it was stopped. The caller has asked the operator.
+ * -EBUSY: the destination answers that the VM runs there, or the record has changed. -EINVAL: the
+ * migration has ended, or the record is not the source's. */
 int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                          const struct ibx_options *transport, struct ibx_error *err);
-
-/* Whether the VM can be moved: refusals of this side, and with a URI of the destination waiting
- * there, and whether so much memory may be locked as `links` page connections (as in
- * ibx_send_options) over that fabric pin. Touches nothing. */
+/* Whether the VM can be migrated: this side's blockers, with a URI those of the destination that
+ * waits there, and whether the memory of `links` page connections may be locked. Touches nothing.
+ */
 int ibx_migrate_check(const char *qmp, bool source, const char *uri,
                       const struct ibx_options *transport, unsigned links,
-                      struct ibx_blockers *refusals, struct ibx_error *err);
+                      struct ibx_blockers *blockers, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- operator/control_client.c */
+
+/* The control socket of a receiver to which no source has come yet: FOLDER/PID.waiting. */
+void ibx_control_socket_waiting_path(const char *folder, pid_t pid, char *path, size_t size);
+/* Calls `each` with the path of each such socket in the folder; those of processes that have ended
+ * are removed. -EACCES and others from opening the folder. */
+int ibx_control_socket_waiting(const char *folder,
+                               void (*each)(void *context, const char *path, pid_t pid),
+                               void *context, struct ibx_error *err);
+/* Sends one request to a control socket and returns the answer (a reference). `request` is
+ * consumed. -ECONNREFUSED, -ENOENT: no tool is at work on that migration; -EREMOTEIO with its
+ * message: it refused; -ETIMEDOUT, -ECONNRESET, -EPROTO. */
+int ibx_control_socket_ask(const char *path, json_t *request, json_t **answer, uint64_t deadline_ns,
+                           struct ibx_error *err);
+
+/* ---------------------------------------------------------------- operator/status.c */
 
 const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase);
+/* Stable, documented in ib-migrate(1): the same objects in `status`, --json lines and summaries.
+ * NULL: no memory. */
+json_t *ibx_migrate_status_json(const struct ibx_migrate_status *status);
+json_t *ibx_migrate_record_json(const struct ibx_journal *record);
+/* The reverse, in another process: all but the record, which is left alone. -EPROTO. */
+int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *status,
+                            struct ibx_error *err);
+/* A JSON string of any bytes: those that are not UTF-8 are replaced. NULL: no memory. */
+json_t *ibx_json_text(const char *text);
 
 #endif

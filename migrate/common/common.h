@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What the two sides of a migration share. source/, destination/ and operator/ call it; it calls
+ * none of them.
+ *
+ *   process.c   the tool's process: signals, when it may spin, how a side enters a state
+ *   report.c    what a side tells its tool: the status, notices, a peer from which nothing comes
+ *   greeting.c  connections to the destination: their options, HELLO and ANSWER
+ *   records.c   the journal's records of this VM
+ *   vm.c        QEMU's state by its monitor (vm.h)
+ */
+#ifndef IBX_MIGRATE_COMMON_COMMON_H
+#define IBX_MIGRATE_COMMON_COMMON_H
+
+#include "common/state_machine.h"
+#include "migrate/channel/channel.h"
+#include "migrate/migrate.h"
+
+#include <signal.h>
+
+#define MIGRATION_TICK_MS      200   /* between two statuses */
+#define MIGRATION_QMP_MS       20000 /* for an answer of QEMU */
+#define MIGRATION_LINGER_MS    5000  /* for the peer to take the last message */
+#define MIGRATION_TRY_MS       3000  /* for each step of one of many tries to reach the peer */
+#define MIGRATION_LOCK_MS      2000  /* for the watchdog of a dead tool to end */
+#define MIGRATION_LOCK_LOOK_MS 20    /* between two looks at that */
+#define MIGRATION_AWAY_NS      (1000 * IBX_NS_PER_MS) /* not looking for so long: away itself */
+
+/* ---------------------------------------------------------------- process.c */
+
+/* Until when (CLOCK_MONOTONIC, ns) a tool polls without sleeping, because a VM stands still or is
+ * about to and each wake-up costs tens of microseconds. 0: this machine has too few processors. */
+uint64_t ibx_migration_busy_until(void);
+/* How long the peer may do nothing while a VM depends on it, before the commit. */
+uint64_t ibx_migration_stall_ms(const struct ibx_options *transport);
+
+/* SIGINT and SIGTERM as a descriptor. */
+struct migration_signals {
+    int fd;
+    sigset_t before;
+};
+int ibx_migration_signals_open(struct migration_signals *signals, struct ibx_error *err);
+/* How many came since the last call. */
+unsigned ibx_migration_signals_take(struct migration_signals *signals);
+void ibx_migration_signals_close(struct migration_signals *signals);
+
+/* Moves `side` ("source", "destination") to a state, logs that and, for tests, stops the process
+ * (SIGSTOP, once) when $IBX_MOVE_STOP_AT names it, "source:sending" for instance. -EINVAL: the
+ * table does not allow it; nothing has changed. */
+int ibx_migration_enter(struct ibx_state_machine *state, const char *side, unsigned to,
+                        struct ibx_error *err);
+/* The stop of the above, for a machine's first state. */
+void ibx_migration_stop_at(const char *side, const char *state);
+
+/* ---------------------------------------------------------------- report.c */
+
+struct migration_reporter {
+    const struct ibx_migrate_observer *observer;
+    uint64_t told_ns;
+    uint64_t rate_ns, rate_bytes, rate_faults; /* where the present measurement began */
+};
+/* Reports the status, at most every MIGRATION_TICK_MS unless `now`; computes the rates. */
+void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrate_status *status,
+                          bool now);
+void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+struct migration_silence {
+    uint64_t since_ns, looked_ns, count;
+    bool notified;
+};
+struct migration_expectation {
+    bool awaited;        /* something is to come from the peer */
+    uint64_t count;      /* changes with whatever comes */
+    uint64_t pause_ns;   /* allowed beyond the usual */
+    unsigned timeout_ms; /* of the transport */
+    const char *means;   /* what the silence means for the VM, for a person */
+};
+/* Notifies once that nothing comes, and once that something does again; keeps status->silent_ns. */
+void ibx_migration_check_silence(struct migration_silence *silence,
+                                 const struct migration_expectation *expected,
+                                 struct ibx_migrate_status *status,
+                                 const struct ibx_migrate_observer *observer);
+
+/* ---------------------------------------------------------------- greeting.c */
+
+/* The options of every connection of a migration; timeout_ms from the URI (or NULL) if it has it.*/
+struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri);
+/* Such options for one of many tries. */
+struct ibx_options ibx_migration_retry_options(const struct ibx_options *options);
+/* How many page connections a HELLO offers: `wished`, or 0: up to what this machine is good for. */
+void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished);
+/* Adds a blocker when `links` page connections over the fabric of `conn`, with `bytes` on each (or
+ * on all, where they share registrations), would pin more memory than may be locked. The messages
+ * of the connections do not count, so no migration is refused that is possible. */
+void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
+                                struct ibx_blockers *blockers);
+/* -EPERM with all blockers in one message. */
+int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers,
+                          struct ibx_error *err);
+/* HELLO and its ANSWER over a fresh connection, for the source. `control` is open on success. The
+ * options are complete: the timeout_ms of the URI does not count. */
+int ibx_migration_greet(const char *uri, const struct ibx_options *options,
+                        const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+                        struct ibx_migrate_answer *answer, struct ibx_error *err);
+/* The same for a query by a record alone; the connection is closed again. */
+int ibx_migration_ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpose,
+                      const struct ibx_options *options, struct ibx_migrate_answer *answer,
+                      struct ibx_error *err);
+/* ibx_migrate_confirm() with complete options. */
+int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_options *options,
+                          struct ibx_error *err);
+
+/* ---------------------------------------------------------------- records.c */
+
+/* -EBUSY and what to do: an unfinished record of this QEMU, or of another with this UUID. */
+int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram,
+                                   const char *qmp, bool source, struct ibx_error *err);
+/* Reads the record again, under its lock. -EALREADY: the migration has ended meanwhile. */
+int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err);
+/* Writes the record in this state; it is unchanged on failure. */
+int ibx_migration_record(const char *folder, struct ibx_journal *record,
+                         enum ibx_journal_state state, struct ibx_error *err);
+/* Fills in what a record says of a VM. */
+void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
+                            const char *qmp, const char *uri, const struct ibx_options *transport);
+
+#endif

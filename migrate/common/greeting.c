@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Connections to the destination: their options, HELLO and its answer. */
+#include "migrate/common/common.h"
+
+#include "common/clock.h"
+#include "common/locked.h"
+#include "common/thread.h"
+#include "migrate/pages/pages.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri)
+{
+    struct ibx_options ours = *options, wishes = *options;
+    struct ibx_uri parsed;
+    if (uri && !ibx_uri_parse(uri, &parsed, NULL) && !ibx_uri_options(&parsed, &wishes, NULL))
+        ours.timeout_ms = wishes.timeout_ms;
+    if (!ibx_thread_may_spin())
+        ours.spin_us = 0;
+    if (ours.message < IBX_MIGRATE_MESSAGE)
+        ours.message = IBX_MIGRATE_MESSAGE;
+    return ours;
+}
+
+struct ibx_options ibx_migration_retry_options(const struct ibx_options *options)
+{
+    struct ibx_options ours = *options;
+    if (ours.timeout_ms > MIGRATION_TRY_MS)
+        ours.timeout_ms = MIGRATION_TRY_MS;
+    return ours;
+}
+
+int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers,
+                          struct ibx_error *err)
+{
+    size_t kept = blockers->count < IBX_PREFLIGHT_MAX ? blockers->count : IBX_PREFLIGHT_MAX;
+    char all[IBX_ERROR_MAX] = "";
+    size_t length = 0;
+    for (size_t i = 0; i < kept && length < sizeof(all) - 1; i++)
+        length += (size_t)snprintf(all + length, sizeof(all) - length, "%s%s", i ? "; and " : "",
+                                   blockers->sentences[i]);
+    return ibx_error_set(err, -EPERM, "%s: %s", where, all[0] ? all : "without a reason");
+}
+
+void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
+{
+    const unsigned links = wished ? wished : ibx_page_links_default();
+    hello->links = (uint16_t)(links < IBX_MIGRATE_LINKS_MAX ? links : IBX_MIGRATE_LINKS_MAX);
+    hello->links_least = wished ? hello->links : 1;
+}
+
+/* A fabric that pins memory has pinned this connection's messages. Where connections share what is
+ * pinned, it is as if there were one. */
+void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
+                                struct ibx_blockers *blockers)
+{
+    const uint64_t pinned = ibx_locked_now();
+    const struct ibx_caps *caps = ibx_conn_caps(conn);
+    const uint64_t all = caps->shares ? bytes : links * bytes;
+    if (pinned && !caps->register_free)
+        ibx_preflight_locked(ibx_conn_path(conn)->provider, pinned + all, blockers);
+}
+
+struct greeting {
+    struct ibx_migrate_answer *answer;
+    bool answered;
+    struct ibx_error *err;
+};
+
+static int on_answer(void *context, const struct ibx_migrate_any *message)
+{
+    struct greeting *g = context;
+    if (g->answered)
+        return 0;
+    if (message->type == IBX_MIGRATE_ABORT)
+        return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s",
+                             message->is.sentence);
+    if (message->type != IBX_MIGRATE_ANSWER)
+        return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
+                             ibx_migrate_message_name(message->type));
+    *g->answer = *message->is.answer;
+    g->answered = true;
+    return 0;
+}
+
+/* Drops what follows the answer: only COMPLETE may, and the destination repeats it. */
+static int wait_for_answer(struct ibx_channel *control, struct greeting *g, unsigned timeout_ms)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
+    while (!g->answered) {
+        int rc = ibx_channel_take(control, on_answer, g, g->err);
+        if (rc)
+            return rc;
+        if (g->answered)
+            return 0;
+        if (ibx_now_ns() >= deadline)
+            return ibx_error_set(g->err, -ETIMEDOUT, "the destination did not answer within %u ms",
+                                 timeout_ms);
+        ibx_wait(control->conn, ibx_ms_until(deadline));
+    }
+    return 0;
+}
+
+/* Names the tool to start, where the transport names a server. */
+static void name_tool(uint8_t purpose, struct ibx_error *err)
+{
+    static const char server[] = "start the server there";
+    char rest[IBX_ERROR_MAX], *at = err ? strstr(err->message, server) : NULL;
+    const bool fresh = purpose == IBX_PURPOSE_MOVE || purpose == IBX_PURPOSE_CHECK;
+    if (!at)
+        return;
+    snprintf(rest, sizeof(rest), "%s", at + strlen(server));
+    snprintf(at, sizeof(err->message) - (size_t)(at - err->message),
+             "start \"ib-migrate %s\" there%s", fresh ? "receive" : "recover", rest);
+}
+
+#define URI_BYTES 1024 /* more than one can be long */
+
+/* A URI overrides the options of a connection; here they have its timeout already. */
+static void leave_out_timeout(const char *uri, char *out, size_t size)
+{
+    const char *at = strchr(uri, '?');
+    size_t length = at ? (size_t)(at - uri) : strlen(uri);
+    snprintf(out, size, "%.*s", (int)length, uri);
+    char separator = '?';
+    for (; at; at = strchr(at, '&')) {
+        at++;
+        if (!strncmp(at, "timeout_ms=", strlen("timeout_ms=")))
+            continue;
+        length = strlen(out);
+        snprintf(out + length, size - length, "%c%.*s", separator, (int)strcspn(at, "&"), at);
+        separator = '&';
+    }
+}
+
+int ibx_migration_greet(const char *uri, const struct ibx_options *options,
+                        const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+                        struct ibx_migrate_answer *answer, struct ibx_error *err)
+{
+    struct ibx_conn *conn;
+    struct greeting g = {.answer = answer, .err = err};
+    char plain[URI_BYTES];
+    leave_out_timeout(uri, plain, sizeof(plain));
+    int rc = ibx_connect(plain, options, &conn, err);
+    if (rc) {
+        name_tool(hello->purpose, err);
+        return rc;
+    }
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
+    ibx_channel_init(control, conn);
+    rc = ibx_channel_send(control, &message);
+    if (rc)
+        ibx_error_set(err, rc, "the greeting could not be sent: %s", strerror(-rc));
+    else
+        rc = wait_for_answer(control, &g, options->timeout_ms);
+    if (rc)
+        ibx_channel_fini(control);
+    return rc;
+}
+
+int ibx_migration_ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpose,
+                      const struct ibx_options *options, struct ibx_migrate_answer *answer,
+                      struct ibx_error *err)
+{
+    struct ibx_channel control;
+    struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
+    if (!hello)
+        return ibx_error_set(err, -ENOMEM, "no memory for a greeting");
+    hello->purpose = (uint8_t)purpose;
+    hello->epoch = record->epoch;
+    memcpy(hello->id, record->id, sizeof(hello->id));
+    int rc = ibx_migration_greet(record->uri, options, hello, &control, answer, err);
+    free(hello);
+    if (!rc)
+        ibx_channel_fini(&control);
+    return rc;
+}
+
+int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_options *options,
+                          struct ibx_error *err)
+{
+    struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
+    if (!answer)
+        return ibx_error_set(err, -ENOMEM, "no memory for an answer");
+    int rc = ibx_migration_ask(record, IBX_PURPOSE_CONFIRM, options, answer, err);
+    if (!rc && answer->standing == IBX_STANDING_NONE)
+        rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this move",
+                           record->uri, answer->host);
+    else if (!rc && (!answer->accepted || answer->standing != IBX_STANDING_COMPLETE))
+        rc = ibx_error_set(err, -EPROTO, "the destination (%s) says: %s", answer->host,
+                           answer->count ? answer->sentences[0]
+                                         : ibx_migrate_standing_name(answer->standing));
+    free(answer);
+    return rc;
+}

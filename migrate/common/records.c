@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Records of migrations, as both sides use them. */
+#include "migrate/common/common.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool has_uuid(const char *uuid)
+{
+    return uuid[0] && strspn(uuid, "0-") != strlen(uuid);
+}
+
+int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram,
+                                   const char *qmp, bool source, struct ibx_error *err)
+{
+    struct ibx_journal *records;
+    size_t count;
+    char said[IBX_ERROR_MAX];
+    int rc = ibx_journal_list(folder, &records, &count, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; !rc && i < count; i++) {
+        const struct ibx_journal *r = &records[i];
+        const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
+                                  r->pid_started == ibx_process_started(ram->pid);
+        const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
+        /* COMPLETE needs nothing of any QEMU; and what has run in one that ended runs there no
+         * more. */
+        const bool harmless = r->state == IBX_JOURNAL_COMPLETE ||
+                              (!r->source && !same_process && ibx_journal_qemu_gone(r));
+        if (ibx_journal_over(r) || harmless || r->source != source || (!same_process && !same_vm))
+            continue;
+        ibx_journal_say(r, said, sizeof(said));
+        rc = ibx_error_set(
+            err, -EBUSY,
+            "an earlier move of this VM is not over: %s; see ib-migrate status, then "
+            "ib-migrate recover%s",
+            said, source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
+    }
+    free(records);
+    return rc;
+}
+
+int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+{
+    char said[IBX_ERROR_MAX];
+    int rc = ibx_journal_reload(folder, record, err);
+    if (rc || !ibx_journal_over(record))
+        return rc;
+    ibx_journal_say(record, said, sizeof(said));
+    return ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said);
+}
+
+void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
+                            const char *qmp, const char *uri, const struct ibx_options *transport)
+{
+    record->pid = ram->pid;
+    record->pid_started = ibx_process_started(ram->pid);
+    snprintf(record->uuid, sizeof(record->uuid), "%s", ram->uuid);
+    snprintf(record->name, sizeof(record->name), "%s", ram->name);
+    char *whole = realpath(qmp, NULL);
+    snprintf(record->qmp, sizeof(record->qmp), "%s", whole ? whole : qmp);
+    free(whole);
+    snprintf(record->uri, sizeof(record->uri), "%s", uri);
+    snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
+}
+
+int ibx_migration_record(const char *folder, struct ibx_journal *record,
+                         enum ibx_journal_state state, struct ibx_error *err)
+{
+    struct ibx_journal next = *record;
+    next.state = state;
+    int rc = ibx_journal_write(folder, &next, err);
+    if (!rc)
+        *record = next;
+    return rc;
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a side tells the tool that runs it: the status, notices, and that the peer is silent. */
+#include "migrate/common/common.h"
+
+#include "common/clock.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
+#define SILENT_MIN_MS 1000
+
+void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrate_status *status,
+                          bool now)
+{
+    const uint64_t t = ibx_now_ns();
+    status->now_ns = t;
+    if (!now && t - reporter->told_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
+        return;
+    reporter->told_ns = t;
+    /* The first rate as soon as there is one, and then a steady one. */
+    const bool first = !status->bytes_per_second && status->bytes > reporter->rate_bytes;
+    if (t - reporter->rate_ns >= (first ? RATE_NS / 10 : RATE_NS)) {
+        const double seconds = (double)(t - reporter->rate_ns) / 1e9;
+        if (reporter->rate_ns && status->bytes >= reporter->rate_bytes) {
+            status->bytes_per_second =
+                (uint64_t)((double)(status->bytes - reporter->rate_bytes) / seconds);
+            status->faults_per_second =
+                (uint64_t)((double)(status->faults - reporter->rate_faults) / seconds);
+        }
+        reporter->rate_ns = t;
+        reporter->rate_bytes = status->bytes;
+        reporter->rate_faults = status->faults;
+    }
+    if (reporter->observer->status)
+        reporter->observer->status(reporter->observer->context, status);
+}
+
+void ibx_migration_notify(const struct ibx_migrate_observer *observer, const char *format, ...)
+{
+    char line[IBX_ERROR_MAX + 128];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    ibx_text_sanitize(line);
+    if (observer->notify)
+        observer->notify(observer->context, line);
+}
+
+static unsigned seconds(uint64_t ns)
+{
+    return (unsigned)(ns / (1000 * IBX_NS_PER_MS));
+}
+
+/* The connection lives, but nothing comes: the peer's tool is stopped (SIGSTOP, a debugger, a host
+ * without free processors), or the network is down and that has not been detected yet. All that can
+ * be done here is to notify. */
+void ibx_migration_check_silence(struct migration_silence *silence,
+                                 const struct migration_expectation *expected,
+                                 struct ibx_migrate_status *status,
+                                 const struct ibx_migrate_observer *observer)
+{
+    const uint64_t now = ibx_now_ns(), half_ms = expected->timeout_ms / 2;
+    const uint64_t limit_ms = half_ms > SILENT_MIN_MS ? half_ms : SILENT_MIN_MS;
+    const char *peer = status->record.peer[0] ? status->record.peer : "the other side";
+    const bool came = silence->count != expected->count;
+    const bool away = now - silence->looked_ns > MIGRATION_AWAY_NS;
+    silence->looked_ns = now;
+    if (away || !expected->awaited || came) {
+        if (silence->notified && came)
+            ibx_migration_notify(observer, "%s is heard again, after %u s", peer,
+                                 seconds(now - silence->since_ns));
+        *silence = (struct migration_silence){now, now, expected->count, false};
+        status->silent_ns = 0;
+        return;
+    }
+    if (now - silence->since_ns < limit_ms * IBX_NS_PER_MS + expected->pause_ns)
+        return;
+    status->silent_ns = now - silence->since_ns;
+    if (silence->notified)
+        return;
+    silence->notified = true;
+    ibx_migration_notify(
+        observer,
+        "nothing has come from %s for %u s: %s; nothing is lost: see whether the ib-migrate "
+        "there stands still and whether the network is up, and the migration goes on by itself",
+        peer, seconds(status->silent_ns), expected->means);
+}

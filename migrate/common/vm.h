@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* QEMU's state by its monitor: the VM, its migration, its events. */
+#ifndef IBX_MIGRATE_COMMON_VM_H
+#define IBX_MIGRATE_COMMON_VM_H
+
+#include "migrate/journal/journal.h"
+
+/* What ibx_vm_stay() has to undo. */
+struct ibx_source_vm {
+    bool was_running; /* before the migration */
+    bool touched;     /* `migrate` was given */
+    json_t *before;   /* capabilities to put back, NULL: untouched */
+};
+
+/* "running", "paused", "postmigrate", ... into `status`. */
+int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,
+                  struct ibx_error *err);
+/* The status of QEMU's own migration ("none", "active", "completed", ...) and its error text. */
+int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
+                     uint64_t deadline_ns, struct ibx_error *err);
+/* Starts QEMU's migration into a stream of which `*stream` is the reading end (non-blocking). */
+int ibx_vm_migrate(struct ibx_qmp *qmp, int *stream, uint64_t deadline_ns, struct ibx_error *err);
+/* Cancels any migration, continues the VM if it ran before, and puts the capabilities back. May be
+ * repeated. Only when it is certain that the destination does not run the VM. */
+int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_source_vm *vm, uint64_t deadline_ns,
+                struct ibx_error *err);
+/* Tells QEMU to quit. */
+int ibx_vm_quit(struct ibx_qmp *qmp, struct ibx_error *err);
+
+/* When a QMP event happened, CLOCK_MONOTONIC. */
+uint64_t ibx_vm_event_ns(json_t *event);
+/* Whether it is this event and, with `status`, has this data.status. */
+bool ibx_vm_event_is(json_t *event, const char *name, const char *status);
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a tool asks and does by a record alone, while no tool is at work on the migration. */
+#include "migrate/common/common.h"
+#include "migrate/common/vm.h"
+#include "migrate/preflight/hardware.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
+                      struct ibx_migrate_answer *answer, struct ibx_error *err)
+{
+    const struct ibx_options options = ibx_migration_options(transport, record->uri);
+    return ibx_migration_ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
+}
+
+int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
+                        struct ibx_error *err)
+{
+    const struct ibx_options options = ibx_migration_options(transport, record->uri);
+    return ibx_migration_confirm(record, &options, err);
+}
+
+int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
+                         const struct ibx_options *transport, struct ibx_error *err)
+{
+    struct ibx_migrate_answer answer;
+    struct ibx_qmp *qmp;
+    struct ibx_error silent = {0};
+    struct ibx_source_vm vm = {.was_running = record->was_running, .touched = true};
+    uint64_t deadline;
+    int lock_fd;
+    if (!record->source || ibx_journal_over(record))
+        return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this migration is %s",
+                             ibx_journal_state_name(record->state));
+    int rc = ibx_migrate_query(record, transport, &answer, &silent);
+    if (!rc &&
+        (answer.standing == IBX_STANDING_RUNNING || answer.standing == IBX_STANDING_COMPLETE))
+        return ibx_error_set(err, -EBUSY,
+                             "the destination (%s) answers that the VM runs there: a second one "
+                             "here would destroy its disks",
+                             answer.host);
+    /* The watchdog of a tool that was just killed holds it until it has ended. */
+    deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
+    while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
+    if (rc)
+        return rc;
+    /* It may have gone on while the operator was asked. */
+    struct ibx_journal back = *record;
+    rc = ibx_migration_reload(folder, &back, err);
+    if (!rc && (back.state != record->state || back.epoch != record->epoch))
+        rc = ibx_error_set(err, -EBUSY,
+                           "the migration has gone on meanwhile: see ib-migrate status");
+    deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS); /* the query has taken its own time */
+    if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
+        /* Only what has been done goes on record: QEMU refuses when the disks are in use by one
+         * that runs there after all, and recover is needed then. */
+        rc = ibx_vm_stay(qmp, &vm, deadline, err);
+        back.state = IBX_JOURNAL_ROLLED_BACK;
+        back.epoch++;
+        if (!rc)
+            rc = ibx_journal_write(folder, &back, err);
+        if (!rc)
+            *record = back;
+        ibx_qmp_close(qmp);
+    }
+    close(lock_fd);
+    return rc;
+}
+
+static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
+                             const struct ibx_options *transport, unsigned links,
+                             struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    uint64_t bytes = 0;
+    struct ibx_channel control;
+    struct ibx_options options = ibx_migration_options(transport, uri);
+    struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
+    struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
+    int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
+    if (!rc) {
+        hello->purpose = IBX_PURPOSE_CHECK;
+        hello->epoch = 1;
+        ibx_migration_offer_links(hello, links);
+        ibx_migrate_hello_describe(hello, ram);
+        rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    }
+    if (!rc)
+        rc = ibx_preflight_locked_bytes(ram, &bytes, err);
+    if (!rc)
+        rc = ibx_migration_greet(uri, &options, hello, &control, answer, err);
+    if (!rc) {
+        ibx_migration_check_locked(control.conn, answer->links ? answer->links : hello->links,
+                                   bytes, blockers);
+        for (unsigned i = 0; i < answer->count; i++)
+            ibx_preflight(blockers, "%s: %s", answer->host, answer->sentences[i]);
+        if (!answer->accepted && !answer->count)
+            ibx_preflight(blockers, "%s refuses without a reason", answer->host);
+        ibx_channel_fini(&control);
+    }
+    free(hello);
+    free(answer);
+    return rc;
+}
+
+int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
+                      const struct ibx_options *transport, unsigned links,
+                      struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_qmp_connect(qmp_path, deadline, &qmp, err);
+    if (rc)
+        return rc;
+    rc = ibx_guest_ram_find(qmp, 0, !source, &ram, deadline, err);
+    if (!rc) {
+        rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
+                                blockers, deadline, err);
+        if (!rc && source && uri)
+            rc = check_destination(qmp, &ram, uri, transport, links, blockers, err);
+        ibx_guest_ram_fini(&ram);
+    }
+    ibx_qmp_close(qmp);
+    return rc;
+}
+
+int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)
+{
+    struct ibx_qmp *qmp;
+    if (ibx_journal_qemu_gone(record))
+        return 0;
+    int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &qmp, err);
+    if (rc)
+        return rc;
+    if (ibx_qmp_pid(qmp) == record->pid)
+        rc = ibx_vm_quit(qmp, err);
+    else
+        rc = ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp,
+                           (int)ibx_qmp_pid(qmp));
+    ibx_qmp_close(qmp);
+    return rc;
+}

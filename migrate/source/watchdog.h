@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The watchdog of a source: a forked process in a session of its own, which outlives the tool. When
+ * the tool ends without commit or release, the watchdog does what ibx_vm_stay() does and records
+ * it. It inherits the lock of the record.
+ */
+#ifndef IBX_MIGRATE_SOURCE_WATCHDOG_H
+#define IBX_MIGRATE_SOURCE_WATCHDOG_H
+
+#include "migrate/common/vm.h"
+
+struct ibx_watchdog {
+    pid_t pid;
+    int fd; /* to it; -1: none */
+};
+
+/* To be called before any thread is started. `record` is HERE. `lock_fd` is that of
+ * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. */
+int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
+                       const struct ibx_journal *record, const struct ibx_source_vm *vm,
+                       int lock_fd, struct ibx_error *err);
+/* The next three tell it what the tool is about to do. -EPIPE: it has died, and the tool must not
+ * go on. */
+
+/* The capabilities are about to be changed. */
+int ibx_watchdog_capabilities(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err);
+/* The migration is about to be started, and the record is MAY_RUN. */
+int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
+/* COMMIT is about to be sent: from here on the watchdog does nothing. */
+int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err);
+/* There is nothing to undo: it ends. Waits for it. */
+void ibx_watchdog_release(struct ibx_watchdog *watchdog);
+/* The tool could not continue the VM and ends: the watchdog tries, over a monitor of its own. The
+ * tool's must be closed. No effect after ibx_watchdog_commit(). */
+void ibx_watchdog_leave(struct ibx_watchdog *watchdog);
+
+#endif
