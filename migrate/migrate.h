@@ -13,7 +13,7 @@
 #define IBX_MIGRATE_MIGRATE_H
 
 #include "migrate/journal/journal.h"
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 #include "transport/transport.h"
 
 #include <jansson.h>

@@ -271,7 +271,7 @@ void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *sta
         .zero_faults = atomic_load(&e->zero_faults),
         .requests = atomic_load(&e->requests),
         .retries = atomic_load(&e->retries),
-        .source_stalls = atomic_load(&e->source_stalls),
+        .reader_stalls = atomic_load(&e->reader_stalls),
         .kernel_stalls = atomic_load(&e->kernel_stalls),
         .cap_stalls = atomic_load(&e->cap_stalls),
         .existed = atomic_load(&e->existed),

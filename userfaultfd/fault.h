@@ -60,7 +60,7 @@ struct ibx_fault_arrival {
  * Called by one worker thread only, which owns its source. Every accepted request arrives exactly
  * once; the buffer is the source's until then.
  */
-struct ibx_fault_source_ops {
+struct ibx_fault_reader_ops {
     /* 0, -EAGAIN (full: after the next arrival again), or an error, which stops the engine. */
     int (*request)(void *source, const struct ibx_fault_request *request);
     /* May be NULL. The request shall arrive soon, with -ECANCELED or with its data. */
@@ -74,8 +74,8 @@ struct ibx_fault_source_ops {
     int (*fd)(void *source);
 };
 
-struct ibx_fault_source {
-    const struct ibx_fault_source_ops *ops;
+struct ibx_fault_reader {
+    const struct ibx_fault_reader_ops *ops;
     void *source;
     /* Where pages arrive before they are placed (missing mode), of ibx_fault_buffer_bytes(),
      * page-aligned; NULL: the engine allocates it. Kept by the caller until destroy or resume. */
@@ -100,7 +100,7 @@ struct ibx_fault_config {
     bool events; /* it was enabled with any IBX_FAULT_EVENT_...: placing then excludes reading */
     const struct ibx_fault_range *ranges; /* copied */
     unsigned range_count;
-    const struct ibx_fault_source *sources; /* one a worker thread; copied */
+    const struct ibx_fault_reader *sources; /* one a worker thread; copied */
     unsigned worker_count;
     unsigned spin_us;   /* how long to look busily before sleeping; UINT_MAX: never sleep */
     bool no_background; /* faults only, until ibx_fault_set_background() ... */
@@ -166,7 +166,7 @@ int ibx_fault_serve(struct ibx_fault *engine);
 /* -> DRAINING -> STOPPED, with this reason. Nothing in DRAINING and STOPPED. */
 void ibx_fault_stop(struct ibx_fault *engine, int code, const char *reason);
 /* STOPPED -> SERVING with other sources, one a worker. -EBUSY in another state. */
-int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_source *sources,
+int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *sources,
                      struct ibx_error *err);
 
 enum ibx_fault_state ibx_fault_state(const struct ibx_fault *engine);
@@ -195,7 +195,7 @@ void ibx_fault_set_bandwidth(struct ibx_fault *engine, uint64_t bytes_per_second
 
 enum ibx_fault_cause {
     IBX_FAULT_BY_FAULT,
-    IBX_FAULT_BY_SURROUNDINGS,
+    IBX_FAULT_BY_AROUND,
     IBX_FAULT_BY_BACKGROUND,
     IBX_FAULT_BY_ZERO,    /* known to be zero */
     IBX_FAULT_BY_REMOVE,  /* discarded by its owner before it came */
@@ -213,7 +213,7 @@ struct ibx_fault_stats {
     uint64_t zero_faults;                /* answered with a zero page */
     uint64_t requests;
     uint64_t retries;       /* short answers and those to ask for again */
-    uint64_t source_stalls; /* the source was full */
+    uint64_t reader_stalls; /* the source was full */
     uint64_t kernel_stalls; /* EAGAIN: an event had to be read first */
     uint64_t cap_stalls;    /* the bandwidth limit held the background back */
     uint64_t existed;       /* EEXIST: the page was there */

@@ -66,7 +66,7 @@ struct fault_range {
 
 struct fault_worker {
     struct ibx_fault *engine;
-    struct ibx_fault_source source; /* changed by resume, under the lock, in STOPPED */
+    struct ibx_fault_reader source; /* changed by resume, under the lock, in STOPPED */
     pthread_t thread;
     bool started;
     _Atomic bool drained;
@@ -124,7 +124,7 @@ struct ibx_fault {
     int *children;    /* descriptors of forked processes */
     unsigned child_count;
     _Atomic uint64_t by_cause[IBX_FAULT_CAUSES];
-    _Atomic uint64_t bytes, faults, zero_faults, requests, retries, source_stalls, kernel_stalls,
+    _Atomic uint64_t bytes, faults, zero_faults, requests, retries, reader_stalls, kernel_stalls,
         cap_stalls, existed, removes, forks;
     struct histogram latency;
 };

@@ -106,7 +106,7 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
     if (rc == -EAGAIN) {
         w->source_full = w->flying > 0; /* else no arrival will end it */
         w->rescan |= !w->source_full;
-        count(&e->source_stalls, 1);
+        count(&e->reader_stalls, 1);
     } else {
         ibx_fault_fail(e, rc, "the page source refused %zu bytes of page %llu: %s", request.length,
                        (unsigned long long)page, strerror(-rc));
@@ -337,7 +337,7 @@ static bool ahead_fetch(struct fault_worker *w, uint64_t page)
     if (!slot || w->source_full || !cap_open(w, now))
         return false;
     if (claim(e, page, page + 1, 1)) {
-        if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_SURROUNDINGS, false))
+        if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_AROUND, false))
             return false;
         cap_spend(e, SMALL_PAGE, now);
     }
@@ -371,7 +371,7 @@ bool ibx_fault_policy_surroundings(struct fault_worker *w)
         uint64_t from = window_of(e, r, page), end = r->is.first_page + r->pages;
         uint64_t to = from + e->surroundings / r->is.page_size;
         to = to < end ? to : end;
-        if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_SURROUNDINGS)) {
+        if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_AROUND)) {
             busy = true;
             continue;
         }

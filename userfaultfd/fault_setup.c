@@ -107,11 +107,11 @@ static int ranges_check(const struct ibx_fault_config *c, struct ibx_error *err)
     return 0;
 }
 
-static int sources_check(const struct ibx_fault_source *sources, unsigned n, size_t buffer,
+static int sources_check(const struct ibx_fault_reader *sources, unsigned n, size_t buffer,
                          struct ibx_error *err)
 {
     for (unsigned i = 0; i < n; i++) {
-        const struct ibx_fault_source_ops *ops = sources[i].ops;
+        const struct ibx_fault_reader_ops *ops = sources[i].ops;
         if (!ops || !ops->request || !ops->poll)
             return ibx_error_set(err, -EINVAL, "page source %u cannot be asked or polled", i);
         if (buffer && (uintptr_t)sources[i].buffer % SMALL_PAGE)
@@ -200,7 +200,7 @@ static void buffer_use(struct fault_worker *w, void *buffer)
 }
 
 /* Memory of our own, for a source that brings none. */
-static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_source *source)
+static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *source)
 {
     if (source->buffer || w->own_buffer || !w->engine->buffer_bytes)
         return 0;
@@ -213,7 +213,7 @@ static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_source
 }
 
 static int worker_make(struct ibx_fault *e, struct fault_worker *w,
-                       const struct ibx_fault_source *source)
+                       const struct ibx_fault_reader *source)
 {
     w->engine = e;
     w->source = *source;
@@ -351,7 +351,7 @@ void ibx_fault_destroy(struct ibx_fault *engine)
     engine_free(engine);
 }
 
-int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_source *sources,
+int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *sources,
                      struct ibx_error *err)
 {
     int rc = sources_check(sources, engine->worker_count, engine->buffer_bytes, err);

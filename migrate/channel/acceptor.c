@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/channel/acceptor.h"
+#include "migrate/channel/channel.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -160,9 +160,9 @@ static int ignore(void *context, const struct ibx_migrate_any *message)
     return 0;
 }
 
-int ibx_channel_hear_out(struct ibx_channel *control,
-                         int (*each)(void *context, const struct ibx_migrate_any *message),
-                         void *context, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_channel_take_until(struct ibx_channel *control,
+                           int (*each)(void *context, const struct ibx_migrate_any *message),
+                           void *context, uint64_t deadline_ns, struct ibx_error *err)
 {
     struct pollfd wait = {.events = POLLIN};
     int rc = 0;
@@ -175,7 +175,7 @@ int ibx_channel_hear_out(struct ibx_channel *control,
 
 void ibx_channel_linger(struct ibx_channel *control, uint64_t deadline_ns)
 {
-    ibx_channel_hear_out(control, ignore, NULL, deadline_ns, NULL);
+    ibx_channel_take_until(control, ignore, NULL, deadline_ns, NULL);
 }
 
 void ibx_channel_fini(struct ibx_channel *control)

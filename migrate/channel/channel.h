@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The control connection of a move: whole messages out, with a queue for what finds no credit, and
- * whole decoded messages in. The last credit is kept for an ABORT, which so leaves at once also
- * when the other side stands still. Owned by one thread, never blocks.
+ * Messages between the source and the destination of a migration.
+ *
+ *   protocol.h, protocol.c  what they say, to bytes and back (docs/protocol.md, "ib-migrate")
+ *   channel.c               the control connection, over which all but pages goes
+ *   acceptor.c              connection requests at the destination
+ *
+ * pages/ sends and takes messages of page connections itself.
  */
 #ifndef IBX_MIGRATE_CHANNEL_CHANNEL_H
 #define IBX_MIGRATE_CHANNEL_CHANNEL_H
 
 #include "migrate/channel/protocol.h"
 
+/* ------------------------------------------------------------ control connection */
+
+/*
+ * The control connection of a move: whole messages out, with a queue for what finds no credit, and
+ * whole decoded messages in. The last credit is kept for an ABORT, which so leaves at once also
+ * when the other side stands still. Owned by one thread, never blocks.
+ */
 struct control_queued;
 
 struct ibx_channel {
@@ -40,12 +51,42 @@ bool ibx_channel_idle(const struct ibx_channel *control);
 size_t ibx_channel_room(const struct ibx_channel *control);
 /* The same again and again, waiting, until there is such an error or the deadline is over: 0. What
  * has come is taken also when that has passed. */
-int ibx_channel_hear_out(struct ibx_channel *control,
-                         int (*each)(void *context, const struct ibx_migrate_any *message),
-                         void *context, uint64_t deadline_ns, struct ibx_error *err);
+int ibx_channel_take_until(struct ibx_channel *control,
+                           int (*each)(void *context, const struct ibx_migrate_any *message),
+                           void *context, uint64_t deadline_ns, struct ibx_error *err);
 /* Waits until the peer has closed, or the deadline: for the side that said the last word. */
 void ibx_channel_linger(struct ibx_channel *control, uint64_t deadline_ns);
 /* Closes it. NULL-safe in all fields. */
 void ibx_channel_fini(struct ibx_channel *control);
+
+/* ------------------------------------------------------------ acceptor */
+
+/*
+ * Connection requests at the destination. One thread accepts, and one thread for each request does
+ * the handshake and waits for the first message. The migration sees a connection only after that,
+ * so an unauthenticated peer delays nobody, least of all a stopped VM.
+ */
+#define IBX_ACCEPTOR_REQUESTS_MAX 32u /* at a time; more wait in the listener */
+
+struct ibx_acceptor;
+
+/* A connection whose first message was HELLO or JOIN. */
+struct ibx_connection_request {
+    struct ibx_conn *conn;
+    struct ibx_migrate_any first;
+};
+
+/* -ENOMEM, no descriptors or threads, or what ibx_listen() returns. */
+int ibx_acceptor_open(const char *uri, const struct ibx_options *options,
+                      struct ibx_acceptor **acceptor, struct ibx_error *err);
+/* The URI for the source, with the real port. */
+const char *ibx_acceptor_uri(const struct ibx_acceptor *acceptor);
+/* Readable when ibx_acceptor_take() has something. */
+int ibx_acceptor_fd(const struct ibx_acceptor *acceptor);
+/* 1 and a request, whose connection and message are the caller's; 0 when there is none. */
+int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request);
+/* Closes the listener and every connection that was not taken; waits for its threads. Accepts
+ * NULL. */
+void ibx_acceptor_close(struct ibx_acceptor *acceptor);
 
 #endif

@@ -103,10 +103,10 @@ static const struct field reason_fields[] = {
 
 static const struct field answer_fields[] = {
     UINT(ibx_migrate_answer, accepted, "the acceptance", 0, 1),
-    UINT(ibx_migrate_answer, standing, "the state", IBX_STANDING_NONE, IBX_STANDING_GIVEN_UP),
+    UINT(ibx_migrate_answer, state, "the state", IBX_ANSWER_NONE, IBX_ANSWER_GIVEN_UP),
     UINT(ibx_migrate_answer, links, "the number of page connections", 0, IBX_MIGRATE_LINKS_MAX),
     TEXT(ibx_migrate_answer, host, "the host's name", 0),
-    LIST(ibx_migrate_answer, sentences, count, "the number of reasons", IBX_MIGRATE_SAY_MAX,
+    LIST(ibx_migrate_answer, reasons, count, "the number of reasons", IBX_MIGRATE_REASONS_MAX,
          reason_fields),
     END,
 };
@@ -155,13 +155,13 @@ static const struct field abort_fields[] = {
 
 static const struct field progress_fields[] = {PROGRESS(ibx_migrate_progress, ), END};
 
-static const struct field complete_fields[] = {
-    UINT(ibx_migrate_complete, pages, "the number of pages", 1, PAGES_MAX),
-    UINT(ibx_migrate_complete, zero_pages, "the number of zero pages", 0, PAGES_MAX),
-    UINT(ibx_migrate_complete, fetched_pages, "the number of fetched pages", 0, PAGES_MAX),
-    UINT(ibx_migrate_complete, discarded_pages, "the number of discarded pages", 0, PAGES_MAX),
-    BYTES(ibx_migrate_complete, hash, "the hash", 0),
-    PROGRESS(ibx_migrate_complete, progress.),
+static const struct field totals_fields[] = {
+    UINT(ibx_migrate_totals, pages, "the number of pages", 1, PAGES_MAX),
+    UINT(ibx_migrate_totals, zero_pages, "the number of zero pages", 0, PAGES_MAX),
+    UINT(ibx_migrate_totals, fetched_pages, "the number of fetched pages", 0, PAGES_MAX),
+    UINT(ibx_migrate_totals, discarded_pages, "the number of discarded pages", 0, PAGES_MAX),
+    BYTES(ibx_migrate_totals, hash, "the hash", 0),
+    PROGRESS(ibx_migrate_totals, progress.),
     END,
 };
 
@@ -281,17 +281,17 @@ static int check_progress(const void *content, struct ibx_error *err)
     return check_part(progress->pages, progress->present, err);
 }
 
-static int check_complete(const void *content, struct ibx_error *err)
+static int check_totals(const void *content, struct ibx_error *err)
 {
-    const struct ibx_migrate_complete *complete = content;
-    const uint64_t sum = complete->zero_pages + complete->fetched_pages + complete->discarded_pages;
-    if (sum != complete->pages || complete->progress.pages != complete->pages)
+    const struct ibx_migrate_totals *totals = content;
+    const uint64_t sum = totals->zero_pages + totals->fetched_pages + totals->discarded_pages;
+    if (sum != totals->pages || totals->progress.pages != totals->pages)
         return ibx_error_set(err, -EPROTO,
                              "%" PRIu64 " zero, %" PRIu64 " fetched and %" PRIu64
                              " discarded pages do not make %" PRIu64,
-                             complete->zero_pages, complete->fetched_pages,
-                             complete->discarded_pages, complete->pages);
-    return check_progress(&complete->progress, err);
+                             totals->zero_pages, totals->fetched_pages, totals->discarded_pages,
+                             totals->pages);
+    return check_progress(&totals->progress, err);
 }
 
 /* ------------------------------------------------------------ messages */
@@ -316,7 +316,7 @@ static const struct message {
     [IBX_MIGRATE_COMMIT] = {"COMMIT", epoch_fields, NULL, 0},
     [IBX_MIGRATE_RUNNING] = {"RUNNING", NULL, NULL, 0},
     [IBX_MIGRATE_PROGRESS] = {"PROGRESS", progress_fields, check_progress, 0},
-    [IBX_MIGRATE_COMPLETE] = {"COMPLETE", complete_fields, check_complete, 0},
+    [IBX_MIGRATE_COMPLETE] = {"COMPLETE", totals_fields, check_totals, 0},
     [IBX_MIGRATE_CONFIRM] = {"CONFIRM", epoch_fields, NULL, 0},
     [IBX_MIGRATE_ABORT] = {"ABORT", abort_fields, NULL, 0},
     [IBX_MIGRATE_CONFIRMED] = {"CONFIRMED", NULL, NULL, 0},
@@ -333,10 +333,10 @@ const char *ibx_migrate_message_name(enum ibx_migrate_message type)
     return kind ? kind->name : "an unknown message";
 }
 
-const char *ibx_migrate_standing_name(enum ibx_migrate_standing standing)
+const char *ibx_answer_state_name(enum ibx_answer_state state)
 {
     static const char *const names[] = {"none", "waiting", "running", "complete", "given up"};
-    const unsigned at = (unsigned)standing - IBX_STANDING_NONE;
+    const unsigned at = (unsigned)state - IBX_ANSWER_NONE;
     return at < sizeof(names) / sizeof(names[0]) ? names[at] : "unknown";
 }
 

@@ -33,20 +33,20 @@
 #define IBX_MIGRATE_CHANNEL_PROTOCOL_H
 
 #include "common/error.h"
-#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/qemu.h"
 #include "transport/transport.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define IBX_MIGRATE_MAGIC      0x6d786269u /* "ibxm" */
-#define IBX_MIGRATE_VERSION    3u
-#define IBX_MIGRATE_ID_BYTES   16u
-#define IBX_MIGRATE_MESSAGE    65536u /* bytes of the longest message: the option both ends need */
-#define IBX_MIGRATE_LINKS_MAX  16u    /* page connections */
-#define IBX_MIGRATE_SAY_MAX    16u    /* sentences in an ANSWER */
-#define IBX_MIGRATE_HASH_BYTES 32u
-#define IBX_MIGRATE_HARDWARE   8192u /* bytes of a description, with the NUL */
+#define IBX_MIGRATE_MAGIC       0x6d786269u /* "ibxm" */
+#define IBX_MIGRATE_VERSION     3u
+#define IBX_MIGRATE_ID_BYTES    16u
+#define IBX_MIGRATE_MESSAGE     65536u /* bytes of the longest message: the option both ends need */
+#define IBX_MIGRATE_LINKS_MAX   16u    /* page connections */
+#define IBX_MIGRATE_REASONS_MAX 16u    /* in an ANSWER */
+#define IBX_MIGRATE_HASH_BYTES  32u
+#define IBX_MIGRATE_HARDWARE    8192u /* bytes of a description, with the NUL */
 
 enum ibx_migrate_message {
     IBX_MIGRATE_HELLO = 1,
@@ -77,12 +77,12 @@ enum ibx_migrate_purpose {
 };
 
 /* How far the destination is with a move: the answer to RESUME and QUERY. */
-enum ibx_migrate_standing {
-    IBX_STANDING_NONE = 1, /* knows nothing of it, which proves nothing */
-    IBX_STANDING_WAITING,  /* everything but the commit is there: the VM does not run there yet */
-    IBX_STANDING_RUNNING,  /* the VM runs there, or will without any further word */
-    IBX_STANDING_COMPLETE, /* and has all of its pages */
-    IBX_STANDING_GIVEN_UP, /* it ended there without ever running */
+enum ibx_answer_state {
+    IBX_ANSWER_NONE = 1, /* knows nothing of it, which proves nothing */
+    IBX_ANSWER_WAITING,  /* everything but the commit is there: the VM does not run there yet */
+    IBX_ANSWER_RUNNING,  /* the VM runs there, or will without any further word */
+    IBX_ANSWER_COMPLETE, /* and has all of its pages */
+    IBX_ANSWER_GIVEN_UP, /* it ended there without ever running */
 };
 
 struct ibx_migrate_block {
@@ -111,11 +111,11 @@ struct ibx_migrate_hello {
 
 struct ibx_migrate_answer {
     bool accepted;
-    uint8_t standing; /* enum ibx_migrate_standing, for RESUME and QUERY; else NONE */
-    uint16_t links;   /* page connections, within what a MOVE, CHECK or RESUME offers; else 0 */
-    char host[128];   /* the destination's name for itself */
-    uint16_t count;   /* sentences: why not; 0 when, and only when, it accepts */
-    char sentences[IBX_MIGRATE_SAY_MAX][IBX_ERROR_MAX];
+    uint8_t state;  /* enum ibx_answer_state, for RESUME and QUERY; else NONE */
+    uint16_t links; /* page connections, within what a MOVE, CHECK or RESUME offers; else 0 */
+    char host[128]; /* the destination's name for itself */
+    uint16_t count; /* why not: 0 when, and only when, it accepts */
+    char reasons[IBX_MIGRATE_REASONS_MAX][IBX_ERROR_MAX];
 };
 
 struct ibx_migrate_join {
@@ -145,8 +145,8 @@ struct ibx_migrate_progress {
     uint64_t faults, fault_p50_ns, fault_p99_ns, fault_max_ns;
 };
 
-/* The record on which both agree before the source may forget the VM. */
-struct ibx_migrate_complete {
+/* the totals on which both agree before the source may forget the VM. */
+struct ibx_migrate_totals {
     uint64_t pages, zero_pages, fetched_pages, discarded_pages; /* the last three make the first */
     uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* of the map by which pages were fetched */
     struct ibx_migrate_progress progress; /* at the end */
@@ -171,7 +171,7 @@ struct ibx_migrate_any {
         uint64_t state_bytes; /* STATE_END: of all STATE messages */
         uint64_t epoch;       /* COMMIT, CONFIRM */
         struct ibx_migrate_progress progress;
-        struct ibx_migrate_complete complete;
+        struct ibx_migrate_totals totals;
         char sentence[IBX_ERROR_MAX]; /* ABORT */
     } is;
 };
@@ -186,7 +186,7 @@ void ibx_migrate_message_free(struct ibx_migrate_any *message);
  * decode. STATE and MAP: the u8 type and `bytes`, of which there must be one. */
 ssize_t ibx_migrate_encode(const struct ibx_migrate_any *message, void *out, size_t size);
 const char *ibx_migrate_message_name(enum ibx_migrate_message type);
-const char *ibx_migrate_standing_name(enum ibx_migrate_standing standing);
+const char *ibx_answer_state_name(enum ibx_answer_state state);
 
 /* This host's name for itself; never empty. */
 void ibx_migrate_host(char *host, size_t size);

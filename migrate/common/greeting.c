@@ -36,12 +36,12 @@ struct ibx_options ibx_migration_retry_options(const struct ibx_options *options
 int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers,
                           struct ibx_error *err)
 {
-    size_t kept = blockers->count < IBX_PREFLIGHT_MAX ? blockers->count : IBX_PREFLIGHT_MAX;
+    size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
     char all[IBX_ERROR_MAX] = "";
     size_t length = 0;
     for (size_t i = 0; i < kept && length < sizeof(all) - 1; i++)
         length += (size_t)snprintf(all + length, sizeof(all) - length, "%s%s", i ? "; and " : "",
-                                   blockers->sentences[i]);
+                                   blockers->reasons[i]);
     return ibx_error_set(err, -EPERM, "%s: %s", where, all[0] ? all : "without a reason");
 }
 
@@ -186,13 +186,13 @@ int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_opt
     if (!answer)
         return ibx_error_set(err, -ENOMEM, "no memory for an answer");
     int rc = ibx_migration_ask(record, IBX_PURPOSE_CONFIRM, options, answer, err);
-    if (!rc && answer->standing == IBX_STANDING_NONE)
+    if (!rc && answer->state == IBX_ANSWER_NONE)
         rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this move",
                            record->uri, answer->host);
-    else if (!rc && (!answer->accepted || answer->standing != IBX_STANDING_COMPLETE))
+    else if (!rc && (!answer->accepted || answer->state != IBX_ANSWER_COMPLETE))
         rc = ibx_error_set(err, -EPROTO, "the destination (%s) says: %s", answer->host,
-                           answer->count ? answer->sentences[0]
-                                         : ibx_migrate_standing_name(answer->standing));
+                           answer->count ? answer->reasons[0]
+                                         : ibx_answer_state_name(answer->state));
     free(answer);
     return rc;
 }

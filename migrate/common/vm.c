@@ -3,7 +3,7 @@
 
 #include "migrate/common/common.h"
 
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
 

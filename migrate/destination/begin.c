@@ -90,10 +90,10 @@ static int look(struct destination *d, struct ibx_error *err)
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc && !ibx_uffd_take(d->ram.pid, -1, &old, NULL)) {
         close(old.fd);
-        ibx_preflight(&refusals,
-                      "an earlier move has left its userfaultfd in this QEMU (process %d): "
-                      "start it anew, unless ib-migrate status says that its VM runs here",
-                      (int)d->ram.pid);
+        ibx_blockers_add(&refusals,
+                         "an earlier move has left its userfaultfd in this QEMU (process %d): "
+                         "start it anew, unless ib-migrate status says that its VM runs here",
+                         (int)d->ram.pid);
     }
     if (!rc && refusals.count)
         rc = ibx_migration_refused("no VM can be moved here", &refusals, err);

@@ -340,9 +340,9 @@ static int step_filling(struct destination *d, struct ibx_error *err)
 
 static int send_complete(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal_complete *is = &d->status.record.complete;
+    const struct ibx_journal_totals *is = &d->status.record.complete;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
-    struct ibx_migrate_complete *complete = &message.is.complete;
+    struct ibx_migrate_totals *complete = &message.is.totals;
     complete->pages = is->pages;
     complete->zero_pages = is->zero_pages;
     complete->discarded_pages = is->discarded_pages;
@@ -490,7 +490,8 @@ static int hear_out(struct destination *d, int code, struct ibx_error *err)
     const unsigned ms = d->state == DESTINATION_WAITING ? WORD_MS : 0;
     if (!d->linked || d->aborted || ibx_destination_ours(d) || code == -EPROTO)
         return code;
-    int rc = ibx_channel_hear_out(&d->control, hear_last, &hearing, ibx_deadline_in_ms(ms), &last);
+    int rc =
+        ibx_channel_take_until(&d->control, hear_last, &hearing, ibx_deadline_in_ms(ms), &last);
     if (!d->aborted)
         return code;
     *err = last;

@@ -4,11 +4,11 @@
 #ifndef IBX_MIGRATE_DESTINATION_DESTINATION_H
 #define IBX_MIGRATE_DESTINATION_DESTINATION_H
 
-#include "migrate/qemu/inject.h"
+#include "migrate/qemu/qemu.h"
 #include "migrate/common/common.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/pages.h"
-#include "migrate/channel/acceptor.h"
+#include "migrate/channel/channel.h"
 
 /*
  *   LISTENING --> JOINING --> READY --> MAPPED --> WAITING --> RESUMING --> FILLING --> COMPLETE
@@ -179,7 +179,7 @@ bool ibx_destination_link_alone(const struct destination *d);
 /* All page connections have joined and know all regions of the map. -EAGAIN: not yet. */
 int ibx_destination_link_complete(struct destination *d, struct ibx_error *err);
 /* The state as the source needs to know it. */
-enum ibx_migrate_standing ibx_destination_standing(const struct destination *d);
+enum ibx_answer_state ibx_destination_standing(const struct destination *d);
 
 /* destination_qemu.c */
 

@@ -27,11 +27,11 @@ static bool failed(struct destination *d, const char *what, const struct ibx_err
 
 int ibx_destination_complete(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_journal_complete *complete = &d->status.record.complete;
+    struct ibx_journal_totals *complete = &d->status.record.complete;
     if (ibx_now_ns() < d->again_ns)
         return 0;
     ibx_destination_vm_stats(d);
-    *complete = (struct ibx_journal_complete){
+    *complete = (struct ibx_journal_totals){
         .pages = d->map.pages, .zero_pages = d->status.zero_pages, .discarded_pages = d->discarded};
     ibx_page_map_hash(&d->map, complete->hash);
     if (ibx_destination_record(d, IBX_JOURNAL_COMPLETE, err)) {

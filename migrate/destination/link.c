@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/destination/destination.h"
-#include "migrate/preflight/hardware.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -13,40 +13,40 @@
 
 #define GUEST_MS 5000 /* for somebody who asked, to take the answer and go */
 
-enum ibx_migrate_standing ibx_destination_standing(const struct destination *d)
+enum ibx_answer_state ibx_destination_standing(const struct destination *d)
 {
     switch (d->state) {
     case DESTINATION_WAITING:
-        return IBX_STANDING_WAITING;
+        return IBX_ANSWER_WAITING;
     case DESTINATION_RESUMING:
     case DESTINATION_FILLING:
-        return IBX_STANDING_RUNNING;
+        return IBX_ANSWER_RUNNING;
     case DESTINATION_COMPLETE:
     case DESTINATION_DONE:
-        return IBX_STANDING_COMPLETE;
+        return IBX_ANSWER_COMPLETE;
     case DESTINATION_GIVEN_UP:
-        return IBX_STANDING_GIVEN_UP;
+        return IBX_ANSWER_GIVEN_UP;
     default:
-        return IBX_STANDING_NONE;
+        return IBX_ANSWER_NONE;
     }
 }
 
 /* ---------------------------------------------------------------- answers */
 
-static int send_answer(struct ibx_channel *control, bool accepted,
-                       enum ibx_migrate_standing standing, uint16_t links,
-                       const struct ibx_blockers *refusals)
+static int send_answer(struct ibx_channel *control, bool accepted, enum ibx_answer_state standing,
+                       uint16_t links, const struct ibx_blockers *refusals)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
     if (!answer)
         return -ENOMEM;
     answer->accepted = accepted;
-    answer->standing = (uint8_t)standing;
+    answer->state = (uint8_t)standing;
     answer->links = links;
     ibx_migrate_host(answer->host, sizeof(answer->host));
-    for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MIGRATE_SAY_MAX; i++)
-        memcpy(answer->sentences[answer->count++], refusals->sentences[i], IBX_ERROR_MAX);
+    for (size_t i = 0; refusals && i < refusals->count && answer->count < IBX_MIGRATE_REASONS_MAX;
+         i++)
+        memcpy(answer->reasons[answer->count++], refusals->reasons[i], IBX_ERROR_MAX);
     int rc = ibx_channel_send(control, &message);
     free(answer);
     return rc;
@@ -60,7 +60,7 @@ static void guest_end(struct destination *d, unsigned i)
 
 /* An answer and nothing more: whoever asked takes it and goes. */
 static void dismiss(struct destination *d, struct ibx_conn *conn, bool accepted,
-                    enum ibx_migrate_standing standing, uint16_t links,
+                    enum ibx_answer_state standing, uint16_t links,
                     const struct ibx_blockers *refusals)
 {
     unsigned at = 0;
@@ -102,10 +102,10 @@ bool ibx_destination_link_alone(const struct destination *d)
 }
 
 static void dismiss_because(struct destination *d, struct ibx_conn *conn,
-                            enum ibx_migrate_standing standing, const char *why)
+                            enum ibx_answer_state standing, const char *why)
 {
     struct ibx_blockers refusals = {0};
-    ibx_preflight(&refusals, "%s", why);
+    ibx_blockers_add(&refusals, "%s", why);
     dismiss(d, conn, false, standing, 0, &refusals);
 }
 
@@ -118,10 +118,10 @@ static void refuse_order(const struct destination *d, const struct ibx_migrate_h
     for (unsigned i = 0; i < hello->block_count && i < d->ram.count; i++) {
         if (!strcmp(hello->blocks[i].id, d->ram.blocks[i].id))
             continue;
-        ibx_preflight(refusals,
-                      "the source names guest RAM %s where %s is expected: its ib-migrate "
-                      "is not like this one",
-                      hello->blocks[i].id, d->ram.blocks[i].id);
+        ibx_blockers_add(refusals,
+                         "the source names guest RAM %s where %s is expected: its ib-migrate "
+                         "is not like this one",
+                         hello->blocks[i].id, d->ram.blocks[i].id);
         return;
     }
 }
@@ -201,7 +201,7 @@ static void accept_move(struct destination *d, struct ibx_connection_request *kn
     d->linked = true;
     d->status.began_ns = ibx_now_ns();
     ibx_destination_move(d, DESTINATION_JOINING);
-    send_answer(&d->control, true, IBX_STANDING_NONE, d->hello.links, NULL);
+    send_answer(&d->control, true, IBX_ANSWER_NONE, d->hello.links, NULL);
 }
 
 static int heed_move(struct destination *d, struct ibx_connection_request *knock,
@@ -212,23 +212,23 @@ static int heed_move(struct destination *d, struct ibx_connection_request *knock
     char peer[sizeof(d->status.record.peer)];
     name_of(knock, peer, sizeof(peer));
     if (d->state != DESTINATION_LISTENING) {
-        dismiss_because(d, knock->conn, IBX_STANDING_NONE,
+        dismiss_because(d, knock->conn, IBX_ANSWER_NONE,
                         d->state == DESTINATION_GIVEN_UP ? "a move has just failed here"
                                                          : "another VM is being moved here");
         return 0;
     }
     int rc = refusals_for(d, hello, &refusals, err);
     if (rc) {
-        dismiss_because(d, knock->conn, IBX_STANDING_NONE, err->message);
+        dismiss_because(d, knock->conn, IBX_ANSWER_NONE, err->message);
         return rc;
     }
     if (d->minor)
         ibx_migration_check_locked(knock->conn, links_of(d, hello), d->ram.bytes, &refusals);
     if (refusals.count)
         ibx_migration_notify(&d->options->observer, "refused %s from %s: %s",
-                             hello->name[0] ? hello->name : "a VM", peer, refusals.sentences[0]);
+                             hello->name[0] ? hello->name : "a VM", peer, refusals.reasons[0]);
     if (hello->purpose == IBX_PURPOSE_CHECK || refusals.count)
-        dismiss(d, knock->conn, !refusals.count, IBX_STANDING_NONE, links_of(d, hello), &refusals);
+        dismiss(d, knock->conn, !refusals.count, IBX_ANSWER_NONE, links_of(d, hello), &refusals);
     else
         accept_move(d, knock);
     return 0;
@@ -274,7 +274,7 @@ static void heed_resume(struct destination *d, struct ibx_connection_request *kn
         d->told |= d->state == DESTINATION_GIVEN_UP && same_move(d, knock->first.is.hello->id);
         dismiss_because(d, knock->conn,
                         same_move(d, knock->first.is.hello->id) ? ibx_destination_standing(d)
-                                                                : IBX_STANDING_NONE,
+                                                                : IBX_ANSWER_NONE,
                         why);
         return;
     }
@@ -293,13 +293,13 @@ static void heed_confirm(struct destination *d, struct ibx_connection_request *k
 {
     const struct ibx_migrate_hello *hello = knock->first.is.hello;
     if (!same_move(d, hello->id)) {
-        dismiss(d, knock->conn, true, IBX_STANDING_NONE, 0, NULL);
+        dismiss(d, knock->conn, true, IBX_ANSWER_NONE, 0, NULL);
     } else if (d->state != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch) {
         dismiss_because(d, knock->conn, ibx_destination_standing(d),
                         "not all pages are here, as far as this source can know");
     } else {
         d->confirmed = true;
-        dismiss(d, knock->conn, true, IBX_STANDING_COMPLETE, 0, NULL);
+        dismiss(d, knock->conn, true, IBX_ANSWER_COMPLETE, 0, NULL);
     }
 }
 
@@ -323,7 +323,7 @@ static int heed_hello(struct destination *d, struct ibx_connection_request *knoc
         if (d->state == DESTINATION_WAITING && same_move(d, hello->id))
             ibx_destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
         dismiss(d, knock->conn, true,
-                same_move(d, hello->id) ? ibx_destination_standing(d) : IBX_STANDING_NONE, 0, NULL);
+                same_move(d, hello->id) ? ibx_destination_standing(d) : IBX_ANSWER_NONE, 0, NULL);
         return 0;
     }
 }

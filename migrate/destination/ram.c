@@ -287,7 +287,7 @@ static int rebuild(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-static int arm_sources(struct destination *d, struct ibx_fault_source *as, struct ibx_error *err)
+static int arm_sources(struct destination *d, struct ibx_fault_reader *as, struct ibx_error *err)
 {
     int rc = 0;
     for (unsigned i = 0; !rc && i < d->hello.links; i++) {
@@ -314,7 +314,7 @@ static void foresee(const struct destination *d, struct ibx_fault_config *config
 int ibx_destination_vm_engine(struct destination *d, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
-    struct ibx_fault_source as[IBX_MIGRATE_LINKS_MAX];
+    struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
     struct ibx_fault_config config = {
         .uffd = d->uffd.fd,
         .events = true,
@@ -356,7 +356,7 @@ static int serve_first(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_vm_serve(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_fault_source as[IBX_MIGRATE_LINKS_MAX];
+    struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
     int rc = d->engine ? 0 : ibx_destination_vm_engine(d, err);
     const bool first = !rc && ibx_fault_state(d->engine) == IBX_FAULT_HELD;
     if (!rc)

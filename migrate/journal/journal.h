@@ -23,7 +23,7 @@
 #ifndef IBX_MIGRATE_JOURNAL_JOURNAL_H
 #define IBX_MIGRATE_JOURNAL_JOURNAL_H
 
-#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/qemu.h"
 #include "migrate/channel/protocol.h"
 
 #include <limits.h>
@@ -48,7 +48,7 @@ struct ibx_journal_block {
 };
 
 /* What the destination says in COMPLETE, so that a tool that comes later can say it. */
-struct ibx_journal_complete {
+struct ibx_journal_totals {
     uint64_t pages, zero_pages, discarded_pages;
     uint8_t hash[IBX_MIGRATE_HASH_BYTES];
 };
@@ -73,8 +73,8 @@ struct ibx_journal {
      * QEMU's main thread waits for a page. 0: a record of before there were any */
     unsigned block_count;
     struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
-    struct ibx_journal_complete complete; /* destination, in COMPLETE and DONE; else all zeros */
-    uint64_t written_s;                   /* seconds since 1970, set by ibx_journal_write */
+    struct ibx_journal_totals complete; /* destination, in COMPLETE and DONE; else all zeros */
+    uint64_t written_s;                 /* seconds since 1970, set by ibx_journal_write */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else

@@ -132,7 +132,7 @@ static void hex_of(const uint8_t *bytes, unsigned count, char *text)
 
 static json_t *complete_json(const struct ibx_journal *record)
 {
-    const struct ibx_journal_complete *c = &record->complete;
+    const struct ibx_journal_totals *c = &record->complete;
     char hash[2 * IBX_MIGRATE_HASH_BYTES + 1];
     if (!c->pages)
         return json_null();
@@ -291,7 +291,7 @@ static int take_blocks(json_t *list, struct ibx_journal *record, struct ibx_erro
 /* An earlier version called a move done when all pages were there. */
 static int take_complete(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_journal_complete *c = &record->complete;
+    struct ibx_journal_totals *c = &record->complete;
     json_int_t pages, zero, discarded;
     const char *hash;
     json_error_t why;

@@ -2,7 +2,7 @@
 /* What a tool asks and does by a record alone, while no tool is at work on the migration. */
 #include "migrate/common/common.h"
 #include "migrate/common/vm.h"
-#include "migrate/preflight/hardware.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
 
@@ -39,8 +39,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         return ibx_error_set(err, -EINVAL, "there is nothing to roll back: this migration is %s",
                              ibx_journal_state_name(record->state));
     int rc = ibx_migrate_query(record, transport, &answer, &silent);
-    if (!rc &&
-        (answer.standing == IBX_STANDING_RUNNING || answer.standing == IBX_STANDING_COMPLETE))
+    if (!rc && (answer.state == IBX_ANSWER_RUNNING || answer.state == IBX_ANSWER_COMPLETE))
         return ibx_error_set(err, -EBUSY,
                              "the destination (%s) answers that the VM runs there: a second one "
                              "here would destroy its disks",
@@ -100,9 +99,9 @@ static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ra
         ibx_migration_check_locked(control.conn, answer->links ? answer->links : hello->links,
                                    bytes, blockers);
         for (unsigned i = 0; i < answer->count; i++)
-            ibx_preflight(blockers, "%s: %s", answer->host, answer->sentences[i]);
+            ibx_blockers_add(blockers, "%s: %s", answer->host, answer->reasons[i]);
         if (!answer->accepted && !answer->count)
-            ibx_preflight(blockers, "%s refuses without a reason", answer->host);
+            ibx_blockers_add(blockers, "%s refuses without a reason", answer->host);
         ibx_channel_fini(&control);
     }
     free(hello);

@@ -3,7 +3,7 @@
  * Bits, word by word. On the wire (docs/protocol.md, "The page map") a segment begins at a multiple
  * of its size, so at a word of its own, whichever blocks it holds pages of.
  */
-#include "migrate/pages/page_map.h"
+#include "migrate/pages/pages.h"
 
 #include "common/wire.h"
 

@@ -391,13 +391,13 @@ static int fd(void *context)
     return ibx_fd(source->conn);
 }
 
-static const struct ibx_fault_source_ops operations = {
+static const struct ibx_fault_reader_ops operations = {
     .request = request_read, .cancel = cancel, .poll = poll_arrivals, .arm = arm, .fd = fd};
 
 /* ------------------------------------------------------------------ into the engine */
 
 int ibx_page_reader_serve(struct ibx_page_reader *source, size_t buffer_bytes,
-                          struct ibx_fault_source *as, struct ibx_error *err)
+                          struct ibx_fault_reader *as, struct ibx_error *err)
 {
     if (buffer_bytes && !source->buffer) {
         int rc =
@@ -406,14 +406,14 @@ int ibx_page_reader_serve(struct ibx_page_reader *source, size_t buffer_bytes,
             return rc;
     }
     *as =
-        (struct ibx_fault_source){.ops = &operations,
+        (struct ibx_fault_reader){.ops = &operations,
                                   .source = source,
                                   .buffer = source->buffer ? ibx_mr_address(source->buffer) : NULL};
     return 0;
 }
 
 int ibx_page_reader_arm(struct ibx_page_reader *source, size_t buffer_bytes,
-                        struct ibx_fault_source *as, struct ibx_error *err)
+                        struct ibx_fault_reader *as, struct ibx_error *err)
 {
     int rc = ibx_page_reader_regions(source, err);
     if (rc < 0)

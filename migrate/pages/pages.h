@@ -1,18 +1,73 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Page connections: over each, the destination READs pages of guest RAM that the source exposes.
- * The source's side exports, the destination's is a page source of the fault engine.
+ *
+ *   page_map.c     which pages of a VM hold data and which are known to be zero
+ *   page_server.c  the source: registers guest RAM and tells the destination where it is
+ *   page_reader.c  the destination: a page reader of the fault engine (userfaultfd/)
  */
 #ifndef IBX_MIGRATE_PAGES_PAGES_H
 #define IBX_MIGRATE_PAGES_PAGES_H
 
-#include "migrate/pages/page_map.h"
+#include "migrate/channel/channel.h"
 #include "userfaultfd/fault.h"
+
+/* ------------------------------------------------------------ page map */
+
+/* Pages are numbered through all blocks in their order. One bit a page, and a compact form of it
+ * for the wire (docs/protocol.md, "The page map"). */
+#define IBX_PAGE_MAP_SEGMENT 65536u /* pages described by one piece on the wire */
+
+struct ibx_page_map {
+    uint64_t pages;
+    uint64_t data_pages;
+    uint64_t *bits; /* 1: data; lowest first */
+    uint64_t next;  /* ibx_page_map_take: pages described so far */
+    unsigned block_count;
+    struct {
+        uint64_t first; /* page of the block's beginning */
+        uint64_t pages;
+        uint64_t page_size; /* bytes */
+    } blocks[IBX_GUEST_BLOCKS_MAX];
+};
+
+/* All pages zero. -ENOMEM, -E2BIG (more than 2^40 pages), -EINVAL. Ended by fini. */
+int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_migrate_block *blocks,
+                      unsigned count, struct ibx_error *err);
+void ibx_page_map_fini(struct ibx_page_map *map);
+/* Takes over a block's bits, as ibx_guest_block_written() sets them. */
+void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits);
+/* The reverse; returns how many are set. */
+uint64_t ibx_page_map_get_block(const struct ibx_page_map *map, unsigned block, uint64_t *bits);
+static inline bool ibx_page_map_data(const struct ibx_page_map *map, uint64_t page)
+{
+    return map->bits[page / 64] >> (page % 64) & 1;
+}
+
+/* Describes as many segments from page `*from` on as fit into `size` bytes (at least 9000), moves
+ * *from behind them and returns the bytes; 0 after the last page. A segment is all zero, all data,
+ * runs, or bits, whichever is shortest. */
+size_t ibx_page_map_give(const struct ibx_page_map *map, uint64_t *from, uint8_t *out, size_t size);
+/* Takes in one such piece; they come in order, from page 0. -EPROTO with the reason: then the map
+ * is of no use until restart. It is whole when `next` has come to `pages`. */
+int ibx_page_map_take(struct ibx_page_map *map, const uint8_t *bytes, size_t length,
+                      struct ibx_error *err);
+/* All pages zero again: starts taking anew, for a map that is sent again. */
+void ibx_page_map_restart(struct ibx_page_map *map);
+
+/* SHA-256 over the blocks' pages and page sizes and all bits, in a defined order. */
+void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MIGRATE_HASH_BYTES]);
+
+/* Calls `each` for every run of equal pages of one block, in order; stops at, and returns, its
+ * first non-zero answer. */
+int ibx_page_map_runs(const struct ibx_page_map *map,
+                      int (*each)(void *context, uint64_t first, uint64_t count, bool data),
+                      void *context);
 
 /* How many, one of them for faults only, this machine has processors for. */
 unsigned ibx_page_links_default(void);
 
-/* --------------------------------------------------------------------- source */
+/* ------------------------------------------------------------ page server */
 
 /*
  * All page connections of the source and their threads. Guest RAM is mapped here once, and exposed
@@ -67,7 +122,7 @@ uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *pages);
 /* Ends the threads and connections and unmaps the RAM. Accepts NULL. */
 void ibx_page_server_close(struct ibx_page_server *pages);
 
-/* --------------------------------------------------------------- destination */
+/* ------------------------------------------------------------ page reader */
 
 /*
  * One page connection at the destination. It belongs to one thread at a time: whoever accepted it
@@ -90,11 +145,11 @@ struct ibx_conn *ibx_page_reader_conn(struct ibx_page_reader *source);
 /* Makes and registers the engine's buffer (`buffer_bytes` of ibx_fault_buffer_bytes()) and fills in
  * the engine's description, with which ibx_fault_create() may be called, but nothing served yet. */
 int ibx_page_reader_serve(struct ibx_page_reader *source, size_t buffer_bytes,
-                          struct ibx_fault_source *as, struct ibx_error *err);
+                          struct ibx_fault_reader *as, struct ibx_error *err);
 /* When all regions are there: the same, unless that was done before, and after it the engine may
  * serve, or resume with `as`. -EPROTO: regions overlap. */
 int ibx_page_reader_arm(struct ibx_page_reader *source, size_t buffer_bytes,
-                        struct ibx_fault_source *as, struct ibx_error *err);
+                        struct ibx_fault_reader *as, struct ibx_error *err);
 /* In minor mode: the alias of each block (or NULL), registered with this connection as the local
  * side, or shared with `other` (or NULL), which has the same ones already. Before the engine uses
  * either. Kept mapped until destroy. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 
-#include "migrate/qemu/inject.h"
+#include "migrate/qemu/qemu.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -15,16 +15,16 @@
 
 #define TEXT_MAX 256 /* bytes of QEMU's words in one of ours */
 
-void ibx_preflight(struct ibx_blockers *refusals, const char *format, ...)
+void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
 {
-    size_t at = refusals->count++;
-    if (at >= IBX_PREFLIGHT_MAX)
+    size_t at = blockers->count++;
+    if (at >= IBX_BLOCKERS_MAX)
         return;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(refusals->sentences[at], sizeof(refusals->sentences[at]), format, arguments);
+    vsnprintf(blockers->reasons[at], sizeof(blockers->reasons[at]), format, arguments);
     va_end(arguments);
-    ibx_text_sanitize(refusals->sentences[at]);
+    ibx_text_sanitize(blockers->reasons[at]);
 }
 
 static bool begins(const char *text, const char *with)
@@ -41,51 +41,52 @@ static bool version_from(const struct ibx_guest_ram *ram, unsigned major, unsign
 }
 
 static void refuse_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
-                         struct ibx_blockers *refusals)
+                         struct ibx_blockers *blockers)
 {
     const bool file = !strcmp(block->type, "memory-backend-file");
     const uint64_t mib = block->size >> 20;
     if (!block->shared) {
-        ibx_preflight(refusals,
-                      "guest RAM %s (%s, %" PRIu64
-                      " MiB) is private to QEMU: start it with -object "
-                      "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/NAME,share=on "
-                      "-machine memory-backend=%s (libvirt: <memoryBacking> with <source "
-                      "type='file'/> and <access mode='shared'/>)",
-                      block->id, block->type, mib, block->id, mib, block->id);
+        ibx_blockers_add(
+            blockers,
+            "guest RAM %s (%s, %" PRIu64 " MiB) is private to QEMU: start it with -object "
+            "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/NAME,share=on "
+            "-machine memory-backend=%s (libvirt: <memoryBacking> with <source "
+            "type='file'/> and <access mode='shared'/>)",
+            block->id, block->type, mib, block->id, mib, block->id);
         return;
     }
     if (version_from(ram, 8, 1) && !file)
-        ibx_preflight(refusals,
-                      "guest RAM %s is a %s, and QEMU %u.%u leaves only named files out of its own "
-                      "stream: use -object memory-backend-file,id=%s,size=%" PRIu64
-                      "M,mem-path=/dev/shm/NAME,share=on",
-                      block->id, block->type, ram->version.major, ram->version.minor, block->id,
-                      mib);
+        ibx_blockers_add(
+            blockers,
+            "guest RAM %s is a %s, and QEMU %u.%u leaves only named files out of its own "
+            "stream: use -object memory-backend-file,id=%s,size=%" PRIu64
+            "M,mem-path=/dev/shm/NAME,share=on",
+            block->id, block->type, ram->version.major, ram->version.minor, block->id, mib);
     if (block->page_size && (block->size % block->page_size || block->offset % block->page_size))
-        ibx_preflight(refusals,
-                      "guest RAM %s (%" PRIu64 " bytes at offset %" PRIu64 ") does not consist of "
-                      "whole pages of %" PRIu64 " KiB: round its size up",
-                      block->id, block->size, block->offset, block->page_size >> 10);
+        ibx_blockers_add(blockers,
+                         "guest RAM %s (%" PRIu64 " bytes at offset %" PRIu64
+                         ") does not consist of "
+                         "whole pages of %" PRIu64 " KiB: round its size up",
+                         block->id, block->size, block->offset, block->page_size >> 10);
 }
 
-void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *refusals)
+void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
-        refuse_block(ram, block, refusals);
+        refuse_block(ram, block, blockers);
         for (size_t k = 0; block->shared && k < i; k++) {
             const struct ibx_guest_block *other = &ram->blocks[k];
             if (other->shared && other->dev == block->dev && other->ino == block->ino)
-                ibx_preflight(refusals,
-                              "guest RAM %s and %s lie in one file %s: give each a file of "
-                              "its own",
-                              other->id, block->id, block->path);
+                ibx_blockers_add(blockers,
+                                 "guest RAM %s and %s lie in one file %s: give each a file of "
+                                 "its own",
+                                 other->id, block->id, block->path);
         }
     }
     if (ram->bytes < ram->machine_bytes)
-        ibx_preflight(
-            refusals,
+        ibx_blockers_add(
+            blockers,
             "the machine has %" PRIu64 " MiB of memory, but its memory backends only %" PRIu64
             " MiB: give all of it a memory-backend-file (-machine memory-backend= or -numa "
             "node,memdev=)",
@@ -93,13 +94,13 @@ void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *ref
 }
 
 /* Its pages are the VM's until the move is complete, also when the source's QEMU ends before. */
-static void refuse_discarding(const struct ibx_guest_ram *ram, struct ibx_blockers *refusals)
+static void refuse_discarding(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
         const char *id = ram->blocks[i].id;
         if (ram->blocks[i].discards)
-            ibx_preflight(
-                refusals,
+            ibx_blockers_add(
+                blockers,
                 "guest RAM %s is lost if this QEMU ends before all of it has gone over "
                 "(discard-data=on): turn that off by the QMP command qom-set with path "
                 "/objects/%s, property discard-data and value false, and for the next start "
@@ -123,7 +124,7 @@ static uint64_t need_of(const struct ibx_guest_ram *ram, size_t first)
     return need;
 }
 
-void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *refusals)
+void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
@@ -137,8 +138,8 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *r
             continue;
         uint64_t need = need_of(ram, i), room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize;
         if (room < need)
-            ibx_preflight(
-                refusals,
+            ibx_blockers_add(
+                blockers,
                 "the file system of %s has %" PRIu64 " MiB left and this VM may need %" PRIu64
                 " MiB more: enlarge it (a tmpfs: mount -o remount,size=...) or free space, "
                 "else the VM would hang for want of a page",
@@ -149,78 +150,79 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *r
 /* ------------------------------------------------------------ both sides */
 
 static void refuse_pair_block(const struct ibx_guest_block *from, const struct ibx_guest_block *to,
-                              struct ibx_blockers *refusals)
+                              struct ibx_blockers *blockers)
 {
     if (from->size != to->size)
-        ibx_preflight(refusals,
-                      "guest RAM %s has %" PRIu64 " MiB here and %" PRIu64
-                      " MiB at the destination: "
-                      "start the destination's QEMU with size=%" PRIu64 "M",
-                      from->id, from->size >> 20, to->size >> 20, from->size >> 20);
+        ibx_blockers_add(blockers,
+                         "guest RAM %s has %" PRIu64 " MiB here and %" PRIu64
+                         " MiB at the destination: "
+                         "start the destination's QEMU with size=%" PRIu64 "M",
+                         from->id, from->size >> 20, to->size >> 20, from->size >> 20);
     if (from->page_size && to->page_size && from->page_size != to->page_size)
-        ibx_preflight(refusals,
-                      "guest RAM %s has pages of %" PRIu64 " KiB here and of %" PRIu64
-                      " KiB at the "
-                      "destination: put both on /dev/shm or both on hugetlbfs with one page size",
-                      from->id, from->page_size >> 10, to->page_size >> 10);
+        ibx_blockers_add(
+            blockers,
+            "guest RAM %s has pages of %" PRIu64 " KiB here and of %" PRIu64 " KiB at the "
+            "destination: put both on /dev/shm or both on hugetlbfs with one page size",
+            from->id, from->page_size >> 10, to->page_size >> 10);
 }
 
 /* Whichever of the destination's blocks has it. */
 static void refuse_same_file(const struct ibx_guest_block *from,
-                             const struct ibx_guest_ram *destination, struct ibx_blockers *refusals)
+                             const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
 {
     bool same = false;
     for (size_t i = 0; i < destination->count && from->file; i++)
         same = same || destination->blocks[i].file == from->file;
     if (same)
-        ibx_preflight(refusals,
-                      "guest RAM %s is in one and the same file here and at the destination, which "
-                      "would be emptied under the running VM: give the destination's QEMU another "
-                      "mem-path",
-                      from->id);
+        ibx_blockers_add(
+            blockers,
+            "guest RAM %s is in one and the same file here and at the destination, which "
+            "would be emptied under the running VM: give the destination's QEMU another "
+            "mem-path",
+            from->id);
 }
 
 void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
-                        struct ibx_blockers *refusals)
+                        struct ibx_blockers *blockers)
 {
     static const char no_uuid[] = "00000000-0000-0000-0000-000000000000";
     if (strcmp(source->machine, destination->machine))
-        ibx_preflight(refusals,
-                      "the machine is a %s here and a %s at the destination: start the "
-                      "destination's QEMU with -M %s",
-                      source->machine, destination->machine, source->machine);
+        ibx_blockers_add(blockers,
+                         "the machine is a %s here and a %s at the destination: start the "
+                         "destination's QEMU with -M %s",
+                         source->machine, destination->machine, source->machine);
     if (source->version.major > destination->version.major ||
         (source->version.major == destination->version.major &&
          source->version.minor > destination->version.minor))
-        ibx_preflight(
-            refusals,
+        ibx_blockers_add(
+            blockers,
             "QEMU is %u.%u here and %u.%u at the destination: it moves VMs to its own or a "
             "newer version only; update it there",
             source->version.major, source->version.minor, destination->version.major,
             destination->version.minor);
     if (strcmp(source->uuid, destination->uuid) && strcmp(destination->uuid, no_uuid))
-        ibx_preflight(refusals,
-                      "the VM's UUID is %s here and %s at the destination: that QEMU waits "
-                      "for another VM, or start it with -uuid %s",
-                      source->uuid, destination->uuid, source->uuid);
+        ibx_blockers_add(blockers,
+                         "the VM's UUID is %s here and %s at the destination: that QEMU waits "
+                         "for another VM, or start it with -uuid %s",
+                         source->uuid, destination->uuid, source->uuid);
     for (size_t i = 0; i < source->count; i++) {
         const struct ibx_guest_block *to = ibx_guest_ram_block(destination, source->blocks[i].id);
         if (to)
-            refuse_pair_block(&source->blocks[i], to, refusals);
+            refuse_pair_block(&source->blocks[i], to, blockers);
         else
-            ibx_preflight(refusals,
-                          "guest RAM %s is missing at the destination: start its QEMU with "
-                          "the same -object memory-backend-... and ids as here",
-                          source->blocks[i].id);
-        refuse_same_file(&source->blocks[i], destination, refusals);
+            ibx_blockers_add(blockers,
+                             "guest RAM %s is missing at the destination: start its QEMU with "
+                             "the same -object memory-backend-... and ids as here",
+                             source->blocks[i].id);
+        refuse_same_file(&source->blocks[i], destination, blockers);
     }
     for (size_t i = 0; i < destination->count; i++) {
         const char *id = destination->blocks[i].id;
         if (!ibx_guest_ram_block(source, id))
-            ibx_preflight(refusals,
-                          "the destination has guest RAM %s that is not here: start its "
-                          "QEMU with the same -object memory-backend-... as here",
-                          id);
+            ibx_blockers_add(blockers,
+                             "the destination has guest RAM %s that is not here: start its "
+                             "QEMU with the same -object memory-backend-... as here",
+                             id);
     }
 }
 
@@ -230,7 +232,7 @@ static const char *const strangers[] = {"vfio-",      "vfio-user",  "x-vfio-user
                                         "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
 
 /* Children of a QOM path whose type is one of the strangers. */
-static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *refusals,
+static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
                            uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *list, *item;
@@ -248,8 +250,8 @@ static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blo
         for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++) {
             if (!begins(type + 6, strangers[i]))
                 continue;
-            ibx_preflight(
-                refusals,
+            ibx_blockers_add(
+                blockers,
                 "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
                 "that are not there yet: unplug it (device_del %.64s) before the move",
                 name, (int)strcspn(type + 6, ">"), type + 6, name);
@@ -261,7 +263,7 @@ static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blo
 }
 
 /* Network back ends are no QOM objects; the human monitor lists them. */
-static int refuse_networks(struct ibx_qmp *qmp, struct ibx_blockers *refusals, uint64_t deadline_ns,
+static int refuse_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                            struct ibx_error *err)
 {
     json_t *text;
@@ -278,24 +280,25 @@ static int refuse_networks(struct ibx_qmp *qmp, struct ibx_blockers *refusals, u
         if (!is_user && !is_vdpa)
             continue;
         const char *name = line + strspn(line, " \\");
-        ibx_preflight(refusals,
-                      "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
-                      "(vhost=on is fine) or unplug it before the move",
-                      (int)strcspn(name, ":\r\n"), name, is_user ? "vhost-user" : "vhost-vdpa");
+        ibx_blockers_add(
+            blockers,
+            "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
+            "(vhost=on is fine) or unplug it before the move",
+            (int)strcspn(name, ":\r\n"), name, is_user ? "vhost-user" : "vhost-vdpa");
     }
     json_decref(text);
     return 0;
 }
 
-int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *refusals, uint64_t deadline_ns,
+int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err)
 {
     static const char *const paths[] = {"/machine/peripheral", "/machine/peripheral-anon",
                                         "/objects"};
     int rc = 0;
     for (size_t i = 0; !rc && i < sizeof(paths) / sizeof(paths[0]); i++)
-        rc = refuse_children(qmp, paths[i], refusals, deadline_ns, err);
-    return rc ? rc : refuse_networks(qmp, refusals, deadline_ns, err);
+        rc = refuse_children(qmp, paths[i], blockers, deadline_ns, err);
+    return rc ? rc : refuse_networks(qmp, blockers, deadline_ns, err);
 }
 
 /* ------------------------------------------------------------ state */
@@ -308,7 +311,7 @@ static bool is_over(const char *status)
 }
 
 static void refuse_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
-                             struct ibx_blockers *refusals)
+                             struct ibx_blockers *blockers)
 {
     static const char *const gone[] = {
         "postmigrate",    "finish-migrate", "shutdown",   "internal-error",
@@ -316,49 +319,50 @@ static void refuse_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_r
     const bool waits = !strcmp(ram->status, "inmigrate");
     if (role == IBX_MIGRATE_DESTINATION) {
         if (!waits)
-            ibx_preflight(refusals,
-                          "this QEMU is %s and does not wait for a VM: start it with "
-                          "-incoming defer",
-                          ram->status);
+            ibx_blockers_add(blockers,
+                             "this QEMU is %s and does not wait for a VM: start it with "
+                             "-incoming defer",
+                             ram->status);
         return;
     }
     if (waits)
-        ibx_preflight(refusals,
-                      "this QEMU waits for a VM itself (-incoming): send from the one that "
-                      "runs it");
+        ibx_blockers_add(blockers,
+                         "this QEMU waits for a VM itself (-incoming): send from the one that "
+                         "runs it");
     for (size_t i = 0; i < sizeof(gone) / sizeof(gone[0]); i++) {
         if (!strcmp(ram->status, gone[i]))
-            ibx_preflight(refusals,
-                          "the VM is in state %s: only one that runs or is paused can be "
-                          "moved; if it was moved away before, ib-migrate status says whether this "
-                          "QEMU is still needed",
-                          ram->status);
+            ibx_blockers_add(
+                blockers,
+                "the VM is in state %s: only one that runs or is paused can be "
+                "moved; if it was moved away before, ib-migrate status says whether this "
+                "QEMU is still needed",
+                ram->status);
     }
 }
 
 int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
-                        enum ibx_migrate_role role, struct ibx_blockers *refusals,
+                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                         uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *info, *reason;
     int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &info, deadline_ns, err);
     if (rc)
         return rc;
-    refuse_run_state(ram, role, refusals);
+    refuse_run_state(ram, role, blockers);
     const char *status = json_string_value(json_object_get(info, "status"));
     if (!is_over(status))
-        ibx_preflight(refusals,
-                      "a migration of this QEMU is under way already (%.32s): wait for its "
-                      "end or cancel it (migrate_cancel)",
-                      status);
+        ibx_blockers_add(blockers,
+                         "a migration of this QEMU is under way already (%.32s): wait for its "
+                         "end or cancel it (migrate_cancel)",
+                         status);
     size_t index;
     json_array_foreach(json_object_get(info, "blocked-reasons"), index, reason)
     {
         const char *text = json_string_value(reason);
-        ibx_preflight(refusals,
-                      "QEMU itself cannot migrate this VM (%.*s): remove that device or "
-                      "option first",
-                      TEXT_MAX, text ? text : "no reason given");
+        ibx_blockers_add(blockers,
+                         "QEMU itself cannot migrate this VM (%.*s): remove that device or "
+                         "option first",
+                         TEXT_MAX, text ? text : "no reason given");
     }
     json_decref(info);
     return 0;
@@ -366,7 +370,7 @@ int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 
 /* ------------------------------------------------------------ permissions */
 
-void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *refusals)
+void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     /* The kernel asks for the same right as for tracing, before it looks at the number. */
     int process = (int)syscall(SYS_pidfd_open, ram->pid, 0);
@@ -377,35 +381,35 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
     if (process >= 0)
         close(process);
     if (code == EPERM || code == EACCES)
-        ibx_preflight(refusals,
-                      "this tool may not trace QEMU (process %d): run it as root or with "
-                      "CAP_SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0 and run it "
-                      "as QEMU's user",
-                      (int)ram->pid);
+        ibx_blockers_add(blockers,
+                         "this tool may not trace QEMU (process %d): run it as root or with "
+                         "CAP_SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0 and run it "
+                         "as QEMU's user",
+                         (int)ram->pid);
     else if (code == ENOSYS)
-        ibx_preflight(refusals, "this kernel has no pidfd_getfd: Linux 5.6 or later is needed");
+        ibx_blockers_add(blockers, "this kernel has no pidfd_getfd: Linux 5.6 or later is needed");
     else if (code == ESRCH)
-        ibx_preflight(refusals, "QEMU (process %d) has ended", (int)ram->pid);
+        ibx_blockers_add(blockers, "QEMU (process %d) has ended", (int)ram->pid);
     struct ibx_error why;
     if (ibx_uffd_possible(ram->pid, NULL, &why))
-        ibx_preflight(refusals, "%s", why.message);
+        ibx_blockers_add(blockers, "%s", why.message);
 }
 
 int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
-                       enum ibx_migrate_role role, struct ibx_blockers *refusals,
+                       enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = ibx_preflight_state(qmp, ram, role, refusals, deadline_ns, err);
+    int rc = ibx_preflight_state(qmp, ram, role, blockers, deadline_ns, err);
     if (!rc)
-        rc = ibx_preflight_devices(qmp, refusals, deadline_ns, err);
+        rc = ibx_preflight_devices(qmp, blockers, deadline_ns, err);
     if (rc)
         return rc;
-    ibx_preflight_ram(ram, refusals);
+    ibx_preflight_ram(ram, blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
-        ibx_preflight_permissions(ram, refusals);
-        ibx_preflight_space(ram, refusals);
+        ibx_preflight_permissions(ram, blockers);
+        ibx_preflight_space(ram, blockers);
     } else {
-        refuse_discarding(ram, refusals);
+        refuse_discarding(ram, blockers);
     }
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What QEMU shows of a VM's hardware. Its tree of devices is in one place only, a text for people:
  * query-pci does not see behind a bridge that no firmware has set up yet. */
-#include "migrate/preflight/hardware.h"
+#include "migrate/preflight/preflight.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Whether two VMs have the same hardware. */
-#include "migrate/preflight/hardware.h"
+#include "migrate/preflight/preflight.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -63,28 +63,29 @@ static void value_of(const char *text, const char *key, char *out, size_t size)
 /* ------------------------------------------------------------ processors, disks */
 
 static void refuse_processors(const char *source, const char *destination,
-                              struct ibx_blockers *refusals)
+                              struct ibx_blockers *blockers)
 {
     char here[PIECE_MAX + 1], there[PIECE_MAX + 1];
     value_of(source, "cpus=", here, sizeof(here));
     value_of(destination, "cpus=", there, sizeof(there));
     if (*here && *there && strcmp(here, there))
-        ibx_preflight(refusals,
-                      "the VM has %s vCPUs here and %s at the destination: start the destination's "
-                      "QEMU with the same -smp",
-                      here, there);
+        ibx_blockers_add(
+            blockers,
+            "the VM has %s vCPUs here and %s at the destination: start the destination's "
+            "QEMU with the same -smp",
+            here, there);
     value_of(source, "cpu=", here, sizeof(here));
     value_of(destination, "cpu=", there, sizeof(there));
     if (*here && *there && strcmp(here, there))
-        ibx_preflight(refusals,
-                      "the vCPUs are of type %s here and %s at the destination: start the "
-                      "destination's QEMU with the same -cpu",
-                      here, there);
+        ibx_blockers_add(blockers,
+                         "the vCPUs are of type %s here and %s at the destination: start the "
+                         "destination's QEMU with the same -cpu",
+                         here, there);
 }
 
 /* More than the guest has found does not hurt it. */
 static void refuse_features(const char *source, const char *destination,
-                            struct ibx_blockers *refusals)
+                            struct ibx_blockers *blockers)
 {
     struct piece piece;
     char key[PIECE_MAX + 1], has[PIECE_MAX + 1];
@@ -98,23 +99,24 @@ static void refuse_features(const char *source, const char *destination,
             strtoull(equals + 1, NULL, 16) & ~strtoull(has, NULL, 16);
         if (!missing)
             continue;
-        ibx_preflight(refusals,
-                      "the vCPUs have features here that they lack at the destination (%.*s, bits "
-                      "%#llx): start both QEMUs with a -cpu that both hosts have",
-                      (int)(equals - piece.at), piece.at, missing);
+        ibx_blockers_add(
+            blockers,
+            "the vCPUs have features here that they lack at the destination (%.*s, bits "
+            "%#llx): start both QEMUs with a -cpu that both hosts have",
+            (int)(equals - piece.at), piece.at, missing);
         return;
     }
 }
 
-static void refuse_disks(const char *source, const char *destination, struct ibx_blockers *refusals)
+static void refuse_disks(const char *source, const char *destination, struct ibx_blockers *blockers)
 {
     struct piece piece;
     for (const char *at = source; next_piece(&at, &piece);) {
         if (!begins(&piece, "disk=") ||
             count_of(&piece, source, NULL) <= count_of(&piece, destination, NULL))
             continue;
-        ibx_preflight(
-            refusals,
+        ibx_blockers_add(
+            blockers,
             "a disk of %.*s bytes here has none of its size at the destination: both QEMUs "
             "need the same images, on storage that both hosts reach",
             (int)(piece.length < PIECE_MAX ? piece.length - 5 : PIECE_MAX), piece.at + 5);
@@ -146,34 +148,34 @@ static unsigned list_missing(const char *text, const char *other, bool board, ch
 }
 
 static void refuse_devices(const char *source, const char *destination, bool board,
-                           struct ibx_blockers *refusals)
+                           struct ibx_blockers *blockers)
 {
     char names[IBX_ERROR_MAX], more[32];
     unsigned n = list_missing(source, destination, board, names, sizeof(names));
     snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
     if (n)
-        ibx_preflight(
-            refusals,
+        ibx_blockers_add(
+            blockers,
             "the destination lacks %s%s: start its QEMU with the same devices in the same "
             "places as here, also those that were plugged in since",
             names, n > NAMED_MAX ? more : "");
     n = list_missing(destination, source, board, names, sizeof(names));
     snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
     if (n)
-        ibx_preflight(
-            refusals,
+        ibx_blockers_add(
+            blockers,
             "the destination has %s%s, which the VM here has not: start its QEMU with the "
             "same devices in the same places as here",
             names, n > NAMED_MAX ? more : "");
 }
 
 void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
-                            struct ibx_blockers *refusals)
+                            struct ibx_blockers *blockers)
 {
     if (!*source || !*destination)
         return;
-    refuse_processors(source, destination, refusals);
-    refuse_features(source, destination, refusals);
-    refuse_disks(source, destination, refusals);
-    refuse_devices(source, destination, same_version, refusals);
+    refuse_processors(source, destination, blockers);
+    refuse_features(source, destination, blockers);
+    refuse_disks(source, destination, blockers);
+    refuse_devices(source, destination, same_version, blockers);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Guest RAM that a fabric pins, and the limit of locked memory. */
 #include "migrate/pages/pages.h"
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/locked.h"
 
@@ -47,12 +47,12 @@ int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
     return rc;
 }
 
-void ibx_preflight_locked(const char *who, uint64_t bytes, struct ibx_blockers *refusals)
+void ibx_preflight_locked(const char *who, uint64_t bytes, struct ibx_blockers *blockers)
 {
     struct ibx_error why = {0};
     uint64_t limit;
     if (!ibx_locked_limit(&limit) || bytes <= limit)
         return;
     ibx_locked_error(&why, who, bytes, limit);
-    ibx_preflight(refusals, "%s", why.message);
+    ibx_blockers_add(blockers, "%s", why.message);
 }

@@ -3,7 +3,7 @@
 #ifndef IBX_MIGRATE_QEMU_GUEST_RAM_INTERNAL_H
 #define IBX_MIGRATE_QEMU_GUEST_RAM_INTERNAL_H
 
-#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/qemu.h"
 
 /* A stretch of consecutive pages of one file in QEMU's address space; the kernel may keep it in
  * several parts, of which the first is needed for map_files. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/qemu/qmp.h"
+#include "migrate/qemu/qemu.h"
 
 #include "common/clock.h"
 #include "common/thread.h"

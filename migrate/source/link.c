@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/preflight/hardware.h"
+#include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
@@ -78,8 +78,8 @@ int ibx_source_link_ask(struct source *s, struct ibx_error *err)
         return open_pages(s, &hello, &answer, err);
     }
     struct ibx_blockers refusals = {.count = answer.count};
-    for (unsigned i = 0; i < answer.count && i < IBX_MIGRATE_SAY_MAX; i++)
-        memcpy(refusals.sentences[i], answer.sentences[i], sizeof(refusals.sentences[i]));
+    for (unsigned i = 0; i < answer.count && i < IBX_MIGRATE_REASONS_MAX; i++)
+        memcpy(refusals.reasons[i], answer.reasons[i], sizeof(refusals.reasons[i]));
     char where[160];
     snprintf(where, sizeof(where), "the destination (%s) refuses", answer.host);
     return ibx_migration_refused(where, &refusals, err);
@@ -149,17 +149,17 @@ void ibx_source_link_disown(struct source *s, const char *why)
 static int heed_standing(struct source *s, const struct ibx_migrate_answer *answer,
                          struct ibx_error *err)
 {
-    const char *why = answer->count ? answer->sentences[0] : "it gave no reason";
-    switch (answer->standing) {
-    case IBX_STANDING_GIVEN_UP:
+    const char *why = answer->count ? answer->reasons[0] : "it gave no reason";
+    switch (answer->state) {
+    case IBX_ANSWER_GIVEN_UP:
         return ibx_error_set(err, -ECANCELED,
                              "the destination (%s) has given up before the VM "
                              "ran there: %s",
                              answer->host, why);
-    case IBX_STANDING_WAITING:
+    case IBX_ANSWER_WAITING:
         break;
-    case IBX_STANDING_RUNNING:
-    case IBX_STANDING_COMPLETE:
+    case IBX_ANSWER_RUNNING:
+    case IBX_ANSWER_COMPLETE:
         if (s->state == SOURCE_COMMITTED)
             ibx_source_move(s, SOURCE_SERVING);
         break;
@@ -186,7 +186,7 @@ static int try_again(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     s->linked = true;
-    if (answer.standing == IBX_STANDING_COMPLETE)
+    if (answer.state == IBX_ANSWER_COMPLETE)
         return 0;
     rc = open_pages(s, &hello, &answer, err);
     return rc ? rc : ibx_source_link_expose(s, err);

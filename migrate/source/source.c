@@ -98,7 +98,7 @@ static void show(struct source *s)
 
 /* ---------------------------------------------------------------- what others say */
 
-static int heed_complete(struct source *s, const struct ibx_migrate_complete *record,
+static int heed_complete(struct source *s, const struct ibx_migrate_totals *record,
                          struct ibx_error *err)
 {
     uint8_t hash[IBX_MIGRATE_HASH_BYTES];
@@ -173,8 +173,8 @@ static int hear(void *context, const struct ibx_migrate_any *message)
             return 0;
         if (s->state != SOURCE_SERVING)
             return unexpected(s, message, h->err);
-        heed_progress(s, &message->is.complete.progress);
-        return heed_complete(s, &message->is.complete, h->err);
+        heed_progress(s, &message->is.totals.progress);
+        return heed_complete(s, &message->is.totals, h->err);
     case IBX_MIGRATE_CONFIRMED:
         s->confirmed = true;
         return s->state == SOURCE_CONFIRMING ? 0 : unexpected(s, message, h->err);
@@ -487,7 +487,8 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     const int unkept = ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why);
     /* What was said last may be lost with a connection that is closed at once. */
     if (s->linked && !s->aborted && code != -ECONNRESET)
-        ibx_channel_hear_out(&s->control, hear_farewell, s, ibx_deadline_in_ms(FAREWELL_MS), NULL);
+        ibx_channel_take_until(&s->control, hear_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
+                               NULL);
     if (unkept) {
         ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
                          why.message,
@@ -522,8 +523,8 @@ static int hear_out(struct source *s, int code, struct ibx_error *err)
     struct hearing hearing = {s, &last};
     if (!s->linked || s->state != SOURCE_COMMITTED || s->aborted || code == -EPROTO)
         return code;
-    int rc =
-        ibx_channel_hear_out(&s->control, hear_last, &hearing, ibx_deadline_in_ms(WORD_MS), &last);
+    int rc = ibx_channel_take_until(&s->control, hear_last, &hearing, ibx_deadline_in_ms(WORD_MS),
+                                    &last);
     if (!s->aborted)
         return code;
     *err = last;

@@ -62,7 +62,7 @@ struct source {
     uint32_t regions;
     bool exposing, ready, loaded, complete; /* the other side's word: READY, LOADED, COMPLETE */
     bool map_sent;                          /* over this control connection */
-    struct ibx_migrate_complete record;     /* of COMPLETE */
+    struct ibx_migrate_totals record;       /* of COMPLETE */
 
     int stream;   /* QEMU's device state; -1: none, or at its end */
     bool stopped; /* by QEMU's word, since the migration began */

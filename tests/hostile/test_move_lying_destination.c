@@ -4,9 +4,9 @@
  * the wrong thing at each state. Afterwards the guest is alive and right at the source, which has a
  * real QEMU.
  */
-#include "migrate/pages/page_map.h"
-#include "migrate/channel/acceptor.h"
-#include "migrate/preflight/blockers.h"
+#include "migrate/pages/pages.h"
+#include "migrate/channel/channel.h"
+#include "migrate/preflight/preflight.h"
 #include "migrate/common/vm.h"
 #include "tests/scenes/line.h"
 #include "tests/scenes/mover.h"
@@ -67,20 +67,20 @@ static void take_knock(struct ibx_connection_request *knock)
     }
 }
 
-static void answer_links(struct line *line, bool accepted, enum ibx_migrate_standing standing,
+static void answer_links(struct line *line, bool accepted, enum ibx_answer_state standing,
                          uint16_t links)
 {
     const struct ibx_migrate_answer says = {.accepted = accepted,
-                                            .standing = (uint8_t)standing,
+                                            .state = (uint8_t)standing,
                                             .links = links,
                                             .host = "liar",
                                             .count = accepted ? 0 : 1,
-                                            .sentences = {"no room"}};
+                                            .reasons = {"no room"}};
     line_say(line, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER, .is.answer = &says});
 }
 
 /* With as many page connections as are offered. */
-static void answer(struct line *line, bool accepted, enum ibx_migrate_standing standing)
+static void answer(struct line *line, bool accepted, enum ibx_answer_state standing)
 {
     answer_links(line, accepted, standing, 1);
 }
@@ -101,7 +101,7 @@ static void joined(void)
 {
     struct ibx_connection_request request;
     greeted(IBX_PURPOSE_MOVE);
-    answer(&source, true, IBX_STANDING_NONE);
+    answer(&source, true, IBX_ANSWER_NONE);
     take_knock(&request);
     assert_int_equal(request.first.type, IBX_MIGRATE_JOIN);
     source_page = (struct line){0};
@@ -140,14 +140,14 @@ static void hush(void)
 static void fib_refuses(void)
 {
     greeted(IBX_PURPOSE_MOVE);
-    answer(&source, false, IBX_STANDING_NONE);
+    answer(&source, false, IBX_ANSWER_NONE);
     line_closes(&source);
 }
 
 static void fib_wants_more_links(void)
 {
     greeted(IBX_PURPOSE_MOVE);
-    answer_links(&source, true, IBX_STANDING_NONE, 2);
+    answer_links(&source, true, IBX_ANSWER_NONE, 2);
     line_closes(&source);
 }
 
@@ -192,8 +192,8 @@ static void fib_ready_twice(void)
 static void fib_complete_early(void)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
-    message.is.complete.pages = message.is.complete.fetched_pages = 1;
-    message.is.complete.progress.pages = message.is.complete.progress.present = 1;
+    message.is.totals.pages = message.is.totals.fetched_pages = 1;
+    message.is.totals.progress.pages = message.is.totals.progress.present = 1;
     got_state();
     line_say(&source, &message);
     line_closes(&source);
@@ -248,7 +248,7 @@ static void fib_gives_up_when_asked(void)
     got_commit();
     hush();
     greeted(IBX_PURPOSE_RESUME);
-    answer(&source, false, IBX_STANDING_GIVEN_UP);
+    answer(&source, false, IBX_ANSWER_GIVEN_UP);
     line_closes(&source);
 }
 
@@ -307,8 +307,8 @@ static void test_a_lie_about_the_end(void **state)
 {
     (void)state;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
-    message.is.complete.pages = message.is.complete.fetched_pages = VM_RAM_MIB << 8;
-    message.is.complete.progress.pages = message.is.complete.progress.present = VM_RAM_MIB << 8;
+    message.is.totals.pages = message.is.totals.fetched_pages = VM_RAM_MIB << 8;
+    message.is.totals.progress.pages = message.is.totals.progress.present = VM_RAM_MIB << 8;
     start_source();
     send_to_us(NULL);
     got_commit();

@@ -5,7 +5,7 @@
  * source, and the destination's QEMU never ran.
  */
 #include "migrate/pages/pages.h"
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 #include "migrate/common/vm.h"
 #include "tests/scenes/line.h"
 #include "tests/scenes/mover.h"
@@ -103,11 +103,11 @@ static void knock_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t n
 }
 
 /* Not accepted, with this standing. */
-static void turned_away(struct line *line, enum ibx_migrate_standing standing)
+static void turned_away(struct line *line, enum ibx_answer_state standing)
 {
     assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
     assert_false(line->last.is.answer->accepted);
-    assert_int_equal(line->last.is.answer->standing, standing);
+    assert_int_equal(line->last.is.answer->state, standing);
     line_hang_up(line);
 }
 
@@ -349,11 +349,11 @@ static void lie_strangers(void)
     struct line other;
     to_joining();
     knock_hello(&other, IBX_PURPOSE_MOVE, 2, 1);
-    turned_away(&other, IBX_STANDING_NONE);
+    turned_away(&other, IBX_ANSWER_NONE);
     knock_hello(&other, IBX_PURPOSE_RESUME, 2, 2);
-    turned_away(&other, IBX_STANDING_NONE);
+    turned_away(&other, IBX_ANSWER_NONE);
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 2);
-    turned_away(&other, IBX_STANDING_NONE);
+    turned_away(&other, IBX_ANSWER_NONE);
     knock_join(&other, 2, 1, 0);
     line_closes(&other);
     line_hang_up(&other);
@@ -384,10 +384,10 @@ static void lie_epochs(void)
     liar_ends();
     mover_await_words(&receiver, "has not run here");
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 1);
-    turned_away(&other, IBX_STANDING_WAITING);
+    turned_away(&other, IBX_ANSWER_WAITING);
     liar.hello.links_least = liar.hello.links = 2;
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
-    turned_away(&other, IBX_STANDING_WAITING);
+    turned_away(&other, IBX_ANSWER_WAITING);
     liar.hello.links_least = 1;
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
@@ -468,13 +468,13 @@ static void lie_query_beside_the_commit(void)
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer->accepted);
-    assert_int_equal(other.last.is.answer->standing, IBX_STANDING_WAITING);
+    assert_int_equal(other.last.is.answer->state, IBX_ANSWER_WAITING);
     line_hang_up(&other);
     line_closes(&liar.control);
     liar_ends();
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
-    assert_int_equal(other.last.is.answer->standing, IBX_STANDING_WAITING);
+    assert_int_equal(other.last.is.answer->state, IBX_ANSWER_WAITING);
     line_say(&other,
              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
     line_closes(&other);

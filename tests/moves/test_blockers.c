@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Every reason against a move: with real QEMUs where one can be had, else with made-up answers. */
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 #include "tests/scenes/vm.h"
 
 #include "common/clock.h"
@@ -21,12 +21,12 @@
 #define MIB (1ull << 20)
 
 static struct vm vm;
-static struct ibx_blockers refusals;
+static struct ibx_blockers blockers;
 
 static bool says(const char *words)
 {
-    for (size_t i = 0; i < refusals.count && i < IBX_PREFLIGHT_MAX; i++) {
-        if (strstr(refusals.sentences[i], words))
+    for (size_t i = 0; i < blockers.count && i < IBX_BLOCKERS_MAX; i++) {
+        if (strstr(blockers.reasons[i], words))
             return true;
     }
     return false;
@@ -34,26 +34,26 @@ static bool says(const char *words)
 
 static void show(void)
 {
-    for (size_t i = 0; i < refusals.count && i < IBX_PREFLIGHT_MAX; i++)
-        print_error("refused: %s\n", refusals.sentences[i]);
+    for (size_t i = 0; i < blockers.count && i < IBX_BLOCKERS_MAX; i++)
+        print_error("refused: %s\n", blockers.reasons[i]);
 }
 
 /* Exactly one reason, with these words; NULL: none. */
 static void only(const char *words)
 {
-    if (refusals.count != (words ? 1 : 0) || (words && !says(words))) {
+    if (blockers.count != (words ? 1 : 0) || (words && !says(words))) {
         show();
-        fail_msg("%zu refusals, wanted: %s", refusals.count, words ? words : "none");
+        fail_msg("%zu blockers, wanted: %s", blockers.count, words ? words : "none");
     }
-    memset(&refusals, 0, sizeof(refusals));
+    memset(&blockers, 0, sizeof(blockers));
 }
 
 static void look(enum ibx_migrate_role role)
 {
     struct ibx_guest_ram ram;
-    memset(&refusals, 0, sizeof(refusals));
+    memset(&blockers, 0, sizeof(blockers));
     vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
-    vm_ok(ibx_preflight_side(vm.qmp, &ram, role, &refusals, vm_soon(), &vm_error));
+    vm_ok(ibx_preflight_side(vm.qmp, &ram, role, &blockers, vm_soon(), &vm_error));
     ibx_guest_ram_fini(&ram);
 }
 
@@ -217,8 +217,8 @@ static void test_ended(void **state)
 {
     (void)state;
     struct ibx_guest_ram ram = {.pid = 1 << 22};
-    memset(&refusals, 0, sizeof(refusals));
-    ibx_preflight_permissions(&ram, &refusals);
+    memset(&blockers, 0, sizeof(blockers));
+    ibx_preflight_permissions(&ram, &blockers);
     assert_true(says("has ended"));
 }
 
@@ -233,20 +233,20 @@ static void test_missing_permissions(void **state)
     assert_int_equal(pipe(pair), 0);
     pid_t child = fork();
     if (!child) {
-        memset(&refusals, 0, sizeof(refusals));
+        memset(&blockers, 0, sizeof(blockers));
         ram.pid = getppid();
         if (setgid(65534) || setuid(65534))
             _exit(1);
-        ibx_preflight_permissions(&ram, &refusals);
-        (void)!write(pair[1], &refusals, sizeof(refusals));
+        ibx_preflight_permissions(&ram, &blockers);
+        (void)!write(pair[1], &blockers, sizeof(blockers));
         _exit(0);
     }
     close(pair[1]);
-    char *to = (char *)&refusals;
-    for (ssize_t n; (n = read(pair[0], to, sizeof(refusals))) > 0;)
+    char *to = (char *)&blockers;
+    for (ssize_t n; (n = read(pair[0], to, sizeof(blockers))) > 0;)
         to += n;
     close(pair[0]);
-    assert_true(to == (char *)(&refusals + 1));
+    assert_true(to == (char *)(&blockers + 1));
     only("may not trace QEMU");
     ibx_guest_ram_fini(&ram);
     vm_end(&vm);
@@ -292,8 +292,8 @@ static void devices(const struct answer *answers)
     liar.fd = pair[1];
     assert_int_equal(pthread_create(&liar.thread, NULL, liar_run, &liar), 0);
     vm_ok(ibx_qmp_attach(pair[0], vm_soon(), &qmp, &vm_error));
-    memset(&refusals, 0, sizeof(refusals));
-    vm_ok(ibx_preflight_devices(qmp, &refusals, vm_soon(), &vm_error));
+    memset(&blockers, 0, sizeof(blockers));
+    vm_ok(ibx_preflight_devices(qmp, &blockers, vm_soon(), &vm_error));
     ibx_qmp_close(qmp);
     pthread_join(liar.thread, NULL);
     close(pair[1]);
@@ -352,21 +352,21 @@ static void test_ram(void **state)
     (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
-    ibx_preflight_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &blockers);
     only(NULL);
     strcpy(block.type, "memory-backend-memfd");
-    ibx_preflight_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &blockers);
     only(NULL);
     ram.version = (struct ibx_qmp_version){8, 1, 0};
-    ibx_preflight_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &blockers);
     only("is a memory-backend-memfd, and QEMU 8.1 leaves only named files out");
     ram = made_up(&block);
     block.page_size = 128 * MIB;
-    ibx_preflight_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &blockers);
     only("does not consist of whole pages of 131072 KiB");
     ram = made_up(&block);
     ram.machine_bytes = 128 * MIB;
-    ibx_preflight_ram(&ram, &refusals);
+    ibx_preflight_ram(&ram, &blockers);
     only("the machine has 128 MiB of memory, but its memory backends only 64 MiB");
 }
 
@@ -375,46 +375,46 @@ static void test_pairs(void **state)
     (void)state;
     struct ibx_guest_block here, there;
     struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only(NULL);
     strcpy(destination.machine, "pc-i440fx-7.2");
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only("start the destination's QEMU with -M pc-q35-7.2");
     destination = made_up(&there);
     there.size = 32 * MIB;
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only("64 MiB here and 32 MiB at the destination");
     destination = made_up(&there);
     there.page_size = 2 * MIB;
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only("pages of 4 KiB here and of 2048 KiB at the destination");
     destination = made_up(&there);
     here.file = 5;
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only(NULL); /* not known there */
     there.file = 5;
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only("mem0 is in one and the same file here and at the destination");
     struct ibx_guest_block crossed[2] = {there, there};
     strcpy(crossed[0].id, "other");
     crossed[1].file = 6;
     destination.blocks = crossed;
     destination.count = 2;
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     assert_true(says("mem0 is in one and the same file here and at the destination"));
-    memset(&refusals, 0, sizeof(refusals));
+    memset(&blockers, 0, sizeof(blockers));
     here.file = 0;
     destination = made_up(&there);
     strcpy(destination.uuid, "12345678-9abc-4def-8123-456789abcdef");
-    ibx_preflight_pair(&source, &destination, &refusals);
+    ibx_preflight_pair(&source, &destination, &blockers);
     only("that QEMU waits for another VM");
     destination = made_up(&there);
     strcpy(there.id, "ram");
-    ibx_preflight_pair(&source, &destination, &refusals);
-    assert_int_equal(refusals.count, 2);
+    ibx_preflight_pair(&source, &destination, &blockers);
+    assert_int_equal(blockers.count, 2);
     assert_true(says("mem0 is missing at the destination"));
     assert_true(says("the destination has guest RAM ram that is not here"));
-    memset(&refusals, 0, sizeof(refusals));
+    memset(&blockers, 0, sizeof(blockers));
 }
 
 /* A file larger than what its file system has left. */
@@ -428,10 +428,10 @@ static void test_space(void **state)
     struct statfs fs;
     assert_int_equal(fstatfs(fileno(file), &fs), 0);
     block.fd = fileno(file);
-    ibx_preflight_space(&ram, &refusals);
+    ibx_preflight_space(&ram, &blockers);
     only(NULL);
     block.size = ((uint64_t)fs.f_blocks + 1) * (uint64_t)fs.f_bsize;
-    ibx_preflight_space(&ram, &refusals);
+    ibx_preflight_space(&ram, &blockers);
     only("free space, else the VM would hang");
     fclose(file);
 }
@@ -439,11 +439,11 @@ static void test_space(void **state)
 static void test_too_many(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < IBX_PREFLIGHT_MAX + 5; i++)
-        ibx_preflight(&refusals, "reason %u\x1b", i);
-    assert_int_equal(refusals.count, IBX_PREFLIGHT_MAX + 5);
-    assert_string_equal(refusals.sentences[IBX_PREFLIGHT_MAX - 1], "reason 23?");
-    memset(&refusals, 0, sizeof(refusals));
+    for (unsigned i = 0; i < IBX_BLOCKERS_MAX + 5; i++)
+        ibx_blockers_add(&blockers, "reason %u\x1b", i);
+    assert_int_equal(blockers.count, IBX_BLOCKERS_MAX + 5);
+    assert_string_equal(blockers.reasons[IBX_BLOCKERS_MAX - 1], "reason 23?");
+    memset(&blockers, 0, sizeof(blockers));
 }
 
 int main(void)

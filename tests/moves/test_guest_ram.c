@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is found of the RAM of real QEMUs, compared with what QEMU says and what its memory holds.
  */
-#include "migrate/qemu/guest_ram.h"
+#include "migrate/qemu/qemu.h"
 #include "tests/moves/guest/churn.h"
 #include "tests/scenes/vm.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* System calls in other processes: a child that notices every disturbance, and real QEMUs. */
-#include "migrate/qemu/guest_ram.h"
-#include "migrate/qemu/inject.h"
+#include "migrate/qemu/qemu.h"
 #include "tests/scenes/vm.h"
 
 #include "common/clock.h"

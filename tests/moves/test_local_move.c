@@ -5,9 +5,8 @@
  * thread does it all, with poll. The guest's heartbeats, joined, must be those that were computed
  * natively.
  */
-#include "migrate/qemu/guest_ram.h"
-#include "migrate/qemu/inject.h"
-#include "migrate/preflight/blockers.h"
+#include "migrate/qemu/qemu.h"
+#include "migrate/preflight/preflight.h"
 #include "tests/moves/guest/churn.h"
 #include "tests/scenes/vm.h"
 
@@ -166,7 +165,7 @@ static void check_sides(struct move *m)
                              vm_soon(), &vm_error));
     ibx_preflight_pair(&m->source, &m->destination, &refusals);
     if (refusals.count)
-        fail_msg("%s", refusals.sentences[0]);
+        fail_msg("%s", refusals.reasons[0]);
 }
 
 static void watch_block(struct move *m)

@@ -6,7 +6,7 @@
  */
 #include "tests/scenes/mover.h"
 
-#include "migrate/qemu/inject.h"
+#include "migrate/qemu/qemu.h"
 
 #include "common/clock.h"
 

@@ -4,7 +4,7 @@
  * crowd at the door, a VM continued or reset by hand, a READ cut off half-way, memory given back.
  * Afterwards the guest is alive and right on exactly one side.
  */
-#include "migrate/qemu/inject.h"
+#include "migrate/qemu/qemu.h"
 #include "migrate/common/vm.h"
 #include "tests/scenes/mover.h"
 

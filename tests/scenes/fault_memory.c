@@ -112,12 +112,12 @@ static int take(void *source, struct ibx_fault_arrival *arrivals, int max)
     return n;
 }
 
-const struct ibx_fault_source_ops memory_source_ops = {
+const struct ibx_fault_reader_ops memory_source_ops = {
     .request = request, .cancel = cancel, .poll = take};
 
-struct ibx_fault_source memory_source_as(struct memory_source *source)
+struct ibx_fault_reader memory_source_as(struct memory_source *source)
 {
-    return (struct ibx_fault_source){.ops = &memory_source_ops, .source = source};
+    return (struct ibx_fault_reader){.ops = &memory_source_ops, .source = source};
 }
 
 bool page_is_right(const struct memory_data *data, const uint8_t *memory, uint64_t page)

@@ -42,13 +42,13 @@ struct memory_source {
     unsigned count, arrivals, seed;
 };
 
-extern const struct ibx_fault_source_ops memory_source_ops;
+extern const struct ibx_fault_reader_ops memory_source_ops;
 
 void memory_data_make(struct memory_data *data, size_t length, uint32_t page_size);
 void memory_data_free(struct memory_data *data);
 /* Nothing odd, room for 32. */
 struct memory_source *memory_source_make(struct memory_data *data);
-struct ibx_fault_source memory_source_as(struct memory_source *source);
+struct ibx_fault_reader memory_source_as(struct memory_source *source);
 
 /* Of page `page`, all bytes. */
 bool page_is_right(const struct memory_data *data, const uint8_t *memory, uint64_t page);

@@ -49,7 +49,7 @@ struct scene {
     unsigned links;
     struct ibx_page_server *pages;
     struct ibx_page_reader *sources[LINKS_MAX];
-    struct ibx_fault_source as[LINKS_MAX];
+    struct ibx_fault_reader as[LINKS_MAX];
     uint32_t regions; /* a connection */
 
     uint8_t *memory, *last, *alias; /* the destination's; last: second block; alias: minor mode */

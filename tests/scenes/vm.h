@@ -7,7 +7,7 @@
 #ifndef IBX_TESTS_MIGRATE_VM_H
 #define IBX_TESTS_MIGRATE_VM_H
 
-#include "migrate/qemu/qmp.h"
+#include "migrate/qemu/qemu.h"
 
 #include <stdint.h>
 #include <sys/types.h>

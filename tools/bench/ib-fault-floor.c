@@ -55,7 +55,7 @@ static int arm(void *context)
     return local->count > 0;
 }
 
-static const struct ibx_fault_source_ops operations = {
+static const struct ibx_fault_reader_ops operations = {
     .request = request, .poll = take, .arm = arm};
 
 int ibx_bench_floor_make(struct bench *b, struct ibx_error *err)
@@ -74,7 +74,7 @@ int ibx_bench_floor_make(struct bench *b, struct ibx_error *err)
         if (!local)
             return ibx_error_set(err, -ENOMEM, "no memory for a page source");
         local->bench = b;
-        b->floor[i] = (struct ibx_fault_source){
+        b->floor[i] = (struct ibx_fault_reader){
             .ops = &operations, .source = local, .buffer = b->wire[i].buffer};
     }
     return 0;

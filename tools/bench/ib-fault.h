@@ -96,8 +96,8 @@ struct bench {
     unsigned links, bulk_links; /* of them, not for faults alone */
     uint64_t pages;
     struct ibx_page_reader *sources[IBX_MIGRATE_LINKS_MAX];
-    struct ibx_fault_source wire[IBX_MIGRATE_LINKS_MAX]; /* armed */
-    struct ibx_fault_source
+    struct ibx_fault_reader wire[IBX_MIGRATE_LINKS_MAX]; /* armed */
+    struct ibx_fault_reader
         floor[IBX_MIGRATE_LINKS_MAX];          /* copies memory of this process instead */
     struct ibx_mr *raw[IBX_MIGRATE_LINKS_MAX]; /* where READs without the engine go */
     uint8_t *lent; /* what `floor` copies: the first `lent_pages` pages, again and again */

@@ -105,14 +105,14 @@ static void report(struct ibx_fault *engine)
     printf("%" PRIu64 " of %" PRIu64 " pages present: %" PRIu64 " by fault, %" PRIu64
            " round them, %" PRIu64 " in the background; %" PRIu64
            " faults, p50 %.1f us, p99 %.1f us, max %.1f us\n",
-           s.present, s.pages, s.by_cause[IBX_FAULT_BY_FAULT],
-           s.by_cause[IBX_FAULT_BY_SURROUNDINGS], s.by_cause[IBX_FAULT_BY_BACKGROUND], s.faults,
-           (double)s.latency_p50 / 1e3, (double)s.latency_p99 / 1e3, (double)s.latency_max / 1e3);
+           s.present, s.pages, s.by_cause[IBX_FAULT_BY_FAULT], s.by_cause[IBX_FAULT_BY_AROUND],
+           s.by_cause[IBX_FAULT_BY_BACKGROUND], s.faults, (double)s.latency_p50 / 1e3,
+           (double)s.latency_p99 / 1e3, (double)s.latency_max / 1e3);
 }
 
 static int page_in(int fd, uint64_t length, int count, char **offsets, struct ibx_error *err)
 {
-    static const struct ibx_fault_source_ops ops = {
+    static const struct ibx_fault_reader_ops ops = {
         .request = file_request, .poll = file_poll, .arm = file_arm};
     uint64_t mapped = (length + PAGE - 1) / PAGE * PAGE;
     void *memory = mmap(NULL, mapped, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -120,7 +120,7 @@ static int page_in(int fd, uint64_t length, int count, char **offsets, struct ib
         return ibx_error_set(err, -errno, "%" PRIu64 " bytes of memory: %s", mapped,
                              strerror(errno));
     struct file_source file = {.fd = fd};
-    struct ibx_fault_source source = {.ops = &ops, .source = &file};
+    struct ibx_fault_reader source = {.ops = &ops, .source = &file};
     struct ibx_fault_range range = {
         .start = (uintptr_t)memory, .length = mapped, .page_size = PAGE};
     struct ibx_fault_config config = {.ranges = &range,

@@ -269,14 +269,14 @@ int ibx_cli_recover(const struct migrate_args *given)
 
 static size_t kept(const struct ibx_blockers *refusals)
 {
-    return refusals->count < IBX_PREFLIGHT_MAX ? refusals->count : IBX_PREFLIGHT_MAX;
+    return refusals->count < IBX_BLOCKERS_MAX ? refusals->count : IBX_BLOCKERS_MAX;
 }
 
 static void print_refusals(const struct ibx_blockers *refusals)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < kept(refusals); i++)
-        json_array_append_new(list, ibx_json_text(refusals->sentences[i]));
+        json_array_append_new(list, ibx_json_text(refusals->reasons[i]));
     ibx_cli_print_json(json_pack("{s:b, s:o}", "movable", refusals->count == 0, "refusals", list));
 }
 
@@ -286,9 +286,9 @@ static void say_refusals(const struct migrate_args *args, const struct ibx_block
         printf("the VM at %s can %s%s%s\n", args->qmp, args->destination ? "receive" : "be moved",
                args->uri ? " to " : "", args->uri ? args->uri : "");
     for (size_t i = 0; i < kept(refusals); i++)
-        printf("%s\n", refusals->sentences[i]);
-    if (refusals->count > IBX_PREFLIGHT_MAX)
-        printf("and %zu more\n", refusals->count - IBX_PREFLIGHT_MAX);
+        printf("%s\n", refusals->reasons[i]);
+    if (refusals->count > IBX_BLOCKERS_MAX)
+        printf("and %zu more\n", refusals->count - IBX_BLOCKERS_MAX);
 }
 
 int ibx_cli_check(const struct migrate_args *args)

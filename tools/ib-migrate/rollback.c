@@ -68,14 +68,14 @@ static void say_answer(const struct heard *heard)
         return;
     }
     fprintf(stderr, "The destination (%s) answers: ", answer->host);
-    switch (answer->standing) {
-    case IBX_STANDING_WAITING:
+    switch (answer->state) {
+    case IBX_ANSWER_WAITING:
         fputs("everything but the word to run has come, and the VM does not run there.\n", stderr);
         break;
-    case IBX_STANDING_GIVEN_UP:
+    case IBX_ANSWER_GIVEN_UP:
         fputs("the move ended there without the VM ever running.\n", stderr);
         break;
-    case IBX_STANDING_NONE:
+    case IBX_ANSWER_NONE:
         fputs("it knows nothing of this move, which proves nothing.\n", stderr);
         break;
     default:
@@ -83,15 +83,15 @@ static void say_answer(const struct heard *heard)
         break;
     }
     for (unsigned i = 0; i < answer->count; i++)
-        fprintf(stderr, "  %s\n", answer->sentences[i]);
+        fprintf(stderr, "  %s\n", answer->reasons[i]);
 }
 
 /* Whether it is certain that the VM has not run there. */
 static bool never_ran(const struct ibx_journal *record, const struct heard *heard)
 {
     return record->state == IBX_JOURNAL_HERE ||
-           (!heard->rc && (heard->answer.standing == IBX_STANDING_WAITING ||
-                           heard->answer.standing == IBX_STANDING_GIVEN_UP));
+           (!heard->rc && (heard->answer.state == IBX_ANSWER_WAITING ||
+                           heard->answer.state == IBX_ANSWER_GIVEN_UP));
 }
 
 static void say_loss(const struct ibx_journal *record, const struct heard *heard)
@@ -160,8 +160,8 @@ int ibx_cli_rollback(const struct migrate_args *args)
     fprintf(stderr, "%s, moved to %s: %s.\n", vm, record.uri, said);
     heard.rc = ibx_migrate_query(&record, &options, &heard.answer, &heard.err);
     say_answer(&heard);
-    if (!heard.rc && (heard.answer.standing == IBX_STANDING_RUNNING ||
-                      heard.answer.standing == IBX_STANDING_COMPLETE)) {
+    if (!heard.rc &&
+        (heard.answer.state == IBX_ANSWER_RUNNING || heard.answer.state == IBX_ANSWER_COMPLETE)) {
         ibx_cli_complain("not rolled back, since the VM would run twice: \"ib-migrate recover\" "
                          "goes on with the move; to give up what it did there, end its QEMU first");
         return MIGRATE_FAILED;

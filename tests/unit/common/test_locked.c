@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The limit of locked memory, and what of guest RAM counts for it. */
 #include "migrate/pages/pages.h"
-#include "migrate/preflight/blockers.h"
+#include "migrate/preflight/preflight.h"
 
 #include "common/locked.h"
 
@@ -56,33 +56,33 @@ static int as_before(void **state)
 
 static void test_refused(void **state)
 {
-    struct ibx_blockers refusals = {0};
+    struct ibx_blockers blockers = {0};
     uint64_t limit = 0;
     char words[64];
     (void)state;
     assert_true(ibx_locked_limit(&limit));
-    ibx_preflight_locked("verbs", limit, &refusals);
-    assert_int_equal(refusals.count, 0);
-    ibx_preflight_locked("verbs", limit + 1, &refusals);
-    assert_int_equal(refusals.count, 1);
+    ibx_preflight_locked("verbs", limit, &blockers);
+    assert_int_equal(blockers.count, 0);
+    ibx_preflight_locked("verbs", limit + 1, &blockers);
+    assert_int_equal(blockers.count, 1);
     snprintf(words, sizeof(words), "verbs cannot register %llu bytes",
              (unsigned long long)limit + 1);
-    assert_non_null(strstr(refusals.sentences[0], words));
-    assert_non_null(strstr(refusals.sentences[0], "RLIMIT_MEMLOCK"));
-    assert_non_null(strstr(refusals.sentences[0], "ulimit -l unlimited"));
+    assert_non_null(strstr(blockers.reasons[0], words));
+    assert_non_null(strstr(blockers.reasons[0], "RLIMIT_MEMLOCK"));
+    assert_non_null(strstr(blockers.reasons[0], "ulimit -l unlimited"));
 }
 
 /* Nobody is held to the limit who may lock what he likes. */
 static void test_a_capability_knows_no_limit(void **state)
 {
-    struct ibx_blockers refusals = {0};
+    struct ibx_blockers blockers = {0};
     uint64_t limit;
     (void)state;
     set_lock_capability(true);
     if (ibx_locked_limit(&limit))
         skip(); /* not to be had here */
-    ibx_preflight_locked("verbs", UINT64_MAX, &refusals);
-    assert_int_equal(refusals.count, 0);
+    ibx_preflight_locked("verbs", UINT64_MAX, &blockers);
+    assert_int_equal(blockers.count, 0);
 }
 
 /* Pieces that hold data count as wholes, the last one for what it is; private RAM not at all. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Hardware as QEMU tells it in text, and which differences keep a VM from moving. */
-#include "migrate/preflight/hardware.h"
+#include "migrate/preflight/preflight.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -124,8 +124,8 @@ static void compare(const char *source, const char *destination, bool same_versi
 static void only(const char *source, const char *destination, const char *words)
 {
     compare(source, destination, true);
-    if (refused.count != 1 || !strstr(refused.sentences[0], words))
-        fail_msg("%zu: %s", refused.count, refused.sentences[0]);
+    if (refused.count != 1 || !strstr(refused.reasons[0], words))
+        fail_msg("%zu: %s", refused.count, refused.reasons[0]);
 }
 
 static void differences_have_a_sentence_each(void **state)
@@ -159,7 +159,7 @@ static void what_does_not_matter_is_not_refused(void **state)
     for (unsigned i = 0; i < sizeof(fine) / sizeof(fine[0]); i++) {
         compare(fine[i][0], fine[i][1], true);
         if (refused.count)
-            fail_msg("%u: %s", i, refused.sentences[0]);
+            fail_msg("%u: %s", i, refused.reasons[0]);
     }
     compare("b hpet @ hpet;p a @ 1;", "b other @ other;p a @ 1;", false);
     assert_int_equal(refused.count, 0);

@@ -112,7 +112,7 @@ static void complete_as_its_state(struct ibx_journal *r)
     memset(&r->complete, 0, sizeof(r->complete));
     if (!has)
         return;
-    r->complete = (struct ibx_journal_complete){1000, 600, 7, {0}};
+    r->complete = (struct ibx_journal_totals){1000, 600, 7, {0}};
     memset(r->complete.hash, 0xa7, sizeof(r->complete.hash));
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The page map against a plain array of one byte a page, and against pieces that nobody sane sends.
  */
-#include "migrate/pages/page_map.h"
+#include "migrate/pages/pages.h"
 
 #include <errno.h>
 #include <setjmp.h>

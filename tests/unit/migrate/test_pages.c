@@ -346,7 +346,7 @@ static int ask(struct asked *a, uint64_t offset, uint64_t length, uint64_t cooki
 /* Waits until `count` have arrived, or the source has ended: returns poll's answer then. */
 static int arrive(struct asked *a, struct ibx_fault_arrival *arrivals, int count)
 {
-    const struct ibx_fault_source *as = &a->scene.as[0];
+    const struct ibx_fault_reader *as = &a->scene.as[0];
     uint64_t deadline = ibx_deadline_in_ms(60000);
     int got = 0;
     while (got < count && ibx_now_ns() < deadline) {

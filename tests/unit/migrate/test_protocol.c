@@ -42,11 +42,11 @@ static const struct ibx_migrate_hello sample_hello = {
     .blocks = {{"ram0", 1u << 30, 4096, 0x1234}, {"huge", 64u << 20, 2u << 20, 0}},
     .hardware = "cpus=2;",
     .host = "node-a"};
-static const struct ibx_migrate_answer sample_answer = {.standing = IBX_STANDING_WAITING,
+static const struct ibx_migrate_answer sample_answer = {.state = IBX_ANSWER_WAITING,
                                                         .links = 3,
                                                         .host = "node-b",
                                                         .count = 2,
-                                                        .sentences = {"it is full", "it is old"}};
+                                                        .reasons = {"it is full", "it is old"}};
 
 static const struct sample {
     const char *name;
@@ -95,12 +95,12 @@ static const struct sample {
      "0090d003000000000040420f0000000000"},
     {"COMPLETE",
      {.type = IBX_MIGRATE_COMPLETE,
-      .is.complete = {.pages = 300000,
-                      .zero_pages = 100000,
-                      .fetched_pages = 199990,
-                      .discarded_pages = 10,
-                      .hash = HASH,
-                      .progress = PROGRESS}},
+      .is.totals = {.pages = 300000,
+                    .zero_pages = 100000,
+                    .fetched_pages = 199990,
+                    .discarded_pages = 10,
+                    .hash = HASH,
+                    .progress = PROGRESS}},
      "0ee093040000000000a086010000000000360d0300000000000a00000000000000a0a1a2a3a4a5a6"
      "a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebfe093040000000000e8030000000000"
      "0000803e00000000001100000000000000905f01000000000090d003000000000040420f00000000"
@@ -282,9 +282,9 @@ static void refuses_strangers_and_other_versions(void **state)
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
     assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)18),
                         "an unknown message");
-    assert_string_equal(ibx_migrate_standing_name(IBX_STANDING_RUNNING), "running");
-    assert_string_equal(ibx_migrate_standing_name(IBX_STANDING_GIVEN_UP), "given up");
-    assert_string_equal(ibx_migrate_standing_name((enum ibx_migrate_standing)9), "unknown");
+    assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
+    assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
+    assert_string_equal(ibx_answer_state_name((enum ibx_answer_state)9), "unknown");
 }
 
 static void refuses_fields_out_of_range(void **state)
@@ -316,7 +316,7 @@ static void refuses_fields_out_of_range(void **state)
     says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "is 2");
     says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "why not");
     says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "state is 0");
-    says(IBX_MIGRATE_ANSWER, 2, IBX_STANDING_GIVEN_UP, 1, 0, "");
+    says(IBX_MIGRATE_ANSWER, 2, IBX_ANSWER_GIVEN_UP, 1, 0, "");
     says(IBX_MIGRATE_ANSWER, 2, 6, 1, -EPROTO, "state is 6");
     says(IBX_MIGRATE_ANSWER, 3, 16, 2, 0, "");
     says(IBX_MIGRATE_ANSWER, 3, 17, 2, -EPROTO, "connections is 17");
@@ -364,7 +364,7 @@ static void encoder_keeps_to_the_same(void **state)
     answer.count = 0;
     refused();
     fresh(IBX_MIGRATE_ANSWER);
-    answer.sentences[1][0] = '\0';
+    answer.reasons[1][0] = '\0';
     refused();
     fresh(IBX_MIGRATE_STATE)->is.state.length = 0;
     refused();
@@ -452,9 +452,9 @@ static void the_longest_fit(void **state)
     }
     assert_int_equal(passes(), 0);
     fresh(IBX_MIGRATE_ANSWER);
-    answer.count = IBX_MIGRATE_SAY_MAX;
-    for (unsigned i = 0; i < IBX_MIGRATE_SAY_MAX; i++)
-        memset(answer.sentences[i], 's', IBX_ERROR_MAX - 1);
+    answer.count = IBX_MIGRATE_REASONS_MAX;
+    for (unsigned i = 0; i < IBX_MIGRATE_REASONS_MAX; i++)
+        memset(answer.reasons[i], 's', IBX_ERROR_MAX - 1);
     assert_int_equal(passes(), 0);
     uint8_t out[IBX_MIGRATE_MESSAGE + 1] = {0};
     fresh(IBX_MIGRATE_STATE)->is.state.length = IBX_MIGRATE_MESSAGE - 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
-#include "migrate/qemu/qmp.h"
+#include "migrate/qemu/qemu.h"
 
 #include "common/clock.h"
 

@@ -28,7 +28,7 @@
 struct rig {
     struct memory_data data;
     struct memory_source *sources[4];
-    struct ibx_fault_source as[4];
+    struct ibx_fault_reader as[4];
     struct ibx_fault_range range;
     struct ibx_fault_config config;
     struct ibx_fault *engine;
@@ -162,7 +162,7 @@ static void crowd(unsigned workers, unsigned spin_us, unsigned delay)
     struct ibx_fault_stats s = stats_of(&g);
     assert_int_equal(s.present, PAGES);
     assert_int_equal(s.bytes, PAGES * PAGE);
-    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_SURROUNDINGS] +
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_AROUND] +
                          s.by_cause[IBX_FAULT_BY_BACKGROUND],
                      PAGES);
     assert_true(s.faults >= TOUCHERS && s.latency_sum >= s.latency_p50);
@@ -558,7 +558,7 @@ static void failure(int dead)
     for (unsigned i = 0; i < PAGES; i++)
         before[i] = ibx_fault_present(g.engine, i);
     struct memory_source *again[2] = {memory_source_make(&g.data), memory_source_make(&g.data)};
-    struct ibx_fault_source as[2] = {memory_source_as(again[0]), memory_source_as(again[1])};
+    struct ibx_fault_reader as[2] = {memory_source_as(again[0]), memory_source_as(again[1])};
     assert_int_equal(ibx_fault_resume(g.engine, as, &err), 0);
     touch_end(&t);
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);

@@ -127,7 +127,7 @@ static void test_runs_of_the_map(void **state)
 
 static struct memory_data data;
 static struct memory_source *sources[2];
-static struct ibx_fault_source as[2];
+static struct ibx_fault_reader as[2];
 static struct ibx_fault_config config;
 static struct ibx_fault_range range;
 static struct ibx_fault *engine;
@@ -198,7 +198,7 @@ static void everything_is_right(void)
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
     ibx_fault_stats(engine, &s);
     assert_int_equal(s.present, PAGES);
-    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_SURROUNDINGS] +
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_AROUND] +
                          s.by_cause[IBX_FAULT_BY_BACKGROUND] + s.by_cause[IBX_FAULT_BY_REMOVE],
                      PAGES);
 }
@@ -216,7 +216,7 @@ static void test_a_walk_is_followed(void **state)
         assert_int_equal(data.fetched[i], 1);
     }
     ibx_fault_stats(engine, &s);
-    assert_true(s.by_cause[IBX_FAULT_BY_SURROUNDINGS] > s.by_cause[IBX_FAULT_BY_FAULT]);
+    assert_true(s.by_cause[IBX_FAULT_BY_AROUND] > s.by_cause[IBX_FAULT_BY_FAULT]);
     assert_int_equal(sources[1]->accepted, 0);
     ibx_fault_set_background(engine, true);
     everything_is_right();
@@ -256,7 +256,7 @@ static int ready_fd(void *source)
 static void test_looks(void **state)
 {
     (void)state;
-    struct ibx_fault_source_ops ops = memory_source_ops;
+    struct ibx_fault_reader_ops ops = memory_source_ops;
     const unsigned faults = 300;
     ops.request = ready_request;
     ops.poll = ready_poll;

@@ -23,7 +23,7 @@
 
 static struct memory_data data;
 static struct memory_source *sources[2];
-static struct ibx_fault_source as[2];
+static struct ibx_fault_reader as[2];
 static struct ibx_fault_range range;
 static struct ibx_fault_config config;
 static struct ibx_fault *engine;

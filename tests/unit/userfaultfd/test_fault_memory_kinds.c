@@ -39,7 +39,7 @@ static struct ibx_fault *start(int uffd, const struct ibx_fault_range *range)
     struct ibx_error err = {0};
     struct ibx_fault *engine = NULL;
     source = memory_source_make(&data);
-    struct ibx_fault_source as = memory_source_as(source);
+    struct ibx_fault_reader as = memory_source_as(source);
     struct ibx_fault_config config = {
         .uffd = uffd, .ranges = range, .range_count = 1, .sources = &as, .worker_count = 1};
     memset((void *)arrived, 0, sizeof(arrived));

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Blockers: what keeps a VM from migrating, found before anything is touched. Each is one sentence
+ * with the value and the remedy. Both sides and `ib-migrate check` call it; it needs a monitor and
+ * the guest RAM, no migration.
+ *
+ *   blockers.c       QEMU, its RAM, its devices, this host; the pair of both sides
+ *   hardware.c       the VM's hardware as a text, and the comparison of two of them
+ *   capabilities.c   the migration capabilities of QEMU that a migration needs
+ *
+ * Functions that return an int fail only when QEMU could not be asked; what they find goes to
+ * `blockers`. A migration may begin when blockers->count is 0.
+ */
+#ifndef IBX_MIGRATE_PREFLIGHT_PREFLIGHT_H
+#define IBX_MIGRATE_PREFLIGHT_PREFLIGHT_H
+
+#include "migrate/channel/channel.h"
+
+#define IBX_BLOCKERS_MAX 24u
+
+struct ibx_blockers {
+    size_t count; /* more than IBX_BLOCKERS_MAX are counted, not kept */
+    char reasons[IBX_BLOCKERS_MAX][IBX_ERROR_MAX];
+};
+
+enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
+
+/* Everything below for one side: what QEMU, its RAM, its devices and this host allow. */
+int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                       enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                       uint64_t deadline_ns, struct ibx_error *err);
+/* What the two sides must have in common: machine type, memory backends, sizes, page sizes, UUID.
+ * Looks at machine, uuid, count and the blocks' id, size and page_size only. */
+void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
+                        struct ibx_blockers *blockers);
+
+/* RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
+void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* Devices that reach guest RAM past QEMU's page tables: VFIO, vhost-user, vhost-vdpa. */
+int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
+                          struct ibx_error *err);
+/* A QEMU that is migrating, has migrated, waits for another source or cannot migrate at all. */
+int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                        uint64_t deadline_ns, struct ibx_error *err);
+/* Destination: rights to trace QEMU and to make a userfaultfd. */
+void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* Destination: file systems that cannot hold the RAM. */
+void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+
+/* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
+int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
+                               struct ibx_error *err);
+/* When `who`, the fabric, is to pin so many bytes in all, and this process may not lock them. */
+void ibx_preflight_locked(const char *who, uint64_t bytes, struct ibx_blockers *blockers);
+
+/* Adds a sentence. */
+void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Sets x-ignore-shared and events, and unsets what does not go with them or costs time. `before`
+ * gets what ibx_capabilities_restore needs (a reference). -EOPNOTSUPP: this QEMU lacks one of them.
+ */
+int ibx_capabilities_set(struct ibx_qmp *qmp, enum ibx_migrate_role role, json_t **before,
+                         uint64_t deadline_ns, struct ibx_error *err);
+/* Puts back what was changed; does not consume `before`. */
+int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
+                             struct ibx_error *err);
+
+/* ------------------------------------------------------------ hardware */
+
+/*
+ * What QEMU shows of a VM's hardware, as far as both sides of a move must have the same: as a text,
+ * so that one side can send it to the other. What only the host sees (which tap, file or monitor a
+ * device has behind it) is not in it.
+ *
+ * One piece behind the other, each ended by ';', in any order:
+ *
+ *   cpus=N   cpu=TYPE   cpuid LEAF.SUB REG=HEX   disk=BYTES
+ *   p TYPE @ PLACE   a device on a bus where devices are plugged in (PCI, USB, SCSI, ...)
+ *   b TYPE @ PLACE   any other, of the board: only QEMUs of one version have the same
+ */
+#define IBX_HARDWARE_MAX IBX_MIGRATE_HARDWARE /* bytes with the NUL */
+
+/* "" when there is more than fits; what this QEMU does not tell is left out. */
+int ibx_hardware_describe(struct ibx_qmp *qmp, char text[IBX_HARDWARE_MAX], uint64_t deadline_ns,
+                          struct ibx_error *err);
+/* The devices of QEMU's "info qtree", for the above: false when they do not fit. */
+bool ibx_hardware_devices(const char *qtree, char *text, size_t size);
+
+/* What is not the same in a way that QEMU's device state would stumble on, or the guest: a sentence
+ * each, and one for all missing and one for all surplus devices. `same_version`: of both QEMUs.
+ * Nothing when either text is "". The source's is of a peer: any text. */
+void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
+                            struct ibx_blockers *blockers);
+
+#endif
