@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The plugin's side of frontend.h: asynchronous copies in the background.
+ * The plugin's side of attach_table.h: asynchronous copies in the background.
  *
  * GVirtuS has one connection for each thread, and one request on it at a time. So
  * what is to go on while the application does is run by threads of our own, each

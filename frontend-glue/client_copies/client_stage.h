@@ -12,7 +12,7 @@
 #ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_STAGE_H
 #define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_STAGE_H
 
-#include "frontend-glue/preload/frontend.h"
+#include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/session/session.h"
 
 /* Of a session; NULL: there is none yet. */

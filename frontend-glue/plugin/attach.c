@@ -4,7 +4,7 @@
 #include "common/log.h"
 #include "common/wire.h"
 #include "frontend-glue/session/frames.h"
-#include "frontend-glue/preload/frontend.h"
+#include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/client_copies/async_copy.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The plugin's side of frontend.h: which connection a thread has.
+ * The plugin's side of attach_table.h: which connection a thread has.
  *
  * GVirtuS makes one connection in each thread that calls CUDA, and uses it from
  * that thread alone. So a thread's own calls can go over it, between two of

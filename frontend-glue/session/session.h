@@ -15,7 +15,7 @@
 #ifndef IBX_FRONTEND_GLUE_SESSION_SESSION_H
 #define IBX_FRONTEND_GLUE_SESSION_SESSION_H
 
-#include "frontend-glue/preload/frontend.h"
+#include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/device_copies/tuning.h"
 #include "transport/transport.h"
 

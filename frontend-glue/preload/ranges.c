@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/preload/frontend_internal.h"
+#include "frontend-glue/preload/internal.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -18,19 +18,19 @@ void ibx_frontend_ranges_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Another thread may be at a list when this one forks. */
+/* Another thread may hold the lock when this one forks. */
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(ibx_frontend_ranges_lock, ibx_frontend_ranges_unlock,
                    ibx_frontend_ranges_unlock);
 }
 
-size_t ibx_frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t begin)
+size_t ibx_frontend_ranges_find(const struct ranges *ranges, uintptr_t begin)
 {
     size_t low = 0, high = ranges->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        const struct frontend_range *range = &ranges->items[middle];
+        const struct range *range = &ranges->items[middle];
         if (begin - range->begin < range->n || range->begin > begin)
             high = middle;
         else
@@ -39,32 +39,37 @@ size_t ibx_frontend_ranges_find(const struct frontend_ranges *ranges, uintptr_t 
     return low;
 }
 
-struct frontend_range *ibx_frontend_ranges_holding(const struct frontend_ranges *ranges,
-                                                   const void *address, size_t n)
+struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const void *address,
+                                          size_t n)
 {
     size_t at = ibx_frontend_ranges_find(ranges, (uintptr_t)address);
     if (at == ranges->count)
         return NULL;
-    struct frontend_range *range = &ranges->items[at];
+    struct range *range = &ranges->items[at];
     uintptr_t into = (uintptr_t)address - range->begin;
     return into < range->n && n <= range->n - into ? range : NULL;
 }
 
-void ibx_frontend_ranges_remove(struct frontend_ranges *ranges, size_t at)
+struct range *ibx_frontend_ranges_at(const struct ranges *ranges, const void *address)
 {
-    ranges->count--;
-    memmove(&ranges->items[at], &ranges->items[at + 1],
-            (ranges->count - at) * sizeof(ranges->items[0]));
+    struct range *range = ibx_frontend_ranges_holding(ranges, address, 1);
+    return range && range->begin == (uintptr_t)address ? range : NULL;
 }
 
-int ibx_frontend_ranges_add(struct frontend_ranges *ranges, const struct frontend_range *range)
+void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range)
+{
+    ranges->count--;
+    memmove(range, range + 1, (size_t)(ranges->items + ranges->count - range) * sizeof(*range));
+}
+
+int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range)
 {
     size_t at = ibx_frontend_ranges_find(ranges, range->begin);
     if (at < ranges->count && ranges->items[at].begin < range->begin + range->n)
         return -EEXIST;
     if (ranges->count == ranges->room) {
         size_t room = ranges->room ? 2 * ranges->room : 16;
-        struct frontend_range *items = realloc(ranges->items, room * sizeof(*items));
+        struct range *items = realloc(ranges->items, room * sizeof(*items));
         if (!items)
             return -ENOMEM;
         ranges->items = items;

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Which pointers are the device's. With cudaMemcpyDefault CUDA tells by the address alone, for host
- * and device share one address space. Here they are two, of two processes, in which one number may
- * stand for memory of both. What is not mapped here is no host memory; what is mapped and was not
- * given out as device memory is. Of what is both GVirtuS decides, by the beginnings of the
- * allocations that it knows; addresses that are merely reserved here, without access, are the
- * device's.
+ * Which pointers are the device's. With cudaMemcpyDefault CUDA tells by the address, for host and
+ * device share one address space. Here they are two processes, and one number may stand for memory
+ * of both:
+ *
+ *   not mapped here                                the device's
+ *   mapped, never given out as device memory       the host's
+ *   both, but only reserved here, without access   the device's
+ *   otherwise both                                 GVirtuS decides, by the beginnings of the
+ *                                                  allocations that it knows
  */
-#include "frontend-glue/preload/frontend_internal.h"
+#include "frontend-glue/preload/internal.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -17,12 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-EXPORTED int cudaMalloc(void **address, size_t n);
-EXPORTED int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height);
-EXPORTED int cudaFree(void *address);
-EXPORTED int cudaSetDevice(int device);
-
-static struct frontend_ranges ranges;
+static struct ranges ranges;
 
 /* ------------------------------------------------------------------------------ what it is */
 
@@ -33,7 +31,7 @@ static bool is_mapped(const void *address)
     return !mincore((void *)at, 1, &resident) || errno != ENOMEM;
 }
 
-/* The kernel reads eight bytes there, before it sees that it is asked for nothing that there is. */
+/* The kernel reads eight bytes there before it refuses the call for its first argument. */
 static bool is_readable(const void *address)
 {
     const uintptr_t at = (uintptr_t)address & ~(uintptr_t)7;
@@ -52,7 +50,7 @@ static enum side side_of(const void *address)
     return !known ? HOST : is_readable(address) ? EITHER : DEVICE;
 }
 
-int ibx_frontend_kind(const void *to, const void *from, int kind)
+int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
 {
     if (kind != CUDA_MEMCPY_DEFAULT)
         return kind;
@@ -66,11 +64,10 @@ int ibx_frontend_kind(const void *to, const void *from, int kind)
 
 /* ---------------------------------------------------------------------- devices in use */
 
-/* A bit each; nobody has more. */
-static _Atomic uint64_t in_use;
-static _Thread_local int current; /* as long as the thread has not said otherwise */
+static _Atomic uint64_t in_use; /* a bit each, for the first 64 devices */
+static _Thread_local int current;
 
-/* GVirtuS makes connections of its own for a child: it has selected nothing, and used nothing. */
+/* GVirtuS makes new connections for a child: it has selected nothing, and used nothing. */
 static void in_child(void)
 {
     atomic_store(&in_use, 0);
@@ -93,17 +90,9 @@ void ibx_frontend_device_used(void)
     note_device(current);
 }
 
-static int select_device(int device)
-{
-    static _Atomic(void *) next;
-    int (*call)(int);
-    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaSetDevice");
-    return call ? call(device) : CUDA_NOT_SUPPORTED;
-}
-
 int cudaSetDevice(int device)
 {
-    int rc = select_device(device);
+    int rc = CALL_NEXT(cudaSetDevice, device);
     if (!rc) {
         current = device;
         note_device(device);
@@ -111,22 +100,17 @@ int cudaSetDevice(int device)
     return rc;
 }
 
-static void synchronize(void)
-{
-    static _Atomic(void *) next;
-    int (*call)(void);
-    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaDeviceSynchronize");
-    if (call)
-        call();
-}
-
-/* To select one makes a context on it: so those that nobody has used are left alone. */
+/* GVirtuS's cudaSetDevice makes a context on a device, so unused devices are left alone. */
 void ibx_frontend_devices_wait(void)
 {
+    __typeof__(&cudaSetDevice) select_device = NEXT(cudaSetDevice);
+    __typeof__(&cudaDeviceSynchronize) synchronize = NEXT(cudaDeviceSynchronize);
     uint64_t others = atomic_load(&in_use);
     bool away = false;
+    if (!synchronize)
+        return;
     synchronize();
-    for (int device = 0; device < 64; device++) {
+    for (int device = 0; select_device && device < 64; device++) {
         if (device == current || !(others >> device & 1) || select_device(device))
             continue;
         synchronize();
@@ -136,29 +120,26 @@ void ibx_frontend_devices_wait(void)
         select_device(current);
 }
 
-/* ------------------------------------------------------------------- allocations pass by */
+/* --------------------------------------------------------------------- allocations */
 
-/* What lay there before has been freed in a way that was not seen. Without memory for the note
- * such a pointer is the host's where both are. */
+/* An older range at that address was freed by a call that is not seen here. Without memory for the
+ * range such a pointer counts as the host's where it is both. */
 static void note(void *address, size_t n)
 {
-    struct frontend_range range = {.begin = (uintptr_t)address, .n = n};
+    struct range range = {.begin = (uintptr_t)address, .n = n};
     if (!n)
         return;
     ibx_frontend_ranges_lock();
     size_t at = ibx_frontend_ranges_find(&ranges, range.begin);
     while (at < ranges.count && ranges.items[at].begin < range.begin + n)
-        ibx_frontend_ranges_remove(&ranges, at);
+        ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
     ibx_frontend_ranges_add(&ranges, &range);
     ibx_frontend_ranges_unlock();
 }
 
 int cudaMalloc(void **address, size_t n)
 {
-    static _Atomic(void *) next;
-    int (*call)(void **, size_t);
-    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMalloc");
-    int rc = call ? call(address, n) : CUDA_NOT_SUPPORTED;
+    int rc = CALL_NEXT(cudaMalloc, address, n);
     ibx_frontend_device_used();
     if (!rc)
         note(*address, n);
@@ -167,11 +148,8 @@ int cudaMalloc(void **address, size_t n)
 
 int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
 {
-    static _Atomic(void *) next;
-    int (*call)(void **, size_t *, size_t, size_t);
     size_t n;
-    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaMallocPitch");
-    int rc = call ? call(address, pitch, width, height) : CUDA_NOT_SUPPORTED;
+    int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
         note(*address, n);
@@ -180,14 +158,11 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
 
 int cudaFree(void *address)
 {
-    static _Atomic(void *) next;
-    int (*call)(void *);
-    *(void **)&call = ibx_frontend_gvirtus(&next, "cudaFree");
-    /* Before: then another thread may be given the same place. */
+    /* First: after the call another thread may be given the same address. */
     ibx_frontend_ranges_lock();
-    size_t at = ibx_frontend_ranges_find(&ranges, (uintptr_t)address);
-    if (at < ranges.count && ranges.items[at].begin == (uintptr_t)address)
-        ibx_frontend_ranges_remove(&ranges, at);
+    struct range *range = ibx_frontend_ranges_at(&ranges, address);
+    if (range)
+        ibx_frontend_ranges_remove(&ranges, range);
     ibx_frontend_ranges_unlock();
-    return call ? call(address) : CUDA_NOT_SUPPORTED;
+    return CALL_NEXT(cudaFree, address);
 }

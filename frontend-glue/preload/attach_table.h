@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * preload/: libibx-frontend.so, preloaded (LD_PRELOAD) into an application of GVirtuS. It takes the
+ * calls of CUDA's runtime that move memory before GVirtuS's libcudart sees them, and has the plugin
+ * run them between the application's own memory and the device. GVirtuS's own functions get all
+ * other calls, and these too while the plugin has no connection: in a thread's first call, by which
+ * GVirtuS connects, and always with another communicator.
+ *
+ *   memcpy.c       cudaMemcpy*
+ *   host_memory.c  cudaMallocHost, cudaHostAlloc, cudaHostRegister, and what frees them
+ *   device.c       cudaMalloc*, cudaFree, cudaSetDevice; which pointers are the device's
+ *   streams.c      calls that wait for streams and events or query them
+ *   launch.c       kernels launched by code of nvcc 13
+ *   ranges.c       lists of memory
+ *   gvirtus.c      the plugin, GVirtuS's functions, cudaGetLastError
+ *
+ * This header is all that plugin and preload know of each other. GVirtuS loads the plugin with
+ * RTLD_LOCAL. Either may be there without the other, and they may come from different builds.
+ *
+ * With its first connection the plugin looks for ibx_frontend_attach() in the global scope and
+ * passes its table. The table stays valid, since the plugin is never unloaded.
+ */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
+#define IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Increases with any change below. */
+#define IBX_FRONTEND_VERSION 6u
+
+/* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
+struct ibx_frontend_copy {
+    bool to_device;
+    bool async; /* cudaMemcpyAsync, in `stream` */
+    uint64_t device;
+    void *host; /* only read when `to_device` */
+    size_t n;   /* bytes, not 0: of one row if there are rows */
+    uint64_t stream;
+    bool lasting; /* `host` is in memory that allocate() has given */
+    bool pinned;  /* `host` is in that or in other memory that is page-locked to the application */
+    bool whole;   /* in one frame, as without the preload, even where parts would be faster */
+    /* cudaMemcpy2D: rows is not 0, the pitches are n at least, and their products with rows are
+     * PTRDIFF_MAX at most. The bytes between two rows of the host do not change. */
+    size_t rows, host_pitch, device_pitch;
+};
+
+struct ibx_frontend_calls {
+    unsigned version;
+    /* Runs the copy over the connection that GVirtuS made in the calling thread. 0: *exit_code is
+     * what the CUDA call has to return; an asynchronous copy in lasting or pinned memory may still
+     * be under way. -ENOTCONN: this thread has no working connection; nothing was done, and
+     * GVirtuS has to be called. */
+    int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
+
+    /* Page-locked memory of n bytes (not 0) for all threads and connections of the process, page
+     * aligned; NULL: none is left. */
+    void *(*allocate)(size_t n);
+    void (*release)(void *address, size_t n);
+    /* Memory of the application's own that it is about to copy often: registers it for the calling
+     * thread's connection where that pays. Nothing has to be undone. */
+    void (*prepare)(void *address, size_t n);
+
+    /* About copies of any thread that copy() has left to background threads. Streams 0 to 2 stand
+     * for all streams. */
+    bool (*pending)(uint64_t stream);              /* whether there is one in the stream */
+    int (*failure)(uint64_t stream);               /* the first error not returned yet, or 0 */
+    void (*finish)(const void *address, size_t n); /* waits for those in this memory */
+};
+
+#define IBX_FRONTEND_ATTACH "ibx_frontend_attach"
+/* Exported by libibx-frontend.so. From any thread, any number of times. */
+void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+
+#endif

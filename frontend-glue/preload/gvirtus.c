@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------- the plugin */
+
+static _Atomic(const struct ibx_frontend_calls *) plugin;
+static atomic_flag warned = ATOMIC_FLAG_INIT;
+
+const struct ibx_frontend_calls *ibx_frontend_plugin(void)
+{
+    return atomic_load(&plugin);
+}
+
+void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
+{
+    if (calls->version == IBX_FRONTEND_VERSION)
+        atomic_store(&plugin, calls);
+    else if (!atomic_flag_test_and_set(&warned))
+        ibx_log(IBX_LOG_WARN, "libibx-frontend.so does not belong to this rdma communicator: "
+                              "GVirtuS copies as without it; install both from one build");
+}
+
+void ibx_frontend_expect_plugin(void)
+{
+    if (!ibx_frontend_plugin() && !atomic_flag_test_and_set(&warned))
+        ibx_log(IBX_LOG_WARN, "libibx-frontend.so finds no rdma communicator in this process: "
+                              "GVirtuS copies as without it");
+}
+
+/* ----------------------------------------------------------------- GVirtuS's functions */
+
+/* Finds a loaded libcudart that dlopen(3) has put into no scope of ours. */
+static int find_library(struct dl_phdr_info *library, size_t size, void *path)
+{
+    (void)size;
+    const char *slash = strrchr(library->dlpi_name, '/');
+    const char *name = slash ? slash + 1 : library->dlpi_name;
+    if (strncmp(name, "libcudart.so", 12) != 0)
+        return 0;
+    return snprintf(path, PATH_MAX, "%s", library->dlpi_name) < PATH_MAX;
+}
+
+static void *find_in_library(const char *symbol)
+{
+    char path[PATH_MAX] = "";
+    void *handle = NULL, *found = NULL;
+    if (dl_iterate_phdr(find_library, path))
+        handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle) {
+        found = dlsym(handle, symbol);
+        dlclose(handle);
+    }
+    return found;
+}
+
+void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
+{
+    void *found = atomic_load(known);
+    if (!found)
+        found = dlsym(RTLD_NEXT, symbol);
+    if (!found)
+        found = find_in_library(symbol);
+    atomic_store(known, found);
+    return found;
+}
+
+/* ----------------------------------------------------------------------------- errors */
+
+/* Of this thread's calls, where the back end knows of the error in another thread or not at all. */
+static _Thread_local int last;
+
+int ibx_frontend_fail(int rc)
+{
+    last = rc;
+    return rc;
+}
+
+int ibx_frontend_waited(int rc, uint64_t stream)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (rc || !calls)
+        return rc;
+    rc = calls->failure(stream);
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+int cudaGetLastError(void)
+{
+    int rc = CALL_NEXT(cudaGetLastError), here = last;
+    last = CUDA_SUCCESS;
+    return rc ? rc : here;
+}
+
+int cudaPeekAtLastError(void)
+{
+    int rc = CALL_NEXT(cudaPeekAtLastError);
+    return rc ? rc : last;
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory. GVirtuS gives memory of malloc(3) for it and ignores registrations; here it
+ * is memory that the fabric reaches. What was allocated before the plugin attached is GVirtuS's,
+ * and is freed by it.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <errno.h>
+
+#define HOST_ALLOC_FLAGS    7u  /* portable, mapped, write combined */
+#define HOST_REGISTER_FLAGS 15u /* portable, mapped, io memory, read only */
+
+static struct ranges ranges;
+
+/* Allocated memory replaces what was registered there: that memory has been unmapped since. */
+static int add(void *address, size_t n, bool allocated)
+{
+    struct range range = {(uintptr_t)address, n, allocated, false};
+    ibx_frontend_ranges_lock();
+    size_t at = ibx_frontend_ranges_find(&ranges, range.begin);
+    while (allocated && at < ranges.count && !ranges.items[at].allocated &&
+           ranges.items[at].begin < range.begin + n)
+        ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
+    int rc = ibx_frontend_ranges_add(&ranges, &range);
+    ibx_frontend_ranges_unlock();
+    return rc == -EEXIST ? CUDA_ALREADY_REGISTERED : rc ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
+}
+
+/* Takes the range that begins there off the list, once nothing copies in the background there. */
+static bool take_out(void *address, bool allocated, struct range *range)
+{
+    ibx_frontend_ranges_lock();
+    struct range *found = ibx_frontend_ranges_at(&ranges, address);
+    if (found && found->allocated != allocated)
+        found = NULL;
+    if (found) {
+        *range = *found;
+        ibx_frontend_ranges_remove(&ranges, found);
+    }
+    ibx_frontend_ranges_unlock();
+    if (found && range->in_use)
+        ibx_frontend_plugin()->finish(address, range->n);
+    return found;
+}
+
+static bool is_allocated(const void *address)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
+    bool allocated = range && range->allocated;
+    ibx_frontend_ranges_unlock();
+    return allocated;
+}
+
+enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
+{
+    enum host_memory kind = HOST_PAGEABLE;
+    ibx_frontend_ranges_lock();
+    struct range *range = ibx_frontend_ranges_holding(&ranges, address, n);
+    if (range) {
+        range->in_use = true;
+        kind = range->allocated ? HOST_ALLOCATED : HOST_REGISTERED;
+    }
+    ibx_frontend_ranges_unlock();
+    return kind;
+}
+
+bool ibx_frontend_host_memory_used(const void *address, size_t n)
+{
+    uintptr_t begin = (uintptr_t)address;
+    bool used = false;
+    ibx_frontend_ranges_lock();
+    for (size_t at = ibx_frontend_ranges_find(&ranges, begin); at < ranges.count && !used; at++) {
+        const struct range *range = &ranges.items[at];
+        if (range->begin > begin && range->begin - begin >= n)
+            break;
+        used = range->in_use;
+    }
+    ibx_frontend_ranges_unlock();
+    return used;
+}
+
+/* ------------------------------------------------------------------------------ the calls */
+
+static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)
+{
+    if (!address)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *address = NULL;
+    if (!n)
+        return CUDA_SUCCESS;
+    void *memory = calls->allocate(n);
+    int rc = memory ? add(memory, n, true) : CUDA_MEMORY_ALLOCATION;
+    if (!rc)
+        *address = memory;
+    else if (memory)
+        calls->release(memory, n);
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+int cudaMallocHost(void **address, size_t n)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    return calls ? allocate(calls, address, n) : CALL_NEXT(cudaMallocHost, address, n);
+}
+
+int cudaHostAlloc(void **address, size_t n, unsigned flags)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (!calls)
+        return CALL_NEXT(cudaHostAlloc, address, n, flags);
+    return flags & ~HOST_ALLOC_FLAGS ? ibx_frontend_fail(CUDA_INVALID_VALUE)
+                                     : allocate(calls, address, n);
+}
+
+int cudaFreeHost(void *address)
+{
+    struct range range;
+    if (!address)
+        return CUDA_SUCCESS;
+    if (take_out(address, true, &range)) {
+        if (range.in_use) /* CUDA too waits for the devices before it frees */
+            ibx_frontend_devices_wait();
+        ibx_frontend_plugin()->release(address, range.n);
+        return CUDA_SUCCESS;
+    }
+    if (is_allocated(address)) /* GVirtuS passes unknown addresses to free(3) */
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return CALL_NEXT(cudaFreeHost, address);
+}
+
+int cudaHostRegister(void *address, size_t n, unsigned flags)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (!calls)
+        return CALL_NEXT(cudaHostRegister, address, n, flags);
+    if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = add(address, n, false);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    calls->prepare(address, n);
+    return CUDA_SUCCESS;
+}
+
+int cudaHostUnregister(void *address)
+{
+    struct range range;
+    if (take_out(address, false, &range))
+        return CUDA_SUCCESS;
+    return ibx_frontend_plugin() ? ibx_frontend_fail(CUDA_NOT_REGISTERED)
+                                 : CALL_NEXT(cudaHostUnregister, address);
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Shared by the files of libibx-frontend.so. CUDA's types are written out: cudaError_t and enum
+ * cudaMemcpyKind are int, cudaStream_t and cudaEvent_t are pointers.
+ */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_INTERNAL_H
+#define IBX_FRONTEND_GLUE_PRELOAD_INTERNAL_H
+
+#include "frontend-glue/preload/attach_table.h"
+
+#include <stdatomic.h>
+
+/* cudaError_t */
+#define CUDA_SUCCESS            0
+#define CUDA_INVALID_VALUE      1
+#define CUDA_MEMORY_ALLOCATION  2
+#define CUDA_NOT_READY          600
+#define CUDA_ALREADY_REGISTERED 712
+#define CUDA_NOT_REGISTERED     713
+#define CUDA_NOT_SUPPORTED      801
+
+/* enum cudaMemcpyKind */
+#define CUDA_MEMCPY_ON_HOST     0
+#define CUDA_MEMCPY_TO_DEVICE   1
+#define CUDA_MEMCPY_FROM_DEVICE 2
+#define CUDA_MEMCPY_ON_DEVICE   3
+#define CUDA_MEMCPY_DEFAULT     4
+
+struct dim3 {
+    unsigned x, y, z;
+};
+
+/* What the library exports; preload.map names the same. */
+#pragma GCC visibility push(default)
+int cudaMemcpy(void *to, const void *from, size_t n, int kind);
+int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream);
+int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, int kind);
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, int kind, void *stream);
+int cudaMallocHost(void **address, size_t n);
+int cudaHostAlloc(void **address, size_t n, unsigned flags);
+int cudaFreeHost(void *address);
+int cudaHostRegister(void *address, size_t n, unsigned flags);
+int cudaHostUnregister(void *address);
+int cudaMalloc(void **address, size_t n);
+int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height);
+int cudaFree(void *address);
+int cudaSetDevice(int device);
+int cudaStreamSynchronize(void *stream);
+int cudaStreamQuery(void *stream);
+int cudaEventSynchronize(void *event);
+int cudaEventQuery(void *event);
+int cudaDeviceSynchronize(void);
+int cudaGetLastError(void);
+int cudaPeekAtLastError(void);
+int __cudaGetKernel(void **kernel, const void *function);
+int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
+                       size_t shared, void *stream);
+void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+#pragma GCC visibility pop
+
+/* ------------------------------------------------------------------------ gvirtus.c */
+
+/* NULL: there is none (yet). */
+const struct ibx_frontend_calls *ibx_frontend_plugin(void);
+/* After GVirtuS has run a call, by which it connects: warns once if no plugin has attached. */
+void ibx_frontend_expect_plugin(void);
+/* GVirtuS's function of that name, which is kept in *found; NULL: it has none. */
+void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol);
+/* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */
+int ibx_frontend_fail(int rc);
+/* GVirtuS has returned `rc` for a call that waits for the stream (0: all streams): returns that, or
+ * the error of a background copy, which appears then. */
+int ibx_frontend_waited(int rc, uint64_t stream);
+
+/* GVirtuS's function of the same name and type, or NULL. */
+#define NEXT(function)                                                                             \
+    __extension__({                                                                                \
+        static _Atomic(void *) found;                                                              \
+        (__typeof__(&(function)))ibx_frontend_next(&found, #function);                             \
+    })
+/* Calls it. */
+#define CALL_NEXT(function, ...)                                                                   \
+    __extension__({                                                                                \
+        __typeof__(&(function)) next = NEXT(function);                                             \
+        next ? next(__VA_ARGS__) : CUDA_NOT_SUPPORTED;                                             \
+    })
+
+/* ------------------------------------------------------------------------- ranges.c */
+
+struct range {
+    uintptr_t begin;
+    size_t n;
+    bool allocated; /* by host_memory.c; false: registered by the application */
+    bool in_use;    /* there was an asynchronous copy */
+};
+
+/* Sorted by address; none overlaps another. The caller holds the lock. */
+struct ranges {
+    struct range *items;
+    size_t count, room;
+};
+
+/* One lock for all lists; a forked child finds them consistent and unlocked. */
+void ibx_frontend_ranges_lock(void);
+void ibx_frontend_ranges_unlock(void);
+/* The index of the first range that does not end before `begin`, or `count`. */
+size_t ibx_frontend_ranges_find(const struct ranges *ranges, uintptr_t begin);
+/* The range that begins there, or NULL. */
+struct range *ibx_frontend_ranges_at(const struct ranges *ranges, const void *address);
+/* The range that holds all n bytes (not 0), or NULL. */
+struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const void *address,
+                                          size_t n);
+/* 0, -EEXIST where it would overlap another one, -ENOMEM. */
+int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range);
+void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
+
+/* ------------------------------------------------------------------------- device.c */
+
+/* What cudaMemcpyDefault (or any other kind) means for these two pointers; CUDA_MEMCPY_DEFAULT
+ * again where only GVirtuS can tell. */
+int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
+/* The calling thread uses the device that it has selected. */
+void ibx_frontend_device_used(void);
+/* Waits for all work on every device that this process has used. */
+void ibx_frontend_devices_wait(void);
+
+/* -------------------------------------------------------------------- host_memory.c */
+
+enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
+/* What all these bytes are, for a copy that may stay under way in them. */
+enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
+/* Whether there was an asynchronous copy in memory that holds one of these bytes. */
+bool ibx_frontend_host_memory_used(const void *address, size_t n);
+
+#endif

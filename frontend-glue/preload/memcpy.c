@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/preload/internal.h"
+
+/* Without a plugin GVirtuS gets the kind that the application has passed. */
+static int kind_of(const void *to, const void *from, int kind)
+{
+    return ibx_frontend_plugin() ? ibx_frontend_copy_kind(to, from, kind) : kind;
+}
+
+/* On the host GVirtuS copies at once, since everything before has ended. Here copies of the stream
+ * (NULL: of any, as for the legacy stream) may be under way in that memory: they are waited for. */
+static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
+{
+    bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
+    if (!ibx_frontend_plugin() || !on_host ||
+        (!ibx_frontend_host_memory_used(to, n) && !ibx_frontend_host_memory_used(from, n)))
+        return CUDA_SUCCESS;
+    return stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize();
+}
+
+/* --------------------------------------------------------------------------- through the plugin */
+
+/* A copy as CUDA's calls describe it; a plain one is one row with pitches of `width`. */
+struct rows {
+    void *to;
+    const void *from;
+    size_t to_pitch, from_pitch, width, height;
+    int kind;
+};
+
+/* Without gaps on either side rows are a plain copy. */
+static bool is_one_piece(const struct rows *r)
+{
+    return r->height == 1 || (r->to_pitch == r->width && r->from_pitch == r->width);
+}
+
+/* Whether the plugin runs it: it is between host and device, and not empty. CUDA's answer to wrong
+ * pitches is left to GVirtuS. */
+static bool is_ours(const struct rows *r)
+{
+    size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch, bytes;
+    bool plain = r->height == 1 && most == r->width;
+    return ibx_frontend_plugin() &&
+           (r->kind == CUDA_MEMCPY_TO_DEVICE || r->kind == CUDA_MEMCPY_FROM_DEVICE) && r->width &&
+           r->height && r->width <= r->to_pitch && r->width <= r->from_pitch &&
+           (plain || (!__builtin_mul_overflow(most, r->height, &bytes) && bytes <= PTRDIFF_MAX));
+}
+
+/* False: GVirtuS has to run it. True: *exit_code is what the call returns. */
+static bool copied(const struct rows *r, bool async, void *stream, int *exit_code)
+{
+    bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE, one_piece = is_one_piece(r);
+    if (!is_ours(r))
+        return false;
+    struct ibx_frontend_copy copy = {
+        .to_device = to_device,
+        .async = async,
+        .device = (uintptr_t)(to_device ? r->to : r->from),
+        .host = to_device ? (void *)(uintptr_t)r->from : r->to,
+        .n = one_piece ? r->width * r->height : r->width,
+        .stream = (uintptr_t)stream,
+        .rows = one_piece ? 0 : r->height,
+        .host_pitch = one_piece   ? 0
+                      : to_device ? r->from_pitch
+                                  : r->to_pitch,
+        .device_pitch = one_piece   ? 0
+                        : to_device ? r->to_pitch
+                                    : r->from_pitch,
+    };
+    /* A frame could not hold that length, and GVirtuS would use the null pointer. */
+    if (copy.n > PTRDIFF_MAX || !copy.host) {
+        *exit_code = ibx_frontend_fail(CUDA_INVALID_VALUE);
+        return true;
+    }
+    enum host_memory memory = async ? ibx_frontend_host_memory(copy.host, copy.n) : HOST_PAGEABLE;
+    copy.lasting = memory == HOST_ALLOCATED;
+    copy.pinned = memory != HOST_PAGEABLE;
+    ibx_frontend_device_used();
+    if (ibx_frontend_plugin()->copy(&copy, exit_code))
+        return false;
+    if (!async)
+        *exit_code = ibx_frontend_waited(*exit_code, 0);
+    return true;
+}
+
+/* --------------------------------------------------------------------------- the calls */
+
+int cudaMemcpy(void *to, const void *from, size_t n, int kind)
+{
+    struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
+    int rc;
+    if (copied(&all, false, NULL, &rc))
+        return rc;
+    rc = wait_on_host(to, from, n, all.kind, NULL);
+    if (rc)
+        return rc;
+    rc = CALL_NEXT(cudaMemcpy, to, from, n, all.kind);
+    ibx_frontend_expect_plugin();
+    return rc;
+}
+
+int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
+{
+    struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
+    int rc;
+    if (copied(&all, true, stream, &rc))
+        return rc;
+    rc = wait_on_host(to, from, n, all.kind, stream);
+    if (rc)
+        return rc;
+    rc = CALL_NEXT(cudaMemcpyAsync, to, from, n, all.kind, stream);
+    ibx_frontend_expect_plugin();
+    return rc;
+}
+
+static int copy_rows(const struct rows *r)
+{
+    size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch, bytes;
+    int rc;
+    if (copied(r, false, NULL, &rc))
+        return rc;
+    if (__builtin_mul_overflow(most, r->height, &bytes))
+        bytes = SIZE_MAX;
+    rc = wait_on_host(r->to, r->from, bytes, r->kind, NULL);
+    if (rc)
+        return rc;
+    rc = CALL_NEXT(cudaMemcpy2D, r->to, r->to_pitch, r->from, r->from_pitch, r->width, r->height,
+                   r->kind);
+    ibx_frontend_expect_plugin();
+    return rc;
+}
+
+int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, int kind)
+{
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    return copy_rows(&rows);
+}
+
+/* GVirtuS has none. Rows with gaps come after all that is in the stream, and have been copied when
+ * the call returns, those within the device too. */
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, int kind, void *stream)
+{
+    struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
+    int rc;
+    if (is_ours(&rows) && is_one_piece(&rows))
+        return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
+    if (ibx_frontend_plugin()) {
+        rc = cudaStreamSynchronize(stream);
+        if (!rc)
+            rc = copy_rows(&rows);
+        if (!rc && rows.kind == CUDA_MEMCPY_ON_DEVICE)
+            rc = cudaStreamSynchronize(NULL);
+        return rc;
+    }
+    rc = CALL_NEXT(cudaMemcpy2DAsync, to, to_pitch, from, from_pitch, width, height, kind, stream);
+    ibx_frontend_expect_plugin();
+    return rc;
+}
