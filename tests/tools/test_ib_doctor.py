@@ -291,7 +291,7 @@ class Doctor(unittest.TestCase):
     def test_usage(self):
         done = run("--jsno")
         self.assertEqual(done.returncode, 2)
-        self.assertIn('"--jsno"', done.stderr)
+        self.assertIn("'--jsno'", done.stderr)
         self.assertEqual(done.stdout, "")
         self.assertEqual(run("--help").returncode, 0)
         self.assertIn("ib-doctor", run("--version").stdout)

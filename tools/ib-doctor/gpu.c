@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The GPUs: which way copies into their memory take, and what stands in the way of a better one. */
+/* The GPUs: the path of copies into their memory, and what prevents a better one. */
+#include "frontend-glue/plugin/config.h"
+#include "frontend-glue/device_copies/tuning.h"
+#include "gpudirect/gpudirect.h"
 #include "tools/ib-doctor/ib-doctor.h"
+#include "tools/ib-doctor/report.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +15,7 @@
 
 #define MODULE_PEERMEM "/sys/module/nvidia_peermem"
 #define ADAPTERS       "/sys/class/infiniband"
+#define MEASURE        "measure by \"ib-bw tune\""
 
 /* CUdevice_attribute; the numbers are CUDA's binary interface. */
 enum cuda_attribute {
@@ -34,6 +39,7 @@ struct cuda {
 };
 
 struct gpu {
+    int index;
     char label[16], name[96];
     char folder[64]; /* of sysfs */
     bool rdma, dma_buf, ordered, flushed;
@@ -65,7 +71,7 @@ static int attribute(const struct cuda *cuda, int device, int which)
 
 static struct gpu gpu_of(const struct cuda *cuda, int index)
 {
-    struct gpu gpu = {.name = "?"};
+    struct gpu gpu = {.index = index, .name = "?"};
     int device = 0;
     cuda->device(&device, index);
     cuda->name(gpu.name, sizeof(gpu.name), device);
@@ -118,18 +124,15 @@ static bool one_bridge(const char *one, const char *other)
     return end && !strncmp(a, b, (size_t)(end - a) + 1);
 }
 
-/* Of the RDMA adapters that which is nearest. */
+/* The nearest RDMA adapter. */
 static enum nearness nearest(const struct gpu *gpu, char *name, size_t size)
 {
     enum nearness best = NEAR_NONE;
-    char path[PATH_MAX];
-    snprintf(path, sizeof(path), "%s" ADAPTERS, ibx_doctor_root());
-    DIR *dir = opendir(path);
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        if (e->d_name[0] == '.')
-            continue;
+    struct dirent **names;
+    int count = ibx_doctor_list(ADAPTERS, &names);
+    for (int i = 0; i < count; i++) {
         char device[288];
-        snprintf(device, sizeof(device), ADAPTERS "/%.200s/device", e->d_name);
+        snprintf(device, sizeof(device), ADAPTERS "/%.200s/device", names[i]->d_name);
         long long node = node_of(gpu->folder);
         enum nearness near = one_bridge(gpu->folder, device)        ? NEAR_BRIDGE
                              : node >= 0 && node != node_of(device) ? NEAR_FAR
@@ -137,10 +140,9 @@ static enum nearness nearest(const struct gpu *gpu, char *name, size_t size)
         if (near <= best)
             continue;
         best = near;
-        snprintf(name, size, "%.63s", e->d_name);
+        snprintf(name, size, "%.63s", names[i]->d_name);
     }
-    if (dir)
-        closedir(dir);
+    ibx_doctor_list_free(names, count);
     return best;
 }
 
@@ -160,9 +162,9 @@ static void check_adapter(const struct gpu *gpu, enum nearness near, const char 
         value);
 }
 
-/* ------------------------------------------------------------------------- ways */
+/* ------------------------------------------------------------------------ paths */
 
-/* What an adapter can reach at once is what the card's second region (BAR1) shows. */
+/* An adapter reaches at once what the card's second region (BAR1) shows. */
 static void check_bar(const struct gpu *gpu)
 {
     char path[PATH_MAX], line[128], value[96];
@@ -188,8 +190,8 @@ static void check_bar(const struct gpu *gpu)
         value);
 }
 
-/* The same choice as the back end's, as far as it can be made without a connection. Whether copies
- * go straight into its memory. */
+/* The same choice as the back end's, as far as it is known without a connection. Returns whether
+ * copies go straight into the GPU's memory. */
 static bool check_copies(const struct gpu *gpu, enum nearness near)
 {
     bool peermem = ibx_doctor_exists(MODULE_PEERMEM);
@@ -213,6 +215,65 @@ static bool check_copies(const struct gpu *gpu, enum nearness near)
     return value == ordered;
 }
 
+/* -ENOENT: there is no such file. */
+static int load_tuning(struct ibx_tuning *tuning, char file[PATH_MAX], struct ibx_error *err)
+{
+    char whole[2 * PATH_MAX];
+    int rc = ibx_glue_tuning_file(file, err);
+    if (!rc && !*file)
+        rc = ibx_error_set(err, -ENOENT, "rdma.tuning says none");
+    if (rc)
+        return rc;
+    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), file);
+    return ibx_tuning_load(whole, tuning, err);
+}
+
+/* What the tuning file says about this GPU, or the defaults. */
+static struct ibx_choice choice_of(const struct gpu *gpu)
+{
+    struct ibx_tuning tuning = {0};
+    struct ibx_tuning_machine here;
+    struct ibx_error err = {0};
+    char file[PATH_MAX] = "", value[160];
+    const struct ibx_cuda *cuda = ibx_cuda_load(&err);
+    int rc = cuda ? load_tuning(&tuning, file, &err) : -ENOENT;
+    if (rc == -ENOENT || rc == -ENOTDIR) {
+        snprintf(value, sizeof(value), "not measured: %.140s", err.message);
+        add(gpu, "tuning", DOCTOR_LIMITED, MEASURE, value);
+        return ibx_choice_default;
+    }
+    if (rc) {
+        add(gpu, "tuning", DOCTOR_MISSING,
+            "GVirtuS does not start with this file: correct it, or " MEASURE, err.message);
+        return ibx_choice_default;
+    }
+    ibx_tuning_machine_of(cuda, gpu->index, &here);
+    if (ibx_tuning_fits(&tuning, &here, &err)) {
+        snprintf(value, sizeof(value), "not used: %.140s", err.message);
+        add(gpu, "tuning", DOCTOR_LIMITED, MEASURE, value);
+        return ibx_choice_default;
+    }
+    snprintf(value, sizeof(value), "measured, in %.140s", file);
+    add(gpu, "tuning", DOCTOR_OK, NULL, value);
+    return tuning.choice;
+}
+
+/* Which path copies take, by their sizes. */
+static void check_paths(const struct gpu *gpu, bool direct)
+{
+    struct ibx_choice choice = choice_of(gpu);
+    unsigned threads = choice.threads ? choice.threads : ibx_copy_threads_count();
+    char text[160];
+    ibx_tuning_describe(&choice, IBX_CHOICE_TO_DEVICE, threads, direct, text, sizeof(text));
+    add(gpu, "H2D", DOCTOR_OK, NULL, text);
+    ibx_tuning_describe(&choice, IBX_CHOICE_FROM_DEVICE, threads, direct, text, sizeof(text));
+    add(gpu, "D2H", DOCTOR_OK, NULL, text);
+    if (threads < 2)
+        add(gpu, "threads", DOCTOR_LIMITED,
+            "set rdma.gpu_threads if there are idle processors, or give the back end more",
+            "one thread copies for a client: there are fewer than 12 processors");
+}
+
 static void check_one_gpu(const struct cuda *cuda, int index)
 {
     char adapter[64] = "";
@@ -224,7 +285,7 @@ static void check_one_gpu(const struct cuda *cuda, int index)
         "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
         gpu.dma_buf ? "yes" : "no");
     bool direct = check_copies(&gpu, near);
-    ibx_doctor_check_ways(index, direct);
+    check_paths(&gpu, direct);
     check_adapter(&gpu, near, adapter);
     check_bar(&gpu);
 }

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory limits and the kernel's services. */
+/* Memory limits, the kernel's services, libfabric. */
 #include "tools/ib-doctor/ib-doctor.h"
+#include "tools/ib-doctor/report.h"
 
 #include "transport/transport.h"
 
-#include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -110,11 +108,11 @@ static void check_userfaultfd(void)
         "sysctl vm.unprivileged_userfaultfd=1",
         "%s (vm.unprivileged_userfaultfd is %lld)",
         fd >= 0 ? "only for faults from user space" : strerror(code), sysctl);
-    ibx_doctor_add(
-        "system", "/dev/userfaultfd",
-        access("/dev/userfaultfd", R_OK | W_OK) ? DOCTOR_LIMITED : DOCTOR_OK,
-        access("/dev/userfaultfd", R_OK | W_OK) ? "chgrp and chmod it for QEMU's user" : NULL, "%s",
-        access("/dev/userfaultfd", F_OK) ? "not there (Linux 6.1 and later have it)" : "there");
+    bool closed = access("/dev/userfaultfd", R_OK | W_OK);
+    ibx_doctor_add("system", "/dev/userfaultfd", closed ? DOCTOR_LIMITED : DOCTOR_OK,
+                   closed ? "chgrp and chmod it for QEMU's user" : NULL, "%s",
+                   access("/dev/userfaultfd", F_OK) ? "not there (Linux 6.1 and later have it)"
+                                                    : "there");
 }
 
 /* What the shm path between two processes of one user uses. */
@@ -161,20 +159,15 @@ static void check_uring(void)
 
 static void check_iommu(void)
 {
-    char path[256];
-    snprintf(path, sizeof(path), "%s/sys/class/iommu", ibx_doctor_root());
-    DIR *folder = opendir(path);
-    int units = 0;
-    for (struct dirent *e; folder && (e = readdir(folder));)
-        units += e->d_name[0] != '.';
-    if (folder)
-        closedir(folder);
+    struct dirent **names;
+    int units = ibx_doctor_list("/sys/class/iommu", &names);
+    ibx_doctor_list_free(names, units);
     ibx_doctor_add("system", "IOMMU", DOCTOR_OK, NULL, "%s",
                    units ? "on: GPUDirect between PCIe devices may need iommu=pt"
                          : "off, or not seen");
 }
 
-/* rdma:// takes only a native fabric; its emulations have to be asked for by name. */
+/* rdma:// uses only native fabrics; ofi:// also uses their emulations. */
 static void check_libfabric(void)
 {
     struct ibx_options native, any;
@@ -187,7 +180,7 @@ static void check_libfabric(void)
         ibx_doctor_add("system", "libfabric", DOCTOR_OK, NULL, "%s", description);
     else if (!ibx_provider_probe("ofi", &any, description, sizeof(description), &err))
         ibx_doctor_add("system", "libfabric", DOCTOR_LIMITED,
-                       "rdma:// does without it; a native provider needs the fabric's device (EFA, "
+                       "rdma:// does not use it; a native provider needs the fabric's device (EFA, "
                        "Omni-Path, Slingshot) and its driver",
                        "emulation only: %s", description);
     else
@@ -204,6 +197,5 @@ void ibx_doctor_check_system(void)
     check_direct_copy();
     check_uring();
     check_iommu();
-    ibx_doctor_check_acs();
     check_libfabric();
 }

@@ -5,8 +5,8 @@
  * Numbers are those of PCI Express Base 4.0, 7.6.3 and 7.7.8.
  */
 #include "tools/ib-doctor/ib-doctor.h"
+#include "tools/ib-doctor/report.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdint.h>
@@ -115,23 +115,20 @@ static bool is_gpu(const char *folder)
     return nvidia && ibx_doctor_read_number(path, 0) >> 16 == CLASS_DISPLAY;
 }
 
-/* What `wanted` (NULL: everything) takes of the devices that a folder lists. */
+/* Adds what `wanted` (NULL: everything) accepts of the devices that a folder lists. */
 static void add_devices(struct bridges *bridges, const char *folder, const char *tail,
                         bool (*wanted)(const char *path))
 {
-    char path[288];
-    snprintf(path, sizeof(path), "%s%s", ibx_doctor_root(), folder);
-    DIR *dir = opendir(path);
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        snprintf(path, sizeof(path), "%s/%.200s", folder, e->d_name);
-        if (e->d_name[0] == '.' || (wanted && !wanted(path)))
-            continue;
-        char device[320];
+    char path[288], device[320];
+    struct dirent **names;
+    int count = ibx_doctor_list(folder, &names);
+    for (int i = 0; i < count; i++) {
+        snprintf(path, sizeof(path), "%s/%.200s", folder, names[i]->d_name);
         snprintf(device, sizeof(device), "%s%s", path, tail);
-        add_bridges_above(bridges, device);
+        if (!wanted || wanted(path))
+            add_bridges_above(bridges, device);
     }
-    if (dir)
-        closedir(dir);
+    ibx_doctor_list_free(names, count);
 }
 
 static unsigned count_of(const struct bridges *bridges, enum acs acs)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* RDMA devices as sysfs shows them and, where libibverbs opens them, their limits. */
 #include "tools/ib-doctor/ib-doctor.h"
+#include "tools/ib-doctor/report.h"
 
-#include <dirent.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #ifdef IBX_WITH_VERBS
@@ -13,67 +12,56 @@
 
 #define DEVICES "/sys/class/infiniband"
 
-/* Names in a folder under the root, without the dotted ones; sorted. Caller frees with free_names.
- */
-static int names_in(const char *path, struct dirent ***names)
-{
-    char whole[1100];
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), path);
-    return scandir(whole, names, NULL, alphasort);
-}
-
-static void free_names(struct dirent **names, int count)
-{
-    for (int i = 0; i < count; i++)
-        free(names[i]);
-    if (count >= 0)
-        free(names);
-}
-
 /* GIDs that are set; an unset one is all zeros. */
 static int count_gids(const char *port)
 {
     char path[576], gid[64];
     struct dirent **names;
     snprintf(path, sizeof(path), "%s/gids", port);
-    int total = names_in(path, &names), set = 0;
+    int total = ibx_doctor_list(path, &names), set = 0;
     for (int i = 0; i < total; i++) {
         snprintf(path, sizeof(path), "%s/gids/%s", port, names[i]->d_name);
-        if (names[i]->d_name[0] != '.' && ibx_doctor_read(path, gid, sizeof(gid)))
+        if (ibx_doctor_read(path, gid, sizeof(gid)))
             set += strspn(gid, "0:") != strlen(gid);
     }
-    free_names(names, total);
+    ibx_doctor_list_free(names, total);
     return set;
 }
 
 static void check_port(const char *device, const char *port)
 {
-    char base[256], path[320], state[64], rate[64], link[64], label[48];
+    static const char *const files[] = {"state", "rate", "link_layer"};
+    char base[256], path[320], found[3][64], label[48];
     snprintf(base, sizeof(base), DEVICES "/%.64s/ports/%.16s", device, port);
-    snprintf(path, sizeof(path), "%s/state", base);
-    ibx_doctor_read(path, state, sizeof(state));
-    snprintf(path, sizeof(path), "%s/rate", base);
-    ibx_doctor_read(path, rate, sizeof(rate));
-    snprintf(path, sizeof(path), "%s/link_layer", base);
-    ibx_doctor_read(path, link, sizeof(link));
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof(path), "%s/%s", base, files[i]);
+        ibx_doctor_read(path, found[i], sizeof(found[i]));
+    }
     snprintf(label, sizeof(label), "%.30s port %.8s", device, port);
-    bool active = strstr(state, "ACTIVE") != NULL;
     int gids = count_gids(base);
-    ibx_doctor_add("rdma", label, active && gids ? DOCTOR_OK : DOCTOR_LIMITED,
-                   active ? (gids ? NULL : "give its network interface an address")
-                          : (!strcmp(link, "InfiniBand")
-                                 ? "plug the cable, start a subnet manager (opensm)"
-                                 : "plug the cable, bring its interface up"),
-                   "%s, %s, %s, %d GIDs", state, link, rate, gids);
+    const char *remedy = NULL;
+    if (!strstr(found[0], "ACTIVE"))
+        remedy = !strcmp(found[2], "InfiniBand") ? "plug the cable, start a subnet manager (opensm)"
+                                                 : "plug the cable, bring its interface up";
+    else if (!gids)
+        remedy = "give its network interface an address";
+    ibx_doctor_add("rdma", label, remedy ? DOCTOR_LIMITED : DOCTOR_OK, remedy,
+                   "%s, %s, %s, %d GIDs", found[0], found[2], found[1], gids);
+}
+
+static void check_ports(const char *device)
+{
+    char path[320];
+    struct dirent **ports;
+    snprintf(path, sizeof(path), DEVICES "/%.64s/ports", device);
+    int count = ibx_doctor_list(path, &ports);
+    for (int i = 0; i < count; i++)
+        check_port(device, ports[i]->d_name);
+    ibx_doctor_list_free(ports, count);
 }
 
 #ifdef IBX_WITH_VERBS
-static unsigned mtu_bytes(enum ibv_mtu mtu)
-{
-    return 128u << mtu;
-}
-
-/* "4096", or with several ports "4096, 1024"; a port that does not answer is a question mark. */
+/* The MTU in bytes of each port: "4096, 1024"; "?" for a port that does not answer. */
 static void print_mtus(struct ibv_context *context, unsigned ports, char *out, size_t size)
 {
     out[0] = '\0';
@@ -83,7 +71,7 @@ static void print_mtus(struct ibv_context *context, unsigned ports, char *out, s
         if (ibv_query_port(context, (uint8_t)i, &port))
             snprintf(out + n, size - n, "%s?", n ? ", " : "");
         else
-            snprintf(out + n, size - n, "%s%u", n ? ", " : "", mtu_bytes(port.active_mtu));
+            snprintf(out + n, size - n, "%s%u", n ? ", " : "", 128u << port.active_mtu);
     }
 }
 
@@ -126,40 +114,21 @@ static void check_all_limits(void)
 }
 #endif
 
-static int check_ports(const char *device)
-{
-    char path[320];
-    struct dirent **ports;
-    snprintf(path, sizeof(path), DEVICES "/%.64s/ports", device);
-    int count = names_in(path, &ports);
-    for (int i = 0; i < count; i++) {
-        if (ports[i]->d_name[0] != '.')
-            check_port(device, ports[i]->d_name);
-    }
-    free_names(ports, count);
-    return count;
-}
-
 void ibx_doctor_check_rdma(void)
 {
     struct dirent **devices;
-    int count = names_in(DEVICES, &devices), found = 0;
-    for (int i = 0; i < count; i++) {
-        if (devices[i]->d_name[0] == '.')
-            continue;
-        found++;
+    int count = ibx_doctor_list(DEVICES, &devices);
+    for (int i = 0; i < count; i++)
         check_ports(devices[i]->d_name);
-    }
-    free_names(devices, count);
-    if (!found)
-        ibx_doctor_add(
-            "rdma", "devices", DOCTOR_MISSING,
-            "with an adapter: install rdma-core and its driver; without: \"rdma link add rxe0 "
-            "type rxe netdev eth0\" emulates one",
-            "none");
+    ibx_doctor_list_free(devices, count);
+    if (!count)
+        ibx_doctor_add("rdma", "devices", DOCTOR_MISSING,
+                       "with an adapter: install rdma-core and its driver; without: \"rdma link "
+                       "add rxe0 type rxe netdev eth0\" emulates one",
+                       "none");
     if (!ibx_doctor_root()[0])
         check_all_limits();
-    if (found && !ibx_doctor_exists("/dev/infiniband/rdma_cm"))
+    if (count && !ibx_doctor_exists("/dev/infiniband/rdma_cm"))
         ibx_doctor_add("rdma", "rdma_cm", DOCTOR_MISSING, "modprobe rdma_ucm",
                        "/dev/infiniband/rdma_cm is not there");
 }
