@@ -62,7 +62,6 @@ struct ibx_options {
     size_t message;        /* bytes of the longest message [16 KiB] */
     unsigned spin_us;      /* busy polling before sleeping, microseconds [50] */
     unsigned timeout_ms;   /* for setting up, and after which a silent host is dead [10000] */
-    struct ibx_faults *faults; /* non-NULL: the faulty decorator goes round the provider [NULL] */
     struct ibx_domain *domain; /* of connections that share registrations [NULL: of its own] */
 };
 
@@ -341,21 +340,6 @@ int ibx_wait(struct ibx_conn *conn, int timeout_ms);
 void ibx_expect(struct ibx_conn *conn, unsigned us);
 /* Makes a sleeping ibx_wait() return; from any thread or signal handler. */
 void ibx_wake(struct ibx_conn *conn);
-
-/* ------------------------------------------------------------------- faults */
-
-/* What the faulty decorator does to chunks and messages of one connection; switch it in mid-test.
- * All fields may be changed at any time from the thread that owns the connection. Chunks are
- * counted as they are posted, sent messages as they leave, received ones and the bytes of READs as
- * they come in. */
-struct ibx_faults {
-    unsigned delay_polls;   /* completions and messages are held back for so many polls */
-    unsigned fail_in;       /* the n-th chunk from now fails with -EIO (1: the next), 0: none */
-    unsigned corrupt_in;    /* the n-th READ or message from now has one bit flipped */
-    unsigned drop_in;       /* the n-th message from now is swallowed */
-    unsigned disconnect_in; /* the n-th chunk or message from now breaks the connection */
-    unsigned long seen;     /* chunks and messages that passed */
-};
 
 /* ------------------------------------------------------------------- probing */
 

@@ -42,7 +42,6 @@ size_t contract_size(size_t full, size_t small)
 
 void contract_options(struct ibx_options *options, char side)
 {
-    static struct ibx_faults none;
     struct ibx_error err;
 
     ibx_options_init(options);
@@ -55,8 +54,6 @@ void contract_options(struct ibx_options *options, char side)
                  contract.settings[i].key_value);
         CHECK_OK(ibx_options_set(options, key, equals + 1, &err), err);
     }
-    if (contract.faulty)
-        options->faults = &none;
 }
 
 const char *contract_uri(void)
@@ -203,8 +200,10 @@ int contract_knock(const struct ibx_listener *listener)
 }
 
 static struct ibx_conn *take_side(enum side side, struct ibx_listener *listener,
-                                  const struct ibx_options *options)
+                                  const struct ibx_options *options,
+                                  struct ibx_injected_faults *faults)
 {
+    static struct ibx_injected_faults none;
     struct ibx_conn *conn = NULL;
     struct ibx_error err = {0};
     if (side == SIDE_CLIENT) {
@@ -213,6 +212,10 @@ static struct ibx_conn *take_side(enum side side, struct ibx_listener *listener,
         conn = contract_accept(listener);
         CHECK_OK(ibx_establish(conn, &err), err);
     }
+    if (!faults && contract.fault_injection)
+        faults = &none;
+    if (faults)
+        CHECK_OK(ibx_fault_injection_attach(conn, faults, &err), err);
     return conn;
 }
 
@@ -254,18 +257,16 @@ struct pair *pair_open_with(enum side side, const struct pair_options *with)
     pair_note(pair);
     pair_options_for(&mine, side, with);
     pair_options_for(&theirs, other, with);
-    if (with && with->faults)
-        mine.faults = with->faults;
     mine.domain = with ? with->domain : NULL;
     const char *uri = with && with->uri ? with->uri : contract_uri();
     CHECK_OK(ibx_listen(uri, side == SIDE_SERVER ? &mine : &theirs, &pair->listener, &err), err);
     pair->peer = fork_noted();
     if (!pair->peer) {
         close(control[0]);
-        peer_serve(take_side(other, pair->listener, &theirs), control[1]);
+        peer_serve(take_side(other, pair->listener, &theirs, NULL), control[1]);
     }
     close(control[1]);
-    end_init(&pair->end, take_side(side, pair->listener, &mine));
+    end_init(&pair->end, take_side(side, pair->listener, &mine, with ? with->faults : NULL));
     return pair;
 }
 

@@ -13,6 +13,7 @@
 #define IBX_TESTS_CONTRACT_HARNESS_H
 
 #include "transport/transport.h"
+#include "transport/fault_injection/fault_injection.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,8 +27,8 @@
 struct contract {
     const char *provider;
     const char *host;
-    bool faulty; /* an idle decorator round the provider on both sides */
-    bool small;  /* IBX_CONTRACT_SMALL=1: less data for emulators and sanitizers */
+    bool fault_injection; /* idle, on both sides */
+    bool small;           /* IBX_CONTRACT_SMALL=1: less data for emulators and sanitizers */
     struct setting {
         char side; /* 's', 'c' or 'b'oth */
         const char *key_value;
@@ -209,10 +210,10 @@ struct pair {
 
 /* What a pair may be opened with besides the run's defaults. */
 struct pair_options {
-    const char *uri;           /* to listen at instead of contract_uri(), or NULL */
-    const char *set;           /* one more key=value for both sides, or NULL */
-    struct ibx_faults *faults; /* for the test's side */
-    struct ibx_domain *domain; /* likewise */
+    const char *uri;                    /* to listen at instead of contract_uri(), or NULL */
+    const char *set;                    /* one more key=value for both sides, or NULL */
+    struct ibx_injected_faults *faults; /* for the test's side */
+    struct ibx_domain *domain;          /* likewise */
 };
 
 /* The test takes `side`, its peer the other. */

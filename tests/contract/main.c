@@ -20,20 +20,21 @@ static const struct group *const groups[] = {
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: contract PROVIDER [--host ADDRESS] [--set KEY=VALUE]...\n"
-                 "                [--server-set KEY=VALUE]... [--client-set KEY=VALUE]...\n"
-                 "                [--only PATTERN] [--skip PATTERN] [--group NAME] [--faulty]\n"
-                 "\n"
-                 "Runs the same tests against any provider (shm, verbs, ofi, tcp).\n"
-                 "  --host ADDRESS   where servers listen [127.0.0.1]\n"
-                 "  --set            an option of both sides, of servers or of clients only\n"
-                 "  --only PATTERN   tests whose name matches (* and ?)\n"
-                 "  --skip PATTERN   none of these\n"
-                 "  --group NAME     one group: ");
+    fprintf(out,
+            "usage: contract PROVIDER [--host ADDRESS] [--set KEY=VALUE]...\n"
+            "                [--server-set KEY=VALUE]... [--client-set KEY=VALUE]...\n"
+            "                [--only PATTERN] [--skip PATTERN] [--group NAME] [--fault-injection]\n"
+            "\n"
+            "Runs the same tests against any provider (shm, verbs, ofi, tcp).\n"
+            "  --host ADDRESS   where servers listen [127.0.0.1]\n"
+            "  --set            an option of both sides, of servers or of clients only\n"
+            "  --only PATTERN   tests whose name matches (* and ?)\n"
+            "  --skip PATTERN   none of these\n"
+            "  --group NAME     one group: ");
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
         fprintf(out, "%s%s", i ? ", " : "", groups[i]->name);
     fprintf(out, "\n"
-                 "  --faulty         an idle fault decorator round the provider\n"
+                 "  --fault-injection  with idle fault injection\n"
                  "IBX_CONTRACT_SMALL=1 moves less data, for emulators and sanitizers.\n");
 }
 
@@ -69,7 +70,7 @@ static const char *parse(int argc, char **argv)
         {"only", required_argument, NULL, 'o'},
         {"skip", required_argument, NULL, 'k'},
         {"group", required_argument, NULL, 'g'},
-        {"faulty", no_argument, NULL, 'f'},
+        {"fault-injection", no_argument, NULL, 'f'},
         {"help", no_argument, NULL, '?'},
         {0},
     };
@@ -87,7 +88,7 @@ static const char *parse(int argc, char **argv)
         } else if (c == 'g') {
             group = optarg;
         } else if (c == 'f') {
-            contract.faulty = true;
+            contract.fault_injection = true;
         } else {
             usage(stderr);
             exit(2);
@@ -116,7 +117,7 @@ static void check_usable(void)
         exit(MESON_SKIP);
     }
     print_message("%s: %s%s%s\n", contract.provider, description,
-                  contract.faulty ? ", inside the idle fault decorator" : "",
+                  contract.fault_injection ? ", with idle fault injection" : "",
                   contract.small ? ", small sizes" : "");
 }
 

@@ -460,16 +460,12 @@ static int crowd_clients(void *arg)
     return crowd_run(arg, crowd_client);
 }
 
-/* Without the decorator: one struct ibx_faults belongs to one thread. */
 static void test_a_crowd_at_one_listener(void **state)
 {
     (void)state;
-    bool faulty = contract.faulty;
-    contract.faulty = false;
     struct crowd crowd = {listen_here(contract_patience_ms()), (unsigned)contract_size(64, 16)};
     pid_t servers = process_start(crowd_servers, &crowd);
     pid_t clients = process_start(crowd_clients, &crowd);
-    contract.faulty = faulty;
     CHECK(process_end(clients) == 0);
     CHECK(process_end(servers) == 0);
     ibx_listener_close(crowd.listener);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The fault decorator round the real provider: each fault reaches the user as promised. */
+/* Fault injection over the real provider: each fault reaches the user as promised. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -20,7 +20,7 @@ struct scene {
     size_t length; /* four chunks and a bit */
 };
 
-static struct scene scene_open(enum side side, struct ibx_faults *faults)
+static struct scene scene_open(enum side side, struct ibx_injected_faults *faults)
 {
     struct pair_options with = {.faults = faults};
     struct scene scene = {.pair = pair_open_with(side, &with)};
@@ -55,7 +55,7 @@ static void echo_mode(struct scene *scene)
 
 static void test_fail(void **state)
 {
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene scene = scene_open(SIDE_OF(state), &faults);
     CHECK(read_all(&scene) == 0);
     for (unsigned nth = 1; nth <= 5; nth++) {
@@ -80,7 +80,7 @@ static void test_fail(void **state)
 
 static void test_corrupt_read(void **state)
 {
-    struct ibx_faults faults = {.corrupt_in = 3};
+    struct ibx_injected_faults faults = {.corrupt_in = 3};
     struct scene scene = scene_open(SIDE_OF(state), &faults);
     CHECK(read_all(&scene) == 0);
     ssize_t at = pattern_check(scene.bytes, scene.length, SEED, 0);
@@ -110,7 +110,7 @@ static void say(struct scene *scene, const char *text)
     }
 }
 
-static struct scene open_chat(enum side side, struct ibx_faults *faults, char *heard)
+static struct scene open_chat(enum side side, struct ibx_injected_faults *faults, char *heard)
 {
     struct scene scene = scene_open(side, faults);
     echo_mode(&scene);
@@ -122,7 +122,7 @@ static struct scene open_chat(enum side side, struct ibx_faults *faults, char *h
 static void test_drop(void **state)
 {
     char heard[16] = "";
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
     faults.drop_in = 2; /* the second one that leaves */
     say(&scene, "abc");
@@ -146,7 +146,7 @@ static void test_drop(void **state)
 static void test_corrupt_messages(void **state)
 {
     char heard[16] = "";
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
     faults.corrupt_in = 2;
     say(&scene, "bbb");
@@ -162,7 +162,7 @@ static void test_corrupt_messages(void **state)
 static void test_delay(void **state)
 {
     char heard[16] = "";
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
     faults.delay_polls = UINT32_MAX;
     say(&scene, "xyz");
@@ -197,7 +197,7 @@ static void check_cut(struct scene *scene)
 
 static void test_disconnect_by_chunk(void **state)
 {
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene scene = scene_open(SIDE_OF(state), &faults);
     faults.disconnect_in = 8;
     for (int i = 0; i < 4; i++)
@@ -210,7 +210,7 @@ static void test_disconnect_by_chunk(void **state)
 static void test_disconnect_by_message(void **state)
 {
     char heard[16] = "";
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
     say(&scene, "a");
     AWAIT(scene.end, scene.end->received == 1);

@@ -23,9 +23,9 @@ static void wrong_lengths(void **state)
         for (size_t i = 0; i < sizeof(lengths) / 4; i++) {
             uint8_t bytes[5] = {[4] = CHALLENGE};
             struct raw_frame frame;
-            struct raw raw = answer_knock(&s);
+            struct raw raw = take_client(&s);
             memcpy(bytes, lengths[i], 4);
-            walk_to(&raw, step);
+            play_to(&raw, step);
             make_step(&raw, step, &frame);
             raw_send(&raw, bytes, 5);
             expect_failure(&s, -EPROTO, "it does not speak this protocol");
@@ -48,8 +48,8 @@ static void frames_out_of_order(void **state)
                 continue;
             struct raw_frame frame, other;
             uint8_t payload[64];
-            struct raw raw = answer_knock(&s);
-            walk_to(&raw, step);
+            struct raw raw = take_client(&s);
+            play_to(&raw, step);
             make_step(&raw, step, &frame);
             raw.sent--;
             size_t n = raw_opening(&raw, payload, false);
@@ -72,7 +72,7 @@ static void banners(void **state)
     open_scene(&s, false, 10000);
     for (int i = 0; i < 3; i++) {
         struct raw_frame frame;
-        struct raw raw = answer_knock(&s);
+        struct raw raw = take_client(&s);
         raw_expect(&raw, HELLO, &frame);
         raw_send(&raw, texts[i], strlen(texts[i]));
         expect_failure(&s, -EPROTO, "it does not speak this protocol");
@@ -103,8 +103,8 @@ static void refusals(void **state)
         for (enum step step = 0; step <= AT_PROOF; step++) {
             struct raw_frame frame, refuse;
             uint8_t payload[300];
-            struct raw raw = answer_knock(&s);
-            walk_to(&raw, step);
+            struct raw raw = take_client(&s);
+            play_to(&raw, step);
             make_step(&raw, step, &frame);
             raw.sent--;
             raw_frame_make(&raw, &refuse, REFUSE, payload,
@@ -127,7 +127,7 @@ static void refusal_without_measure(void **state)
     open_scene(&s, false, 10000);
     for (unsigned length = 0; length < 3000; length += 299) {
         for (unsigned claimed = 0; claimed < 3; claimed++) {
-            struct raw raw = answer_knock(&s);
+            struct raw raw = take_client(&s);
             raw_expect(&raw, HELLO, &frame);
             memset(payload, 'x', sizeof(payload));
             memset(payload, 0xff, 4); /* -1 */
@@ -155,7 +155,7 @@ static void server_without_the_key(void **state)
     open_scene(&s, true, 10000);
 
     /* It says that it has none. */
-    struct raw raw = answer_knock(&s);
+    struct raw raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
     assert_int_equal(frame.payload[6], 1);
     memcpy(raw.client_nonce, frame.payload + 7, 32);
@@ -167,7 +167,7 @@ static void server_without_the_key(void **state)
     /* It has another one, does not look at the client's proof, and gives any of its own. */
     for (int wrong = 0; wrong < 3; wrong++) {
         uint8_t client_proof[RAW_HASH], server_proof[RAW_HASH];
-        raw = answer_knock(&s);
+        raw = take_client(&s);
         memset(raw.key, 0x33, RAW_HASH);
         raw_expect(&raw, HELLO, &frame);
         memcpy(raw.client_nonce, frame.payload + 7, 32);
@@ -187,7 +187,7 @@ static void server_without_the_key(void **state)
 
     /* The server asks for a key and the client has none. */
     open_scene(&s, false, 10000);
-    raw = answer_knock(&s);
+    raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
     n = raw_opening(&raw, payload, true);
     raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
@@ -204,9 +204,9 @@ static void tampered_frames(void **state)
     for (enum step step = 0; step < STEPS; step++) {
         for (size_t at = 0, length = 1; at < length; at++) {
             struct raw_frame frame;
-            struct raw raw = answer_knock(&s);
+            struct raw raw = take_client(&s);
             raw_set_key(&raw);
-            walk_to(&raw, step);
+            play_to(&raw, step);
             make_step(&raw, step, &frame);
             length = frame.length;
             frame.bytes[at] ^= (uint8_t)(1u << at % 8);

@@ -50,7 +50,7 @@ void *client(void *argument)
     return NULL;
 }
 
-struct raw answer_knock(struct scene *s)
+struct raw take_client(struct scene *s)
 {
     pthread_create(&s->thread, NULL, client, s);
     return raw_accept(s->listening);
@@ -123,7 +123,7 @@ void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
     raw_frame_make(raw, frame, types[step], payload, length);
 }
 
-void walk_to(struct raw *raw, enum step step)
+void play_to(struct raw *raw, enum step step)
 {
     struct raw_frame frame;
     for (enum step i = 0; i < step; i++) {

@@ -32,7 +32,7 @@ void close_scene(struct scene *s);
 /* The client's part: connects, and closes. */
 void *client(void *scene);
 /* Starts a thread with it, and takes its knock. */
-struct raw answer_knock(struct scene *s);
+struct raw take_client(struct scene *s);
 /* Waits for the thread: what ibx_connect() returned. */
 int went(struct scene *s);
 /* It failed so, and says one sentence that names the server. */
@@ -43,6 +43,6 @@ size_t put_wire(uint8_t *out);
 /* Hears what comes before the server's frame of this step, and makes that frame. */
 void make_step(struct raw *raw, enum step step, struct raw_frame *frame);
 /* All steps before this one, as an honest server takes them. */
-void walk_to(struct raw *raw, enum step step);
+void play_to(struct raw *raw, enum step step);
 
 #endif

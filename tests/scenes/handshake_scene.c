@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms)
+void handshake_open(struct handshake_scene *s, bool with_key, unsigned timeout_ms)
 {
     memset(s, 0, sizeof(*s));
     memory_control_reset();
@@ -26,7 +26,7 @@ void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms)
     s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
 }
 
-static void serve(struct door_scene *s)
+static void serve(struct handshake_scene *s)
 {
     struct pollfd knock = {.fd = ibx_listener_fd(s->listener), .events = POLLIN};
     struct ibx_conn *conn;
@@ -49,21 +49,21 @@ static void serve(struct door_scene *s)
     ibx_close(conn);
 }
 
-void *door_serve(void *argument)
+void *handshake_serve(void *argument)
 {
-    struct door_scene *s = argument;
+    struct handshake_scene *s = argument;
     serve(s);
     s->over = true;
     return NULL;
 }
 
-struct raw door_knock(struct door_scene *s)
+struct raw handshake_connect(struct handshake_scene *s)
 {
-    pthread_create(&s->thread, NULL, door_serve, s);
+    pthread_create(&s->thread, NULL, handshake_serve, s);
     return raw_connect(s->port, "127.0.0.1", "127.0.0.1");
 }
 
-int door_served(struct door_scene *s)
+int handshake_served(struct handshake_scene *s)
 {
     pthread_join(s->thread, NULL);
     s->over = false;
@@ -71,9 +71,9 @@ int door_served(struct door_scene *s)
 }
 
 /* It failed so, and says one sentence that names the client. */
-void door_expect_failure(struct door_scene *s, int code, const char *said)
+void handshake_expect_failure(struct handshake_scene *s, int code, const char *said)
 {
-    int rc = door_served(s);
+    int rc = handshake_served(s);
     if (rc != code || !strstr(s->err.message, said) || !strstr(s->err.message, "127.0.0."))
         fail_msg("%d \"%s\", not %d \"%s\"", rc, s->err.message, code, said);
     assert_int_equal(s->err.code, code);
@@ -81,16 +81,16 @@ void door_expect_failure(struct door_scene *s, int code, const char *said)
 }
 
 /* Whatever happened: an honest client is served, and nothing was left behind. */
-void door_close(struct door_scene *s)
+void handshake_close(struct handshake_scene *s)
 {
     struct ibx_conn *conn;
     struct ibx_error err = {0};
     s->options.timeout_ms = 10000; /* the client's; a loaded machine is no fault */
-    pthread_create(&s->thread, NULL, door_serve, s);
+    pthread_create(&s->thread, NULL, handshake_serve, s);
     if (ibx_connect(ibx_listener_uri(s->listener), &s->options, &conn, &err))
         fail_msg("an honest client is not served: %s", err.message);
     ibx_close(conn);
-    assert_int_equal(door_served(s), 0);
+    assert_int_equal(handshake_served(s), 0);
     assert_string_equal(s->reason, "the peer closed the connection");
     ibx_listener_close(s->listener);
     assert_int_equal(memory_live_endpoints(), 0);
@@ -98,7 +98,7 @@ void door_close(struct door_scene *s)
 }
 
 /* Hears what comes before the client's frame of this step, and makes that frame. */
-void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *frame)
+void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_frame *frame)
 {
     uint8_t payload[64], client[RAW_HASH], server[RAW_HASH];
     struct raw_frame heard;
@@ -135,11 +135,11 @@ void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *fram
     raw_frame_make(raw, frame, types[step], payload, length);
 }
 
-void door_walk_to(struct raw *raw, enum door_step step)
+void handshake_play_to(struct raw *raw, enum handshake_step step)
 {
     struct raw_frame frame;
-    for (enum door_step i = 0; i < step; i++) {
-        door_make_step(raw, i, &frame);
+    for (enum handshake_step i = 0; i < step; i++) {
+        handshake_make_step(raw, i, &frame);
         raw_send(raw, frame.bytes, frame.length);
     }
 }

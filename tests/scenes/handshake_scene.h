@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A listener whose clients a test speaks by hand: shared by the tests of the server's door. */
-#ifndef IBX_TESTS_UNIT_DOOR_SCENE_H
-#define IBX_TESTS_UNIT_DOOR_SCENE_H
+#ifndef IBX_TESTS_UNIT_HANDSHAKE_SCENE_H
+#define IBX_TESTS_UNIT_HANDSHAKE_SCENE_H
 
 #include "tests/scenes/memory_provider.h"
 #include "tests/scenes/raw_handshake.h"
@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 /* A listener, and what became of the last client it took. */
-struct door_scene {
+struct handshake_scene {
     struct ibx_listener *listener;
     struct ibx_options options;
     uint16_t port;
@@ -25,23 +25,23 @@ struct door_scene {
 };
 
 /* The client's frames, in their order. */
-enum door_step { AT_HELLO, AT_PROOF, AT_TRY, AT_ANSWER, AT_RESULT, STEPS };
+enum handshake_step { AT_HELLO, AT_PROOF, AT_TRY, AT_ANSWER, AT_RESULT, STEPS };
 
-void door_open(struct door_scene *s, bool with_key, unsigned timeout_ms);
+void handshake_open(struct handshake_scene *s, bool with_key, unsigned timeout_ms);
 /* Whatever happened: an honest client is served, and nothing was left behind. */
-void door_close(struct door_scene *s);
+void handshake_close(struct handshake_scene *s);
 /* A thread of the server's: one client, established and kept until the end of the connection. */
-void *door_serve(void *scene);
+void *handshake_serve(void *scene);
 /* Starts that thread and connects. */
-struct raw door_knock(struct door_scene *s);
+struct raw handshake_connect(struct handshake_scene *s);
 /* Waits for the thread: what ibx_establish() returned. */
-int door_served(struct door_scene *s);
+int handshake_served(struct handshake_scene *s);
 /* It failed so, and says one sentence that names the client. */
-void door_expect_failure(struct door_scene *s, int code, const char *said);
+void handshake_expect_failure(struct handshake_scene *s, int code, const char *said);
 
 /* Hears what comes before the client's frame of this step, and makes that frame. */
-void door_make_step(struct raw *raw, enum door_step step, struct raw_frame *frame);
+void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_frame *frame);
 /* All steps before this one, as an honest client takes them. */
-void door_walk_to(struct raw *raw, enum door_step step);
+void handshake_play_to(struct raw *raw, enum handshake_step step);
 
 #endif

@@ -27,7 +27,7 @@
 #define FIRST_PAGES (4 * STRETCH + 5)
 #define LAST_PAGES  256u /* small ones */
 
-struct ibx_faults *pages_faults;
+struct ibx_injected_faults *pages_faults;
 static const char *provider = "tcp", *host;
 
 void pages_use(const char *name, const char *address)
@@ -54,7 +54,6 @@ struct ibx_listener *pages_listen(void)
     struct ibx_listener *listener = NULL;
     struct ibx_options options = pages_options();
     struct ibx_domain *domain = NULL;
-    options.faults = pages_faults;
     if (ibx_domain_create(&domain, &err))
         fail_msg("%s", err.message);
     options.domain = domain;
@@ -92,7 +91,9 @@ static void accept_all(struct acceptor *a)
         struct pollfd knock = {.fd = ibx_listener_fd(a->listener), .events = POLLIN};
         if (poll(&knock, 1, PATIENCE_MS) != 1 || ibx_accept(a->listener, &conn, NULL))
             return;
-        if (ibx_establish(conn, NULL) || !join_take(conn) ||
+        if (ibx_establish(conn, NULL) ||
+            (pages_faults && ibx_fault_injection_attach(conn, pages_faults, NULL)) ||
+            !join_take(conn) ||
             ibx_page_reader_create(conn, a->blocks, BLOCKS, &a->sources[i], NULL)) {
             ibx_close(conn);
             return;

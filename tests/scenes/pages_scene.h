@@ -5,6 +5,7 @@
 #define IBX_TESTS_PAGES_SCENE_H
 
 #include "migrate/pages/pages.h"
+#include "transport/fault_injection/fault_injection.h"
 
 #include <pthread.h>
 
@@ -19,7 +20,7 @@
  * at (NULL: 127.0.0.1; verbs needs one that is reached over the wire). */
 void pages_use(const char *provider, const char *host);
 /* Of the destination's end of a connection made from now on; NULL without. */
-extern struct ibx_faults *pages_faults;
+extern struct ibx_injected_faults *pages_faults;
 
 /* Accepts, establishes and takes the JOIN of `count` connections, in a thread. */
 struct acceptor {

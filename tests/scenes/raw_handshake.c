@@ -3,7 +3,7 @@
 
 #include "common/log.h"
 #include "common/wire.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -3,8 +3,8 @@
  * The door's dialogue once more, written from docs/protocol.md and not from
  * transport/handshake/handshake.c, so that tests can speak it byte by byte, rightly and wrongly.
  */
-#ifndef IBX_TESTS_UNIT_RAW_DOOR_H
-#define IBX_TESTS_UNIT_RAW_DOOR_H
+#ifndef IBX_TESTS_UNIT_RAW_HANDSHAKE_H
+#define IBX_TESTS_UNIT_RAW_HANDSHAKE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-struct ibx_faults *session_faults_server, *session_faults_client;
+struct ibx_injected_faults *session_faults_server, *session_faults_client;
 static const char *provider = "auto", *host, *more_key, *more_value;
 
 void session_pair_use(const char *name, const char *address, const char *key, const char *value)
@@ -29,14 +29,13 @@ static const char *listen_uri(void)
     return uri;
 }
 
-static void set_options(struct ibx_options *options, struct ibx_faults *faults)
+static void set_options(struct ibx_options *options)
 {
     ibx_options_init(options);
     assert_int_equal(ibx_options_set(options, "provider", provider, NULL), 0);
     if (more_key)
         assert_int_equal(ibx_options_set(options, more_key, more_value, NULL), 0);
     options->insecure = host != NULL;
-    options->faults = faults;
 }
 
 /* ------------------------------------------------------------------------- pairs */
@@ -45,8 +44,11 @@ static void *accept_one(void *argument)
 {
     struct session_pair *pair = argument;
     uint8_t none;
-    if (!ibx_session_accept(pair->listening, &pair->server, NULL))
-        ibx_session_read(pair->server, &none, 0); /* establishes */
+    if (ibx_session_accept(pair->listening, &pair->server, NULL))
+        return NULL;
+    ibx_session_read(pair->server, &none, 0); /* establishes */
+    if (session_faults_server)
+        ibx_fault_injection_attach(pair->server->conn, session_faults_server, NULL);
     return NULL;
 }
 
@@ -55,7 +57,7 @@ static void open_listening(struct session_pair *pair)
     struct ibx_error err = {0};
     struct ibx_options options;
     *pair = (struct session_pair){0};
-    set_options(&options, session_faults_server);
+    set_options(&options);
     if (ibx_session_create(listen_uri(), &options, &pair->listening, &err) ||
         ibx_session_serve(pair->listening, &err))
         fail_msg("%s", err.message);
@@ -75,11 +77,13 @@ void session_pair_open(struct session_pair *pair)
     struct ibx_error err = {0};
     struct ibx_options options;
     open_listening(pair);
-    set_options(&options, session_faults_client);
+    set_options(&options);
     int rc = ibx_session_create(ibx_session_uri(pair->listening), &options, &pair->client, &err);
     if (!rc)
         rc = ibx_session_connect(pair->client, &err);
     pthread_join(pair->thread, NULL);
+    if (!rc && session_faults_client)
+        rc = ibx_fault_injection_attach(pair->client->conn, session_faults_client, &err);
     if (rc || pair->server->state != SESSION_LIVE)
         fail_msg("no pair: %s", err.message);
     note_caps(pair, pair->client->caps);
@@ -91,7 +95,7 @@ struct ibx_conn *session_pair_open_bare_client(struct session_pair *pair)
     struct ibx_options options;
     struct ibx_conn *conn;
     open_listening(pair);
-    set_options(&options, NULL);
+    set_options(&options);
     int rc = ibx_connect(ibx_session_uri(pair->listening), &options, &conn, &err);
     pthread_join(pair->thread, NULL);
     if (rc || pair->server->state != SESSION_LIVE)
@@ -123,7 +127,7 @@ struct ibx_conn *session_pair_open_bare_server(struct session_pair *pair)
     struct ibx_options options;
     struct bare_server bare = {0};
     *pair = (struct session_pair){0};
-    set_options(&options, NULL);
+    set_options(&options);
     if (ibx_listen(listen_uri(), &options, &bare.listener, &err))
         fail_msg("%s", err.message);
     pthread_create(&pair->thread, NULL, establish_one, &bare);

@@ -4,6 +4,7 @@
 #define IBX_TESTS_UNIT_SESSION_PAIR_H
 
 #include "frontend-glue/session/session_internal.h"
+#include "transport/fault_injection/fault_injection.h"
 
 #include <pthread.h>
 
@@ -21,7 +22,7 @@ struct session_pair {
  * more option of both sides (or NULL). */
 void session_pair_use(const char *provider, const char *host, const char *key, const char *value);
 /* With these faults in every pair opened from now on, on the server's or the client's side. */
-extern struct ibx_faults *session_faults_server, *session_faults_client;
+extern struct ibx_injected_faults *session_faults_server, *session_faults_client;
 
 /* Threads that the server's sessions copy with, from now on; 0: by the processors. */
 extern unsigned session_crew;

@@ -2,7 +2,7 @@
 #include "tests/scenes/shm_pair.h"
 
 #include "common/clock.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <poll.h>

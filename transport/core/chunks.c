@@ -175,7 +175,7 @@ static int dispatch_queue(struct ibx_conn *conn, struct op_queue *queue, struct 
 
 void ibx_chunks_dispatch(struct ibx_conn *conn)
 {
-    if (conn->state != CONN_LIVE)
+    if (conn->state.now != CONN_ESTABLISHED)
         return;
     int rc = dispatch_queue(conn, &conn->urgent, &conn->free_urgent);
     if (!rc || rc == -EAGAIN)
@@ -245,7 +245,7 @@ static int post(struct ibx_conn *conn, enum ibx_rdma_kind kind, struct ibx_mr *m
                 const struct ibx_remote *remote, uint64_t offset, size_t length, uint64_t cookie,
                 unsigned flags)
 {
-    if (conn->state != CONN_LIVE || conn->lost_status)
+    if (conn->state.now != CONN_ESTABLISHED)
         return -ENOTCONN;
     if (offset > remote->length || length > remote->length - offset ||
         remote->address + offset < remote->address ||

@@ -1,22 +1,34 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The core's own view of a connection: shared by conn.c, memory.c, chunks.c, door*.c and
- * listen.c only. */
+/*
+ * A connection inside core/, and what handshake/ needs to set one up:
+ *
+ *   conn.c         its life: events, messages, the end
+ *   wait.c         sleeping, busy polling, waking
+ *   chunks.c       READs and WRITEs as chunks in flight, and the event queue
+ *   regions.c      memory regions, and the peer's memory as posts and copies name it
+ *   path_choice.c  which provider carries it: the choice of the path for rdma://
+ *
+ * The other files of core/ know no connection: providers.c (the table of providers), domain.c,
+ * options.c, uri.c, crypto.c and the registration cache, regcache.c with regcache_watch.c.
+ */
 #ifndef IBX_TRANSPORT_CORE_CONN_H
 #define IBX_TRANSPORT_CORE_CONN_H
 
-#include "transport/handshake/auth.h"
+#include "common/state_machine.h"
+#include "transport/core/crypto.h"
 #include "transport/core/provider.h"
 
 #include <sys/types.h>
 
 /*
- *   KNOCKED --establish/connect--> LIVE --lost--> DRAINING --in flight = 0--> ENDED
- *      \_______________failure_______________________________________________/^
+ * state machine: connection
+ *   [*] -> REQUESTED -> ESTABLISHED -> LOST -> DRAINING -> CLOSED -> [*]
+ *   REQUESTED -> CLOSED                           setting up failed
  *
- * In DRAINING the provider still may touch memory of chunks in flight. ENDED has put
- * IBX_EVENT_CLOSED in the queue (or never came to life).
+ * LOST: the end is known, but messages from before it are still taken in. DRAINING: the provider
+ * may still touch the memory of chunks in flight. CLOSED: IBX_EVENT_CLOSED is queued.
  */
-enum conn_state { CONN_KNOCKED, CONN_LIVE, CONN_DRAINING, CONN_ENDED };
+enum conn_state { CONN_REQUESTED, CONN_ESTABLISHED, CONN_LOST, CONN_DRAINING, CONN_CLOSED };
 
 /* One READ or WRITE as posted, cut into chunks as the fabric takes them. */
 struct ibx_op {
@@ -42,31 +54,34 @@ struct event_ring {
     unsigned capacity, head, count; /* capacity is a power of two */
 };
 
-/* The door: framed, authenticated dialogue before establishment, then only watched. */
-struct door {
-    int fd;
-    bool authenticated; /* frames carry MACs now */
-    uint8_t session_key[IBX_HASH_BYTES];
-    uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
-    uint64_t sent, received;            /* frames, for the MACs */
-    bool result_known;                  /* the peer's RESULT came while we were still waiting */
-    int result;                         /* 0 or -errno of the peer's attempt */
-    char result_reason[256];
+/* When ibx_wait() polls busily, and what that has brought: wait.c. */
+struct busy_polling {
+    uint64_t expected; /* an event is due until then, ibx_now_ns(); 0: unknown */
+    unsigned futile;   /* times in a row that it found nothing */
+    unsigned skipped;  /* waits in a row without it */
+    unsigned losses;   /* weight of the times that it lost the processor, fading */
+};
+
+/* What sets a connection up. handshake/ implements it; core/ calls it until the connection is
+ * established or closed. */
+struct ibx_conn_setup {
+    int (*wait)(struct ibx_conn_setup *setup, int fd, short events, uint64_t deadline_ns);
+    void (*destroy)(struct ibx_conn_setup *setup);
 };
 
 struct ibx_conn {
-    enum conn_state state;
+    struct ibx_state_machine state; /* enum conn_state */
     enum ibx_role role;
     struct ibx_options options;
-    char uri[300]; /* as given, for messages */
-    struct ibx_key key;
-    struct door door;
     struct ibx_path path;
     struct ibx_caps caps;
+    int handshake_socket; /* after establishment it only shows that the peer is alive */
+    bool same_host;       /* the client knows that the server runs on its own kernel */
+    uint8_t session_key[IBX_HASH_BYTES];
+    struct ibx_conn_setup *setup; /* NULL once established */
 
     struct ibx_link link;
-    const struct ibx_provider *inner;    /* the fabric's */
-    const struct ibx_provider *provider; /* inner, or faulty round it */
+    const struct ibx_provider *provider;
     void *endpoint;
     struct ibx_mr *regions;
 
@@ -77,24 +92,58 @@ struct ibx_conn {
     unsigned in_flight; /* chunks in the provider */
     unsigned next_lane;
     struct event_ring events;
-    unsigned events_reserved; /* completions that are still to come, for which the ring has room */
+    unsigned events_reserved; /* completions to come, for which the ring has room */
 
     int epoll_fd, wake_fd;
-    uint64_t expected; /* until then an event is due, ibx_now_ns(), 0: nobody said so */
-    unsigned polls;    /* since the door was last looked at, idle ones weighted */
-    unsigned futile;   /* times in a row that busy polling has found nothing ... */
-    unsigned skipped;  /* ... and waits without it since there were too many */
-    unsigned lost;     /* weight of the times that it lost the core meanwhile, fading */
-    bool starved;      /* a send found no credit ... */
-    bool fed;          /* ... and something has moved since, perhaps credit */
-    bool moved;        /* something has, since sleeping was last allowed */
-    unsigned late;     /* messages that came when the end was known */
+    struct busy_polling busy;
+    unsigned polls;   /* since the handshake socket was last looked at; idle ones count more */
+    bool starved;     /* a send found no credit */
+    bool replenished; /* there was progress since: perhaps credit */
+    bool progressed;  /* since sleeping was last allowed */
+    unsigned late;    /* messages that came when the end was known */
     int lost_status;
     char lost_reason[256];
     pid_t owner; /* the process that established it, 0: none yet */
 };
 
+/* For handshake/. */
+
+/* Takes `fd` and `setup`, also on failure: NULL, -ENOMEM in `err`. */
+struct ibx_conn *ibx_conn_create(int fd, enum ibx_role role, const struct ibx_options *options,
+                                 struct ibx_conn_setup *setup, struct ibx_error *err);
+/* Makes the descriptors that ibx_link_watch() needs, before any provider is opened. */
+int ibx_conn_prepare(struct ibx_conn *conn, struct ibx_error *err);
+/* Both sides have set up the endpoint: REQUESTED -> ESTABLISHED. */
+int ibx_conn_establish(struct ibx_conn *conn, struct ibx_error *err);
+/* Setting up failed: REQUESTED -> CLOSED. */
+void ibx_conn_fail(struct ibx_conn *conn);
+
+/* path_choice.c, for handshake/. */
+
+/* The client's next candidate; `*index` begins with 0. -ENOENT: there are no more. */
+int ibx_path_next(struct ibx_conn *conn, unsigned *index, char name[16]);
+/* Whether the server's options allow this provider. */
+bool ibx_path_allowed(const struct ibx_options *options, const char *name);
+/* Opens an endpoint of the provider for the connection. */
+int ibx_path_open(struct ibx_conn *conn, const char *name, struct ibx_error *err);
+void ibx_path_close(struct ibx_conn *conn);
+/* Notes in ibx_conn_path() why this provider was not taken. */
+void ibx_path_refused(struct ibx_conn *conn, const char *name, const char *reason);
+/* -ENOTSUP: every candidate was refused, with all the reasons. */
+int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err);
+
+/* conn.c, for core/. */
+
+void ibx_conn_lost(struct ibx_conn *conn, int status, const char *reason);
+/* ESTABLISHED or LOST: regions can be made, the peer's memory can be reached. */
+bool ibx_conn_has_endpoint(const struct ibx_conn *conn);
+/* Looks whether the peer still has the handshake socket open. */
+void ibx_conn_check_peer(struct ibx_conn *conn);
+/* One round of progress: what the provider returned. */
+int ibx_conn_progress(struct ibx_conn *conn);
+
 /* chunks.c */
+
 int ibx_chunks_init(struct ibx_conn *conn);
 void ibx_chunks_fini(struct ibx_conn *conn);
 /* Gives queued work to the provider as far as it takes it. */
@@ -105,23 +154,5 @@ void ibx_chunk_done(struct ibx_conn *conn, struct ibx_chunk *chunk, int status);
 /* -ENOMEM when the ring cannot grow. */
 int ibx_events_push(struct ibx_conn *conn, const struct ibx_event *event);
 bool ibx_events_pop(struct ibx_conn *conn, struct ibx_event *event);
-
-/* conn.c */
-void ibx_conn_lost(struct ibx_conn *conn, int status, const char *reason);
-/* door.c needs a connection round a socket; takes the fd in any case. */
-struct ibx_conn *ibx_conn_new(int fd, enum ibx_role role, const struct ibx_options *options);
-/* Called by door.c when a provider stands on both sides. */
-int ibx_conn_live(struct ibx_conn *conn, struct ibx_error *err);
-
-/* door.c */
-int ibx_handshake_server(struct ibx_conn *conn, struct ibx_error *err);
-int ibx_handshake_client(struct ibx_conn *conn, struct ibx_error *err);
-int ibx_handshake_wait(struct ibx_conn *conn, int fd, short events, uint64_t deadline_ns);
-
-/* listen.c */
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
-                          struct ibx_error *err);
-/* "[::1]:5000", "10.0.0.7:4000" or "unix socket". */
-void ibx_peer_name(int fd, char *out, size_t size);
 
 #endif

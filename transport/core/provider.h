@@ -2,11 +2,10 @@
 /*
  * What a provider implements. Its users include transport.h instead.
  *
- * The core (conn.c) owns the connection: it cuts READs and WRITEs into chunks,
- * keeps the number in flight bounded, counts completions and turns them into
- * events. The door (door.c) authenticates and agrees. A provider moves one chunk
- * or one message at a time and reports what became of it, from inside
- * `progress` only.
+ * core/ owns the connection: it cuts READs and WRITEs into chunks, bounds the number in flight,
+ * counts completions and turns them into events. handshake/ authenticates both ends and agrees on
+ * the provider. A provider moves one chunk or one message at a time and reports the result, from
+ * inside `progress` only.
  *
  * Life of a provider's endpoint, the same on both sides:
  *
@@ -17,9 +16,9 @@
  *           the answer as the second argument of finish
  *   finish  both sides at once complete the connection, before `deadline`
  *
- * Any of them may fail with a sentence; the client then tries the next
- * provider on the same door, so a failed attempt must leave nothing behind
- * after close. All blocking waits go through ibx_link_wait().
+ * Any of them may fail with a message; the client then tries the next provider on the same
+ * handshake socket, so a failed attempt must leave nothing behind after close. All blocking waits
+ * go through ibx_link_wait().
  */
 #ifndef IBX_TRANSPORT_CORE_PROVIDER_H
 #define IBX_TRANSPORT_CORE_PROVIDER_H
@@ -63,7 +62,7 @@ struct ibx_mr {
 
 struct ibx_link;
 
-/* How a provider reports; faulty.c puts its own in between. */
+/* How a provider reports. fault_injection/ puts its own in between. */
 struct ibx_upcalls {
     /* A chunk accepted by `rdma` is over: status 0 or negative errno. Exactly once each. */
     void (*chunk_done)(struct ibx_link *link, struct ibx_chunk *chunk, int status);
@@ -79,25 +78,24 @@ struct ibx_upcalls {
 struct ibx_link {
     const struct ibx_upcalls *up;
     struct ibx_conn *conn;
-    void *owner; /* of the upcalls: the connection, or faulty.c's wrapper */
+    void *owner; /* of the upcalls */
 };
 
-/* faulty.c: the provider it is to wrap. */
-const struct ibx_provider *ibx_link_inner(const struct ibx_link *link);
 /* With the values of `slots` and `message` that both ends agreed on (the smaller ones). */
 const struct ibx_options *ibx_link_options(const struct ibx_link *link);
 /* domain.c: one more holder of it, until ibx_domain_release(); NULL stays NULL. */
 struct ibx_domain *ibx_domain_hold(struct ibx_domain *domain);
 enum ibx_role ibx_link_role(const struct ibx_link *link);
-/* The door's connected stream socket, for addresses (getsockname, getpeername) and, for a provider
- * with `takes_door`, for its own use once finish has returned on both sides. */
-int ibx_link_door(const struct ibx_link *link);
+/* The connected handshake socket: for addresses (getsockname, getpeername) and, with
+ * `takes_socket`, for the provider's own use once finish has returned on both sides. */
+int ibx_link_socket(const struct ibx_link *link);
 /* 32 bytes that only the two authenticated ends of this connection can compute, different for each
  * label: HMAC-SHA-256(session key, label). Put it wherever a second channel (a further socket, an
  * rdma_cm request) has to prove that it belongs here; compare with CRYPTO_memcmp. */
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES]);
 /* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT after the
- * deadline; -ECANCELED when the peer gave this attempt up or died, which the door shows. */
+ * deadline; -ECANCELED when the peer gave this attempt up or died, which the
+ * handshake socket shows. */
 int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns);
 /* Adds an fd to what ibx_fd() wakes up on (level-triggered POLLIN), from finish on. The provider
  * removes it before closing it. */
@@ -130,7 +128,8 @@ void ibx_domain_part_release(struct ibx_domain_part *part);
 
 struct ibx_provider {
     const char *name;
-    bool takes_door; /* the core stops watching the door after finish: the provider notices EOF */
+    bool
+        takes_socket; /* the provider uses the handshake socket after finish, and notices its EOF */
 
     /* Can this host use it? A description such as "mlx5_0 port 1 (200 Gb/s)", or the reason. */
     int (*probe)(const struct ibx_options *options, char *description, size_t size,
@@ -184,16 +183,11 @@ struct ibx_provider {
     void (*close)(void *endpoint);
 };
 
-/* Checks that all the mandatory calls are there; used when the table is built, and by tests. */
-int ibx_provider_check(const struct ibx_provider *provider, struct ibx_error *err);
 const struct ibx_provider *ibx_provider_find(const char *name);
 
 extern const struct ibx_provider ibx_provider_shm;
 extern const struct ibx_provider ibx_provider_verbs;
 extern const struct ibx_provider ibx_provider_ofi;
 extern const struct ibx_provider ibx_provider_tcp;
-
-/* faulty.c: an endpoint of `inner` with link->options->faults in between. */
-extern const struct ibx_provider ibx_provider_faulty;
 
 #endif

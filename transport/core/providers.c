@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The providers of this build, in the order rdma:// prefers them. */
+/* The table of providers in this build, in the order in which rdma:// prefers them; path_choice.c
+ * chooses from it. */
 #include "transport/core/provider.h"
 
 #include <errno.h>
@@ -30,16 +31,6 @@ static const struct {
     {"tcp", NULL},
 #endif
 };
-
-int ibx_provider_check(const struct ibx_provider *p, struct ibx_error *err)
-{
-    if (!p->name || !p->probe || !p->open || !p->offer || !p->join || !p->finish || !p->query ||
-        !p->mr_register || !p->mr_deregister || !p->rdma || !p->send || !p->release ||
-        !p->progress || !p->arm || !p->abort || !p->close)
-        return ibx_error_set(err, -EINVAL, "provider %s lacks a mandatory call",
-                             p->name ? p->name : "without a name");
-    return 0;
-}
 
 const struct ibx_provider *ibx_provider_find(const char *name)
 {

@@ -1,24 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The faulty decorator: stands between the core and the endpoint of another
- * provider and misbehaves as struct ibx_faults tells it, now or from the next
- * poll on.
- *
- *      core  --calls-->  faulty  --calls-->  inner endpoint
- *      core  <--reports- faulty  <--reports- inner endpoint
- *
- * What leaves is counted when it leaves: chunks when they are posted, messages
- * when they are sent. What comes in is counted when it is handed to the core:
- * messages, and the bytes of READs. A call that the inner endpoint refuses
- * (-EAGAIN) counts nothing, because the core repeats it.
- *
- *   fail_in        posted chunks
- *   corrupt_in     completed READ chunks, sent and received messages
- *   drop_in        sent and received messages
- *   disconnect_in  posted chunks, sent and received messages
- *   delay_polls    everything that is reported, in the order it was reported
+ *      core  --calls-->  fault injection  --calls-->  inner endpoint
+ *      core  <--reports- fault injection  <--reports- inner endpoint
  */
-#include "transport/core/provider.h"
+#include "transport/fault_injection/fault_injection.h"
+
+#include "transport/core/conn.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -44,10 +31,10 @@ struct copy {
     uint8_t data[];
 };
 
-struct faulty {
-    struct ibx_link link;   /* what the inner endpoint reports to */
-    struct ibx_link *outer; /* what the core gave */
-    struct ibx_faults *faults;
+struct injector {
+    struct ibx_provider provider; /* takes the inner one's place in the connection */
+    struct ibx_link core;         /* what the inner endpoint reported to before */
+    struct ibx_injected_faults *faults;
     const struct ibx_provider *inner;
     void *endpoint; /* the inner one */
 
@@ -59,7 +46,7 @@ struct faulty {
     int reports; /* made during this progress */
 
     struct copy *copies;
-    bool break_now; /* disconnect_in struck, report it at the next poll */
+    bool break_now; /* disconnect_in was reached: reported at the next poll */
     bool aborted;
     char reason[192]; /* of the HELD_LOST */
 };
@@ -72,7 +59,7 @@ static bool countdown(unsigned *left)
 
 /* ---------------------------------------------------------------- holding */
 
-static int ring_grow(struct faulty *f)
+static int ring_grow(struct injector *f)
 {
     size_t capacity = f->capacity ? f->capacity * 2 : 64;
     struct held *ring = malloc(capacity * sizeof(*ring));
@@ -87,7 +74,7 @@ static int ring_grow(struct faulty *f)
     return 0;
 }
 
-static int hold(struct faulty *f, struct held held)
+static int hold(struct injector *f, struct held held)
 {
     if (f->count == f->capacity && ring_grow(f))
         return -ENOMEM;
@@ -104,17 +91,17 @@ static void flip_a_bit(uint8_t *bytes, size_t length)
         bytes[length / 2] ^= 1;
 }
 
-static void deliver_chunk(struct faulty *f, const struct held *held)
+static void deliver_chunk(struct injector *f, const struct held *held)
 {
     struct ibx_chunk *chunk = held->chunk;
     /* GPU memory is out of the CPU's reach: the count goes on to a READ that can be corrupted. */
     if (!held->status && chunk->kind == IBX_RDMA_READ && chunk->mr->span.kind == IBX_MEMORY_HOST &&
         countdown(&f->faults->corrupt_in))
         flip_a_bit(chunk->local, chunk->length);
-    f->outer->up->chunk_done(f->outer, chunk, held->status);
+    f->core.up->chunk_done(&f->core, chunk, held->status);
 }
 
-static void deliver_message(struct faulty *f, const struct held *held)
+static void deliver_message(struct injector *f, const struct held *held)
 {
     if (f->aborted) {
         f->inner->release(f->endpoint, held->token);
@@ -140,10 +127,10 @@ static void deliver_message(struct faulty *f, const struct held *held)
         f->copies = copy;
         data = copy->data;
     }
-    f->outer->up->message(f->outer, data, held->length, held->token);
+    f->core.up->message(&f->core, data, held->length, held->token);
 }
 
-static void deliver(struct faulty *f, const struct held *held)
+static void deliver(struct injector *f, const struct held *held)
 {
     f->reports++;
     switch (held->kind) {
@@ -154,16 +141,16 @@ static void deliver(struct faulty *f, const struct held *held)
         deliver_message(f, held);
         break;
     case HELD_SEND:
-        f->outer->up->send_done(f->outer, held->token, held->status);
+        f->core.up->send_done(&f->core, held->token, held->status);
         break;
     case HELD_LOST:
-        f->outer->up->lost(f->outer, held->status, f->reason);
+        f->core.up->lost(&f->core, held->status, f->reason);
         break;
     }
 }
 
 /* Takes each report out before making it: the core may abort from inside. */
-static void deliver_due(struct faulty *f)
+static void deliver_due(struct injector *f)
 {
     while (f->count && !f->break_now) {
         struct held held = f->ring[f->head];
@@ -176,7 +163,7 @@ static void deliver_due(struct faulty *f)
 }
 
 /* Without memory to hold a report nothing may be lost: everything goes out at once, in order. */
-static void hold_or_deliver(struct faulty *f, struct held held)
+static void hold_or_deliver(struct injector *f, struct held held)
 {
     if (!hold(f, held))
         return;
@@ -209,7 +196,7 @@ static void inner_send_done(struct ibx_link *link, uint64_t cookie, int status)
 
 static void inner_lost(struct ibx_link *link, int status, const char *reason)
 {
-    struct faulty *f = link->owner;
+    struct injector *f = link->owner;
     if (f->reason[0])
         return; /* the first counts */
     strncpy(f->reason, reason, sizeof(f->reason) - 1);
@@ -225,83 +212,28 @@ static const struct ibx_upcalls inner_upcalls = {
 
 /* -------------------------------------------------------- the core's calls */
 
-static int faulty_probe(const struct ibx_options *options, char *description, size_t size,
-                        struct ibx_error *err)
+static int inject_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
 {
-    if (!options->faults)
-        return ibx_error_set(err, -EINVAL,
-                             "the faulty decorator needs options.faults: choose the "
-                             "provider under it and set them");
-    snprintf(description, size, "faults round another provider");
-    return 0;
-}
-
-static int faulty_open(struct ibx_link *link, void **endpoint, struct ibx_error *err)
-{
-    struct faulty *f = calloc(1, sizeof(*f));
-    if (!f)
-        return ibx_error_set(err, -ENOMEM, "no memory for the faulty decorator");
-    f->outer = link;
-    f->faults = ibx_link_options(link)->faults;
-    f->inner = ibx_link_inner(link);
-    f->link = (struct ibx_link){.up = &inner_upcalls, .conn = link->conn, .owner = f};
-    int rc = f->inner->open(&f->link, &f->endpoint, err);
-    if (rc) {
-        free(f);
-        return rc;
-    }
-    *endpoint = f;
-    return 0;
-}
-
-static int faulty_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
-{
-    struct faulty *f = endpoint;
-    return f->inner->offer(f->endpoint, offer, err);
-}
-
-static int faulty_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
-                       struct ibx_error *err)
-{
-    struct faulty *f = endpoint;
-    return f->inner->join(f->endpoint, offer, answer, err);
-}
-
-static int faulty_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
-                         struct ibx_error *err)
-{
-    struct faulty *f = endpoint;
-    return f->inner->finish(f->endpoint, answer, deadline_ns, err);
-}
-
-static void faulty_query(void *endpoint, struct ibx_caps *caps, char *description, size_t size)
-{
-    struct faulty *f = endpoint;
-    f->inner->query(f->endpoint, caps, description, size);
-}
-
-static int faulty_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
-{
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     return f->inner->mr_register(f->endpoint, mr, err);
 }
 
-static void faulty_mr_deregister(void *endpoint, struct ibx_mr *mr)
+static void inject_mr_deregister(void *endpoint, struct ibx_mr *mr)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     f->inner->mr_deregister(f->endpoint, mr);
 }
 
-static const void *faulty_remote_pointer(void *endpoint, const struct ibx_remote *remote)
+static const void *inject_remote_pointer(void *endpoint, const struct ibx_remote *remote)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     return f->inner->remote_pointer ? f->inner->remote_pointer(f->endpoint, remote) : NULL;
 }
 
-static int faulty_rdma(void *endpoint, struct ibx_chunk *chunk)
+static int inject_rdma(void *endpoint, struct ibx_chunk *chunk)
 {
-    struct faulty *f = endpoint;
-    struct ibx_faults *faults = f->faults;
+    struct injector *f = endpoint;
+    struct ibx_injected_faults *faults = f->faults;
     bool cut = f->break_now || faults->disconnect_in == 1;
     int rc;
 
@@ -321,7 +253,7 @@ static int faulty_rdma(void *endpoint, struct ibx_chunk *chunk)
 }
 
 /* Sends what `iov` holds with one bit flipped. */
-static int send_corrupted(struct faulty *f, const struct iovec *iov, int iovcnt, size_t length,
+static int send_corrupted(struct injector *f, const struct iovec *iov, int iovcnt, size_t length,
                           uint64_t cookie, unsigned flags)
 {
     uint8_t *bytes = malloc(length ? length : 1);
@@ -339,11 +271,11 @@ static int send_corrupted(struct faulty *f, const struct iovec *iov, int iovcnt,
     return rc;
 }
 
-static int faulty_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
+static int inject_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
                        uint64_t cookie, unsigned flags)
 {
-    struct faulty *f = endpoint;
-    struct ibx_faults *faults = f->faults;
+    struct injector *f = endpoint;
+    struct ibx_injected_faults *faults = f->faults;
     bool cut = f->break_now || faults->disconnect_in == 1;
     int rc = 0;
 
@@ -366,9 +298,9 @@ static int faulty_send(void *endpoint, const struct iovec *iov, int iovcnt, size
     return 0;
 }
 
-static void faulty_release(void *endpoint, uint64_t slot)
+static void inject_release(void *endpoint, uint64_t slot)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     for (struct copy **at = &f->copies; *at; at = &(*at)->next) {
         if ((*at)->slot != slot)
             continue;
@@ -380,15 +312,15 @@ static void faulty_release(void *endpoint, uint64_t slot)
     f->inner->release(f->endpoint, slot);
 }
 
-static int faulty_progress(void *endpoint)
+static int inject_progress(void *endpoint)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     f->polls++;
     f->reports = 0;
     if (f->break_now && !f->aborted) {
         f->break_now = false;
         f->reports++;
-        f->outer->up->lost(f->outer, -ECONNRESET, "an injected fault broke the connection");
+        f->core.up->lost(&f->core, -ECONNRESET, "an injected fault broke the connection");
         return f->reports;
     }
     int moved = f->inner->progress(f->endpoint);
@@ -397,24 +329,24 @@ static int faulty_progress(void *endpoint)
 }
 
 /* Reports are only let out by polls, so there is no sleeping while some are held. */
-static int faulty_arm(void *endpoint)
+static int inject_arm(void *endpoint)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     return f->count || f->break_now ? 1 : f->inner->arm(f->endpoint);
 }
 
-static void faulty_abort(void *endpoint)
+static void inject_abort(void *endpoint)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     f->aborted = true;
     f->break_now = false;
     f->inner->abort(f->endpoint);
     deliver_due(f);
 }
 
-static void faulty_close(void *endpoint)
+static void inject_close(void *endpoint)
 {
-    struct faulty *f = endpoint;
+    struct injector *f = endpoint;
     f->inner->close(f->endpoint);
     while (f->copies) {
         struct copy *copy = f->copies;
@@ -425,22 +357,34 @@ static void faulty_close(void *endpoint)
     free(f);
 }
 
-const struct ibx_provider ibx_provider_faulty = {
-    .name = "faulty",
-    .probe = faulty_probe,
-    .open = faulty_open,
-    .offer = faulty_offer,
-    .join = faulty_join,
-    .finish = faulty_finish,
-    .query = faulty_query,
-    .mr_register = faulty_mr_register,
-    .mr_deregister = faulty_mr_deregister,
-    .remote_pointer = faulty_remote_pointer,
-    .rdma = faulty_rdma,
-    .send = faulty_send,
-    .release = faulty_release,
-    .progress = faulty_progress,
-    .arm = faulty_arm,
-    .abort = faulty_abort,
-    .close = faulty_close,
-};
+int ibx_fault_injection_attach(struct ibx_conn *conn, struct ibx_injected_faults *faults,
+                               struct ibx_error *err)
+{
+    if (conn->state.now != CONN_ESTABLISHED)
+        return ibx_error_set(err, -ENOTCONN, "faults need an established connection");
+    struct injector *f = calloc(1, sizeof(*f));
+    if (!f)
+        return ibx_error_set(err, -ENOMEM, "no memory for fault injection");
+    *f = (struct injector){
+        .provider = {.name = conn->provider->name,
+                     .takes_socket = conn->provider->takes_socket,
+                     .mr_register = inject_mr_register,
+                     .mr_deregister = inject_mr_deregister,
+                     .remote_pointer = inject_remote_pointer,
+                     .rdma = inject_rdma,
+                     .send = inject_send,
+                     .release = inject_release,
+                     .progress = inject_progress,
+                     .arm = inject_arm,
+                     .abort = inject_abort,
+                     .close = inject_close},
+        .core = conn->link,
+        .faults = faults,
+        .inner = conn->provider,
+        .endpoint = conn->endpoint,
+    };
+    conn->link = (struct ibx_link){.up = &inner_upcalls, .conn = conn, .owner = f};
+    conn->provider = &f->provider;
+    conn->endpoint = f;
+    return 0;
+}

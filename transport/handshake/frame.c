@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Frames at the door: their bytes, their MACs, and the sentences inside. */
+/* The frames of the handshake: their bytes, their MACs, refusals. */
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
@@ -11,7 +11,7 @@
 
 /* ------------------------------------------------------------------ raw bytes */
 
-static int wait_door(int fd, short events, uint64_t deadline)
+int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline)
 {
     struct pollfd wait = {.fd = fd, .events = events};
     for (;;) {
@@ -25,15 +25,18 @@ static int wait_door(int fd, short events, uint64_t deadline)
     }
 }
 
-static int send_all(int fd, const uint8_t *data, size_t length, uint64_t deadline)
+static int transfer(int fd, bool sending, uint8_t *data, size_t length, uint64_t deadline)
 {
     while (length) {
-        ssize_t n = send(fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n >= 0) {
+        ssize_t n = sending ? send(fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT)
+                            : recv(fd, data, length, MSG_DONTWAIT);
+        if (n > 0) {
             data += n;
             length -= (size_t)n;
+        } else if (n == 0) {
+            return -ECONNRESET;
         } else if (errno == EAGAIN) {
-            int rc = wait_door(fd, POLLOUT, deadline);
+            int rc = ibx_handshake_wait_socket(fd, sending ? POLLOUT : POLLIN, deadline);
             if (rc)
                 return rc;
         } else if (errno != EINTR) {
@@ -43,112 +46,139 @@ static int send_all(int fd, const uint8_t *data, size_t length, uint64_t deadlin
     return 0;
 }
 
-static int recv_all(int fd, uint8_t *data, size_t length, uint64_t deadline)
-{
-    while (length) {
-        ssize_t n = recv(fd, data, length, MSG_DONTWAIT);
-        if (n > 0) {
-            data += n;
-            length -= (size_t)n;
-        } else if (n == 0) {
-            return -ECONNRESET;
-        } else if (errno == EAGAIN) {
-            int rc = wait_door(fd, POLLIN, deadline);
-            if (rc)
-                return rc;
-        } else if (errno != EINTR) {
-            return -errno;
-        }
-    }
-    return 0;
-}
-
 /* --------------------------------------------------------------------- frames */
 
-void ibx_handshake_frame_begin(struct door_frame *frame, enum door_frame_type type)
+void ibx_handshake_frame_begin(struct frame *frame, enum frame_type type)
 {
     frame->type = (uint8_t)type;
     frame->bytes[4] = frame->type;
     frame->out = ibx_writer_of(frame->bytes + 5, IBX_HANDSHAKE_PAYLOAD_MAX);
 }
 
-static void frame_mac(struct ibx_conn *conn, bool from_client, uint64_t number,
+static void frame_mac(const struct ibx_handshake *h, bool from_client, uint64_t number,
                       const uint8_t *bytes, size_t length, uint8_t mac[IBX_HASH_BYTES])
 {
     uint8_t head[9] = {from_client};
     struct ibx_writer w = ibx_writer_of(head + 1, 8);
     ibx_put_u64(&w, number);
     struct ibx_piece pieces[3] = {{"frame ", 6}, {head, sizeof(head)}, {bytes, length}};
-    ibx_hmac(conn->door.session_key, pieces, 3, mac);
+    ibx_hmac(h->conn->session_key, pieces, 3, mac);
 }
 
-static void transcribe(struct door *door, const uint8_t *bytes, size_t length)
+static void transcribe(struct ibx_handshake *h, const uint8_t *bytes, size_t length)
 {
-    struct ibx_piece pieces[2] = {{door->transcript, IBX_HASH_BYTES}, {bytes, length}};
-    ibx_hash(pieces, 2, door->transcript);
+    struct ibx_piece pieces[2] = {{h->transcript, IBX_HASH_BYTES}, {bytes, length}};
+    ibx_hash(pieces, 2, h->transcript);
 }
 
-int ibx_handshake_frame_send(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline)
+int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
+                             struct ibx_error *err)
 {
-    struct door *door = &conn->door;
     if (frame->out.failed)
-        return -EMSGSIZE;
+        return ibx_handshake_broken(h, -EMSGSIZE, err);
     size_t length = 5 + frame->out.length;
-    size_t mac_bytes = door->authenticated ? IBX_HANDSHAKE_MAC_BYTES : 0;
+    bool with_mac = h->state.now != HANDSHAKE_UNAUTHENTICATED;
+    size_t mac_bytes = with_mac ? IBX_HANDSHAKE_MAC_BYTES : 0;
     struct ibx_writer head = ibx_writer_of(frame->bytes, 4);
     ibx_put_u32(&head, (uint32_t)(length - 4 + mac_bytes));
-    if (mac_bytes) {
+    if (with_mac) {
         uint8_t mac[IBX_HASH_BYTES];
-        frame_mac(conn, conn->role == IBX_ROLE_CLIENT, door->sent, frame->bytes, length, mac);
-        memcpy(frame->bytes + length, mac, IBX_HANDSHAKE_MAC_BYTES);
-        length += IBX_HANDSHAKE_MAC_BYTES;
+        frame_mac(h, h->conn->role == IBX_ROLE_CLIENT, h->sent, frame->bytes, length, mac);
+        memcpy(frame->bytes + length, mac, mac_bytes);
     } else {
-        transcribe(door, frame->bytes, length);
+        transcribe(h, frame->bytes, length);
     }
-    door->sent++;
-    return send_all(door->fd, frame->bytes, length, deadline);
+    h->sent++;
+    int rc = transfer(h->conn->handshake_socket, true, frame->bytes, length + mac_bytes, deadline);
+    return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 
-static int frame_check_mac(struct ibx_conn *conn, struct door_frame *frame, size_t *length)
+/* Takes the MAC off `*length`. */
+static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *length)
 {
-    struct door *door = &conn->door;
-    if (!door->authenticated) {
-        transcribe(door, frame->bytes, *length);
+    if (h->state.now == HANDSHAKE_UNAUTHENTICATED) {
+        transcribe(h, frame->bytes, *length);
         return 0;
     }
     if (*length < 5 + IBX_HANDSHAKE_MAC_BYTES)
         return -EBADMSG;
     *length -= IBX_HANDSHAKE_MAC_BYTES;
     uint8_t mac[IBX_HASH_BYTES], got[IBX_HASH_BYTES];
-    frame_mac(conn, conn->role == IBX_ROLE_SERVER, door->received, frame->bytes, *length, mac);
+    frame_mac(h, h->conn->role == IBX_ROLE_SERVER, h->received, frame->bytes, *length, mac);
+    /* Only the first bytes travel; the others are equal. */
+    memcpy(got, mac, IBX_HASH_BYTES);
     memcpy(got, frame->bytes + *length, IBX_HANDSHAKE_MAC_BYTES);
-    memcpy(got + IBX_HANDSHAKE_MAC_BYTES, mac + IBX_HANDSHAKE_MAC_BYTES,
-           IBX_HASH_BYTES - IBX_HANDSHAKE_MAC_BYTES);
     return ibx_hash_equal(mac, got) ? 0 : -EBADMSG;
 }
 
-int ibx_handshake_frame_receive(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline)
+static int receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline)
 {
-    struct door *door = &conn->door;
-    int rc = recv_all(door->fd, frame->bytes, 5, deadline);
+    int fd = h->conn->handshake_socket;
+    int rc = transfer(fd, false, frame->bytes, 5, deadline);
     if (rc)
         return rc;
     struct ibx_reader head = ibx_reader_of(frame->bytes, 5);
-    size_t body = ibx_get_u32(&head);
-    if (body < 1 ||
-        body > 1 + IBX_HANDSHAKE_PAYLOAD_MAX + (door->authenticated ? IBX_HANDSHAKE_MAC_BYTES : 0))
+    size_t body = ibx_get_u32(&head), most = 1 + IBX_HANDSHAKE_PAYLOAD_MAX;
+    if (h->state.now != HANDSHAKE_UNAUTHENTICATED)
+        most += IBX_HANDSHAKE_MAC_BYTES;
+    if (body < 1 || body > most)
         return -EPROTO;
-    rc = recv_all(door->fd, frame->bytes + 5, body - 1, deadline);
+    rc = transfer(fd, false, frame->bytes + 5, body - 1, deadline);
     if (rc)
         return rc;
     size_t length = 4 + body;
-    rc = frame_check_mac(conn, frame, &length);
+    rc = check_mac(h, frame, &length);
     if (rc)
         return rc;
-    door->received++;
+    h->received++;
     frame->type = frame->bytes[4];
     frame->payload = ibx_reader_of(frame->bytes + 5, length - 5);
     return 0;
+}
+
+int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
+                                struct ibx_error *err)
+{
+    int rc = receive(h, frame, deadline);
+    return rc ? ibx_handshake_broken(h, rc, err) : 0;
+}
+
+int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
+                               uint64_t deadline, struct ibx_error *err)
+{
+    int rc = ibx_handshake_frame_receive(h, frame, deadline, err);
+    if (rc || frame->type == type)
+        return rc;
+    if (frame->type != FRAME_REFUSE)
+        return ibx_handshake_broken(h, -EPROTO, err);
+    char reason[256];
+    rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
+    return ibx_error_set(err, rc ? rc : -ECONNREFUSED, "%s refuses: %s", h->conn->path.peer,
+                         reason);
+}
+
+/* ------------------------------------------------------------------- failures */
+
+int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
+{
+    const char *why = rc == -ETIMEDOUT    ? "no answer in time"
+                      : rc == -ECONNRESET ? "it closed the connection"
+                      : rc == -EPROTO     ? "it does not speak this protocol"
+                      : rc == -EBADMSG    ? "a frame was tampered with"
+                                          : strerror(-rc);
+    bool unknown = h->conn->role == IBX_ROLE_CLIENT && h->state.now == HANDSHAKE_UNAUTHENTICATED;
+    return ibx_error_set(err, rc, "setting up with %s failed: %s%s", h->conn->path.peer, why,
+                         unknown ? "; see that an ibx server listens there" : "");
+}
+
+int ibx_handshake_refuse(struct ibx_handshake *h, int code, const char *reason,
+                         struct ibx_error *err)
+{
+    struct frame frame;
+    ibx_handshake_frame_begin(&frame, FRAME_REFUSE);
+    ibx_handshake_reason_put(&frame.out, code, reason);
+    ibx_handshake_frame_send(h, &frame, ibx_deadline_in_ms(1000), NULL);
+    return ibx_error_set(err, code, "refused %s: %s", h->conn->path.peer, reason);
 }
 
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size)
@@ -167,41 +197,4 @@ void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason
     snprintf(text, sizeof(text), "%s", code ? reason : "");
     ibx_put_u32(w, (uint32_t)code);
     ibx_put_string(w, text);
-}
-
-int ibx_handshake_broken(struct ibx_conn *conn, int rc, struct ibx_error *err)
-{
-    const char *why = rc == -ETIMEDOUT    ? "no answer in time"
-                      : rc == -ECONNRESET ? "it closed the connection"
-                      : rc == -EPROTO     ? "it does not speak this protocol"
-                      : rc == -EBADMSG    ? "a frame was tampered with"
-                                          : strerror(-rc);
-    bool stranger = conn->role == IBX_ROLE_CLIENT && !conn->door.authenticated;
-    return ibx_error_set(err, rc, "setting up with %s failed: %s%s", conn->path.peer, why,
-                         stranger ? "; see that an ibx server listens there" : "");
-}
-
-int ibx_handshake_expect(struct ibx_conn *conn, struct door_frame *frame, enum door_frame_type type,
-                         uint64_t deadline, struct ibx_error *err)
-{
-    int rc = ibx_handshake_frame_receive(conn, frame, deadline);
-    if (!rc && frame->type == FRAME_REFUSE) {
-        char reason[256];
-        rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
-        return ibx_error_set(err, rc ? rc : -ECONNREFUSED, "%s refuses: %s", conn->path.peer,
-                             reason);
-    }
-    if (!rc && frame->type != type)
-        rc = -EPROTO;
-    return rc ? ibx_handshake_broken(conn, rc, err) : 0;
-}
-
-int ibx_handshake_refuse(struct ibx_conn *conn, int code, const char *to_peer,
-                         struct ibx_error *err)
-{
-    struct door_frame frame;
-    ibx_handshake_frame_begin(&frame, FRAME_REFUSE);
-    ibx_handshake_reason_put(&frame.out, code, to_peer);
-    ibx_handshake_frame_send(conn, &frame, ibx_deadline_in_ms(1000));
-    return ibx_error_set(err, code, "refused %s: %s", conn->path.peer, to_peer);
 }

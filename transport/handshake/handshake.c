@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The dialogue at the door: prove, agree, set up. docs/protocol.md has the
- * frames byte by byte.
+ * The dialogue: authenticate, then try providers until both sides have set one up.
+ * docs/protocol.md has the frames byte by byte.
  *
  *   client                                server
  *   HELLO nonce, slots, message  ------>
@@ -11,7 +11,7 @@
  *   TRY provider                 ------>                                     | MAC on
  *                                <------  OFFER blob   (or RESULT reason)    | every frame
  *   ANSWER blob                  ------>               (or RESULT reason)    v
- *        ...both set the provider up...
+ *        both set the provider up
  *   RESULT                       <----->  RESULT
  *   (unless both are 0: the next TRY, or the end)
  *
@@ -21,302 +21,316 @@
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
-#include "common/log.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-static void note_refusal(struct ibx_conn *conn, const char *name, const char *reason)
+#define NEXT 1 /* this provider failed: the next one may be tried */
+
+static const struct ibx_state handshake_states[] = {
+    [HANDSHAKE_UNAUTHENTICATED] = {"unauthenticated", IBX_TO(HANDSHAKE_AUTHENTICATED),
+                                   IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [HANDSHAKE_AUTHENTICATED] = {"authenticated", IBX_TO(HANDSHAKE_TRYING), IBX_STATE_FINAL},
+    [HANDSHAKE_TRYING] = {"trying a provider",
+                          IBX_TO(HANDSHAKE_RESULT_KNOWN) | IBX_TO(HANDSHAKE_AUTHENTICATED),
+                          IBX_STATE_FINAL},
+    [HANDSHAKE_RESULT_KNOWN] = {"result known", IBX_TO(HANDSHAKE_AUTHENTICATED), IBX_STATE_FINAL},
+};
+static const struct ibx_state_table handshake_table =
+    IBX_STATE_TABLE("handshake", handshake_states);
+
+static uint64_t new_deadline(const struct ibx_handshake *h)
 {
-    struct ibx_path *path = &conn->path;
-    if (path->refused_count == sizeof(path->refused) / sizeof(path->refused[0]))
-        return;
-    unsigned i = path->refused_count++;
-    snprintf(path->refused[i].provider, sizeof(path->refused[i].provider), "%s", name);
-    snprintf(path->refused[i].reason, sizeof(path->refused[i].reason), "%.255s", reason);
-    ibx_log(IBX_LOG_INFO, "%s with %s refused: %s", name, path->peer, reason);
+    return ibx_deadline_in_ms(h->conn->options.timeout_ms);
 }
 
-/* As ibx_handshake_reason_get(). Whose device is missing decides who has to act: what the peer says
- * is marked as its. */
-static int take_reason(const struct ibx_conn *conn, struct ibx_reader *payload, char reason[256])
+/* ---------------------------------------------------------------------- results */
+
+/* As ibx_handshake_reason_get(). The reason says on which side a device or a path is missing. */
+static int get_result(const struct ibx_handshake *h, struct ibx_reader *payload, char reason[256])
 {
-    char said[256] = "";
-    int code = ibx_handshake_reason_get(payload, said, sizeof(said));
-    snprintf(reason, 256, "on the %s: %.239s", conn->role == IBX_ROLE_SERVER ? "client" : "server",
-             said);
+    char theirs[256] = "";
+    int code = ibx_handshake_reason_get(payload, theirs, sizeof(theirs));
+    snprintf(reason, 256, "on the %s: %.239s",
+             h->conn->role == IBX_ROLE_SERVER ? "client" : "server", theirs);
     return code;
 }
 
-/* Is `name` in the comma-separated list of wanted providers? */
-static bool wanted(const char *list, const char *name)
+static int send_result(struct ibx_handshake *h, int code, const char *reason, uint64_t deadline,
+                       struct ibx_error *err)
 {
-    size_t n = strlen(name);
-    if (!strcmp(list, "auto"))
-        return true;
-    for (const char *p = list; *p;) {
-        size_t m = strcspn(p, ",");
-        if (m == n && !memcmp(p, name, n))
-            return true;
-        p += m + (p[m] == ',');
-    }
-    return false;
-}
-
-static int endpoint_open(struct ibx_conn *conn, const char *name, struct ibx_error *err)
-{
-    conn->inner = ibx_provider_find(name);
-    if (!conn->inner)
-        return ibx_error_set(err, -ENOSYS, "%.15s is not in this build", name);
-    conn->provider = conn->inner;
-#ifdef IBX_WITH_FAULTY
-    if (conn->options.faults)
-        conn->provider = &ibx_provider_faulty;
-#endif
-    conn->door.result_known = false;
-    void *endpoint = NULL;
-    int rc = conn->provider->open(&conn->link, &endpoint, err);
-    conn->endpoint = rc ? NULL : endpoint;
-    return rc;
-}
-
-static void endpoint_close(struct ibx_conn *conn)
-{
-    if (!conn->endpoint)
-        return;
-    conn->provider->close(conn->endpoint);
-    conn->endpoint = NULL;
-}
-
-static int send_result(struct ibx_conn *conn, int code, const char *reason, uint64_t deadline)
-{
-    struct door_frame frame;
+    struct frame frame;
     ibx_handshake_frame_begin(&frame, FRAME_RESULT);
     ibx_handshake_reason_put(&frame.out, code, reason);
-    return ibx_handshake_frame_send(conn, &frame, deadline);
+    return ibx_handshake_frame_send(h, &frame, deadline, err);
 }
 
-/* Receives the peer's RESULT unless ibx_handshake_wait() has met it. Negative: the door broke. */
-static int learn_result(struct ibx_conn *conn, uint64_t deadline, struct ibx_error *err)
+/* Receives the peer's RESULT, unless wait_or_result() has met it. Negative: the dialogue broke. */
+static int receive_result(struct ibx_handshake *h, uint64_t deadline, struct ibx_error *err)
 {
-    struct door_frame frame;
-    struct door *door = &conn->door;
-    if (door->result_known)
+    struct frame frame;
+    if (h->state.now == HANDSHAKE_RESULT_KNOWN)
         return 0;
-    int rc = ibx_handshake_expect(conn, &frame, FRAME_RESULT, deadline, err);
+    int rc = ibx_handshake_frame_expect(h, &frame, FRAME_RESULT, deadline, err);
     if (rc)
         return rc;
-    door->result = take_reason(conn, &frame.payload, door->result_reason);
-    door->result_known = true;
-    return 0;
+    h->result = get_result(h, &frame.payload, h->result_reason);
+    return ibx_state_move(&h->state, HANDSHAKE_RESULT_KNOWN);
 }
 
-int ibx_handshake_wait(struct ibx_conn *conn, int fd, short events, uint64_t deadline)
+/* ibx_link_wait(): the peer may give the attempt up meanwhile. */
+static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, uint64_t deadline)
 {
-    struct door *door = &conn->door;
+    struct ibx_handshake *h = (struct ibx_handshake *)setup;
+    struct pollfd wait[2] = {{.fd = fd, .events = events},
+                             {.fd = h->conn->handshake_socket, .events = POLLIN}};
     for (;;) {
-        struct pollfd wait[2] = {{.fd = fd, .events = events}, {.fd = door->fd, .events = POLLIN}};
-        int rc = poll(wait, door->result_known ? 1 : 2, ibx_ms_until(deadline));
+        int rc = poll(wait, h->state.now == HANDSHAKE_TRYING ? 2 : 1, ibx_ms_until(deadline));
         if (rc < 0 && errno != EINTR)
             return -errno;
         if (rc == 0)
             return -ETIMEDOUT;
         if (rc > 0 && wait[0].revents)
             return 0;
-        if (rc > 0 && wait[1].revents) {
-            if (learn_result(conn, deadline, NULL)) {
-                door->result_known = true;
-                door->result = -ECONNRESET;
-                snprintf(door->result_reason, sizeof(door->result_reason), "the peer went away");
-            }
-            if (door->result)
-                return -ECANCELED;
+        if (rc < 0 || !wait[1].revents)
+            continue;
+        if (receive_result(h, deadline, NULL)) {
+            h->result = -ECONNRESET;
+            snprintf(h->result_reason, sizeof(h->result_reason), "the peer went away");
+            ibx_state_move(&h->state, HANDSHAKE_RESULT_KNOWN);
         }
+        if (h->result)
+            return -ECANCELED;
     }
 }
 
-/* After `rc` from this side's finish: tells it, learns the peer's. 0 when both stand; 1 when this
- * provider failed (reason noted, the next may be tried); negative when the door broke. */
-static int exchange_results(struct ibx_conn *conn, const char *name, int rc,
-                            const struct ibx_error *why, struct ibx_error *err)
+/* ---------------------------------------------------------- one provider's attempt */
+
+/* Sends RESULT in place of the frame that was due. */
+static int give_up(struct ibx_handshake *h, const char *name, int status,
+                   const struct ibx_error *why, struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(conn->options.timeout_ms);
-    int sent = send_result(conn, rc, why->message, deadline);
-    if (sent)
-        return ibx_handshake_broken(conn, sent, err);
-    int learned = learn_result(conn, deadline, err);
-    if (learned)
-        return learned;
-    if (!rc && !conn->door.result)
-        return 0;
-    note_refusal(conn, name, rc && rc != -ECANCELED ? why->message : conn->door.result_reason);
-    return 1;
+    ibx_path_refused(h->conn, name, why->message);
+    int rc = send_result(h, status, why->message, new_deadline(h), err);
+    return rc ? rc : NEXT;
 }
 
-/* Instead of the frame that this side was to send; as exchange_results(). */
-static int refuse(struct ibx_conn *conn, const char *name, int status, const struct ibx_error *why,
-                  uint64_t deadline, struct ibx_error *err)
+/* Receives the frame of this type, or the RESULT with which the peer gives up. */
+static int receive_or_result(struct ibx_handshake *h, const char *name, struct frame *frame,
+                             enum frame_type type, uint64_t deadline, struct ibx_error *err)
 {
-    note_refusal(conn, name, why->message);
-    int rc = send_result(conn, status, why->message, deadline);
-    return rc ? ibx_handshake_broken(conn, rc, err) : 1;
-}
-
-/* The peer's. */
-static void note_peers_refusal(struct ibx_conn *conn, const char *name, struct ibx_reader *payload)
-{
+    int rc = ibx_handshake_frame_receive(h, frame, deadline, err);
+    if (rc || frame->type == type)
+        return rc;
+    if (frame->type != FRAME_RESULT)
+        return ibx_handshake_broken(h, -EPROTO, err);
     char reason[256];
-    take_reason(conn, payload, reason);
-    note_refusal(conn, name, reason);
+    get_result(h, &frame->payload, reason);
+    ibx_path_refused(h->conn, name, reason);
+    return NEXT;
 }
 
-/* As exchange_results(). */
-static int try_provider(struct ibx_conn *conn, const char *name, struct ibx_error *err)
+/* The last step of an attempt on either side. */
+static int finish(struct ibx_handshake *h, const char *name, struct ibx_reader *answer,
+                  struct ibx_error *err)
 {
-    struct door_frame frame;
+    struct ibx_conn *conn = h->conn;
     struct ibx_error why = {0};
-    uint64_t deadline = ibx_deadline_in_ms(conn->options.timeout_ms);
-    int rc = endpoint_open(conn, name, &why);
+    int status = conn->provider->finish(conn->endpoint, answer, new_deadline(h), &why);
+    uint64_t deadline = new_deadline(h);
+    int rc = send_result(h, status, why.message, deadline, err);
+    if (!rc)
+        rc = receive_result(h, deadline, err);
+    if (rc)
+        return rc;
+    if (!status && !h->result)
+        return 0;
+    ibx_path_refused(conn, name, status && status != -ECANCELED ? why.message : h->result_reason);
+    return NEXT;
+}
+
+/* These two return 0 when both sides have set the provider up, NEXT, or a negative errno when the
+ * dialogue broke. */
+
+static int client_try(struct ibx_handshake *h, const char *name, struct ibx_error *err)
+{
+    struct ibx_conn *conn = h->conn;
+    struct frame frame, answer;
+    struct ibx_error why = {0};
+    uint64_t deadline = new_deadline(h);
+    int rc = ibx_path_open(conn, name, &why);
     if (rc) {
-        note_refusal(conn, name, why.message);
-        return 1;
+        ibx_path_refused(conn, name, why.message);
+        return NEXT;
     }
     ibx_handshake_frame_begin(&frame, FRAME_TRY);
     ibx_put_string(&frame.out, name);
-    rc = ibx_handshake_frame_send(conn, &frame, deadline);
+    rc = ibx_handshake_frame_send(h, &frame, deadline, err);
     if (!rc)
-        rc = ibx_handshake_frame_receive(conn, &frame, deadline);
+        rc = receive_or_result(h, name, &frame, FRAME_OFFER, deadline, err);
     if (rc)
-        return ibx_handshake_broken(conn, rc, err);
-    if (frame.type == FRAME_RESULT) {
-        note_peers_refusal(conn, name, &frame.payload);
-        return 1;
-    }
-    if (frame.type != FRAME_OFFER)
-        return ibx_handshake_broken(conn, -EPROTO, err);
-
-    struct door_frame answer;
+        return rc;
     ibx_handshake_frame_begin(&answer, FRAME_ANSWER);
     rc = conn->provider->join(conn->endpoint, &frame.payload, &answer.out, &why);
     if (rc)
-        return refuse(conn, name, rc, &why, deadline, err);
-    rc = ibx_handshake_frame_send(conn, &answer, deadline);
-    if (rc)
-        return ibx_handshake_broken(conn, rc, err);
-    rc = conn->provider->finish(conn->endpoint, NULL, ibx_deadline_in_ms(conn->options.timeout_ms),
-                                &why);
-    return exchange_results(conn, name, rc, &why, err);
+        return give_up(h, name, rc, &why, err);
+    rc = ibx_handshake_frame_send(h, &answer, deadline, err);
+    return rc ? rc : finish(h, name, NULL, err);
 }
 
-/* What the server thinks of a provider the client wants; as exchange_results(). */
-static int serve_provider(struct ibx_conn *conn, const char *name, struct ibx_error *err)
+static int server_try(struct ibx_handshake *h, const char *name, struct ibx_error *err)
 {
-    struct door_frame frame;
+    struct ibx_conn *conn = h->conn;
+    struct frame frame;
     struct ibx_error why = {0};
-    uint64_t deadline = ibx_deadline_in_ms(conn->options.timeout_ms);
+    uint64_t deadline = new_deadline(h);
     int rc = 0;
-    if (!wanted(conn->options.provider, name))
+    if (!ibx_path_allowed(&conn->options, name))
         rc = ibx_error_set(&why, -EPERM, "only provider : %s is allowed", conn->options.provider);
     if (!rc)
-        rc = endpoint_open(conn, name, &why);
+        rc = ibx_path_open(conn, name, &why);
     ibx_handshake_frame_begin(&frame, FRAME_OFFER);
     if (!rc)
         rc = conn->provider->offer(conn->endpoint, &frame.out, &why);
     if (rc)
-        return refuse(conn, name, rc, &why, deadline, err);
-    rc = ibx_handshake_frame_send(conn, &frame, deadline);
+        return give_up(h, name, rc, &why, err);
+    rc = ibx_handshake_frame_send(h, &frame, deadline, err);
     if (!rc)
-        rc = ibx_handshake_frame_receive(conn, &frame, deadline);
+        rc = receive_or_result(h, name, &frame, FRAME_ANSWER, deadline, err);
+    return rc ? rc : finish(h, name, &frame.payload, err);
+}
+
+static int attempt(struct ibx_handshake *h, const char *name, struct ibx_error *err)
+{
+    int rc = ibx_state_move(&h->state, HANDSHAKE_TRYING);
+    if (!rc)
+        rc = h->conn->role == IBX_ROLE_CLIENT ? client_try(h, name, err) : server_try(h, name, err);
+    if (!rc)
+        return 0;
+    ibx_path_close(h->conn);
+    ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+    return rc;
+}
+
+/* ---------------------------------------------------------------- the whole dialogue */
+
+static int client_dialogue(struct ibx_handshake *h, struct ibx_error *err)
+{
+    char name[16];
+    unsigned index = 0;
+    int rc = ibx_handshake_authenticate_client(h, new_deadline(h), err);
     if (rc)
-        return ibx_handshake_broken(conn, rc, err);
-    if (frame.type == FRAME_RESULT) {
-        note_peers_refusal(conn, name, &frame.payload);
-        return 1;
-    }
-    if (frame.type != FRAME_ANSWER)
-        return ibx_handshake_broken(conn, -EPROTO, err);
-    rc = conn->provider->finish(conn->endpoint, &frame.payload,
-                                ibx_deadline_in_ms(conn->options.timeout_ms), &why);
-    return exchange_results(conn, name, rc, &why, err);
-}
-
-static int none_left(struct ibx_conn *conn, struct ibx_error *err)
-{
-    char list[IBX_ERROR_MAX] = "";
-    for (unsigned i = 0; i < conn->path.refused_count; i++) {
-        size_t n = strlen(list);
-        snprintf(list + n, sizeof(list) - n, "%s%s: %s", i ? "; " : "",
-                 conn->path.refused[i].provider, conn->path.refused[i].reason);
-    }
-    return ibx_error_set(err, -ENOTSUP, "no path to %s: %.600s", conn->path.peer,
-                         list[0] ? list : "the client named no provider");
-}
-
-int ibx_handshake_server(struct ibx_conn *conn, struct ibx_error *err)
-{
-    int rc = ibx_handshake_prove_server(conn, ibx_deadline_in_ms(conn->options.timeout_ms), err);
-    for (unsigned tries = 0; !rc && tries < IBX_PROVIDERS_MAX; tries++) {
-        struct door_frame frame;
-        char name[16];
-        rc =
-            ibx_handshake_frame_receive(conn, &frame, ibx_deadline_in_ms(conn->options.timeout_ms));
-        if (rc == -ECONNRESET && tries)
-            return none_left(conn, err);
-        if (!rc && frame.type != FRAME_TRY)
-            rc = -EPROTO;
-        if (rc)
-            return ibx_handshake_broken(conn, rc, err);
-        ibx_get_string(&frame.payload, name, sizeof(name));
-        ibx_text_sanitize(name);
-        if (frame.payload.failed)
-            return ibx_handshake_broken(conn, -EPROTO, err);
-        int result = serve_provider(conn, name, err);
-        if (!result)
-            return ibx_conn_live(conn, err);
-        endpoint_close(conn);
-        if (result < 0)
-            return result;
-    }
-    return rc ? rc : none_left(conn, err);
-}
-
-/* The client's own reason not to try one, or NULL. */
-static const char *unsuitable(const char *name, bool same_host)
-{
-    if (!strcmp(name, "shm") && !same_host)
-        return "the server is on another host";
-    return NULL;
-}
-
-static int client_try_all(struct ibx_conn *conn, bool same_host, struct ibx_error *err)
-{
-    char list[sizeof(conn->options.provider)];
-    if (!strcmp(conn->options.provider, "auto"))
-        snprintf(list, sizeof(list), "shm,verbs,ofi,tcp");
-    else
-        memcpy(list, conn->options.provider, sizeof(list));
-    char *save = NULL;
-    for (char *name = strtok_r(list, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
-        const char *reason = unsuitable(name, same_host);
-        if (reason) {
-            note_refusal(conn, name, reason);
-            continue;
-        }
-        int rc = try_provider(conn, name, err);
-        if (!rc)
-            return ibx_conn_live(conn, err);
-        endpoint_close(conn);
-        if (rc < 0)
+        return rc;
+    while (!ibx_path_next(h->conn, &index, name)) {
+        rc = attempt(h, name, err);
+        if (rc != NEXT)
             return rc;
     }
-    return none_left(conn, err);
+    return ibx_path_none(h->conn, err);
 }
 
-int ibx_handshake_client(struct ibx_conn *conn, struct ibx_error *err)
+static int server_dialogue(struct ibx_handshake *h, struct ibx_error *err)
 {
-    bool same_host = false;
-    int rc = ibx_handshake_prove_client(conn, ibx_deadline_in_ms(conn->options.timeout_ms),
-                                        &same_host, err);
-    return rc ? rc : client_try_all(conn, same_host, err);
+    struct frame frame;
+    char name[16];
+    int rc = ibx_handshake_authenticate_server(h, new_deadline(h), err);
+    if (rc)
+        return rc;
+    for (unsigned tries = 0; tries < IBX_PROVIDERS_MAX; tries++) {
+        rc = ibx_handshake_frame_receive(h, &frame, new_deadline(h), err);
+        if (rc == -ECONNRESET && tries)
+            break; /* the client has no other candidate */
+        if (!rc && frame.type == FRAME_TRY)
+            ibx_get_string(&frame.payload, name, sizeof(name));
+        if (!rc && (frame.type != FRAME_TRY || frame.payload.failed))
+            rc = ibx_handshake_broken(h, -EPROTO, err);
+        if (rc)
+            return rc;
+        ibx_text_sanitize(name);
+        rc = attempt(h, name, err);
+        if (rc != NEXT)
+            return rc;
+    }
+    return ibx_path_none(h->conn, err);
+}
+
+/* Establishes the connection or leaves it closed; ends the handshake in both cases. */
+static int run(struct ibx_handshake *h, struct ibx_error *err)
+{
+    struct ibx_conn *conn = h->conn;
+    int rc = ibx_conn_prepare(conn, err);
+    if (!rc)
+        rc = conn->role == IBX_ROLE_CLIENT ? client_dialogue(h, err) : server_dialogue(h, err);
+    if (!rc)
+        rc = ibx_conn_establish(conn, err);
+    if (rc)
+        ibx_conn_fail(conn);
+    conn->setup = NULL;
+    h->setup.destroy(&h->setup);
+    return rc;
+}
+
+static void destroy(struct ibx_conn_setup *setup)
+{
+    explicit_bzero(setup, sizeof(struct ibx_handshake));
+    free(setup);
+}
+
+struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
+                                           const struct ibx_options *options,
+                                           const struct ibx_key *key, struct ibx_error *err)
+{
+    struct ibx_handshake *h = calloc(1, sizeof(*h));
+    if (!h) {
+        close(fd);
+        ibx_error_set(err, -ENOMEM, "no memory for a handshake");
+        return NULL;
+    }
+    h->setup = (struct ibx_conn_setup){.wait = wait_or_result, .destroy = destroy};
+    h->key = *key;
+    ibx_state_begin(&h->state, &handshake_table, HANDSHAKE_UNAUTHENTICATED);
+    h->conn = ibx_conn_create(fd, role, options, &h->setup, err);
+    if (!h->conn)
+        return NULL;
+    ibx_handshake_peer_name(fd, h->conn->path.peer, sizeof(h->conn->path.peer));
+    return h;
+}
+
+int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
+{
+    if (!conn->setup)
+        return ibx_error_set(err, -EINVAL, "only a freshly accepted connection is established");
+    return run((struct ibx_handshake *)conn->setup, err);
+}
+
+int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_conn **out,
+                struct ibx_error *err)
+{
+    struct ibx_uri uri;
+    struct ibx_key key;
+    struct ibx_options all = *options;
+    int fd = -1;
+    int rc = ibx_uri_parse(text, &uri, err);
+    if (!rc)
+        rc = ibx_uri_options(&uri, &all, err);
+    if (!rc)
+        rc = ibx_key_load(all.key_file, &key, err);
+    if (!rc)
+        rc = ibx_handshake_connect(&uri, all.timeout_ms, &fd, err);
+    if (rc)
+        return rc;
+    struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, &all, &key, err);
+    explicit_bzero(&key, sizeof(key));
+    if (!h)
+        return -ENOMEM;
+    struct ibx_conn *conn = h->conn;
+    rc = run(h, err);
+    if (rc)
+        ibx_close(conn);
+    else
+        *out = conn;
+    return rc;
 }

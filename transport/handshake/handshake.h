@@ -1,20 +1,60 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The door's own view of its dialogue: shared by door*.c only.
+ * The handshake: from a URI to an established connection. Private to this folder, which implements
+ * ibx_listen(), ibx_accept(), ibx_establish() and ibx_connect() of transport.h. It hands finished
+ * connections to core/ (transport/core/conn.h), which knows nothing of it.
  *
- *   door.c        providers, one after the other, until one stands
- *   door_proof.c  who is there, and what both go on with
- *   door_frame.c  frames, their MACs, and the sentences inside
+ *   listen.c          listening, taking connection requests
+ *   connect.c         how a client reaches a listener's socket
+ *   handshake.c       the dialogue: authenticate, then try providers until one is set up
+ *   authentication.c  both ends prove that they know the key, and agree on limits
+ *   frame.c           frames, their MACs, refusals
+ *   key_file.c        key files
  */
 #ifndef IBX_TRANSPORT_HANDSHAKE_HANDSHAKE_H
 #define IBX_TRANSPORT_HANDSHAKE_HANDSHAKE_H
 
 #include "transport/core/conn.h"
 
+#include <netdb.h>
+#include <sys/un.h>
+
 #define IBX_HANDSHAKE_PAYLOAD_MAX 4096u /* bytes of a frame */
 #define IBX_HANDSHAKE_MAC_BYTES   16u
 
-enum door_frame_type {
+struct ibx_key {
+    bool present;
+    uint8_t bytes[IBX_HASH_BYTES]; /* SHA-256 of the file's content */
+};
+
+/*
+ * state machine: handshake
+ *   [*] -> UNAUTHENTICATED -> AUTHENTICATED -> TRYING -> RESULT_KNOWN
+ *   TRYING | RESULT_KNOWN -> AUTHENTICATED                  this provider failed
+ *   UNAUTHENTICATED | AUTHENTICATED | TRYING | RESULT_KNOWN -> [*]
+ *
+ * Frames carry MACs from AUTHENTICATED on. TRYING: both ends set a provider up. RESULT_KNOWN: the
+ * peer's RESULT for it has come, perhaps while this side was still waiting for something else.
+ */
+enum handshake_state {
+    HANDSHAKE_UNAUTHENTICATED,
+    HANDSHAKE_AUTHENTICATED,
+    HANDSHAKE_TRYING,
+    HANDSHAKE_RESULT_KNOWN
+};
+
+struct ibx_handshake {
+    struct ibx_conn_setup setup; /* first: what core/ sees of it */
+    struct ibx_conn *conn;
+    struct ibx_state_machine state; /* enum handshake_state */
+    struct ibx_key key;
+    uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
+    uint64_t sent, received;            /* frames, for the MACs */
+    int result;                         /* of the peer: 0 or -errno */
+    char result_reason[256];
+};
+
+enum frame_type {
     FRAME_HELLO = 1,
     FRAME_CHALLENGE,
     FRAME_PROOF,
@@ -25,33 +65,60 @@ enum door_frame_type {
     FRAME_REFUSE, /* instead of any frame before TRY: i32 -errno, string; then the end */
 };
 
-struct door_frame {
+struct frame {
     uint8_t bytes[4 + 1 + IBX_HANDSHAKE_PAYLOAD_MAX + IBX_HANDSHAKE_MAC_BYTES];
     uint8_t type;
     struct ibx_reader payload; /* of a received frame */
     struct ibx_writer out;     /* of one being written */
 };
 
-/* door_frame.c; negative errno values. */
-void ibx_handshake_frame_begin(struct door_frame *frame, enum door_frame_type type);
-int ibx_handshake_frame_send(struct ibx_conn *conn, struct door_frame *frame, uint64_t deadline_ns);
-int ibx_handshake_frame_receive(struct ibx_conn *conn, struct door_frame *frame,
-                                uint64_t deadline_ns);
-/* Reads a code, which is returned, and a sentence; both from the peer and so not to be trusted. */
+/* handshake.c: a connection over this socket that is yet to be established. Takes `fd` also on
+ * failure: NULL, -ENOMEM in `err`. */
+struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
+                                           const struct ibx_options *options,
+                                           const struct ibx_key *key, struct ibx_error *err);
+
+/* frame.c: 0 when the socket has `events` (poll(2)), -ETIMEDOUT. */
+int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline_ns);
+/* The calls on frames fill `err`. */
+void ibx_handshake_frame_begin(struct frame *frame, enum frame_type type);
+int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
+                             struct ibx_error *err);
+int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
+                                struct ibx_error *err);
+/* Receives a frame that must be of `type`. A REFUSE frame becomes the error that it holds. */
+int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
+                               uint64_t deadline_ns, struct ibx_error *err);
+/* The error of a handshake that cannot go on: returns `rc`. */
+int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err);
+/* Tells the peer why this is the end; returns `code`. */
+int ibx_handshake_refuse(struct ibx_handshake *h, int code, const char *reason,
+                         struct ibx_error *err);
+/* Reads a code, which is returned, and a reason. Both come from the peer and are not trusted. */
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size);
 void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason);
-/* Returns `rc` after it was put into a sentence. */
-int ibx_handshake_broken(struct ibx_conn *conn, int rc, struct ibx_error *err);
-/* Receives a frame that must be of `type`; a REFUSE becomes its sentence. */
-int ibx_handshake_expect(struct ibx_conn *conn, struct door_frame *frame, enum door_frame_type type,
-                         uint64_t deadline_ns, struct ibx_error *err);
-/* Tells the peer why this is the end; returns `code`. */
-int ibx_handshake_refuse(struct ibx_conn *conn, int code, const char *to_peer,
-                         struct ibx_error *err);
 
-/* door_proof.c; on success frames carry MACs, and options are what both agreed on. */
-int ibx_handshake_prove_server(struct ibx_conn *conn, uint64_t deadline_ns, struct ibx_error *err);
-int ibx_handshake_prove_client(struct ibx_conn *conn, uint64_t deadline_ns, bool *same_host,
-                               struct ibx_error *err);
+/* authentication.c: UNAUTHENTICATED -> AUTHENTICATED; options become what both ends agreed on. */
+int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline_ns,
+                                      struct ibx_error *err);
+int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline_ns,
+                                      struct ibx_error *err);
+
+/* key_file.c: reads a regular file of at least 16 bytes (a final newline does not count) that
+ * nobody but its owner, the caller or root, may read. "" gives an absent key. */
+int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err);
+
+/* connect.c: a connected stream socket to where the URI leads. -EADDRNOTAVAIL: the host cannot be
+ * resolved; -ETIMEDOUT; other errors of connect(2). */
+int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
+                          struct ibx_error *err);
+/* "[::1]:5000", "10.0.0.7:4000" or "unix socket". */
+void ibx_handshake_peer_name(int fd, char *out, size_t size);
+int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
+                          struct ibx_error *err);
+/* A new socket and the address to connect or bind it to; negative with errno set. */
+int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *address);
+/* "; " and what to do about a failed connect(2) or bind(2), or "". */
+const char *ibx_handshake_remedy(int rc);
 
 #endif

@@ -266,7 +266,7 @@ static void watch_silence(struct ofi_endpoint *e)
 
 static bool peer_gone(const struct ofi_endpoint *e)
 {
-    struct pollfd door = {.fd = ibx_link_door(e->link), .events = POLLRDHUP};
+    struct pollfd door = {.fd = ibx_link_socket(e->link), .events = POLLRDHUP};
     return poll(&door, 1, 0) != 0;
 }
 
@@ -338,7 +338,7 @@ bool ibx_ofi_io_nap(struct ofi_endpoint *e)
     if (e->cq_fd >= 0 && fi_trywait(e->fabric, fids, 1))
         return true;
     struct pollfd wait[2] = {
-        {.fd = ibx_link_door(e->link), .events = POLLRDHUP},
+        {.fd = ibx_link_socket(e->link), .events = POLLRDHUP},
         {.fd = e->cq_fd, .events = POLLIN}, /* ignored when negative */
     };
     struct timespec limit = {.tv_nsec = e->cq_fd >= 0 ? NAP_LONGEST_NS : NAP_SHORTEST_NS};

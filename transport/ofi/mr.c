@@ -7,7 +7,7 @@
  * counts from there. So each end's mode stays its own affair.
  */
 #include "transport/ofi/ofi.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include "common/locked.h"
 

@@ -8,7 +8,7 @@
  * its turn has come.
  */
 #include "transport/ofi/ofi.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include "common/log.h"
 

@@ -12,7 +12,7 @@
  * but a domain, by those that ask for it (ofi_domain.c).
  */
 #include "transport/ofi/ofi.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -210,7 +210,7 @@ static int ofi_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error 
 {
     struct ofi_endpoint *e = endpoint;
     struct ofi_wish wish = {0};
-    ibx_ofi_side_local_of_door(ibx_link_door(e->link), &wish.local);
+    ibx_ofi_side_local_of_door(ibx_link_socket(e->link), &wish.local);
     int rc = open_all(e, &wish, OFI_LANES_MAX, err);
     if (!rc)
         ibx_ofi_side_put(offer, &e->own);

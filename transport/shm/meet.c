@@ -19,7 +19,7 @@
 #include "transport/shm/shm.h"
 
 #include "common/log.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -17,7 +17,7 @@
 #include "transport/shm/shm.h"
 
 #include "common/clock.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -84,7 +84,7 @@ static int error_of(int fd)
 static int listener_open(struct tcp *tcp, struct sockaddr_storage *address, socklen_t *length)
 {
     *length = sizeof(*address);
-    if (getsockname(ibx_link_door(tcp->link), (struct sockaddr *)address, length))
+    if (getsockname(ibx_link_socket(tcp->link), (struct sockaddr *)address, length))
         return -errno;
     if (address->ss_family == AF_INET)
         ((struct sockaddr_in *)address)->sin_port = 0;
@@ -147,7 +147,7 @@ static int address_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_st
 {
     unsigned kind = ibx_get_u8(r);
     *length = sizeof(*address);
-    if (r->failed || getpeername(ibx_link_door(tcp->link), (struct sockaddr *)address, length))
+    if (r->failed || getpeername(ibx_link_socket(tcp->link), (struct sockaddr *)address, length))
         return -EPROTO;
     if (kind == ADDRESS_NAME && address->ss_family == AF_UNIX) {
         struct sockaddr_un *un = (struct sockaddr_un *)address;
@@ -365,7 +365,7 @@ static void engine_start(struct tcp *tcp)
 static int lanes_start(struct tcp *tcp, struct ibx_error *err)
 {
     int rc = 0;
-    tcp->lanes[0].fd = ibx_link_door(tcp->link);
+    tcp->lanes[0].fd = ibx_link_socket(tcp->link);
     tcp->same_host = ends_on_one_host(tcp->lanes[0].fd);
     for (unsigned i = 0; i <= tcp->lane_count && !rc; i++) {
         socket_tune(tcp, tcp->lanes[i].fd, i);

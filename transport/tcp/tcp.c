@@ -402,7 +402,7 @@ static void close_endpoint(void *endpoint)
 
 const struct ibx_provider ibx_provider_tcp = {
     .name = "tcp",
-    .takes_door = true,
+    .takes_socket = true,
     .probe = probe,
     .message_memory = ibx_tcp_message_memory,
     .open = open_endpoint,

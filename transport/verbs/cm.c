@@ -141,7 +141,7 @@ static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_sid
 static bool door_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
 {
     socklen_t length = sizeof(*address);
-    int fd = ibx_link_door(v->link);
+    int fd = ibx_link_socket(v->link);
     memset(address, 0, sizeof(*address));
     int rc = peer ? getpeername(fd, (struct sockaddr *)address, &length)
                   : getsockname(fd, (struct sockaddr *)address, &length);

@@ -494,11 +494,11 @@ static void test_flush_before_all_is_read(void **state)
     free(all.bytes);
 }
 
-static struct ibx_faults faults;
+static struct ibx_injected_faults faults;
 
 static int set_up_faulty(void **state)
 {
-    faults = (struct ibx_faults){0};
+    faults = (struct ibx_injected_faults){0};
     session_faults_server = &faults;
     return set_up(state);
 }

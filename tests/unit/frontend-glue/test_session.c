@@ -538,7 +538,7 @@ static void disconnected_at_every_step(void **state)
     for (int side = 0; side < 2; side++) {
         bool survived = false;
         for (unsigned nth = 1; nth < 200 && !survived; nth++) {
-            struct ibx_faults faults = {.disconnect_in = 0};
+            struct ibx_injected_faults faults = {.disconnect_in = 0};
             struct session_pair pair;
             session_faults_server = side ? &faults : NULL;
             session_faults_client = side ? NULL : &faults;
@@ -572,7 +572,7 @@ static void disconnected_at_every_step(void **state)
 static void failing_copy_ends_the_session(void **state)
 {
     (void)state;
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct session_pair pair;
     session_faults_server = &faults;
     session_pair_open(&pair);

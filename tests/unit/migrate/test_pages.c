@@ -280,7 +280,7 @@ static void test_source_dies(void **state)
 /* In the midst of many READs: the connection breaks, or one READ alone. */
 static void broken(unsigned disconnect_in, unsigned fail_in, int code)
 {
-    struct ibx_faults faults = {0};
+    struct ibx_injected_faults faults = {0};
     struct scene s;
     struct ibx_error err = {0};
     pages_faults = &faults;
@@ -294,7 +294,7 @@ static void broken(unsigned disconnect_in, unsigned fail_in, int code)
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(s.engine, &err), code);
     assert_true(*ibx_page_reader_reason(s.sources[0]));
-    faults = (struct ibx_faults){0};
+    faults = (struct ibx_injected_faults){0};
     go_on(&s);
     pages_faults = NULL;
     scene_end(&s);

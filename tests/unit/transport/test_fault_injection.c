@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The faulty decorator between a scripted core and a scripted endpoint: each
- * fault does what struct ibx_faults says, and nothing else.
+ * Fault injection between a scripted core and a scripted endpoint: each fault does what struct
+ * ibx_injected_faults says, and nothing else.
  */
-#include "transport/core/provider.h"
+#include "transport/core/conn.h"
+#include "transport/fault_injection/fault_injection.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -32,15 +33,6 @@ static struct {
     void (*script)(void); /* reports from inside progress */
     bool aborted, closed;
 } inner;
-
-static int inner_open(struct ibx_link *link, void **endpoint, struct ibx_error *err)
-{
-    if (inner.answer)
-        return ibx_error_set(err, inner.answer, "no such fabric");
-    inner.link = link;
-    *endpoint = &inner;
-    return 0;
-}
 
 static int inner_rdma(void *endpoint, struct ibx_chunk *chunk)
 {
@@ -104,7 +96,6 @@ static void inner_close(void *endpoint)
 
 static const struct ibx_provider inner_provider = {
     .name = "inner",
-    .open = inner_open,
     .rdma = inner_rdma,
     .send = inner_send,
     .release = inner_release,
@@ -116,21 +107,7 @@ static const struct ibx_provider inner_provider = {
 
 /* ---------------------------------------------------------- the core above */
 
-static struct ibx_faults faults;
-static struct ibx_options options;
-
-const struct ibx_provider *ibx_link_inner(const struct ibx_link *link)
-{
-    (void)link;
-    return &inner_provider;
-}
-
-const struct ibx_options *ibx_link_options(const struct ibx_link *link)
-{
-    (void)link;
-    return &options;
-}
-
+static struct ibx_injected_faults faults;
 enum report_kind { REPORT_CHUNK, REPORT_MESSAGE, REPORT_SEND, REPORT_LOST };
 
 static struct {
@@ -146,12 +123,11 @@ static struct {
     bool abort_when_lost;
 } core;
 
-static void *endpoint;
-static struct ibx_link core_link;
+static struct ibx_conn conn;
 
 static void core_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
 {
-    assert_ptr_equal(link, &core_link);
+    assert_ptr_equal(link->owner, &core);
     core.reports[core.count].kind = REPORT_CHUNK;
     core.reports[core.count].chunk = chunk;
     core.reports[core.count++].status = status;
@@ -159,7 +135,7 @@ static void core_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int 
 
 static void core_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
 {
-    assert_ptr_equal(link, &core_link);
+    assert_ptr_equal(link->owner, &core);
     assert_true(length < sizeof(core.reports[0].data));
     core.reports[core.count].kind = REPORT_MESSAGE;
     memcpy(core.reports[core.count].data, data, length);
@@ -169,7 +145,7 @@ static void core_message(struct ibx_link *link, const void *data, size_t length,
 
 static void core_send_done(struct ibx_link *link, uint64_t cookie, int status)
 {
-    assert_ptr_equal(link, &core_link);
+    assert_ptr_equal(link->owner, &core);
     core.reports[core.count].kind = REPORT_SEND;
     core.reports[core.count].token = cookie;
     core.reports[core.count++].status = status;
@@ -177,12 +153,12 @@ static void core_send_done(struct ibx_link *link, uint64_t cookie, int status)
 
 static void core_lost(struct ibx_link *link, int status, const char *reason)
 {
-    assert_ptr_equal(link, &core_link);
+    assert_ptr_equal(link->owner, &core);
     assert_true(strlen(reason) > 0);
     core.reports[core.count].kind = REPORT_LOST;
     core.reports[core.count++].status = status;
     if (core.abort_when_lost)
-        ibx_provider_faulty.abort(endpoint);
+        conn.provider->abort(conn.endpoint);
 }
 
 static const struct ibx_upcalls core_upcalls = {core_chunk_done, core_message, core_send_done,
@@ -194,15 +170,18 @@ static int setup(void **state)
     memset(&inner, 0, sizeof(inner));
     memset(&core, 0, sizeof(core));
     memset(&faults, 0, sizeof(faults));
-    options.faults = &faults;
-    core_link = (struct ibx_link){.up = &core_upcalls};
-    return ibx_provider_faulty.open(&core_link, &endpoint, NULL);
+    conn = (struct ibx_conn){.provider = &inner_provider,
+                             .endpoint = &inner,
+                             .state.now = CONN_ESTABLISHED,
+                             .link = {.up = &core_upcalls, .conn = &conn, .owner = &core}};
+    inner.link = &conn.link;
+    return ibx_fault_injection_attach(&conn, &faults, NULL);
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    ibx_provider_faulty.close(endpoint);
+    conn.provider->close(conn.endpoint);
     return inner.closed ? 0 : -1;
 }
 
@@ -218,12 +197,12 @@ static struct ibx_chunk chunk_of(enum ibx_rdma_kind kind, void *local, size_t le
 
 static int post(struct ibx_chunk *chunk)
 {
-    return ibx_provider_faulty.rdma(endpoint, chunk);
+    return conn.provider->rdma(conn.endpoint, chunk);
 }
 
 static int progress(void)
 {
-    return ibx_provider_faulty.progress(endpoint);
+    return conn.provider->progress(conn.endpoint);
 }
 
 static int send_text(const char *text, unsigned flags)
@@ -231,7 +210,7 @@ static int send_text(const char *text, unsigned flags)
     size_t half = strlen(text) / 2;
     struct iovec iov[2] = {{(void *)(uintptr_t)text, half},
                            {(void *)(uintptr_t)(text + half), strlen(text) - half}};
-    return ibx_provider_faulty.send(endpoint, iov, 2, strlen(text), 77, flags);
+    return conn.provider->send(conn.endpoint, iov, 2, strlen(text), 77, flags);
 }
 
 static void complete_all(void)
@@ -287,7 +266,7 @@ static void test_without_faults_everything_passes(void **state)
     assert_int_equal(inner.sent_length[0], 5);
     assert_memory_equal(inner.sent[0], "hello", 5);
     assert_int_equal(faults.seen, 3);
-    ibx_provider_faulty.release(endpoint, 9);
+    conn.provider->release(conn.endpoint, 9);
     assert_int_equal(inner.released[0], 9);
 }
 
@@ -295,7 +274,8 @@ static void test_refused_work_counts_nothing(void **state)
 {
     (void)state;
     struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, NULL, 8);
-    faults = (struct ibx_faults){.fail_in = 2, .drop_in = 2, .corrupt_in = 1, .disconnect_in = 9};
+    faults = (struct ibx_injected_faults){
+        .fail_in = 2, .drop_in = 2, .corrupt_in = 1, .disconnect_in = 9};
     inner.answer = -EAGAIN;
     assert_int_equal(post(&chunk), -EAGAIN);
     assert_int_equal(send_text("hello", 0), -EAGAIN);
@@ -315,14 +295,14 @@ static void test_delay_holds_reports_in_order(void **state)
     inner.script = complete_then_message_then_loss;
     for (int i = 0; i < 3; i++) {
         assert_int_equal(progress(), 0);
-        assert_int_equal(ibx_provider_faulty.arm(endpoint), 1);
+        assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     }
     assert_int_equal(progress(), 4);
     assert_int_equal(core.reports[0].kind, REPORT_CHUNK);
     assert_int_equal(core.reports[1].kind, REPORT_SEND);
     assert_int_equal(core.reports[2].kind, REPORT_MESSAGE);
     assert_int_equal(core.reports[3].kind, REPORT_LOST);
-    assert_int_equal(ibx_provider_faulty.arm(endpoint), 0);
+    assert_int_equal(conn.provider->arm(conn.endpoint), 0);
 }
 
 static void test_delay_ends_at_once_when_switched_off(void **state)
@@ -359,7 +339,7 @@ static void test_abort_gives_held_messages_back(void **state)
     faults.delay_polls = 1000;
     inner.script = two_messages;
     assert_int_equal(progress(), 0);
-    ibx_provider_faulty.abort(endpoint);
+    conn.provider->abort(conn.endpoint);
     assert_int_equal(core.count, 0);
     assert_int_equal(inner.released_count, 2);
 }
@@ -375,7 +355,7 @@ static void test_fail_strikes_the_nth_chunk(void **state)
     }
     assert_int_equal(core.count, 0); /* no report from inside a post */
     assert_int_equal(inner.chunk_count, 2);
-    assert_int_equal(ibx_provider_faulty.arm(endpoint), 1);
+    assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     inner.script = complete_all;
     assert_int_equal(progress(), 3);
     for (int i = 0; i < 3; i++)
@@ -425,8 +405,8 @@ static void test_corrupt_flips_one_bit_of_a_received_message(void **state)
     assert_int_equal(bits_that_differ(core.reports[1].data, "second", 6), 1);
     assert_int_equal(core.reports[1].length, 6);
     /* Given back in another order; the copy of the second goes with it. */
-    ibx_provider_faulty.release(endpoint, 102);
-    ibx_provider_faulty.release(endpoint, 101);
+    conn.provider->release(conn.endpoint, 102);
+    conn.provider->release(conn.endpoint, 101);
     assert_int_equal(inner.released_count, 2);
 }
 
@@ -482,7 +462,7 @@ static void test_disconnect_strikes_the_nth_post(void **state)
     assert_int_equal(core.count, 0);
     assert_int_equal(inner.chunk_count, 1); /* nothing passes after the break */
     assert_int_equal(inner.sent_count, 0);
-    assert_int_equal(ibx_provider_faulty.arm(endpoint), 1);
+    assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     progress();
     assert_true(inner.aborted);
     assert_int_equal(core.count, 5);
@@ -516,7 +496,7 @@ static void test_abort_reports_what_was_held(void **state)
     inner.script = complete_all;
     assert_int_equal(progress(), 0);
     assert_int_equal(post(&chunks[1]), 0);
-    ibx_provider_faulty.abort(endpoint);
+    conn.provider->abort(conn.endpoint);
     assert_int_equal(core.count, 2);
     assert_ptr_equal(core.reports[0].chunk, &chunks[0]);
     assert_int_equal(core.reports[0].status, 0);
@@ -524,15 +504,14 @@ static void test_abort_reports_what_was_held(void **state)
     assert_int_equal(core.reports[1].status, -ECONNRESET);
 }
 
-static void test_open_passes_a_refusal_on(void **state)
+static void test_only_established_connections(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
-    void *other = NULL;
-    inner.answer = -ENODEV;
-    assert_int_equal(ibx_provider_faulty.open(&core_link, &other, &err), -ENODEV);
-    assert_null(other);
-    assert_string_equal(err.message, "no such fabric");
+    struct ibx_conn other = {.provider = &inner_provider, .state.now = CONN_LOST};
+    assert_int_equal(ibx_fault_injection_attach(&other, &faults, &err), -ENOTCONN);
+    assert_ptr_equal(other.provider, &inner_provider);
+    assert_true(err.message[0]);
 }
 
 /* Work for the peer and credit are no reports, but the core wants to know of them. */
@@ -542,19 +521,6 @@ static void test_progress_passes_movement_on(void **state)
     assert_int_equal(progress(), 0);
     inner.moved = 1;
     assert_int_equal(progress(), 1);
-}
-
-static void test_probe_wants_faults(void **state)
-{
-    (void)state;
-    char description[64];
-    struct ibx_error err = {0};
-    struct ibx_options none = {0};
-    assert_int_equal(ibx_provider_faulty.probe(&none, description, sizeof(description), &err),
-                     -EINVAL);
-    assert_true(err.message[0]);
-    assert_int_equal(ibx_provider_faulty.probe(&options, description, sizeof(description), &err),
-                     0);
 }
 
 #define WITH_ENDPOINT(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -578,9 +544,8 @@ int main(void)
         WITH_ENDPOINT(test_disconnect_strikes_the_nth_post),
         WITH_ENDPOINT(test_disconnect_strikes_a_message),
         WITH_ENDPOINT(test_abort_reports_what_was_held),
-        WITH_ENDPOINT(test_open_passes_a_refusal_on),
+        WITH_ENDPOINT(test_only_established_connections),
         WITH_ENDPOINT(test_progress_passes_movement_on),
-        WITH_ENDPOINT(test_probe_wants_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,7 @@
 
 #include "common/clock.h"
 #include "tests/scenes/forward_clock.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -20,17 +20,17 @@ static void honest_client_gets_in(void **state)
 {
     (void)state;
     for (int with_key = 0; with_key < 2; with_key++) {
-        struct door_scene s;
-        door_open(&s, with_key, 10000);
-        struct raw raw = door_knock(&s);
+        struct handshake_scene s;
+        handshake_open(&s, with_key, 10000);
+        struct raw raw = handshake_connect(&s);
         if (with_key)
             raw_set_key(&raw);
-        door_walk_to(&raw, STEPS);
+        handshake_play_to(&raw, STEPS);
         raw_close(&raw);
-        assert_int_equal(door_served(&s), 0);
+        assert_int_equal(handshake_served(&s), 0);
         assert_string_equal(s.provider, "shm");
         assert_int_equal(s.closed_status, -ECONNRESET);
-        door_close(&s);
+        handshake_close(&s);
     }
 }
 
@@ -39,12 +39,12 @@ static void honest_client_gets_in(void **state)
 static void challenge_golden_bytes(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame;
     uint8_t mark[RAW_HASH];
-    door_open(&s, false, 10000);
-    struct raw raw = door_knock(&s);
-    door_walk_to(&raw, AT_PROOF);
+    handshake_open(&s, false, 10000);
+    struct raw raw = handshake_connect(&s);
+    handshake_play_to(&raw, AT_PROOF);
     raw_expect(&raw, CHALLENGE, &frame);
     static const uint8_t head[] = {84, 0, 0, 0, 2, 'I', 'B', 'X', 'D', 1, 0, 0};
     static const uint8_t wishes[] = {16, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0};
@@ -55,20 +55,20 @@ static void challenge_golden_bytes(void **state)
     raw_host_mark(&raw, mark);
     assert_memory_equal(frame.bytes + 56, mark, RAW_HASH);
     raw_close(&raw);
-    door_expect_failure(&s, -ECONNRESET, "it closed the connection");
-    door_close(&s);
+    handshake_expect_failure(&s, -ECONNRESET, "it closed the connection");
+    handshake_close(&s);
 }
 
 static void proof_offer_and_result_golden_bytes(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame;
     uint8_t client[RAW_HASH], server[RAW_HASH];
-    door_open(&s, true, 10000);
-    struct raw raw = door_knock(&s);
+    handshake_open(&s, true, 10000);
+    struct raw raw = handshake_connect(&s);
     raw_set_key(&raw);
-    door_walk_to(&raw, AT_PROOF);
+    handshake_play_to(&raw, AT_PROOF);
     raw_expect(&raw, CHALLENGE, &frame);
     assert_int_equal(frame.bytes[11], 1); /* it has a key */
     raw_derive(&raw, client, server);
@@ -87,8 +87,8 @@ static void proof_offer_and_result_golden_bytes(void **state)
     raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
     raw_close(&raw);
-    door_expect_failure(&s, -ECONNRESET, "it closed the connection");
-    door_close(&s);
+    handshake_expect_failure(&s, -ECONNRESET, "it closed the connection");
+    handshake_close(&s);
 }
 
 /* ------------------------------------------------------------- cut short, and silent */
@@ -97,81 +97,81 @@ static void proof_offer_and_result_golden_bytes(void **state)
 static void cut_off_at_every_byte(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, true, 10000);
-    for (enum door_step step = 0; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, true, 10000);
+    for (enum handshake_step step = 0; step < STEPS; step++) {
         for (size_t n = 0, length = 1; n < length; n++) {
             struct raw_frame frame;
-            struct raw raw = door_knock(&s);
+            struct raw raw = handshake_connect(&s);
             raw_set_key(&raw);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, n);
             length = frame.length;
             raw_close(&raw);
-            door_expect_failure(&s, -ECONNRESET, "it closed the connection");
+            handshake_expect_failure(&s, -ECONNRESET, "it closed the connection");
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* ... or stays and says nothing more: the deadline holds, no sooner and not much later. */
 static void silent_in_every_state(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, false, TIMEOUT_MS);
-    for (enum door_step step = 0; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, false, TIMEOUT_MS);
+    for (enum handshake_step step = 0; step < STEPS; step++) {
         for (int half = 0; half < 2; half++) {
             struct raw_frame frame;
-            struct raw raw = door_knock(&s);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            struct raw raw = handshake_connect(&s);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             if (half)
                 raw_send(&raw, frame.bytes, frame.length - 1);
             forward_clock_until(&s.over, TIMEOUT_MS / 4);
-            door_expect_failure(&s, -ETIMEDOUT, "no answer in time");
+            handshake_expect_failure(&s, -ETIMEDOUT, "no answer in time");
             assert_true(s.took_ns >= (TIMEOUT_MS - 1) * IBX_NS_PER_MS);
             assert_true(s.took_ns < 2 * TIMEOUT_MS * IBX_NS_PER_MS);
             raw_close(&raw);
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* A byte now and then does not put the deadline off. */
 static void trickle(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame;
-    door_open(&s, false, TIMEOUT_MS);
-    struct raw raw = door_knock(&s);
-    door_make_step(&raw, AT_HELLO, &frame);
+    handshake_open(&s, false, TIMEOUT_MS);
+    struct raw raw = handshake_connect(&s);
+    handshake_make_step(&raw, AT_HELLO, &frame);
     size_t sent = 0;
     while (sent < frame.length && !s.over) {
         raw_send(&raw, frame.bytes + sent++, 1);
         forward_clock(TIMEOUT_MS / 10, &s.over);
     }
     assert_true(sent < frame.length);
-    door_expect_failure(&s, -ETIMEDOUT, "no answer in time");
+    handshake_expect_failure(&s, -ETIMEDOUT, "no answer in time");
     raw_close(&raw);
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* -------------------------------------------------------------------------- nonsense */
 
 /* Sends bytes at a step, then hangs up; the server must refuse with one of three codes. */
-static void expect_rejection(struct door_scene *s, enum door_step step, const void *bytes,
+static void expect_rejection(struct handshake_scene *s, enum handshake_step step, const void *bytes,
                              size_t length)
 {
     struct raw_frame frame;
-    struct raw raw = door_knock(s);
-    door_walk_to(&raw, step);
-    door_make_step(&raw, step, &frame);
+    struct raw raw = handshake_connect(s);
+    handshake_play_to(&raw, step);
+    handshake_make_step(&raw, step, &frame);
     raw_send(&raw, bytes, length);
     shutdown(raw.fd, SHUT_WR);
-    int rc = door_served(s);
+    int rc = handshake_served(s);
     assert_true(rc == -EPROTO || rc == -EBADMSG || rc == -ECONNRESET);
     assert_string_not_equal(s->err.message, "");
     raw_close(&raw);
@@ -184,44 +184,44 @@ static void wrong_lengths(void **state)
         {0, 0, 0, 0},       {0xff, 0xff, 0xff, 0xff}, {0, 0, 0, 0x80},
         {0x12, 0x10, 0, 0}, {0xff, 0xff, 0xff, 0},    {0, 0x20, 0, 0},
     };
-    struct door_scene s;
-    door_open(&s, false, 10000);
-    for (enum door_step step = 0; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    for (enum handshake_step step = 0; step < STEPS; step++) {
         for (size_t i = 0; i < sizeof(lengths) / 4; i++) {
             uint8_t bytes[5] = {[4] = HELLO};
             memcpy(bytes, lengths[i], 4);
             struct raw_frame frame;
-            struct raw raw = door_knock(&s);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            struct raw raw = handshake_connect(&s);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             raw_send(&raw, bytes, 5);
             /* At once, without waiting for so many bytes. */
-            door_expect_failure(&s, -EPROTO, "it does not speak this protocol");
+            handshake_expect_failure(&s, -EPROTO, "it does not speak this protocol");
             raw_close(&raw);
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* Once frames carry MACs, one that has no room for it. */
 static void too_short_for_a_mac(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, false, 10000);
-    for (enum door_step step = AT_TRY; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    for (enum handshake_step step = AT_TRY; step < STEPS; step++) {
         for (uint8_t body = 1; body <= RAW_MAC; body++) {
             uint8_t bytes[4 + RAW_MAC] = {body, 0, 0, 0, TRY};
             struct raw_frame frame;
-            struct raw raw = door_knock(&s);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            struct raw raw = handshake_connect(&s);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             raw_send(&raw, bytes, 4u + body);
-            door_expect_failure(&s, -EBADMSG, "a frame was tampered with");
+            handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
             raw_close(&raw);
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* A well-made frame of every other type in every state. */
@@ -229,27 +229,27 @@ static void frames_out_of_order(void **state)
 {
     (void)state;
     static const uint8_t right[STEPS] = {HELLO, PROOF, TRY, ANSWER, RESULT};
-    struct door_scene s;
-    door_open(&s, false, 10000);
-    for (enum door_step step = 0; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    for (enum handshake_step step = 0; step < STEPS; step++) {
         for (unsigned type = 0; type < 12; type++) {
             /* A client may give an attempt up by RESULT, and anything up by REFUSE. */
             if (type == right[step] || type == REFUSE || (step == AT_ANSWER && type == RESULT))
                 continue;
             struct raw_frame frame, other;
             uint8_t payload[64];
-            struct raw raw = door_knock(&s);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            struct raw raw = handshake_connect(&s);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             raw.sent--;
             size_t n = raw_opening(&raw, payload, false);
             raw_frame_make(&raw, &other, (uint8_t)type, payload, n);
             raw_send(&raw, other.bytes, other.length);
-            door_expect_failure(&s, -EPROTO, "it does not speak this protocol");
+            handshake_expect_failure(&s, -EPROTO, "it does not speak this protocol");
             raw_close(&raw);
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 static void garbage(void **state)
@@ -258,13 +258,13 @@ static void garbage(void **state)
     static const char *const texts[] = {
         "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n",
         "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "\n\n\n\n\n\n"};
-    struct door_scene s;
-    door_open(&s, false, 10000);
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
     for (size_t i = 0; i < 4; i++) {
-        for (enum door_step step = 0; step < STEPS; step++)
+        for (enum handshake_step step = 0; step < STEPS; step++)
             expect_rejection(&s, step, texts[i], strlen(texts[i]));
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 static void strangers_and_other_versions(void **state)
@@ -284,22 +284,22 @@ static void strangers_and_other_versions(void **state)
         {39, 3, -EPROTO, "it does not speak this protocol"}, /* slots */
         {44, 0, -EPROTO, "it does not speak this protocol"}, /* message: 0 */
     };
-    struct door_scene s;
-    door_open(&s, false, 10000);
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         uint8_t opening[64];
         struct raw_frame frame;
-        struct raw raw = door_knock(&s);
+        struct raw raw = handshake_connect(&s);
         size_t n = raw_opening(&raw, opening, false);
         opening[bad[i].at] = bad[i].value;
         raw_say(&raw, HELLO, opening, n);
-        door_expect_failure(&s, bad[i].code, bad[i].said);
+        handshake_expect_failure(&s, bad[i].code, bad[i].said);
         raw_expect(&raw, REFUSE, &frame); /* it is told why */
         assert_memory_equal(frame.payload + 6, bad[i].said, frame.payload_length - 6);
         assert_true(raw_hears_end(&raw));
         raw_close(&raw);
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* Any payload shorter than its fields, in a frame that is well made otherwise. */
@@ -307,29 +307,29 @@ static void truncated_payloads(void **state)
 {
     (void)state;
     static const size_t lengths[STEPS] = {51, 32, 5, 0, 6};
-    struct door_scene s;
-    door_open(&s, false, 10000);
-    for (enum door_step step = 0; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    for (enum handshake_step step = 0; step < STEPS; step++) {
         for (size_t n = 0; n < lengths[step]; n++) {
             struct raw_frame frame, shorter;
             uint8_t payload[64];
-            struct raw raw = door_knock(&s);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            struct raw raw = handshake_connect(&s);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             raw.sent--;
             memcpy(payload, frame.bytes + 5, n);
             raw_frame_make(&raw, &shorter, frame.bytes[4], payload, n);
             raw_send(&raw, shorter.bytes, shorter.length);
             if (step == AT_RESULT) { /* read as a failure of the client's; then it hangs up */
                 raw_close(&raw);
-                assert_int_not_equal(door_served(&s), 0);
+                assert_int_not_equal(handshake_served(&s), 0);
             } else {
-                door_expect_failure(&s, step == AT_PROOF ? -EACCES : -EPROTO, "");
+                handshake_expect_failure(&s, step == AT_PROOF ? -EACCES : -EPROTO, "");
                 raw_close(&raw);
             }
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 int main(void)

@@ -23,10 +23,10 @@ static void honest_server_is_believed(void **state)
         struct scene s;
         struct raw_frame frame;
         open_scene(&s, with_key, 10000);
-        struct raw raw = answer_knock(&s);
+        struct raw raw = take_client(&s);
         if (with_key)
             raw_set_key(&raw);
-        walk_to(&raw, STEPS);
+        play_to(&raw, STEPS);
         raw_expect(&raw, RESULT, &frame);
         assert_int_equal(went(&s), 0);
         assert_string_equal(s.path.provider, "shm");
@@ -47,7 +47,7 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     open_scene(&s, false, 10000);
     s.options.slots = 0x0102;
     s.options.message = 0x30405;
-    struct raw raw = answer_knock(&s);
+    struct raw raw = take_client(&s);
     static const uint8_t hello[] = {52, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 1, 0, 0};
     static const uint8_t wishes[] = {2, 1, 0, 0, 5, 4, 3, 0, 0, 0, 0, 0};
     raw_expect(&raw, HELLO, &frame);
@@ -94,8 +94,8 @@ static void failing_result_golden_bytes(void **state)
     struct raw_frame frame;
     open_scene(&s, false, 10000);
     memory_control.fail_join = -19;
-    struct raw raw = answer_knock(&s);
-    walk_to(&raw, AT_RESULT);
+    struct raw raw = take_client(&s);
+    play_to(&raw, AT_RESULT);
     static const uint8_t result[] = {1 + 6 + 17 + 16, 0, 0, 0, 7, 0xed, 0xff, 0xff, 0xff, 17, 0};
     raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
@@ -112,19 +112,20 @@ static void frame_for_nobody(void **state)
 {
     (void)state;
     int fds[2];
-    struct door_frame frame;
+    struct frame frame;
     struct ibx_options options;
     struct ibx_error err = {0};
     ibx_options_init(&options);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    struct ibx_conn *conn = ibx_conn_new(fds[0], IBX_ROLE_CLIENT, &options);
-    assert_non_null(conn);
+    struct ibx_key key = {.present = false};
+    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, &key, NULL);
+    assert_non_null(h);
     close(fds[1]);
     ibx_handshake_frame_begin(&frame, FRAME_HELLO);
-    int rc = ibx_handshake_frame_send(conn, &frame, ibx_now_ns() + 10000 * IBX_NS_PER_MS);
-    assert_int_equal(ibx_handshake_broken(conn, rc, &err), -ECONNRESET);
+    uint64_t deadline = ibx_now_ns() + 10000 * IBX_NS_PER_MS;
+    assert_int_equal(ibx_handshake_frame_send(h, &frame, deadline, &err), -ECONNRESET);
     assert_non_null(strstr(err.message, "it closed the connection"));
-    ibx_close(conn);
+    ibx_close(h->conn);
 }
 
 static void cut_off_at_every_byte(void **state)
@@ -135,9 +136,9 @@ static void cut_off_at_every_byte(void **state)
     for (enum step step = 0; step < STEPS; step++) {
         for (size_t n = 0, length = 1; n < length; n++) {
             struct raw_frame frame;
-            struct raw raw = answer_knock(&s);
+            struct raw raw = take_client(&s);
             raw_set_key(&raw);
-            walk_to(&raw, step);
+            play_to(&raw, step);
             make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, n);
             length = frame.length;
@@ -158,8 +159,8 @@ static void silent_in_every_state(void **state)
     for (enum step step = 0; step < STEPS; step++) {
         for (int half = 0; half < 2; half++) {
             struct raw_frame frame;
-            struct raw raw = answer_knock(&s);
-            walk_to(&raw, step);
+            struct raw raw = take_client(&s);
+            play_to(&raw, step);
             make_step(&raw, step, &frame);
             if (half)
                 raw_send(&raw, frame.bytes, frame.length - 1);
@@ -220,8 +221,8 @@ static void refused_provider_and_its_reason(void **state)
     struct raw_frame frame;
     uint8_t payload[300];
     open_scene(&s, false, 10000);
-    struct raw raw = answer_knock(&s);
-    walk_to(&raw, AT_OFFER);
+    struct raw raw = take_client(&s);
+    play_to(&raw, AT_OFFER);
     raw.authenticated = true;
     try_is(&raw, "shm");
     raw_say(&raw, RESULT, payload, raw_result(payload, -EPERM, "not\aon a Sunday"));
@@ -248,7 +249,7 @@ static void server_on_another_host(void **state)
     struct raw_frame frame;
     uint8_t payload[128], proof[RAW_HASH], own[RAW_HASH];
     open_scene(&s, false, 10000);
-    struct raw raw = answer_knock(&s);
+    struct raw raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
     memcpy(raw.client_nonce, frame.payload + 7, 32);
     size_t n = raw_opening(&raw, payload, false);
@@ -280,8 +281,8 @@ static void offers_of_nonsense(void **state)
     s.options.provider[0] = '\0';
     assert_int_equal(ibx_options_set(&s.options, "provider", "shm", NULL), 0);
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-        struct raw raw = answer_knock(&s);
-        walk_to(&raw, AT_OFFER);
+        struct raw raw = take_client(&s);
+        play_to(&raw, AT_OFFER);
         raw.authenticated = true;
         try_is(&raw, "shm");
         raw_say(&raw, OFFER, nonsense, lengths[i]);

@@ -3,7 +3,7 @@
 #include "tests/scenes/handshake_scene.h"
 
 #include "common/clock.h"
-#include "transport/handshake/auth.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -16,11 +16,11 @@
 
 /* -------------------------------------------------------------------------- proofs */
 
-static void expect_refused(struct door_scene *s, bool has_key, const char *key, const char *from,
-                           const char *said)
+static void expect_refused(struct handshake_scene *s, bool has_key, const char *key,
+                           const char *from, const char *said)
 {
     struct raw_frame frame;
-    pthread_create(&s->thread, NULL, door_serve, s);
+    pthread_create(&s->thread, NULL, handshake_serve, s);
     struct raw raw = raw_connect(s->port, from, "127.0.0.1");
     uint8_t opening[64], client[RAW_HASH], server[RAW_HASH];
     raw_say(&raw, HELLO, opening, raw_opening(&raw, opening, has_key));
@@ -32,7 +32,7 @@ static void expect_refused(struct door_scene *s, bool has_key, const char *key, 
         raw_say(&raw, PROOF, client, RAW_HASH);
         assert_true(raw_hear(&raw, &frame));
     }
-    door_expect_failure(s, -EACCES, said);
+    handshake_expect_failure(s, -EACCES, said);
     assert_int_equal(frame.type, REFUSE);
     assert_true(raw_hears_end(&raw));
     raw_close(&raw);
@@ -41,15 +41,15 @@ static void expect_refused(struct door_scene *s, bool has_key, const char *key, 
 static void keys_that_do_not_fit(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, true, 10000);
+    struct handshake_scene s;
+    handshake_open(&s, true, 10000);
     expect_refused(&s, false, NULL, "127.0.0.1", "a key is asked for: set key_file on the client");
     expect_refused(&s, true, "another key of 32 bytes as well.", "127.0.0.1",
                    "the key is not the server's: copy its key file");
-    door_close(&s);
-    door_open(&s, false, 10000);
+    handshake_close(&s);
+    handshake_open(&s, false, 10000);
     expect_refused(&s, true, NULL, "127.0.0.1", "the server has no key but the client has");
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* 127.0.0.2 is not the address that the server has on this connection: the nearest to another host
@@ -57,21 +57,21 @@ static void keys_that_do_not_fit(void **state)
 static void without_a_key_only_this_host(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, false, 10000);
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
     expect_refused(&s, false, NULL, "127.0.0.2", "without a key only this host is served");
-    door_close(&s);
-    door_open(&s, false, 10000);
+    handshake_close(&s);
+    handshake_open(&s, false, 10000);
     ibx_listener_close(s.listener);
     s.options.insecure = true;
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
-    pthread_create(&s.thread, NULL, door_serve, &s);
+    pthread_create(&s.thread, NULL, handshake_serve, &s);
     struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
-    door_walk_to(&raw, STEPS);
+    handshake_play_to(&raw, STEPS);
     raw_close(&raw);
-    assert_int_equal(door_served(&s), 0);
-    door_close(&s);
+    assert_int_equal(handshake_served(&s), 0);
+    handshake_close(&s);
 }
 
 /* All of 127.0.0.0/8 is this host, and Debian has the host's name at 127.0.1.1: a client that goes
@@ -79,17 +79,17 @@ static void without_a_key_only_this_host(void **state)
 static void without_a_key_by_the_hosts_own_name(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, false, 10000);
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
     ibx_listener_close(s.listener);
     assert_int_equal(ibx_listen("rdma://0.0.0.0:0", &s.options, &s.listener, NULL), 0);
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
-    pthread_create(&s.thread, NULL, door_serve, &s);
+    pthread_create(&s.thread, NULL, handshake_serve, &s);
     struct raw raw = raw_connect(s.port, "0.0.0.0", "127.0.1.1");
-    door_walk_to(&raw, STEPS);
+    handshake_play_to(&raw, STEPS);
     raw_close(&raw);
-    assert_int_equal(door_served(&s), 0);
-    door_close(&s);
+    assert_int_equal(handshake_served(&s), 0);
+    handshake_close(&s);
 }
 
 /* One bit of any byte of HELLO or PROOF turned on the way: the ends have not said the same, so the
@@ -97,15 +97,15 @@ static void without_a_key_by_the_hosts_own_name(void **state)
 static void tampered_before_the_proof(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, true, 10000);
-    for (enum door_step step = AT_HELLO; step <= AT_PROOF; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, true, 10000);
+    for (enum handshake_step step = AT_HELLO; step <= AT_PROOF; step++) {
         for (size_t at = 0, length = 1; at < length; at++) {
             struct raw_frame frame, heard;
-            struct raw raw = door_knock(&s);
+            struct raw raw = handshake_connect(&s);
             raw_set_key(&raw);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             length = frame.length;
             frame.bytes[at] ^= (uint8_t)(1u << at % 8);
             raw_send(&raw, frame.bytes, frame.length);
@@ -118,84 +118,84 @@ static void tampered_before_the_proof(void **state)
                 raw_say(&raw, PROOF, client, RAW_HASH);
             }
             shutdown(raw.fd, SHUT_WR);
-            assert_int_not_equal(door_served(&s), 0);
+            assert_int_not_equal(handshake_served(&s), 0);
             assert_string_not_equal(s.err.message, "");
             raw_close(&raw);
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 static void tampered_after_the_proof(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, true, 10000);
-    for (enum door_step step = AT_TRY; step < STEPS; step++) {
+    struct handshake_scene s;
+    handshake_open(&s, true, 10000);
+    for (enum handshake_step step = AT_TRY; step < STEPS; step++) {
         for (size_t at = 0, length = 1; at < length; at++) {
             struct raw_frame frame;
-            struct raw raw = door_knock(&s);
+            struct raw raw = handshake_connect(&s);
             raw_set_key(&raw);
-            door_walk_to(&raw, step);
-            door_make_step(&raw, step, &frame);
+            handshake_play_to(&raw, step);
+            handshake_make_step(&raw, step, &frame);
             length = frame.length;
             frame.bytes[at] ^= (uint8_t)(1u << at % 8);
             raw_send(&raw, frame.bytes, frame.length);
             shutdown(raw.fd, SHUT_WR);
-            int rc = door_served(&s);
+            int rc = handshake_served(&s);
             assert_true(rc == -EBADMSG || rc == -EPROTO || rc == -ECONNRESET);
             if (at >= 4) /* the length itself is right */
                 assert_int_equal(rc, -EBADMSG);
             raw_close(&raw);
         }
     }
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* What was right once, sent again: the same frame, another connection's proof, the server's own. */
 static void replays(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame, proof, heard;
-    door_open(&s, true, 10000);
+    handshake_open(&s, true, 10000);
 
-    struct raw raw = door_knock(&s);
+    struct raw raw = handshake_connect(&s);
     raw_set_key(&raw);
-    door_walk_to(&raw, AT_TRY);
-    door_make_step(&raw, AT_TRY, &frame);
+    handshake_play_to(&raw, AT_TRY);
+    handshake_make_step(&raw, AT_TRY, &frame);
     raw_send(&raw, frame.bytes, frame.length);
     raw_expect(&raw, OFFER, &heard);
     raw_send(&raw, frame.bytes, frame.length);
-    door_expect_failure(&s, -EBADMSG, "a frame was tampered with");
+    handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
     /* The server's frame reflected. */
-    raw = door_knock(&s);
+    raw = handshake_connect(&s);
     raw_set_key(&raw);
-    door_walk_to(&raw, AT_ANSWER);
+    handshake_play_to(&raw, AT_ANSWER);
     raw_expect(&raw, OFFER, &heard);
     raw_send(&raw, heard.bytes, heard.length);
-    door_expect_failure(&s, -EBADMSG, "a frame was tampered with");
+    handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
     /* A recorded dialogue, with the very nonce of then. */
-    struct raw first = door_knock(&s);
+    struct raw first = handshake_connect(&s);
     raw_set_key(&first);
-    door_walk_to(&first, AT_PROOF);
-    door_make_step(&first, AT_PROOF, &proof);
+    handshake_play_to(&first, AT_PROOF);
+    handshake_make_step(&first, AT_PROOF, &proof);
     raw_close(&first);
-    door_served(&s);
-    raw = door_knock(&s);
+    handshake_served(&s);
+    raw = handshake_connect(&s);
     memcpy(raw.client_nonce, first.client_nonce, 32);
     uint8_t opening[64];
     raw_say(&raw, HELLO, opening, raw_opening(&raw, opening, true));
     raw_expect(&raw, CHALLENGE, &heard);
     assert_memory_not_equal(heard.payload + 7, first.server_nonce, 32);
     raw_send(&raw, proof.bytes, proof.length);
-    door_expect_failure(&s, -EACCES, "the key is not the server's: copy its key file");
+    handshake_expect_failure(&s, -EACCES, "the key is not the server's: copy its key file");
     raw_close(&raw);
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* ----------------------------------------------------------------------- providers */
@@ -212,10 +212,10 @@ static void offer_answer(struct raw *raw, const char *name, uint8_t expected)
 static void providers_that_are_not_there(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, false, 10000);
-    struct raw raw = door_knock(&s);
-    door_walk_to(&raw, AT_TRY);
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    struct raw raw = handshake_connect(&s);
+    handshake_play_to(&raw, AT_TRY);
     struct raw_frame frame;
     raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
@@ -223,24 +223,24 @@ static void providers_that_are_not_there(void **state)
     offer_answer(&raw, "ofi", RESULT);
     offer_answer(&raw, "no\x1b[31mthing", RESULT);
     offer_answer(&raw, "", RESULT);
-    door_expect_failure(&s, -ENOTSUP, "verbs: verbs is not in this build; ofi: ofi is not");
+    handshake_expect_failure(&s, -ENOTSUP, "verbs: verbs is not in this build; ofi: ofi is not");
     assert_null(strchr(s.err.message, '\x1b'));
     assert_true(raw_hears_end(&raw));
     raw_close(&raw);
-    door_close(&s);
+    handshake_close(&s);
 }
 
 static void provider_fails_then_another_stands(void **state)
 {
     (void)state;
     for (int where = 0; where < 3; where++) {
-        struct door_scene s;
-        door_open(&s, false, 10000);
+        struct handshake_scene s;
+        handshake_open(&s, false, 10000);
         int *const fails[] = {&memory_control.fail_open, &memory_control.fail_offer,
                               &memory_control.fail_finish};
         *fails[where] = -ENODEV;
-        struct raw raw = door_knock(&s);
-        door_walk_to(&raw, AT_TRY);
+        struct raw raw = handshake_connect(&s);
+        handshake_play_to(&raw, AT_TRY);
         struct raw_frame frame;
         raw_expect(&raw, PROOF, &frame);
         raw.authenticated = true;
@@ -258,10 +258,10 @@ static void provider_fails_then_another_stands(void **state)
         raw_expect(&raw, RESULT, &frame);
         raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
         raw_close(&raw);
-        assert_int_equal(door_served(&s), 0);
+        assert_int_equal(handshake_served(&s), 0);
         assert_string_equal(s.provider, "tcp");
         *fails[where] = 0;
-        door_close(&s);
+        handshake_close(&s);
     }
 }
 
@@ -270,17 +270,17 @@ static void client_gives_up_and_goes(void **state)
 {
     (void)state;
     for (int after = 0; after < 2; after++) {
-        struct door_scene s;
+        struct handshake_scene s;
         struct raw_frame frame;
         uint8_t payload[64];
-        door_open(&s, false, 10000);
-        struct raw raw = door_knock(&s);
-        door_walk_to(&raw, after ? AT_RESULT : AT_ANSWER);
+        handshake_open(&s, false, 10000);
+        struct raw raw = handshake_connect(&s);
+        handshake_play_to(&raw, after ? AT_RESULT : AT_ANSWER);
         raw_expect(&raw, after ? RESULT : OFFER, &frame);
         raw_say(&raw, RESULT, payload, raw_result(payload, -EIO, "no\tluck"));
         raw_close(&raw);
-        door_expect_failure(&s, -ENOTSUP, "shm: on the client: no?luck");
-        door_close(&s);
+        handshake_expect_failure(&s, -ENOTSUP, "shm: on the client: no?luck");
+        handshake_close(&s);
     }
 }
 
@@ -288,65 +288,65 @@ static void client_gives_up_and_goes(void **state)
 static void answer_of_nonsense(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame;
     uint8_t nonsense[4096] = {1};
-    door_open(&s, false, 10000);
-    struct raw raw = door_knock(&s);
-    door_walk_to(&raw, AT_ANSWER);
+    handshake_open(&s, false, 10000);
+    struct raw raw = handshake_connect(&s);
+    handshake_play_to(&raw, AT_ANSWER);
     raw_expect(&raw, OFFER, &frame);
     raw_say(&raw, ANSWER, nonsense, sizeof(nonsense)); /* as long as a frame may be */
     raw_expect(&raw, RESULT, &frame);
     assert_int_equal((int8_t)frame.payload[0], -EPROTO);
     raw_close(&raw);
-    door_expect_failure(&s, -ECONNRESET, "it closed the connection");
-    door_close(&s);
+    handshake_expect_failure(&s, -ECONNRESET, "it closed the connection");
+    handshake_close(&s);
 }
 
 static void only_the_providers_that_the_server_allows(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame;
-    door_open(&s, false, 10000);
+    handshake_open(&s, false, 10000);
     ibx_listener_close(s.listener);
     assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
-    struct raw raw = door_knock(&s);
-    door_walk_to(&raw, AT_TRY);
+    struct raw raw = handshake_connect(&s);
+    handshake_play_to(&raw, AT_TRY);
     raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
     offer_answer(&raw, "shm", RESULT);
     raw_close(&raw);
-    door_expect_failure(&s, -ENOTSUP, "shm: only provider : tcp is allowed");
-    door_close(&s);
+    handshake_expect_failure(&s, -ENOTSUP, "shm: only provider : tcp is allowed");
+    handshake_close(&s);
 }
 
 /* Established, and then the client speaks at the door. */
 static void door_is_silent_after_establishment(void **state)
 {
     (void)state;
-    struct door_scene s;
-    door_open(&s, false, 10000);
-    struct raw raw = door_knock(&s);
-    door_walk_to(&raw, STEPS);
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    struct raw raw = handshake_connect(&s);
+    handshake_play_to(&raw, STEPS);
     raw_send(&raw, "x", 1);
-    assert_int_equal(door_served(&s), 0);
+    assert_int_equal(handshake_served(&s), 0);
     assert_int_equal(s.closed_status, -EPROTO);
-    assert_string_equal(s.reason, "the peer spoke at the door after establishment");
+    assert_string_equal(s.reason, "the peer sent bytes on the handshake socket afterwards");
     raw_close(&raw);
-    door_close(&s);
+    handshake_close(&s);
 }
 
 /* More than any machine has: the server's own wishes count then. */
 static void wishes_without_measure(void **state)
 {
     (void)state;
-    struct door_scene s;
+    struct handshake_scene s;
     struct raw_frame frame;
     uint8_t opening[64], client[RAW_HASH], server[RAW_HASH], payload[64];
-    door_open(&s, false, 10000);
-    struct raw raw = door_knock(&s);
+    handshake_open(&s, false, 10000);
+    struct raw raw = handshake_connect(&s);
     raw_opening(&raw, opening, false);
     memset(opening + 39, 0xff, 12);
     raw_say(&raw, HELLO, opening, 51);
@@ -360,9 +360,9 @@ static void wishes_without_measure(void **state)
     raw_expect(&raw, RESULT, &frame);
     raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
     raw_close(&raw);
-    assert_int_equal(door_served(&s), 0);
+    assert_int_equal(handshake_served(&s), 0);
     assert_int_equal(s.message_max, 16384);
-    door_close(&s);
+    handshake_close(&s);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Knocking at a unix socket whose queue is full, and what to do about places that cannot be had. */
 #include "common/clock.h"
-#include "transport/core/conn.h"
+#include "transport/handshake/handshake.h"
 
 #include <errno.h>
 #include <fcntl.h>

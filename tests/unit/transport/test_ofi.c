@@ -58,7 +58,7 @@ enum ibx_role ibx_link_role(const struct ibx_link *link)
     return end_of(link)->role;
 }
 
-int ibx_link_door(const struct ibx_link *link)
+int ibx_link_socket(const struct ibx_link *link)
 {
     return end_of(link)->door;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A door that hears anything, on either side, ends in an error with a sentence or in a connection
- * that closes in order, and keeps nothing.
+ * A handshake that receives anything, on either side, ends in an error with a message or in a
+ * connection that closes in order, and leaks nothing.
  *
- *   first byte   bit 0: this side is the client; bit 1: it has a key; bit 2: "shm" does not stand
- *   the rest     what the peer says, as on the wire
+ *   first byte   bit 0: this side is the client; bit 1: it has a key; bit 2: "shm" fails
+ *   the rest     what the peer sends, as on the wire
  *
  * Random numbers, hashes and MACs are all zeros here, so that inputs get beyond the proofs. The
  * wire of the fabric inside the process that offers may name has the number 1.
@@ -12,7 +12,7 @@
 #include "tests/scenes/memory_provider.h"
 
 #include "common/log.h"
-#include "transport/core/conn.h"
+#include "transport/handshake/handshake.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -25,9 +25,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 static bool with_key;
 static struct ibx_options options;
-static int next_door; /* what ibx_connect() gets */
+static int next_socket; /* what ibx_connect() gets */
 
-/* ------------------------------------------------------- in place of auth.c, listen.c */
+/* ------------------------------------------------------- in place of crypto.c, key_file.c,
+ * connect.c */
 
 int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
 {
@@ -63,7 +64,7 @@ int ibx_random(void *out, size_t length, struct ibx_error *err)
     return 0;
 }
 
-void ibx_peer_name(int fd, char *out, size_t size)
+void ibx_handshake_peer_name(int fd, char *out, size_t size)
 {
     (void)fd;
     snprintf(out, size, "the fuzzer");
@@ -75,7 +76,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
     (void)uri;
     (void)timeout_ms;
     (void)err;
-    *fd = next_door;
+    *fd = next_socket;
     return 0;
 }
 
@@ -99,19 +100,21 @@ static void live_and_die(struct ibx_conn *conn)
     require(ibx_conn_reason(conn)[0]);
 }
 
-static void run(bool client, int door)
+static void run(bool client, int socket)
 {
     struct ibx_error err = {0};
     struct ibx_conn *conn = NULL;
     int rc;
     if (client) {
-        next_door = door;
+        next_socket = socket;
         rc = ibx_connect("rdma://fuzzer:1", &options, &conn, &err);
         require((rc == 0) == (conn != NULL));
     } else {
-        conn = ibx_conn_new(door, IBX_ROLE_SERVER, &options);
-        require(conn);
-        conn->key.present = with_key;
+        struct ibx_key key = {.present = with_key};
+        struct ibx_handshake *h =
+            ibx_handshake_create(socket, IBX_ROLE_SERVER, &options, &key, NULL);
+        require(h);
+        conn = h->conn;
         rc = ibx_establish(conn, &err);
     }
     if (rc)

@@ -10,7 +10,7 @@
 static int register_like(struct ibx_conn *conn, const struct ibx_mr *like, struct ibx_mr **out,
                          struct ibx_error *err)
 {
-    if (conn->state != CONN_LIVE)
+    if (!ibx_conn_has_endpoint(conn))
         return ibx_error_set(err, -ENOTCONN, "the connection is closed");
     struct ibx_mr *mr = calloc(1, sizeof(*mr));
     if (!mr)
@@ -58,7 +58,7 @@ int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr *
     /* Of the other connection only what never changes: it is in the hands of another thread. */
     const struct ibx_conn *other = mr->conn;
     bool siblings = conn->options.domain && conn->options.domain == other->options.domain &&
-                    conn->inner == other->inner;
+                    !strcmp(conn->provider->name, other->provider->name);
     struct ibx_mr like = {.span = mr->span, .access = mr->access, .twin = siblings ? mr : NULL};
     return register_like(conn, &like, shared, err);
 }
@@ -127,7 +127,7 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
 
 const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote)
 {
-    if (conn->state != CONN_LIVE || !conn->provider->remote_pointer)
+    if (!ibx_conn_has_endpoint(conn) || !conn->provider->remote_pointer)
         return NULL;
     return conn->provider->remote_pointer(conn->endpoint, remote);
 }
@@ -135,7 +135,7 @@ const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *r
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach)
 {
-    if (conn->state != CONN_LIVE || conn->lost_status)
+    if (conn->state.now != CONN_ESTABLISHED)
         return -ENOTCONN;
     if (!conn->provider->remote_hold)
         return -EOPNOTSUPP;

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "transport/handshake/auth.h"
+#include "transport/handshake/handshake.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/core_names.h>
-#include <openssl/params.h>
-#include <openssl/rand.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -67,54 +62,4 @@ int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
     OPENSSL_cleanse(content, sizeof(content));
     key->present = true;
     return 0;
-}
-
-/* When OpenSSL has no memory for a digest, no proof may ever match by accident. */
-static void fill_unguessable(uint8_t out[IBX_HASH_BYTES])
-{
-    if (RAND_bytes(out, IBX_HASH_BYTES) != 1)
-        abort();
-}
-
-void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
-{
-    EVP_MD_CTX *md = EVP_MD_CTX_new();
-    bool good = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;
-    for (int i = 0; good && i < count; i++)
-        good = EVP_DigestUpdate(md, pieces[i].data, pieces[i].length) == 1;
-    good = good && EVP_DigestFinal_ex(md, out, NULL) == 1;
-    EVP_MD_CTX_free(md);
-    if (!good)
-        fill_unguessable(out);
-}
-
-void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
-              uint8_t out[IBX_HASH_BYTES])
-{
-    char digest[] = "SHA256";
-    OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
-                           OSSL_PARAM_construct_end()};
-    EVP_MAC *mac = EVP_MAC_fetch(NULL, "HMAC", NULL);
-    EVP_MAC_CTX *context = mac ? EVP_MAC_CTX_new(mac) : NULL;
-    bool good = context && EVP_MAC_init(context, key, IBX_HASH_BYTES, params) == 1;
-    for (int i = 0; good && i < count; i++)
-        good = EVP_MAC_update(context, pieces[i].data, pieces[i].length) == 1;
-    size_t written = 0;
-    good = good && EVP_MAC_final(context, out, &written, IBX_HASH_BYTES) == 1;
-    EVP_MAC_CTX_free(context);
-    EVP_MAC_free(mac);
-    if (!good)
-        fill_unguessable(out);
-}
-
-bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES])
-{
-    return CRYPTO_memcmp(a, b, IBX_HASH_BYTES) == 0;
-}
-
-int ibx_random(void *out, size_t length, struct ibx_error *err)
-{
-    if (RAND_bytes(out, (int)length) == 1)
-        return 0;
-    return ibx_error_set(err, -EIO, "OpenSSL gave no random bytes");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Key files and the keyed hash. */
-#include "transport/handshake/auth.h"
+#include "transport/handshake/handshake.h"
 
 #include <dirent.h>
 #include <errno.h>
