@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A libfabric domain: of one connection, or of all that have a domain in common
- * (transport.h). Registrations are a domain's, so that is what such connections
- * share; endpoints, address vector and completion queue are each one's own. One
- * of its own is asked of libfabric for one thread, which may save its locks, a
- * shared one for any.
+ * A libfabric domain: of one connection, or of all connections of a domain (transport.h).
+ * Registrations belong to a domain, so connections share those; each has its own endpoints, address
+ * vector and completion queue. A domain of one connection is opened for one thread, which may save
+ * libfabric's locks, a shared one for any thread.
  */
 #include "transport/ofi/ofi.h"
 
@@ -29,7 +28,7 @@ static bool same_text(const char *a, const char *b)
     return a && b ? !strcmp(a, b) : a == b;
 }
 
-/* Whether what was chosen is what this one was opened for. */
+/* Whether this one was opened for what was chosen. */
 static bool fits(const struct ibx_domain_part *part, const void *chosen)
 {
     const struct fi_info *have = ((const struct ofi_domain *)part)->info, *want = chosen;

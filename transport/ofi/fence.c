@@ -2,13 +2,11 @@
 /*
  * Deregistration where software moves the data.
  *
- * A provider that emulates RMA, or advances it only while it is polled, may be
- * in the middle of an access of the peer when its region is closed, and goes on
- * with it: bytes would arrive in memory that has long been given to somebody
- * else. So the side that deregisters sends a FENCE after it has closed the
- * region, and waits until the peer answers that everything it had in flight
- * then is over. A peer that does not answer loses the connection, and with the
- * endpoints closed no memory is touched either.
+ * A provider that emulates RMA, or advances it only while it is polled, may be in the middle of an
+ * access of the peer when its region is closed, and goes on with it: bytes would arrive in memory
+ * that belongs to somebody else by then. So the side that deregisters closes the region, sends a
+ * FENCE, and waits until the peer answers that everything it had in flight is over. If the peer
+ * does not answer the connection is lost, and nothing touches memory once the endpoints are closed.
  */
 #include "transport/ofi/ofi.h"
 
@@ -16,7 +14,7 @@
 
 #include <errno.h>
 
-void ibx_ofi_fence_asked(struct ofi_endpoint *e, uint32_t number)
+void ibx_ofi_on_fence(struct ofi_endpoint *e, uint32_t number)
 {
     if (e->old_chunks || e->answer_due) {
         ibx_ofi_fail(e, -EPROTO, "the peer sent a FENCE before the last one was answered");
@@ -28,7 +26,7 @@ void ibx_ofi_fence_asked(struct ofi_endpoint *e, uint32_t number)
     e->answer_due = true;
 }
 
-void ibx_ofi_fence_chunk_over(struct ofi_endpoint *e, const struct ofi_request *r)
+void ibx_ofi_fence_on_chunk(struct ofi_endpoint *e, const struct ofi_request *r)
 {
     if (e->old_chunks && r->epoch != e->epoch)
         e->old_chunks--;
@@ -36,11 +34,11 @@ void ibx_ofi_fence_chunk_over(struct ofi_endpoint *e, const struct ofi_request *
 
 void ibx_ofi_fence_answer(struct ofi_endpoint *e)
 {
-    if (e->answer_due && !e->old_chunks && !e->aborted)
+    if (e->answer_due && !e->old_chunks && !ibx_ofi_stopped(e))
         e->answer_due = ibx_ofi_msg_control(e, OFI_FENCED, e->asked) == -EAGAIN;
 }
 
-void ibx_ofi_fence_done(struct ofi_endpoint *e, uint32_t number)
+void ibx_ofi_on_fenced(struct ofi_endpoint *e, uint32_t number)
 {
     if (number == e->fence)
         e->fenced = number;

@@ -2,9 +2,9 @@
 /*
  * Which of libfabric's providers carries a connection.
  *
- * libfabric lists everything that can do reliable datagrams and RMA, from
- * Slingshot to plain sockets. A *native* one has a fabric under it; the others
- * emulate, and rdma:// prefers this project's own shm and tcp to them.
+ * libfabric lists everything that can do reliable datagrams and RMA, from Slingshot to plain
+ * sockets. A *native* provider has a fabric under it; the others emulate one, and rdma:// prefers
+ * this project's own shm and tcp to them.
  */
 #include "transport/ofi/ofi.h"
 
@@ -81,8 +81,8 @@ static bool directory_has_entries(const char *path)
     return found;
 }
 
-/* The first fi_getinfo() of a process takes 50 to 200 ms; a host without any fabric device need
- * not pay that to learn that nothing is native. */
+/* The first fi_getinfo() of a process takes 50 to 200 ms. A host without any fabric device has
+ * nothing native without it. */
 static bool fabric_device_exists(void)
 {
     return directory_has_entries("/sys/class/infiniband") ||
@@ -94,7 +94,7 @@ static bool emulations_allowed(const struct ibx_options *options)
     return options->ofi_provider[0] || !strcmp(options->provider, "ofi");
 }
 
-/* ------------------------------------------------------------------- asking */
+/* ------------------------------------------------------------------ requesting */
 
 static struct fi_info *make_hints(const char *provider, uint64_t op_flags, bool gpu)
 {
@@ -129,7 +129,7 @@ static struct fi_info *list_of(struct fi_info *hints)
     return list;
 }
 
-static struct fi_info *ask(const char *provider, uint64_t op_flags, bool gpu, int extra_mr_mode)
+static struct fi_info *getinfo(const char *provider, uint64_t op_flags, bool gpu, int extra_mr_mode)
 {
     struct fi_info *hints = make_hints(provider, op_flags, gpu);
     if (hints)
@@ -137,9 +137,9 @@ static struct fi_info *ask(const char *provider, uint64_t op_flags, bool gpu, in
     return list_of(hints);
 }
 
-/* Whether the same would do for several threads, and saves something. Where a region belongs to one
- * endpoint it does not; and emulations pin nothing, but have one engine a domain, in which a fault
- * would wait for whatever bulk is on its way beside it: tests alone want that of them. */
+/* Whether sharing works for several threads, and saves something. It does not where a region
+ * belongs to one endpoint. Emulations pin nothing, but have one engine a domain, in which a page
+ * fault would wait for bulk: only tests share there. */
 static bool can_be_shared(const struct fi_info *info, bool native)
 {
     if (info->domain_attr->mr_mode & FI_MR_ENDPOINT || (!native && !getenv("IBX_OFI_SHARE_ALL")))
@@ -153,8 +153,8 @@ static bool can_be_shared(const struct fi_info *info, bool native)
     return list;
 }
 
-/* Asking for GPU memory changes limits, and has libfabric look for GPUs: only where one is, and a
- * device that could reach it. */
+/* A request for GPU memory changes limits, and makes libfabric look for GPUs: only where there is
+ * one and a device that could reach it. */
 static bool gpu_wanted(void)
 {
     return FI_VERSION_GE(fi_version(), IBX_OFI_API) && !access("/dev/nvidiactl", F_OK) &&
@@ -230,7 +230,7 @@ static int take_best(struct fi_info *list, const struct ibx_options *options,
     return best;
 }
 
-/* ------------------------------------------------------------------- refusing */
+/* ------------------------------------------------------------------- errors */
 
 static void list_names(struct fi_info *list, char *out, size_t size)
 {
@@ -245,14 +245,14 @@ static void list_names(struct fi_info *list, char *out, size_t size)
     }
 }
 
-/* Says why nothing was chosen. */
-static int refuse(const struct ibx_options *options, const struct ofi_wish *wish,
-                  struct ibx_error *err)
+/* Why nothing was chosen. */
+static int none_error(const struct ibx_options *options, const struct ofi_wish *wish,
+                      struct ibx_error *err)
 {
     const char *name = wish->provider ? wish->provider : options->ofi_provider;
-    struct fi_info *raw = *name ? ask(name, 0, false, FI_MR_RAW) : NULL;
-    struct fi_info *usable = *name ? ask(name, 0, false, 0) : NULL;
-    struct fi_info *all = ask(NULL, 0, false, 0);
+    struct fi_info *raw = *name ? getinfo(name, 0, false, FI_MR_RAW) : NULL;
+    struct fi_info *usable = *name ? getinfo(name, 0, false, 0) : NULL;
+    struct fi_info *all = getinfo(NULL, 0, false, 0);
     char names[256];
     list_names(all, names, sizeof(names));
     int rc;
@@ -302,15 +302,16 @@ int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wish
     int best = -1;
     for (int gpu = gpu_wanted(); gpu >= 0; gpu--) {
         for (int complete = 1; complete >= 0; complete--) {
-            struct fi_info *list = ask(wish->provider, complete ? FI_DELIVERY_COMPLETE : 0, gpu, 0);
+            struct fi_info *list =
+                getinfo(wish->provider, complete ? FI_DELIVERY_COMPLETE : 0, gpu, 0);
             best = take_best(list, options, wish, complete, best, &chosen);
             if (list)
                 fi_freeinfo(list);
         }
     }
     if (!chosen.info)
-        return refuse(options, wish, err);
-    /* The flag was asked for to learn whether it is there; only WRITEs shall wait for it. */
+        return none_error(options, wish, err);
+    /* The flag was requested to find out whether it is there; only WRITEs wait for it. */
     chosen.info->tx_attr->op_flags &= ~(uint64_t)FI_DELIVERY_COMPLETE;
     chosen.shareable = can_be_shared(chosen.info, chosen.native);
     *choice = chosen;
@@ -325,7 +326,7 @@ int ibx_ofi_probe(const struct ibx_options *options, char *description, size_t s
     if (rc)
         return rc;
     const char *domain = choice.info->domain_attr->name;
-    struct fi_info *all = ask(NULL, 0, false, 0);
+    struct fi_info *all = getinfo(NULL, 0, false, 0);
     char names[128];
     list_names(all, names, sizeof(names));
     snprintf(description, size, "libfabric %s %s%s%s%s, of %s", ibx_ofi_version_text(),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Chunks and completions over libfabric, sleeping, and the end. */
+/* Chunks, completions, sleeping, the end. */
 #include "transport/ofi/ofi.h"
 
 #include "common/clock.h"
@@ -44,10 +44,19 @@ void ibx_ofi_fail(struct ofi_endpoint *e, int status, const char *format, ...)
     va_start(args, format);
     vsnprintf(reason, sizeof(reason), format, args);
     va_end(args);
-    if (e->live)
+    if (e->state.now == OFI_LIVE)
         e->link->up->lost(e->link, status, reason);
-    else if (!e->failure.code)
+    else if (e->state.now == OFI_SETUP && !e->failure.code)
         ibx_error_set(&e->failure, status, "%s", reason);
+}
+
+bool ibx_ofi_move(struct ofi_endpoint *e, struct ibx_state_machine *machine, unsigned to)
+{
+    if (!ibx_state_move(machine, to))
+        return true;
+    ibx_ofi_fail(e, -EINVAL, "internal error: an %s made a move that its state forbids",
+                 machine->table->machine);
+    return false;
 }
 
 /* -------------------------------------------------------------------- chunks */
@@ -68,9 +77,9 @@ int ibx_ofi_io_init(struct ofi_endpoint *e, struct ibx_error *err)
 }
 
 /* A WRITE has to complete when it is visible: by a flag, or else the messages that follow are
- * ordered after it. libfabric's shm copies by itself, without a look at keys and bounds, unless the
- * same flag has the target do it; what the target then refuses is never answered (watch_silence()).
- */
+ * ordered after it. libfabric's shm copies by itself, without a check of keys and bounds, unless
+ * the same flag makes the target do it; what the target then refuses is never answered
+ * (check_silence()). */
 static uint64_t completion_flags(const struct ofi_endpoint *e, enum ibx_rdma_kind kind)
 {
     bool complete = kind == IBX_RDMA_WRITE ? e->choice.delivery_complete : e->is_shm;
@@ -81,7 +90,7 @@ int ibx_ofi_io_rdma(void *endpoint, struct ibx_chunk *chunk)
 {
     struct ofi_endpoint *e = endpoint;
     struct ofi_request *r = e->free_works;
-    if (e->aborted)
+    if (ibx_ofi_stopped(e))
         return -ENOTCONN;
     if (!r)
         return -EAGAIN;
@@ -136,7 +145,7 @@ void ibx_ofi_io_over(struct ofi_endpoint *e, struct ofi_request *r, int status)
         return;
     e->chunks_in_flight--;
     e->silent_since = 0;
-    ibx_ofi_fence_chunk_over(e, r);
+    ibx_ofi_fence_on_chunk(e, r);
 }
 
 static void report(struct ofi_endpoint *e)
@@ -148,11 +157,11 @@ static void report(struct ofi_endpoint *e)
             e->over_tail = &e->over;
         struct ofi_request **list = r->use == OFI_USE_CHUNK ? &e->free_works : &e->free_sends;
         struct ibx_chunk *chunk = r->chunk;
-        bool tell = r->use == OFI_USE_CHUNK || (r->signaled && e->live);
+        bool reported = r->use == OFI_USE_CHUNK || r->signaled;
         r->chunk = NULL;
         r->next = *list;
         *list = r;
-        if (!tell)
+        if (!reported)
             continue;
         e->made++;
         if (chunk)
@@ -171,7 +180,7 @@ static void completed(struct ofi_endpoint *e, const struct fi_cq_msg_entry *entr
         return;
     if (r->use == OFI_USE_RECV) {
         e->receives_lost = 0;
-        ibx_ofi_msg_arrived(e, r, entry->len);
+        ibx_ofi_on_message(e, r, entry->len);
     }
     if (r->busy)
         ibx_ofi_io_over(e, r, 0);
@@ -190,11 +199,11 @@ static void failed(struct ofi_endpoint *e, const struct fi_cq_err_entry *entry)
 {
     struct ofi_request *r = entry->op_context;
     if (r && r->use == OFI_USE_RECV && entry->err == FI_ETRUNC) {
-        ibx_ofi_msg_truncated(e, r);
+        ibx_ofi_on_truncated(e, r);
         return;
     }
-    /* A stranger who hangs up in the middle of a message spoils a receive, too. If it was the peer,
-     * the door says so. */
+    /* An unauthenticated sender that closes in the middle of a message spoils a receive, too. The
+     * end of the peer itself shows at the handshake's socket. */
     if (r && r->use == OFI_USE_RECV && ++e->receives_lost < LOST_RECEIVES_MAX) {
         ibx_log(IBX_LOG_INFO, "ofi: a receive failed: %s", fi_strerror(entry->err));
         ibx_ofi_msg_repost(e, r);
@@ -223,7 +232,7 @@ static bool take_error(struct ofi_endpoint *e)
 int ibx_ofi_io_take(struct ofi_endpoint *e)
 {
     int taken = 0;
-    for (int batch = 0; batch < BATCHES_PER_PROGRESS && !e->closed; batch++) {
+    for (int batch = 0; batch < BATCHES_PER_PROGRESS && e->state.now != OFI_CLOSED; batch++) {
         struct fi_cq_msg_entry entries[BATCH];
         ssize_t n = fi_cq_read(e->cq, entries, BATCH);
         if (n == -FI_EAGAIN || n == 0)
@@ -248,8 +257,8 @@ int ibx_ofi_io_take(struct ofi_endpoint *e)
     return taken;
 }
 
-/* Gives libfabric's shm up when no chunk has completed for the time after which a link is dead. */
-static void watch_silence(struct ofi_endpoint *e)
+/* libfabric's shm has no timeout: the connection is lost when no chunk completes for timeout_ms. */
+static void check_silence(struct ofi_endpoint *e)
 {
     if (!e->is_shm || !e->chunks_in_flight)
         return;
@@ -266,8 +275,8 @@ static void watch_silence(struct ofi_endpoint *e)
 
 static bool peer_gone(const struct ofi_endpoint *e)
 {
-    struct pollfd door = {.fd = ibx_link_socket(e->link), .events = POLLRDHUP};
-    return poll(&door, 1, 0) != 0;
+    struct pollfd socket = {.fd = ibx_link_socket(e->link), .events = POLLRDHUP};
+    return poll(&socket, 1, 0) != 0;
 }
 
 /* libfabric's rxm crashes when an endpoint is closed in the middle of a transfer from a live peer,
@@ -285,7 +294,7 @@ int ibx_ofi_io_progress(void *endpoint)
 {
     struct ofi_endpoint *e = endpoint;
     e->made = 0;
-    if (e->aborted) {
+    if (ibx_ofi_stopped(e)) {
         finish(e);
         return e->made;
     }
@@ -301,14 +310,14 @@ int ibx_ofi_io_progress(void *endpoint)
     ibx_ofi_msg_deliver(e);
     ibx_ofi_fence_answer(e);
     if (!taken && ++e->idle_polls % POLLS_PER_CLOCK == 0)
-        watch_silence(e);
-    /* What libfabric refused is given again only after something happened; every other time this
-     * counts as such, so that a dead peer is still looked for. */
+        check_silence(e);
+    /* The core posts again what libfabric refused only after something happened; every other time
+     * this counts as such, so that a dead peer is still detected. */
     if (refused && !taken && !e->made) {
         e->retry_turn = !e->retry_turn;
         return e->retry_turn;
     }
-    /* A credit that came makes no upcall, but is something to somebody who could not send. */
+    /* A credit makes no upcall, but a sender may wait for it. */
     return taken + e->made;
 }
 
@@ -320,7 +329,7 @@ static void set_timer(struct ofi_endpoint *e, long ns)
     timerfd_settime(e->timer_fd, 0, &spec, NULL);
 }
 
-/* An eighth of the time that nothing has happened: so nobody waits more than that much longer. */
+/* An eighth of the time since something happened: so a wait is longer by an eighth at most. */
 static long nap_length(struct ofi_endpoint *e)
 {
     uint64_t now = ibx_now_ns();
@@ -349,16 +358,16 @@ bool ibx_ofi_io_nap(struct ofi_endpoint *e)
 int ibx_ofi_io_arm(void *endpoint)
 {
     struct ofi_endpoint *e = endpoint;
-    if (e->aborted || e->over)
+    if (ibx_ofi_stopped(e) || e->over)
         return 1;
-    if (e->send_again) { /* once: whoever could not send may try before it sleeps */
+    if (e->send_again) { /* once: a refused sender may try again before it sleeps */
         e->send_again = e->send_refused = false;
         return 1;
     }
     if (e->idle_recvs || ibx_ofi_msg_deliverable(e) || (e->refused && !e->in_flight))
         return 1;
     if (e->cq_fd < 0) {
-        watch_silence(e);
+        check_silence(e);
         set_timer(e, nap_length(e));
         return 0;
     }
@@ -383,15 +392,17 @@ int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
             return rc;
         e->lanes[i].ep = NULL;
     }
-    e->closed = true;
+    if (e->state.now != OFI_CLOSED)
+        ibx_ofi_move(e, &e->state, OFI_CLOSED);
     return 0;
 }
 
-/* With the endpoints closed libfabric touches no memory of theirs any more. */
+/* libfabric touches no memory of closed endpoints any more. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e)
 {
-    e->aborted = true;
-    if (e->closed)
+    if (!ibx_ofi_stopped(e))
+        ibx_ofi_move(e, &e->state, OFI_STOPPED);
+    if (e->state.now == OFI_CLOSED)
         return;
     int rc = ibx_ofi_io_close_lanes(e);
     if (rc) {
@@ -411,7 +422,8 @@ void ibx_ofi_io_stop(struct ofi_endpoint *e)
 void ibx_ofi_io_abort(void *endpoint)
 {
     struct ofi_endpoint *e = endpoint;
-    e->aborted = true;
+    if (!ibx_ofi_stopped(e))
+        ibx_ofi_move(e, &e->state, OFI_STOPPED);
     e->abort_deadline = ibx_deadline_in_ms(LAST_TRANSFERS_MS);
     finish(e);
 }

@@ -2,14 +2,13 @@
 /*
  * libfabric, loaded when ofi is tried and not before.
  *
- * Distributions build libfabric with everything. Loading it then loads the PSM
- * libraries, whose constructors look for devices for 200 ms and put handlers of
- * their own on SIGSEGV, SIGINT, SIGTERM and others. That must not happen to each
- * application that a GVirtuS plugin is loaded into; and where it does happen,
- * because the fabric is wanted, the application keeps its signal handlers.
+ * Distributions build libfabric with everything. Loading it then loads the PSM libraries, whose
+ * constructors look for devices for 200 ms and install handlers for SIGSEGV, SIGINT, SIGTERM and
+ * others. That must not happen to every application that loads a GVirtuS plugin. Where the fabric
+ * is wanted, the application keeps its signal handlers.
  *
- * The functions below have the names and types of libfabric's few exported ones;
- * all others are inline in its headers.
+ * The functions below have the names and types of libfabric's few exported ones; all others are
+ * inline in its headers.
  */
 #include "transport/ofi/ofi.h"
 
@@ -65,8 +64,8 @@ static void load(void)
     if (!library.version || !library.freeinfo || !library.dupinfo || !library.fabric ||
         !library.strerror || !getinfo) {
         snprintf(library.reason, sizeof(library.reason),
-                 "libfabric.so.1 lacks functions it should "
-                 "have: install Debian's libfabric1");
+                 "libfabric.so.1 lacks functions that it should have: "
+                 "install Debian's libfabric1");
         return;
     }
     *(void **)&library.getinfo = getinfo;

@@ -2,9 +2,9 @@
 /*
  * Memory registration by libfabric's many rules.
  *
- * keys[0] is the key, keys[1] what an initiator subtracts from an address: 0
- * where the fabric takes virtual addresses, the start of the region where it
- * counts from there. So each end's mode stays its own affair.
+ * keys[0] is the key; keys[1] is what an initiator subtracts from an address: 0 where the fabric
+ * takes virtual addresses, the start of the region where it takes offsets. So the two ends need not
+ * have the same mode.
  */
 #include "transport/ofi/ofi.h"
 #include "transport/core/crypto.h"
@@ -24,7 +24,7 @@ static bool has_mode(const struct ofi_endpoint *e, int mode)
     return e->choice.info->domain_attr->mr_mode & mode;
 }
 
-/* Whether libfabric's own code stands between the peer and a region: see ofi_fence.c. */
+/* Whether libfabric's own code accesses a region for the peer: see fence.c. */
 static bool software_moves(const struct ofi_endpoint *e)
 {
     return !e->choice.native || e->choice.info->domain_attr->data_progress != FI_PROGRESS_AUTO;
@@ -40,7 +40,7 @@ static uint64_t fabric_access(const struct ofi_endpoint *e, unsigned access)
     return flags;
 }
 
-/* Keys that we choose are random, so that a stranger on the fabric cannot guess them. */
+/* Keys that we choose are random, so that nobody on the fabric can guess them. */
 static int random_key(const struct ofi_endpoint *e, uint64_t *key, struct ibx_error *err)
 {
     size_t bytes = e->choice.info->domain_attr->mr_key_size;
@@ -137,7 +137,7 @@ int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err)
 
 /* ------------------------------------------------------- held by regions */
 
-/* What the twin of a region has in this domain: one holder more, or NULL. */
+/* The registration that the region's twin has in this domain, held once more, or NULL. */
 static struct ofi_registration *registration_share(const struct ibx_mr *twin,
                                                    const struct fid_domain *domain)
 {
@@ -240,7 +240,7 @@ void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr)
         unlist(e, region);
     registration_release(region->made);
     bool exposed = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
-    if (exposed && e->live && !e->aborted && software_moves(e))
+    if (exposed && e->state.now == OFI_LIVE && software_moves(e))
         ibx_ofi_fence(e);
     if (mr->allocated)
         munmap(mr->span.address, mr->span.length);

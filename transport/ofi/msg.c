@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Messages over libfabric: a header with a cookie, receives posted ahead, a
- * credit for each, and the order that was sent.
+ * Messages over libfabric: a header with a cookie, receives posted ahead, a credit for each, and
+ * the order of sending.
  *
- * Receives complete in no particular order (a layered provider may fetch long
- * ones by rendezvous while short ones overtake), so DATA waits in a window until
- * its turn has come.
+ * Receives complete in any order (a layered provider may fetch long messages by rendezvous while
+ * short ones overtake them), so DATA waits in a window for its turn.
  */
 #include "transport/ofi/ofi.h"
 #include "transport/core/crypto.h"
@@ -75,13 +74,21 @@ static struct ofi_request *free_list_pop(struct ofi_request **list)
     return r;
 }
 
+static const struct ibx_state recv_states[] = {
+    [OFI_RECV_IDLE] = {"idle", IBX_TO(OFI_RECV_POSTED) | IBX_TO(OFI_RECV_WAITING),
+                       IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [OFI_RECV_POSTED] = {"posted", IBX_TO(OFI_RECV_IDLE), 0},
+    [OFI_RECV_WAITING] = {"waiting", IBX_TO(OFI_RECV_HELD), 0},
+    [OFI_RECV_HELD] = {"held", IBX_TO(OFI_RECV_IDLE), 0}};
+static const struct ibx_state_table recv_table = IBX_STATE_TABLE("ofi receive", recv_states);
+
 static void lay_out_buffers(struct ofi_endpoint *e, unsigned lane0_recvs)
 {
     uint8_t *next = e->memory;
     for (unsigned i = 0; i < e->recv_count; i++, next += e->buffer_bytes) {
         struct ofi_request *r = &e->recvs[i];
         r->use = OFI_USE_RECV;
-        r->state = OFI_RECV_IDLE;
+        ibx_state_begin(&r->state, &recv_table, OFI_RECV_IDLE);
         r->lane = i < lane0_recvs ? 0 : 1 + (i - lane0_recvs) / 2;
         r->buffer = next;
         free_list_push(&e->idle_recvs, r);
@@ -94,7 +101,7 @@ static void lay_out_buffers(struct ofi_endpoint *e, unsigned lane0_recvs)
     }
 }
 
-/* Two for the HELLO of every further lane: one may be spent on a stranger's message. */
+/* Two for the HELLO of every further lane: an unauthenticated message may use up one. */
 static unsigned recvs_of(unsigned slots, unsigned lanes)
 {
     return slots + spare_recvs(slots) + 2 * (lanes - 1);
@@ -151,17 +158,17 @@ void ibx_ofi_msg_fini(struct ofi_endpoint *e)
 
 static void post_recv(struct ofi_endpoint *e, struct ofi_request *r)
 {
-    r->state = OFI_RECV_POSTED;
-    memset(r->buffer, 0, OFI_HEADER_BYTES); /* no old cookie shall speak for a truncated message */
+    memset(r->buffer, 0,
+           OFI_HEADER_BYTES); /* an old cookie must not authenticate what is truncated */
     ssize_t rc = fi_recv(e->lanes[r->lane].ep, r->buffer, e->buffer_bytes, e->memory_desc,
                          FI_ADDR_UNSPEC, &r->context);
     if (!rc) {
+        ibx_ofi_move(e, &r->state, OFI_RECV_POSTED);
         if (r->owes_credit)
             e->returned++;
         r->owes_credit = false;
         return;
     }
-    r->state = OFI_RECV_IDLE;
     free_list_push(&e->idle_recvs, r);
     if (rc != -FI_EAGAIN)
         ibx_ofi_fail(e, ibx_ofi_errno((int)-rc), "libfabric's %s takes no receive: %s",
@@ -170,7 +177,8 @@ static void post_recv(struct ofi_endpoint *e, struct ofi_request *r)
 
 void ibx_ofi_msg_repost(struct ofi_endpoint *e, struct ofi_request *r)
 {
-    post_recv(e, r);
+    if (ibx_ofi_move(e, &r->state, OFI_RECV_IDLE))
+        post_recv(e, r);
 }
 
 void ibx_ofi_msg_post(struct ofi_endpoint *e)
@@ -179,15 +187,15 @@ void ibx_ofi_msg_post(struct ofi_endpoint *e)
     e->idle_recvs = NULL;
     while (list) {
         struct ofi_request *r = free_list_pop(&list);
-        if (e->lanes[r->lane].ep) /* hardware may have had fewer endpoints than wished for */
+        if (e->lanes[r->lane].ep) /* hardware may have had fewer endpoints */
             post_recv(e, r);
     }
 }
 
 /* ------------------------------------------------------------------- sending */
 
-/* Gives a message that stands in r->buffer to libfabric. */
-static int give(struct ofi_endpoint *e, struct ofi_request *r, unsigned lane, size_t length)
+/* Gives the message in r->buffer to libfabric. */
+static int post_message(struct ofi_endpoint *e, struct ofi_request *r, unsigned lane, size_t length)
 {
     struct ofi_lane *l = &e->lanes[lane];
     ssize_t rc;
@@ -214,8 +222,8 @@ static int give(struct ofi_endpoint *e, struct ofi_request *r, unsigned lane, si
     return ibx_ofi_errno((int)-rc);
 }
 
-/* Credits ride on whatever is sent. */
-static uint16_t take_returned(struct ofi_endpoint *e)
+/* Every message carries the credits that are due. */
+static uint16_t credits_take(struct ofi_endpoint *e)
 {
     uint16_t credits = (uint16_t)e->returned;
     e->missing -= e->returned;
@@ -223,7 +231,7 @@ static uint16_t take_returned(struct ofi_endpoint *e)
     return credits;
 }
 
-static void give_back_returned(struct ofi_endpoint *e, uint16_t credits)
+static void credits_untake(struct ofi_endpoint *e, uint16_t credits)
 {
     e->returned += credits;
     e->missing += credits;
@@ -241,7 +249,7 @@ int ibx_ofi_msg_hello(struct ofi_endpoint *e, unsigned lane)
     put_header(r->buffer, &h);
     memcpy(r->buffer + OFI_HEADER_BYTES, e->proof_out, IBX_PROOF_BYTES);
     r->signaled = false;
-    return give(e, r, lane, OFI_HEADER_BYTES + IBX_PROOF_BYTES);
+    return post_message(e, r, lane, OFI_HEADER_BYTES + IBX_PROOF_BYTES);
 }
 
 int ibx_ofi_msg_control(struct ofi_endpoint *e, enum ofi_kind kind, uint32_t number)
@@ -252,14 +260,14 @@ int ibx_ofi_msg_control(struct ofi_endpoint *e, enum ofi_kind kind, uint32_t num
     struct header h = {.cookie = e->cookie_out, .sequence = number, .kind = (uint8_t)kind};
     put_header(r->buffer, &h);
     r->signaled = false;
-    return give(e, r, 0, OFI_HEADER_BYTES);
+    return post_message(e, r, 0, OFI_HEADER_BYTES);
 }
 
 int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
                      uint64_t cookie, unsigned flags)
 {
     struct ofi_endpoint *e = endpoint;
-    if (e->aborted)
+    if (ibx_ofi_stopped(e))
         return -ENOTCONN;
     const bool room = e->credits >= (flags & IBX_SPARING ? 2 : 1);
     struct ofi_request *r = room ? free_list_pop(&e->free_sends) : NULL;
@@ -267,7 +275,7 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
     e->send_again = false;
     if (!r)
         return -EAGAIN;
-    uint16_t credits = take_returned(e);
+    uint16_t credits = credits_take(e);
     struct header h = {.cookie = e->cookie_out,
                        .sequence = e->next_send,
                        .length = (uint32_t)length,
@@ -282,9 +290,9 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
     }
     r->signaled = flags & IBX_SIGNALED;
     r->cookie = cookie;
-    int rc = give(e, r, 0, OFI_HEADER_BYTES + length);
+    int rc = post_message(e, r, 0, OFI_HEADER_BYTES + length);
     if (rc) {
-        give_back_returned(e, credits);
+        credits_untake(e, credits);
         return rc;
     }
     e->send_refused = false;
@@ -293,102 +301,102 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
     return 0;
 }
 
-/* Sends a CREDIT when as much is held back as the peer is known to have left. */
-static void give_credits(struct ofi_endpoint *e)
+/* Sends a CREDIT when as many credits are due as the peer is known to have left. */
+static void send_credits(struct ofi_endpoint *e)
 {
     if (!e->returned || e->returned < e->own.slots - e->missing)
         return;
     struct ofi_request *r = free_list_pop(&e->free_sends);
     if (!r)
         return;
-    uint16_t credits = take_returned(e);
+    uint16_t credits = credits_take(e);
     struct header h = {.cookie = e->cookie_out, .credits = credits, .kind = OFI_CREDIT};
     put_header(r->buffer, &h);
     r->signaled = false;
-    if (give(e, r, 0, OFI_HEADER_BYTES))
-        give_back_returned(e, credits);
+    if (post_message(e, r, 0, OFI_HEADER_BYTES))
+        credits_untake(e, credits);
 }
 
 void ibx_ofi_msg_release(void *endpoint, uint64_t slot)
 {
     struct ofi_endpoint *e = endpoint;
-    if (slot >= e->recv_count || e->recvs[slot].state != OFI_RECV_HELD)
+    if (slot >= e->recv_count || e->recvs[slot].state.now != OFI_RECV_HELD)
         return;
     struct ofi_request *r = &e->recvs[slot];
-    if (e->aborted) {
-        r->state = OFI_RECV_IDLE;
+    if (!ibx_ofi_move(e, &r->state, OFI_RECV_IDLE) || ibx_ofi_stopped(e))
         return;
-    }
     r->owes_credit = true;
     post_recv(e, r);
-    give_credits(e);
+    send_credits(e);
 }
 
 /* ------------------------------------------------------------------- receiving */
 
-static void hello_arrived(struct ofi_endpoint *e, const struct header *h,
-                          const struct ofi_request *r)
+static void on_hello(struct ofi_endpoint *e, const struct header *h, const struct ofi_request *r)
 {
+    struct ofi_lane *lane = &e->lanes[r->lane];
     const uint8_t *proof = r->buffer + OFI_HEADER_BYTES;
     if (h->length != IBX_PROOF_BYTES || h->lane != r->lane || !ibx_hash_equal(proof, e->proof_in))
         ibx_log(IBX_LOG_INFO, "ofi: a HELLO without a valid proof was dropped");
-    else
-        e->lanes[r->lane].hello_proven = true;
+    else if (lane->state.now == OFI_LANE_NEW)
+        ibx_ofi_move(e, &lane->state, OFI_LANE_PROVEN);
+    else if (lane->state.now == OFI_LANE_SENT)
+        ibx_ofi_move(e, &lane->state, OFI_LANE_READY);
 }
 
 /* Keeps DATA until its turn; false when the peer broke the protocol. */
-static bool data_arrived(struct ofi_endpoint *e, const struct header *h, struct ofi_request *r)
+static bool on_data(struct ofi_endpoint *e, const struct header *h, struct ofi_request *r)
 {
-    struct ofi_request **place = &e->window[h->sequence & e->window_mask];
-    if (h->sequence - e->next_deliver >= e->own.slots || *place || r->lane ||
+    struct ofi_request **entry = &e->window[h->sequence & e->window_mask];
+    if (h->sequence - e->next_deliver >= e->own.slots || *entry || r->lane ||
         h->length > e->own.message) {
         ibx_ofi_fail(e, -EPROTO, "the peer sent message %u of %u bytes when %u was expected",
                      h->sequence, h->length, e->next_deliver);
         return false;
     }
-    *place = r;
-    r->state = OFI_RECV_WAITING;
+    *entry = r;
     e->missing++;
-    return true;
+    return ibx_ofi_move(e, &r->state, OFI_RECV_WAITING);
 }
 
-void ibx_ofi_msg_arrived(struct ofi_endpoint *e, struct ofi_request *r, size_t length)
+void ibx_ofi_on_message(struct ofi_endpoint *e, struct ofi_request *r, size_t length)
 {
     struct header h = {0};
     if (length >= OFI_HEADER_BYTES)
         h = get_header(r->buffer);
     r->length = length;
+    ibx_ofi_move(e, &r->state, OFI_RECV_IDLE);
     bool genuine = length >= OFI_HEADER_BYTES && h.cookie == e->cookie_in;
     if (!genuine) {
-        ibx_log(IBX_LOG_INFO, "ofi: a message of %zu bytes from a stranger was dropped", length);
+        ibx_log(IBX_LOG_INFO, "ofi: a message of %zu bytes without its cookie was dropped", length);
     } else if (h.length != length - OFI_HEADER_BYTES || h.kind < OFI_HELLO || h.kind > OFI_FENCED) {
         ibx_ofi_fail(e, -EPROTO, "the peer sent a malformed message of %zu bytes", length);
     } else if (h.credits > e->peer.slots - e->credits) {
-        ibx_ofi_fail(e, -EPROTO, "the peer gave back %u credits, more than it had got", h.credits);
+        ibx_ofi_fail(e, -EPROTO, "the peer returned %u credits, more than it had received",
+                     h.credits);
     } else {
         e->credits += h.credits;
         if (h.kind == OFI_HELLO)
-            hello_arrived(e, &h, r);
+            on_hello(e, &h, r);
         if (h.kind == OFI_FENCE)
-            ibx_ofi_fence_asked(e, h.sequence);
+            ibx_ofi_on_fence(e, h.sequence);
         if (h.kind == OFI_FENCED)
-            ibx_ofi_fence_done(e, h.sequence);
-        if (h.kind == OFI_DATA && data_arrived(e, &h, r))
+            ibx_ofi_on_fenced(e, h.sequence);
+        if (h.kind == OFI_DATA && on_data(e, &h, r))
             return;
     }
-    if (!e->aborted)
+    if (!ibx_ofi_stopped(e))
         post_recv(e, r);
 }
 
-/* Longer than any receive: our peer knows the limit, so unless it bears the cookie it is a
- * stranger's. */
-void ibx_ofi_msg_truncated(struct ofi_endpoint *e, struct ofi_request *r)
+/* Longer than any receive. Our peer knows the limit, so a message without the cookie is not its. */
+void ibx_ofi_on_truncated(struct ofi_endpoint *e, struct ofi_request *r)
 {
     if (get_header(r->buffer).cookie == e->cookie_in)
         ibx_ofi_fail(e, -EPROTO, "the peer sent a message longer than %u bytes", e->own.message);
     else
-        ibx_log(IBX_LOG_INFO, "ofi: an overlong message from a stranger was dropped");
-    post_recv(e, r);
+        ibx_log(IBX_LOG_INFO, "ofi: an overlong message without its cookie was dropped");
+    ibx_ofi_msg_repost(e, r);
 }
 
 bool ibx_ofi_msg_deliverable(const struct ofi_endpoint *e)
@@ -398,16 +406,16 @@ bool ibx_ofi_msg_deliverable(const struct ofi_endpoint *e)
 
 void ibx_ofi_msg_deliver(struct ofi_endpoint *e)
 {
-    while (!e->aborted && ibx_ofi_msg_deliverable(e)) {
-        struct ofi_request **place = &e->window[e->next_deliver & e->window_mask];
-        struct ofi_request *r = *place;
-        *place = NULL;
+    while (!ibx_ofi_stopped(e) && ibx_ofi_msg_deliverable(e)) {
+        struct ofi_request **entry = &e->window[e->next_deliver & e->window_mask];
+        struct ofi_request *r = *entry;
+        *entry = NULL;
         e->next_deliver++;
-        r->state = OFI_RECV_HELD;
+        ibx_ofi_move(e, &r->state, OFI_RECV_HELD);
         e->made++;
         e->link->up->message(e->link, r->buffer + OFI_HEADER_BYTES, r->length - OFI_HEADER_BYTES,
                              (uint64_t)(r - e->recvs));
     }
-    if (!e->aborted)
-        give_credits(e);
+    if (!ibx_ofi_stopped(e))
+        send_credits(e);
 }

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The libfabric provider: setting a connection up and taking it down.
+ * The provider's calls: setting a connection up and taking it down.
  *
- *     server: offer   opens its endpoints, tells their addresses
+ *     server: offer   opens its endpoints, offers their addresses
  *     client: join    opens the same libfabric provider, answers likewise
- *     both:   finish  learn each other's addresses; the client sends a HELLO with
- *                     its proof on every lane, the server answers each with its own
+ *     both:   finish  insert each other's addresses; the client sends a HELLO with its proof on
+ *                     every lane, the server answers each with its own
  *
- * Nothing of libfabric is touched before offer or join, because several of its
- * providers do not survive fork(2); and nothing is shared between connections
- * but a domain, by those that ask for it (ofi_domain.c).
+ * libfabric is not used before offer or join, because several of its providers do not survive
+ * fork(2). Connections share nothing but a domain, if they ask for it (domain.c).
  */
 #include "transport/ofi/ofi.h"
 #include "transport/core/crypto.h"
@@ -30,7 +29,7 @@
  */
 #define RENDEZVOUS_EMULATED 131072u
 #define RENDEZVOUS_NATIVE   16384u
-#define RXM_EAGER           16384u /* bytes that ofi_rxm sends at once; more costs it two round trips */
+#define RXM_EAGER           16384u /* ofi_rxm sends so many bytes at once; more costs two round trips */
 #define SETTLE_NS           (1 * IBX_NS_PER_MS)
 
 /* ------------------------------------------------------------------- opening */
@@ -58,7 +57,7 @@ static int open_cq(struct ofi_endpoint *e, struct ibx_error *err)
         e->cq = NULL;
         return ibx_ofi_open_error(e->choice.info, "a completion queue", rc, err);
     }
-    /* Some descriptors can miss an event; fi_cxi(7) says so of its own. */
+    /* Some descriptors can miss an event, as fi_cxi(7) documents. */
     if (e->cq_fd < 0 || !ibx_ofi_name_matches(e->own.provider, "tcp"))
         e->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (e->cq_fd < 0 && e->timer_fd < 0)
@@ -66,9 +65,17 @@ static int open_cq(struct ofi_endpoint *e, struct ibx_error *err)
     return 0;
 }
 
+static const struct ibx_state lane_states[] = {
+    [OFI_LANE_NEW] = {"new", IBX_TO(OFI_LANE_SENT) | IBX_TO(OFI_LANE_PROVEN), IBX_STATE_INITIAL},
+    [OFI_LANE_SENT] = {"sent", IBX_TO(OFI_LANE_READY), 0},
+    [OFI_LANE_PROVEN] = {"proven", IBX_TO(OFI_LANE_READY), 0},
+    [OFI_LANE_READY] = {"ready", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table lane_table = IBX_STATE_TABLE("ofi lane", lane_states);
+
 static int open_lane(struct ofi_endpoint *e, unsigned i)
 {
     struct ofi_lane *lane = &e->lanes[i];
+    ibx_state_begin(&lane->state, &lane_table, OFI_LANE_NEW);
     int rc = fi_endpoint(e->domain, e->choice.info, &lane->ep, NULL);
     if (rc) {
         lane->ep = NULL;
@@ -127,14 +134,14 @@ static unsigned smaller(size_t a, size_t b)
     return (unsigned)(a < b ? a : b);
 }
 
-static unsigned lanes_wished(const struct ibx_options *options)
+static unsigned lanes_wanted(const struct ibx_options *options)
 {
     return 1 + (options->lanes ? options->lanes : 1);
 }
 
 static size_t message_memory(const struct ibx_options *options)
 {
-    return ibx_ofi_msg_memory(options->slots, options->message, lanes_wished(options));
+    return ibx_ofi_msg_memory(options->slots, options->message, lanes_wanted(options));
 }
 
 /* Sizes, from what is asked for and what the provider can do. */
@@ -143,7 +150,7 @@ static void settle_sizes(struct ofi_endpoint *e, unsigned lanes_at_most)
     const struct ibx_options *options = ibx_link_options(e->link);
     const struct fi_info *info = e->choice.info;
     bool split = e->choice.delivery_complete && !(info->domain_attr->mr_mode & FI_MR_ENDPOINT);
-    e->lane_count = smaller(split ? lanes_wished(options) : 1, lanes_at_most);
+    e->lane_count = smaller(split ? lanes_wanted(options) : 1, lanes_at_most);
     e->is_shm = ibx_ofi_name_matches(e->own.provider, "shm");
     e->depth = options->depth ? options->depth : DEFAULT_DEPTH;
     e->chunk = options->chunk ? options->chunk : DEFAULT_CHUNK;
@@ -193,11 +200,20 @@ static int open_all(struct ofi_endpoint *e, const struct ofi_wish *wish, unsigne
 
 /* ------------------------------------------------------- the provider's calls */
 
+static const struct ibx_state ofi_states[] = {
+    [OFI_SETUP] = {"setup", IBX_TO(OFI_LIVE) | IBX_TO(OFI_STOPPED) | IBX_TO(OFI_CLOSED),
+                   IBX_STATE_INITIAL},
+    [OFI_LIVE] = {"live", IBX_TO(OFI_STOPPED) | IBX_TO(OFI_CLOSED), 0},
+    [OFI_STOPPED] = {"stopped", IBX_TO(OFI_CLOSED), 0},
+    [OFI_CLOSED] = {"closed", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table ofi_table = IBX_STATE_TABLE("ofi connection", ofi_states);
+
 static int ofi_open(struct ibx_link *link, void **endpoint, struct ibx_error *err)
 {
     struct ofi_endpoint *e = calloc(1, sizeof(*e));
     if (!e)
         return ibx_error_set(err, -ENOMEM, "no memory for a libfabric connection");
+    ibx_state_begin(&e->state, &ofi_table, OFI_SETUP);
     e->link = link;
     e->role = ibx_link_role(link);
     e->cq_fd = -1;
@@ -210,14 +226,14 @@ static int ofi_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error 
 {
     struct ofi_endpoint *e = endpoint;
     struct ofi_wish wish = {0};
-    ibx_ofi_side_local_of_door(ibx_link_socket(e->link), &wish.local);
+    ibx_ofi_side_local_of(ibx_link_socket(e->link), &wish.local);
     int rc = open_all(e, &wish, OFI_LANES_MAX, err);
     if (!rc)
         ibx_ofi_side_put(offer, &e->own);
     return rc;
 }
 
-/* Whether this end wants what the server offers. */
+/* Whether this end can use what the server offers. */
 static int accept_offer(const struct ofi_endpoint *e, struct ibx_error *err)
 {
     const struct ibx_options *options = ibx_link_options(e->link);
@@ -283,7 +299,7 @@ static int insert_peer(struct ofi_endpoint *e, struct ibx_error *err)
     for (unsigned i = 0; i < e->lane_count; i++) {
         int n = fi_av_insert(e->av, e->peer.address[i].bytes, 1, &e->lanes[i].peer, 0, NULL);
         if (n != 1)
-            return ibx_ofi_open_error(e->choice.info, "the way to the peer's address",
+            return ibx_ofi_open_error(e->choice.info, "a route to the peer's address",
                                       n < 0 ? n : -FI_EINVAL, err);
     }
     return 0;
@@ -292,22 +308,24 @@ static int insert_peer(struct ofi_endpoint *e, struct ibx_error *err)
 static bool settled(const struct ofi_endpoint *e)
 {
     for (unsigned i = 0; i < e->lane_count; i++) {
-        if (!e->lanes[i].hello_proven || !e->lanes[i].hello_sent)
+        if (e->lanes[i].state.now != OFI_LANE_READY)
             return false;
     }
     return !e->in_flight;
 }
 
-static int say_hello(struct ofi_endpoint *e)
+static int send_hellos(struct ofi_endpoint *e)
 {
     for (unsigned i = 0; i < e->lane_count; i++) {
         struct ofi_lane *lane = &e->lanes[i];
-        if (lane->hello_sent || (e->role == IBX_ROLE_SERVER && !lane->hello_proven))
+        bool proven = lane->state.now == OFI_LANE_PROVEN;
+        if (!proven && (e->role == IBX_ROLE_SERVER || lane->state.now != OFI_LANE_NEW))
             continue;
         int rc = ibx_ofi_msg_hello(e, i);
         if (rc && rc != -EAGAIN)
             return rc;
-        lane->hello_sent = !rc;
+        if (!rc)
+            ibx_ofi_move(e, &lane->state, proven ? OFI_LANE_READY : OFI_LANE_SENT);
     }
     return 0;
 }
@@ -333,7 +351,7 @@ static int wait_a_little(struct ofi_endpoint *e, uint64_t deadline_ns, struct ib
 static int prove(struct ofi_endpoint *e, uint64_t deadline_ns, struct ibx_error *err)
 {
     while (!settled(e)) {
-        int rc = say_hello(e);
+        int rc = send_hellos(e);
         ibx_ofi_msg_post(e);
         int taken = ibx_ofi_io_take(e);
         if (!rc)
@@ -377,8 +395,7 @@ static int ofi_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadli
         rc = prove(e, deadline_ns, err);
     if (!rc)
         rc = watch(e, err);
-    e->live = !rc;
-    return rc;
+    return rc || ibx_ofi_move(e, &e->state, OFI_LIVE) ? rc : -EINVAL;
 }
 
 static void ofi_query(void *endpoint, struct ibx_caps *caps, char *description, size_t size)

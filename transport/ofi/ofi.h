@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The libfabric provider's own view of a connection: shared by ofi*.c only.
+ * The libfabric provider: Slingshot, EFA, Omni-Path and other fabrics that verbs does not reach.
+ * The core calls it through ibx_provider_ofi; this header is for the folder only.
  *
- * A connection has an address vector, a completion queue and one or two
- * reliable-datagram endpoints of its own, and a domain, its own or one that it
- * shares: lane 0 carries messages and urgent chunks, the other one bulk. libfabric's endpoints are
- * connectionless, so anybody on the fabric can send to them: every message begins with a cookie
- * that only the two authenticated ends can compute, and what lacks it is dropped.
+ * A connection has an address vector, a completion queue and endpoints of its own, and a domain,
+ * its own or a shared one. A lane is one reliable-datagram endpoint: lane 0 carries messages and
+ * urgent chunks, the others carry bulk. libfabric's endpoints are connectionless, so anybody on the
+ * fabric can send to them: every message begins with a cookie that only the two authenticated ends
+ * can compute, and a message without it is dropped.
  *
  *     offset  bytes  field (little-endian)
  *          0      8  cookie of this direction
@@ -16,10 +17,25 @@
  *         18      1  kind: 1 HELLO (a proof follows), 2 DATA, 3 CREDIT, 4 FENCE, 5 FENCED
  *         19      1  lane of a HELLO
  *         20      4  zero
+ *
+ *   ofi.c      the provider's calls: setting a connection up, taking it down
+ *   info.c     which of libfabric's providers carries a connection
+ *   side.c     offer and answer; which own address leads to the peer
+ *   msg.c      messages, credits, order
+ *   io.c       chunks, completions, sleeping, the end
+ *   mr.c       memory registration
+ *   fence.c    no access of the peer outlives a deregistration
+ *   domain.c   a libfabric domain, of one connection or of several
+ *   library.c  loads libfabric when it is wanted
+ *
+ * When the peer dies: the core sees the socket of the handshake end. A peer that stays silent fails
+ * chunks by libfabric's own timeouts; io.c has one for libfabric's shm, which has none. What is in
+ * flight is over once the endpoints are closed.
  */
 #ifndef IBX_TRANSPORT_OFI_OFI_H
 #define IBX_TRANSPORT_OFI_OFI_H
 
+#include "common/state_machine.h"
 #include "transport/core/provider.h"
 
 #include <netinet/in.h>
@@ -47,11 +63,10 @@
 
 enum ofi_kind { OFI_HELLO = 1, OFI_DATA = 2, OFI_CREDIT = 3, OFI_FENCE = 4, OFI_FENCED = 5 };
 
-/* ofi_library.c: makes libfabric's functions callable, or says why they are not. From any thread.
- */
+/* library.c: makes libfabric's functions callable, or reports why they are not. From any thread. */
 int ibx_ofi_library(struct ibx_error *err);
 
-/* ------------------------------------------------------- choosing (ofi_info.c) */
+/* ------------------------------------------------------- choosing (info.c) */
 
 /* What a provider has to match; NULL or 0: anything. */
 struct ofi_wish {
@@ -78,7 +93,7 @@ int ibx_ofi_probe(const struct ibx_options *options, char *description, size_t s
 /* "1.17", of the library that runs. */
 const char *ibx_ofi_version_text(void);
 
-/* ------------------------------------------------------- domains (ofi_domain.c) */
+/* ------------------------------------------------------- domains (domain.c) */
 
 struct ofi_domain {
     struct ibx_domain_part part;
@@ -100,18 +115,20 @@ int ibx_ofi_open_error(const struct fi_info *info, const char *what, int rc, str
 
 enum ofi_use { OFI_USE_RECV, OFI_USE_SEND, OFI_USE_CHUNK };
 
-enum ofi_recv_state {
-    OFI_RECV_POSTED,  /* libfabric's */
-    OFI_RECV_WAITING, /* arrived ahead of its turn */
-    OFI_RECV_HELD,    /* the user's, until it is released */
-    OFI_RECV_IDLE,    /* could not be posted: tried again by progress */
-};
+/*
+ * A receive. IDLE: not posted, or completed just now; progress posts it (again).
+ *
+ * state machine: ofi receive
+ *   [*] -> IDLE -> POSTED -> IDLE             libfabric has it until it completes
+ *   IDLE -> WAITING -> HELD -> IDLE -> [*]    DATA: until its turn; the user's, until released
+ */
+enum ofi_recv_state { OFI_RECV_IDLE, OFI_RECV_POSTED, OFI_RECV_WAITING, OFI_RECV_HELD };
 
 /* One operation that libfabric knows by `context`. */
 struct ofi_request {
     struct fi_context2 context; /* first: some providers write into it */
     enum ofi_use use;
-    enum ofi_recv_state state; /* of a receive */
+    struct ibx_state_machine state; /* of a receive: enum ofi_recv_state */
     unsigned lane;
     bool busy;        /* a send or a chunk that libfabric has */
     int status;       /* of one that is over */
@@ -125,14 +142,22 @@ struct ofi_request {
     struct ofi_request *next;
 };
 
+/*
+ * The exchange of HELLOs on a lane: libfabric took ours; the peer's has arrived with its proof.
+ *
+ * state machine: ofi lane
+ *   [*] -> NEW -> SENT -> READY               the client sends first
+ *   NEW -> PROVEN -> READY -> [*]             the server answers
+ */
+enum ofi_lane_state { OFI_LANE_NEW, OFI_LANE_SENT, OFI_LANE_PROVEN, OFI_LANE_READY };
+
 struct ofi_lane {
     struct fid_ep *ep;
     fi_addr_t peer;
-    bool hello_sent;   /* given to libfabric */
-    bool hello_proven; /* the peer's has arrived and is genuine */
+    struct ibx_state_machine state; /* enum ofi_lane_state */
 };
 
-/* What one end tells the other at the door. */
+/* The offer of the server, the answer of the client. */
 struct ofi_side {
     char provider[64];
     char fabric[128];
@@ -148,8 +173,19 @@ struct ofi_side {
     } address[OFI_LANES_MAX];
 };
 
+/*
+ * STOPPED: nothing is posted any more. CLOSED: the endpoints are, so no memory is touched any more.
+ *
+ * state machine: ofi connection
+ *   [*] -> SETUP -> LIVE -> STOPPED -> CLOSED -> [*]
+ *   SETUP -> STOPPED
+ *   SETUP | LIVE -> CLOSED
+ */
+enum ofi_state { OFI_SETUP, OFI_LIVE, OFI_STOPPED, OFI_CLOSED };
+
 struct ofi_endpoint {
     struct ibx_link *link;
+    struct ibx_state_machine state; /* enum ofi_state */
     enum ibx_role role;
     struct ofi_choice choice;
     struct ofi_side own, peer;
@@ -185,13 +221,13 @@ struct ofi_endpoint {
     unsigned missing;  /* credits that the peer has spent and not got back */
     unsigned returned; /* of these, how many the next message gives back */
 
-    bool is_shm; /* libfabric's, which has its peculiarities */
+    bool is_shm; /* libfabric's, which needs special care */
     unsigned depth;
     size_t chunk;
     unsigned in_flight; /* sends and chunks that will complete */
     unsigned chunks_in_flight;
     uint64_t abort_deadline; /* until which transfers in flight may end by themselves */
-    uint64_t silent_since;   /* no chunk completed since then (ibx_now_ns(), 0: not yet looked) */
+    uint64_t silent_since;   /* no chunk completed since then (ibx_now_ns(), 0: not yet checked) */
     unsigned idle_polls;
     unsigned receives_lost; /* one after the other */
     bool refused;           /* libfabric said -FI_EAGAIN to a post since the last progress */
@@ -205,10 +241,7 @@ struct ofi_endpoint {
     bool answer_due;        /* as soon as they are over */
     uint32_t fence, fenced; /* our last FENCE, and the last one answered */
 
-    bool live;                /* finish is over */
-    bool aborted;             /* nothing is posted any more */
-    bool closed;              /* the endpoints are, so no memory is touched any more */
-    struct ibx_error failure; /* before it is live */
+    struct ibx_error failure; /* in SETUP */
     struct ofi_region *regions;
     int made; /* upcalls of this progress */
 };
@@ -227,19 +260,19 @@ struct ofi_region {
     bool listed;
 };
 
-/* ofi_side.c */
+/* side.c */
 void ibx_ofi_side_put(struct ibx_writer *writer, const struct ofi_side *side);
 int ibx_ofi_side_get(struct ibx_reader *reader, struct ofi_side *side, struct ibx_error *err);
 /* Whether the peer's addresses are of our kind and length. */
 bool ibx_ofi_side_fits(const struct ofi_side *own, const struct ofi_side *peer);
 /* The same on one boot of one host, 0 when unknown. */
 uint64_t ibx_ofi_side_host(void);
-/* The address of ours that the client knocked at; AF_UNSPEC when it is no IP address. */
-void ibx_ofi_side_local_of_door(int door, struct sockaddr_storage *local);
-/* The address of ours from which the kernel would route to the peer's; AF_UNSPEC likewise. */
+/* Our address that the client connected to; AF_UNSPEC when it is no IP address. */
+void ibx_ofi_side_local_of(int socket, struct sockaddr_storage *local);
+/* Our address from which the kernel would route to the peer's; AF_UNSPEC likewise. */
 void ibx_ofi_side_local_towards(const struct ofi_side *peer, struct sockaddr_storage *local);
 
-/* ofi_mr.c */
+/* mr.c */
 int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* Closes what is bound to an endpoint, so that the endpoint can be closed. */
@@ -247,34 +280,35 @@ void ibx_ofi_mr_detach_all(struct ofi_endpoint *e);
 /* Registers message buffers where local access needs it; *mr stays NULL where not. */
 int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err);
 
-/* ofi_msg.c: messages, credits, order */
+/* msg.c: messages, credits, order */
 /* Of an endpoint of so many lanes, lane 0 included. */
 size_t ibx_ofi_msg_memory(unsigned slots, size_t message, unsigned lanes);
 int ibx_ofi_msg_init(struct ofi_endpoint *e, struct ibx_error *err);
 void ibx_ofi_msg_fini(struct ofi_endpoint *e);
-/* Posts every receive that is not; says through ibx_ofi_fail() when that is impossible. */
+/* Posts every receive that is IDLE; ibx_ofi_fail() when that is impossible. */
 void ibx_ofi_msg_post(struct ofi_endpoint *e);
 int ibx_ofi_msg_hello(struct ofi_endpoint *e, unsigned lane);
-void ibx_ofi_msg_arrived(struct ofi_endpoint *e, struct ofi_request *r, size_t length);
+void ibx_ofi_on_message(struct ofi_endpoint *e, struct ofi_request *r, size_t length);
+/* A receive failed: posts it again. */
 void ibx_ofi_msg_repost(struct ofi_endpoint *e, struct ofi_request *r);
-void ibx_ofi_msg_truncated(struct ofi_endpoint *e, struct ofi_request *r);
+void ibx_ofi_on_truncated(struct ofi_endpoint *e, struct ofi_request *r);
 /* A FENCE, or the answer to one: 0 or -EAGAIN, or another negative errno after ibx_ofi_fail(). */
 int ibx_ofi_msg_control(struct ofi_endpoint *e, enum ofi_kind kind, uint32_t number);
-/* Hands over what is in turn, gives credits back. */
+/* Delivers the DATA whose turn it is, returns credits. */
 void ibx_ofi_msg_deliver(struct ofi_endpoint *e);
 bool ibx_ofi_msg_deliverable(const struct ofi_endpoint *e);
 int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
                      uint64_t cookie, unsigned flags);
 void ibx_ofi_msg_release(void *endpoint, uint64_t slot);
 
-/* ofi_fence.c: no access of the peer outlives a deregistration */
+/* fence.c: no access of the peer outlives a deregistration */
 void ibx_ofi_fence(struct ofi_endpoint *e);
-void ibx_ofi_fence_asked(struct ofi_endpoint *e, uint32_t number);
-void ibx_ofi_fence_done(struct ofi_endpoint *e, uint32_t number);
-void ibx_ofi_fence_chunk_over(struct ofi_endpoint *e, const struct ofi_request *r);
+void ibx_ofi_on_fence(struct ofi_endpoint *e, uint32_t number);
+void ibx_ofi_on_fenced(struct ofi_endpoint *e, uint32_t number);
+void ibx_ofi_fence_on_chunk(struct ofi_endpoint *e, const struct ofi_request *r);
 void ibx_ofi_fence_answer(struct ofi_endpoint *e);
 
-/* ofi_io.c: chunks, completions, the end */
+/* io.c: chunks, completions, the end */
 int ibx_ofi_io_init(struct ofi_endpoint *e, struct ibx_error *err);
 int ibx_ofi_io_rdma(void *endpoint, struct ibx_chunk *chunk);
 int ibx_ofi_io_progress(void *endpoint);
@@ -284,14 +318,21 @@ int ibx_ofi_io_take(struct ofi_endpoint *e);
 void ibx_ofi_io_over(struct ofi_endpoint *e, struct ofi_request *r, int status);
 /* Closes the endpoints; what was in flight is over, reported by the next progress or abort. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e);
-/* Sleeps until there may be completions, at most 1 ms: false when the peer's door is closed. */
+/* Sleeps until there may be completions, at most 1 ms: false when the peer has closed the
+ * handshake's socket. */
 bool ibx_ofi_io_nap(struct ofi_endpoint *e);
 void ibx_ofi_io_abort(void *endpoint);
-/* 0, or the negative libfabric code of the endpoint that would not close. */
+/* 0, or the negative libfabric code of the endpoint that did not close. */
 int ibx_ofi_io_close_lanes(struct ofi_endpoint *e);
-/* The connection is over, or never will be: the first call counts. */
+/* The connection is over, or cannot be set up: the first call counts. */
 void ibx_ofi_fail(struct ofi_endpoint *e, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+static inline bool ibx_ofi_stopped(const struct ofi_endpoint *e)
+{
+    return e->state.now >= OFI_STOPPED;
+}
+/* Moves a machine of this connection; a move that the table does not allow ends the connection. */
+bool ibx_ofi_move(struct ofi_endpoint *e, struct ibx_state_machine *machine, unsigned to);
 /* libfabric's positive codes as negative errno values. */
 int ibx_ofi_errno(int code);
 

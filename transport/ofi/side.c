@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the two ends of a libfabric connection tell each other at the door, and which of its own
- * addresses an end should use. */
+/* Offer and answer of the two ends, and which of its own addresses an end should use. */
 #include "transport/ofi/ofi.h"
 
 #include <errno.h>
@@ -9,7 +8,7 @@
 
 #define OFFER_VERSION 1
 #define SLOTS_MAX     4096u
-#define MESSAGE_MIN   512u /* the door agrees on 1 KiB at least; fabrics may have less */
+#define MESSAGE_MIN   512u /* the handshake agrees on 1 KiB at least; fabrics may have less */
 #define MESSAGE_MAX   (16u << 20)
 #define BOOT_ID       "/proc/sys/kernel/random/boot_id"
 
@@ -106,17 +105,15 @@ static void unmap(struct sockaddr_storage *address)
     memcpy(address, &four, sizeof(four));
 }
 
-/* The address of ours that the client knocked at. */
-void ibx_ofi_side_local_of_door(int door, struct sockaddr_storage *local)
+void ibx_ofi_side_local_of(int socket, struct sockaddr_storage *local)
 {
     socklen_t length = sizeof(*local);
-    if (getsockname(door, (struct sockaddr *)local, &length) ||
+    if (getsockname(socket, (struct sockaddr *)local, &length) ||
         (local->ss_family != AF_INET && local->ss_family != AF_INET6))
         memset(local, 0, sizeof(*local));
     unmap(local);
 }
 
-/* The address of ours from which the kernel would route to the server's. */
 void ibx_ofi_side_local_towards(const struct ofi_side *peer, struct sockaddr_storage *local)
 {
     struct sockaddr_storage to = {0};

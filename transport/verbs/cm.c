@@ -6,10 +6,9 @@
  *           then a rail each: u8 4 or 6, 16 bytes of address, u16 port
  *   answer  u8 rails, u8 lanes a rail, u16 MTU: the smaller of both wishes
  *
- * Then every lane is an rdma_cm connection of its own. RDMA authenticates
- * nobody, so its request and its reply carry a proof that only the two ends
- * which met at the door can make, over the lane, the addresses and the queue
- * pair numbers; neither side brings a queue pair to life before it has checked
+ * Then every lane is an rdma_cm connection of its own. RDMA authenticates nobody, so its request
+ * and its reply carry a proof that only the two authenticated ends can make, over the lane, the
+ * addresses and the queue pair numbers. Neither side connects a queue pair before it has checked
  * the other's.
  *
  *   request private data   u8 version, u8 0, u16 lane, 32 bytes of proof
@@ -32,8 +31,8 @@
 #define RESOLVE_MS    2000u
 #define REQUEST_BYTES (4u + IBX_PROOF_BYTES)
 
-/* What an event of rdma_cm says, kept beyond its acknowledgement. */
-struct note {
+/* An event of rdma_cm, kept beyond its acknowledgement. */
+struct cm_event {
     enum rdma_cm_event_type type;
     int status;
     struct rdma_cm_id *id;
@@ -45,35 +44,33 @@ struct note {
 };
 
 /* -EAGAIN when there is none. */
-static int note_take(struct verbs *v, struct note *note)
+static int event_take(struct verbs *v, struct cm_event *event)
 {
-    struct rdma_cm_event *event;
-    if (rdma_get_cm_event(v->events, &event))
+    struct rdma_cm_event *from;
+    if (rdma_get_cm_event(v->events, &from))
         return -errno;
-    *note = (struct note){.type = event->event,
-                          .status = event->status,
-                          .id = event->id,
-                          .listener = event->listen_id};
-    if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST ||
-        event->event == RDMA_CM_EVENT_CONNECT_RESPONSE) {
-        const struct rdma_conn_param *param = &event->param.conn;
-        note->qp_num = param->qp_num;
-        note->responder_resources = param->responder_resources;
-        note->initiator_depth = param->initiator_depth;
-        note->length = param->private_data_len;
-        if (note->length > sizeof(note->data))
-            note->length = sizeof(note->data);
-        if (note->length)
-            memcpy(note->data, param->private_data, note->length);
+    *event = (struct cm_event){
+        .type = from->event, .status = from->status, .id = from->id, .listener = from->listen_id};
+    if (from->event == RDMA_CM_EVENT_CONNECT_REQUEST ||
+        from->event == RDMA_CM_EVENT_CONNECT_RESPONSE) {
+        const struct rdma_conn_param *param = &from->param.conn;
+        event->qp_num = param->qp_num;
+        event->responder_resources = param->responder_resources;
+        event->initiator_depth = param->initiator_depth;
+        event->length = param->private_data_len;
+        if (event->length > sizeof(event->data))
+            event->length = sizeof(event->data);
+        if (event->length)
+            memcpy(event->data, param->private_data, event->length);
     }
-    rdma_ack_cm_event(event);
+    rdma_ack_cm_event(from);
     return 0;
 }
 
-static int note_wait(struct verbs *v, struct note *note, uint64_t deadline_ns)
+static int event_wait(struct verbs *v, struct cm_event *event, uint64_t deadline_ns)
 {
     for (;;) {
-        int rc = note_take(v, note);
+        int rc = event_take(v, event);
         if (rc != -EAGAIN)
             return rc;
         rc = ibx_link_wait(v->link, v->events->fd, POLLIN, deadline_ns);
@@ -82,10 +79,29 @@ static int note_wait(struct verbs *v, struct note *note, uint64_t deadline_ns)
     }
 }
 
-static bool all_in(const struct verbs *v, enum lane_state state)
+static const struct ibx_state lane_states[] = {
+    [VERBS_LANE_NEW] = {"new", IBX_TO(VERBS_LANE_ADDRESSED) | IBX_TO(VERBS_LANE_CONNECTING),
+                        IBX_STATE_INITIAL},
+    [VERBS_LANE_ADDRESSED] = {"addressed", IBX_TO(VERBS_LANE_ROUTED), 0},
+    [VERBS_LANE_ROUTED] = {"routed", IBX_TO(VERBS_LANE_CONNECTING), 0},
+    [VERBS_LANE_CONNECTING] = {"connecting", IBX_TO(VERBS_LANE_UP), 0},
+    [VERBS_LANE_UP] = {"up", IBX_TO(VERBS_LANE_DOWN), 0},
+    [VERBS_LANE_DOWN] = {"down", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table lane_table = IBX_STATE_TABLE("verbs lane", lane_states);
+
+static int lane_move(struct verbs_lane *lane, enum verbs_lane_state to, struct ibx_error *err)
+{
+    int rc = ibx_state_move(&lane->state, to);
+    return rc ? ibx_error_set(err, rc, "internal error: queue pair %u cannot become %s from %s",
+                              lane->index, ibx_state_name(&lane_table, to),
+                              ibx_state_name(&lane_table, lane->state.now))
+              : 0;
+}
+
+static bool all_in(const struct verbs *v, enum verbs_lane_state state)
 {
     for (unsigned i = 0; i < v->lane_count; i++) {
-        if (v->lanes[i].state != state)
+        if (v->lanes[i].state.now != state)
             return false;
     }
     return true;
@@ -107,6 +123,7 @@ static int lanes_make(struct verbs *v, struct ibx_error *err)
     if (!v->lanes)
         return ibx_error_set(err, -ENOMEM, "no memory for %u queue pairs", v->lane_count);
     for (unsigned i = 0; i < v->lane_count; i++) {
+        ibx_state_begin(&v->lanes[i].state, &lane_table, VERBS_LANE_NEW);
         v->lanes[i].index = i;
         v->lanes[i].rail = &v->rails[i ? (i - 1) % v->rail_count : 0];
     }
@@ -117,7 +134,7 @@ static int lanes_make(struct verbs *v, struct ibx_error *err)
 
 enum proof_side { PROOF_REQUEST, PROOF_REPLY };
 
-/* rdma_cm tells both ends the client's address and both queue pair numbers: a proof that was
+/* rdma_cm tells both ends the client's address and both queue pair numbers, so a proof that was
  * overheard is worthless on any other queue pair. */
 static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_side side,
                   uint32_t client_qp, uint32_t server_qp, uint8_t proof[IBX_PROOF_BYTES])
@@ -138,7 +155,7 @@ static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_sid
 
 /* ---------------------------------------------------------------------- server */
 
-static bool door_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
+static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
 {
     socklen_t length = sizeof(*address);
     int fd = ibx_link_socket(v->link);
@@ -163,12 +180,12 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
 {
     const struct ibx_options *options = ibx_link_options(v->link);
     struct verbs_rail *rail = &v->rails[n];
-    struct sockaddr_storage door;
+    struct sockaddr_storage own;
     const struct sockaddr *prefer =
-        door_address(v, false, &door) ? (const struct sockaddr *)&door : NULL;
+        socket_address(v, false, &own) ? (const struct sockaddr *)&own : NULL;
     char device[64];
     ibx_verbs_device_name(options, n, device, sizeof(device));
-    int rc = ibx_verbs_device_address(options, device, prefer, v->places, n, &rail->address, err);
+    int rc = ibx_verbs_device_address(options, device, prefer, v->ports, n, &rail->address, err);
     if (rc)
         return rc;
     if (rdma_create_id(v->events, &rail->listener, NULL, RDMA_PS_TCP)) {
@@ -177,7 +194,7 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
     }
     char text[INET6_ADDRSTRLEN];
     ibx_verbs_address_print((struct sockaddr *)&rail->address, text, sizeof(text));
-    /* Backlog 0 is the most there is: strangers shall not crowd out the client. */
+    /* Backlog 0 is the most there is: unauthenticated peers must not crowd out the client. */
     if (rdma_bind_addr(rail->listener, (struct sockaddr *)&rail->address) ||
         rdma_listen(rail->listener, 0))
         return ibx_error_set(err, -errno, "cannot listen for RDMA connections on %s: %s", text,
@@ -224,13 +241,13 @@ int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *
     return 0;
 }
 
-static unsigned least(unsigned a, unsigned b)
+static unsigned smaller(unsigned a, unsigned b)
 {
     return a < b ? a : b;
 }
 
-/* What of the peer's wish for an MTU and ours holds: the smaller, where 0 is no wish. */
-static unsigned least_mtu(unsigned a, unsigned b)
+/* The smaller of two wishes for an MTU; 0 is no wish. */
+static unsigned smaller_mtu(unsigned a, unsigned b)
 {
     return !a || (b && b < a) ? b : a;
 }
@@ -239,8 +256,8 @@ static int read_answer(struct verbs *v, struct ibx_reader *answer, struct ibx_er
 {
     unsigned rails = ibx_get_u8(answer), lanes = ibx_get_u8(answer), mtu = ibx_get_u16(answer);
     if (answer->failed || ibx_reader_left(answer) || !rails || rails > v->rail_count || !lanes ||
-        lanes > v->lanes_per_rail || least_mtu(mtu, v->mtu) != mtu)
-        return ibx_error_set(err, -EPROTO, "the client's answer to the verbs offer makes no sense");
+        lanes > v->lanes_per_rail || smaller_mtu(mtu, v->mtu) != mtu)
+        return ibx_error_set(err, -EPROTO, "the client's answer to the verbs offer is malformed");
     v->rail_count = rails;
     v->lanes_per_rail = lanes;
     v->mtu = mtu;
@@ -248,33 +265,34 @@ static int read_answer(struct verbs *v, struct ibx_reader *answer, struct ibx_er
 }
 
 /* The lane a request is for, or NULL and why it is refused. */
-static struct verbs_lane *request_lane(struct verbs *v, const struct note *note, const char **why)
+static struct verbs_lane *request_lane(struct verbs *v, const struct cm_event *event,
+                                       const char **why)
 {
-    struct ibx_reader r = ibx_reader_of(note->data, note->length);
+    struct ibx_reader r = ibx_reader_of(event->data, event->length);
     unsigned version = ibx_get_u8(&r), zero = ibx_get_u8(&r), index = ibx_get_u16(&r);
     const uint8_t *proof = ibx_get_bytes(&r, IBX_PROOF_BYTES);
-    *why = "it does not speak this protocol";
+    *why = "it does not follow this protocol";
     if (!proof || version != VERSION || zero || index >= v->lane_count)
         return NULL;
     struct verbs_lane *lane = &v->lanes[index];
     *why = "that queue pair is connected already";
-    if (lane->state != LANE_NEW)
+    if (lane->state.now != VERBS_LANE_NEW)
         return NULL;
-    *why = "it came to the wrong device";
-    if (lane->rail->listener != note->listener)
+    *why = "it arrived at the wrong device";
+    if (lane->rail->listener != event->listener)
         return NULL;
     uint8_t expected[IBX_PROOF_BYTES];
-    lane->id = note->id;
-    prove(v, lane, PROOF_REQUEST, note->qp_num, 0, expected);
+    lane->id = event->id;
+    prove(v, lane, PROOF_REQUEST, event->qp_num, 0, expected);
     lane->id = NULL;
     *why = "its proof is wrong";
     return CRYPTO_memcmp(proof, expected, sizeof(expected)) ? NULL : lane;
 }
 
-static int accept_lane(struct verbs *v, struct verbs_lane *lane, const struct note *note,
+static int accept_lane(struct verbs *v, struct verbs_lane *lane, const struct cm_event *event,
                        struct ibx_error *err)
 {
-    lane->id = note->id;
+    lane->id = event->id;
     lane->id->context = lane;
     int rc = ibx_verbs_device_check(ibx_link_options(v->link), (unsigned)(lane->rail - v->rails),
                                     lane->id, err);
@@ -291,36 +309,35 @@ static int accept_lane(struct verbs *v, struct verbs_lane *lane, const struct no
     if (rc)
         return rc;
     uint8_t proof[IBX_PROOF_BYTES];
-    prove(v, lane, PROOF_REPLY, note->qp_num, lane->qp->qp_num, proof);
+    prove(v, lane, PROOF_REPLY, event->qp_num, lane->qp->qp_num, proof);
     const struct ibv_device_attr *limits = &lane->rail->limits;
     struct rdma_conn_param param = {
         .private_data = proof,
         .private_data_len = sizeof(proof),
         .responder_resources =
-            (uint8_t)least(note->responder_resources, (unsigned)limits->max_qp_rd_atom),
+            (uint8_t)smaller(event->responder_resources, (unsigned)limits->max_qp_rd_atom),
         .initiator_depth =
-            (uint8_t)least(note->initiator_depth, (unsigned)limits->max_qp_init_rd_atom),
+            (uint8_t)smaller(event->initiator_depth, (unsigned)limits->max_qp_init_rd_atom),
         .rnr_retry_count = 6,
         .qp_num = lane->qp->qp_num,
     };
     if (rdma_accept(lane->id, &param))
         return ibx_error_set(err, -errno, "rdma_accept failed: %s", strerror(errno));
-    lane->state = LANE_CALLING;
-    return 0;
+    return lane_move(lane, VERBS_LANE_CONNECTING, err);
 }
 
-/* A stranger's request is refused and forgotten; it must not keep the right one from coming. */
-static int take_request(struct verbs *v, const struct note *note, struct ibx_error *err)
+/* A request without a valid proof is rejected; the right one may still arrive. */
+static int handle_request(struct verbs *v, const struct cm_event *event, struct ibx_error *err)
 {
     const char *why;
-    struct verbs_lane *lane = request_lane(v, note, &why);
+    struct verbs_lane *lane = request_lane(v, event, &why);
     if (lane)
-        return accept_lane(v, lane, note, err);
+        return accept_lane(v, lane, event, err);
     char peer[INET6_ADDRSTRLEN];
-    ibx_verbs_address_print(rdma_get_peer_addr(note->id), peer, sizeof(peer));
+    ibx_verbs_address_print(rdma_get_peer_addr(event->id), peer, sizeof(peer));
     ibx_log(IBX_LOG_WARN, "refused an RDMA connection from %s: %s", peer, why);
-    rdma_reject(note->id, NULL, 0);
-    rdma_destroy_id(note->id);
+    rdma_reject(event->id, NULL, 0);
+    rdma_destroy_id(event->id);
     return 0;
 }
 
@@ -345,11 +362,11 @@ static int get_address(struct verbs *v, struct ibx_reader *r, struct verbs_rail 
     sin6->sin6_family = AF_INET6;
     sin6->sin6_port = port;
     memcpy(&sin6->sin6_addr, bytes, 16);
-    /* A link-local address means something on one link only: the one that leads to the door. */
-    struct sockaddr_storage door;
-    if (IN6_IS_ADDR_LINKLOCAL(&sin6->sin6_addr) && door_address(v, true, &door) &&
-        door.ss_family == AF_INET6)
-        sin6->sin6_scope_id = ((struct sockaddr_in6 *)&door)->sin6_scope_id;
+    /* A link-local address means something on one link only: the one to the peer. */
+    struct sockaddr_storage own;
+    if (IN6_IS_ADDR_LINKLOCAL(&sin6->sin6_addr) && socket_address(v, true, &own) &&
+        own.ss_family == AF_INET6)
+        sin6->sin6_scope_id = ((struct sockaddr_in6 *)&own)->sin6_scope_id;
     return 0;
 }
 
@@ -364,10 +381,10 @@ static int read_offer(struct verbs *v, struct ibx_reader *offer, struct ibx_erro
     for (unsigned i = 0; i < rails && !rc; i++)
         rc = get_address(v, offer, &v->rails[i]);
     if (rc || ibx_reader_left(offer) || version != VERSION || (mtu && mtu < 256) || mtu > 4096)
-        return ibx_error_set(err, -EPROTO, "the server's verbs offer makes no sense");
-    v->rail_count = least(rails, options->rails);
-    v->lanes_per_rail = least(lanes, options->lanes ? options->lanes : LANES_DEFAULT);
-    v->mtu = least_mtu(mtu, options->mtu);
+        return ibx_error_set(err, -EPROTO, "the server's verbs offer is malformed");
+    v->rail_count = smaller(rails, options->rails);
+    v->lanes_per_rail = smaller(lanes, options->lanes ? options->lanes : LANES_DEFAULT);
+    v->mtu = smaller_mtu(mtu, options->mtu);
     return lanes_make(v, err);
 }
 
@@ -388,10 +405,10 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
              options->gid_index >= 0;
     if (!*bound)
         return 0;
-    struct sockaddr_storage door;
+    struct sockaddr_storage own;
     const struct sockaddr *prefer =
-        door_address(v, false, &door) ? (const struct sockaddr *)&door : NULL;
-    return ibx_verbs_device_address(options, device, prefer, v->places, n, source, err);
+        socket_address(v, false, &own) ? (const struct sockaddr *)&own : NULL;
+    return ibx_verbs_device_address(options, device, prefer, v->ports, n, source, err);
 }
 
 static int resolve_start(struct verbs *v, struct ibx_error *err)
@@ -418,39 +435,39 @@ static int resolve_start(struct verbs *v, struct ibx_error *err)
     return 0;
 }
 
-static int resolve_step(struct verbs *v, const struct note *note, struct ibx_error *err)
+static int resolve_step(struct verbs *v, const struct cm_event *event, struct ibx_error *err)
 {
-    struct verbs_lane *lane = note->id->context;
-    if (note->type == RDMA_CM_EVENT_ADDR_RESOLVED && lane->state == LANE_NEW) {
+    struct verbs_lane *lane = event->id->context;
+    if (event->type == RDMA_CM_EVENT_ADDR_RESOLVED && lane->state.now == VERBS_LANE_NEW) {
         int rc = ibx_verbs_device_check(ibx_link_options(v->link),
                                         (unsigned)(lane->rail - v->rails), lane->id, err);
         if (rc)
             return rc;
-        lane->state = LANE_ADDRESSED;
+        rc = lane_move(lane, VERBS_LANE_ADDRESSED, err);
+        if (rc)
+            return rc;
         return rdma_resolve_route(lane->id, RESOLVE_MS) ? no_route(lane, -errno, err) : 0;
     }
-    if (note->type == RDMA_CM_EVENT_ROUTE_RESOLVED && lane->state == LANE_ADDRESSED) {
-        lane->state = LANE_ROUTED;
-        return 0;
-    }
-    return no_route(lane, note->status < 0 ? note->status : -EHOSTUNREACH, err);
+    if (event->type == RDMA_CM_EVENT_ROUTE_RESOLVED && lane->state.now == VERBS_LANE_ADDRESSED)
+        return lane_move(lane, VERBS_LANE_ROUTED, err);
+    return no_route(lane, event->status < 0 ? event->status : -EHOSTUNREACH, err);
 }
 
 static int resolve(struct verbs *v, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(RESOLVE_MS);
     int rc = resolve_start(v, err);
-    while (!rc && !all_in(v, LANE_ROUTED)) {
-        struct note note;
-        rc = note_wait(v, &note, deadline);
+    while (!rc && !all_in(v, VERBS_LANE_ROUTED)) {
+        struct cm_event event;
+        rc = event_wait(v, &event, deadline);
         rc = rc ? wait_failed(rc, "cannot resolve the RDMA route", err)
-                : resolve_step(v, &note, err);
+                : resolve_step(v, &event, err);
     }
     return rc;
 }
 
-/* Routes alone may lead all rails through one device, which then is none the faster for it. */
-static void look_at_rails(const struct verbs *v)
+/* Routes alone may lead all rails through one device, which then is no faster. */
+static void check_rails(const struct verbs *v)
 {
     for (unsigned n = 1; n < v->rail_count; n++) {
         const struct rdma_cm_id *before = v->lanes[n].id, *id = v->lanes[1 + n].id;
@@ -472,7 +489,7 @@ int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *
     if (!rc)
         rc = resolve(v, err);
     if (!rc)
-        look_at_rails(v);
+        check_rails(v);
     for (unsigned i = 0; i < v->lane_count && !rc; i++) {
         rc = ibx_verbs_rail_open(v, v->lanes[i].rail, v->lanes[i].id, err);
         if (!rc && !i)
@@ -490,7 +507,7 @@ int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *
     return 0;
 }
 
-static int call_lane(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err)
+static int connect_lane(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err)
 {
     uint8_t data[REQUEST_BYTES], proof[IBX_PROOF_BYTES];
     struct ibx_writer w = ibx_writer_of(data, sizeof(data));
@@ -503,8 +520,8 @@ static int call_lane(struct verbs *v, struct verbs_lane *lane, struct ibx_error 
     struct rdma_conn_param param = {
         .private_data = data,
         .private_data_len = (uint8_t)w.length,
-        .responder_resources = (uint8_t)least((unsigned)limits->max_qp_rd_atom, 255),
-        .initiator_depth = (uint8_t)least((unsigned)limits->max_qp_init_rd_atom, 255),
+        .responder_resources = (uint8_t)smaller((unsigned)limits->max_qp_rd_atom, 255),
+        .initiator_depth = (uint8_t)smaller((unsigned)limits->max_qp_init_rd_atom, 255),
         .flow_control = 1,
         .retry_count = 6,
         .rnr_retry_count = 6,
@@ -512,16 +529,15 @@ static int call_lane(struct verbs *v, struct verbs_lane *lane, struct ibx_error 
     };
     if (rdma_connect(lane->id, &param))
         return ibx_error_set(err, -errno, "rdma_connect failed: %s", strerror(errno));
-    lane->state = LANE_CALLING;
-    return 0;
+    return lane_move(lane, VERBS_LANE_CONNECTING, err);
 }
 
-static int take_reply(struct verbs *v, struct verbs_lane *lane, const struct note *note,
-                      struct ibx_error *err)
+static int handle_reply(struct verbs *v, struct verbs_lane *lane, const struct cm_event *event,
+                        struct ibx_error *err)
 {
     uint8_t expected[IBX_PROOF_BYTES];
-    prove(v, lane, PROOF_REPLY, lane->qp->qp_num, note->qp_num, expected);
-    if (note->length < sizeof(expected) || CRYPTO_memcmp(note->data, expected, sizeof(expected)))
+    prove(v, lane, PROOF_REPLY, lane->qp->qp_num, event->qp_num, expected);
+    if (event->length < sizeof(expected) || CRYPTO_memcmp(event->data, expected, sizeof(expected)))
         return ibx_error_set(err, -EACCES,
                              "the server's proof on queue pair %u is wrong: somebody else answers",
                              lane->index);
@@ -530,31 +546,29 @@ static int take_reply(struct verbs *v, struct verbs_lane *lane, const struct not
         return rc;
     if (rdma_establish(lane->id))
         return ibx_error_set(err, -errno, "rdma_establish failed: %s", strerror(errno));
-    lane->state = LANE_UP;
-    return 0;
+    return lane_move(lane, VERBS_LANE_UP, err);
 }
 
 /* ------------------------------------------------------------------ both sides */
 
-static int finish_step(struct verbs *v, const struct note *note, struct ibx_error *err)
+static int finish_step(struct verbs *v, const struct cm_event *event, struct ibx_error *err)
 {
-    struct verbs_lane *lane = note->id->context;
+    struct verbs_lane *lane = event->id->context;
     bool server = ibx_link_role(v->link) == IBX_ROLE_SERVER;
-    if (note->type == RDMA_CM_EVENT_CONNECT_REQUEST && server)
-        return take_request(v, note, err);
+    if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST && server)
+        return handle_request(v, event, err);
     if (!lane)
         return 0;
-    if (note->type == RDMA_CM_EVENT_CONNECT_RESPONSE && !server && lane->state == LANE_CALLING)
-        return take_reply(v, lane, note, err);
-    if (note->type == RDMA_CM_EVENT_ESTABLISHED && lane->state == LANE_CALLING) {
-        lane->state = LANE_UP;
-        return 0;
-    }
-    if (note->type == RDMA_CM_EVENT_REJECTED)
+    if (event->type == RDMA_CM_EVENT_CONNECT_RESPONSE && !server &&
+        lane->state.now == VERBS_LANE_CONNECTING)
+        return handle_reply(v, lane, event, err);
+    if (event->type == RDMA_CM_EVENT_ESTABLISHED && lane->state.now == VERBS_LANE_CONNECTING)
+        return lane_move(lane, VERBS_LANE_UP, err);
+    if (event->type == RDMA_CM_EVENT_REJECTED)
         return ibx_error_set(err, -ECONNREFUSED, "the peer refused queue pair %u (reason %d)",
-                             lane->index, note->status);
+                             lane->index, event->status);
     return ibx_error_set(err, -ECONNABORTED, "connecting queue pair %u failed: %s, status %d",
-                         lane->index, rdma_event_str(note->type), note->status);
+                         lane->index, rdma_event_str(event->type), event->status);
 }
 
 int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
@@ -565,12 +579,12 @@ int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadlin
     if (answer)
         rc = read_answer(v, answer, err);
     for (unsigned i = 0; i < v->lane_count && !answer && !rc; i++)
-        rc = call_lane(v, &v->lanes[i], err);
-    while (!rc && !all_in(v, LANE_UP)) {
-        struct note note;
-        rc = note_wait(v, &note, deadline_ns);
+        rc = connect_lane(v, &v->lanes[i], err);
+    while (!rc && !all_in(v, VERBS_LANE_UP)) {
+        struct cm_event event;
+        rc = event_wait(v, &event, deadline_ns);
         rc = rc ? wait_failed(rc, "cannot connect the queue pairs", err)
-                : finish_step(v, &note, err);
+                : finish_step(v, &event, err);
     }
     for (unsigned i = 0; i < IBX_RAILS_MAX; i++) {
         if (v->rails[i].listener)
@@ -583,18 +597,19 @@ int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadlin
     return rc;
 }
 
-void ibx_verbs_cm_look(struct verbs *v)
+void ibx_verbs_cm_progress(struct verbs *v)
 {
-    struct note note;
-    while (!note_take(v, &note)) {
-        struct verbs_lane *lane = note.id->context;
-        if (note.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-            rdma_reject(note.id, NULL, 0);
-            rdma_destroy_id(note.id);
-        } else if (note.type == RDMA_CM_EVENT_DISCONNECTED && lane) {
-            lane->state = LANE_DOWN;
+    struct cm_event event;
+    while (!event_take(v, &event)) {
+        struct verbs_lane *lane = event.id->context;
+        if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+            rdma_reject(event.id, NULL, 0);
+            rdma_destroy_id(event.id);
+        } else if (event.type == RDMA_CM_EVENT_DISCONNECTED && lane) {
+            if (lane->state.now == VERBS_LANE_UP)
+                ibx_verbs_move(v, &lane->state, VERBS_LANE_DOWN);
             ibx_verbs_lost(v, -ECONNRESET, "the peer disconnected its queue pairs");
-        } else if (note.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
+        } else if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
             ibx_verbs_lost(v, -ENODEV, "the RDMA device was removed");
         }
     }

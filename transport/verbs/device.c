@@ -188,11 +188,11 @@ static bool same_ip(const struct sockaddr *a, const struct sockaddr *b)
                    &((const struct sockaddr_in6 *)b)->sin6_addr, 16);
 }
 
-/* What one address of this host is to be for. */
+/* What an address of this host has to fit. */
 struct wish {
     const struct ibx_options *options;
-    const char *device;         /* "" any */
-    struct verbs_place *places; /* taken by other rails, and one more that is to be filled */
+    const char *device;       /* "" any */
+    struct verbs_port *ports; /* taken by other rails, and one more to be filled */
     unsigned count;
 };
 
@@ -203,45 +203,45 @@ static bool is_loopback(const struct sockaddr *address)
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-static bool taken_already(const struct wish *wish, const struct verbs_place *place)
+static bool taken_already(const struct wish *wish, const struct verbs_port *port)
 {
     for (unsigned i = 0; i < wish->count; i++) {
-        if (!strcmp(wish->places[i].device, place->device) &&
-            wish->places[i].port_num == place->port_num)
+        if (!strcmp(wish->ports[i].device, port->device) &&
+            wish->ports[i].port_num == port->port_num)
             return true;
     }
     return false;
 }
 
-/* Whether binding to `address` lands on the device, port and GID that are wished for. Asking
- * rdma_cm to bind works alike for RoCE and for IP over InfiniBand. */
+/* Whether binding to `address` leads to the wanted device, port and GID. rdma_cm binds alike for
+ * RoCE and for IP over InfiniBand. */
 static bool address_fits(const struct wish *wish, struct rdma_event_channel *channel,
                          const struct sockaddr *address)
 {
     struct rdma_cm_id *id;
-    struct verbs_place place = {.device = ""};
+    struct verbs_port port = {.device = ""};
     if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
         return false;
     bool fits = !rdma_bind_addr(id, (struct sockaddr *)(uintptr_t)address) && id->verbs;
     if (fits) {
-        snprintf(place.device, sizeof(place.device), "%s", ibv_get_device_name(id->verbs->device));
-        place.port_num = id->port_num;
-        fits = !taken_already(wish, &place);
+        snprintf(port.device, sizeof(port.device), "%s", ibv_get_device_name(id->verbs->device));
+        port.port_num = id->port_num;
+        fits = !taken_already(wish, &port);
     }
     if (fits && wish->device[0])
-        fits = !strcmp(place.device, wish->device);
+        fits = !strcmp(port.device, wish->device);
     if (fits && wish->options->port_num)
         fits = id->port_num == wish->options->port_num;
-    struct ibv_port_attr port;
+    struct ibv_port_attr attr;
     if (fits)
-        fits = !ibv_query_port(id->verbs, id->port_num, &port) && port.state == IBV_PORT_ACTIVE;
+        fits = !ibv_query_port(id->verbs, id->port_num, &attr) && attr.state == IBV_PORT_ACTIVE;
     struct sockaddr_storage wanted;
     if (fits && wish->options->gid_index >= 0 &&
         !gid_address(id->verbs, id->port_num, wish->options->gid_index, &wanted))
         fits = same_ip((const struct sockaddr *)&wanted, address);
     rdma_destroy_id(id);
     if (fits)
-        wish->places[wish->count] = place;
+        wish->ports[wish->count] = port;
     return fits;
 }
 
@@ -281,18 +281,18 @@ static int no_address(const struct wish *wish, struct ibx_error *err)
 }
 
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
-                             const struct sockaddr *prefer, struct verbs_place *places,
+                             const struct sockaddr *prefer, struct verbs_port *ports,
                              unsigned count, struct sockaddr_storage *address,
                              struct ibx_error *err)
 {
-    struct wish wish = {options, device, places, count};
+    struct wish wish = {options, device, ports, count};
     struct rdma_event_channel *channel = rdma_create_event_channel();
     struct ifaddrs *all = NULL;
     if (!channel || getifaddrs(&all)) {
         int code = errno;
         if (channel)
             rdma_destroy_event_channel(channel);
-        return ibx_error_set(err, -code, "cannot look for an RDMA device's address: %s",
+        return ibx_error_set(err, -code, "cannot look up an RDMA device's address: %s",
                              strerror(code));
     }
     bool found = prefer && !is_loopback(prefer) && address_fits(&wish, channel, prefer);

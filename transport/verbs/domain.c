@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A device opened, with a protection domain: of one connection, or of all that
- * have a domain in common (transport.h). Queue pairs reach the registrations of
- * their protection domain alone, and both belong to one open device, so that is
- * what such connections share, and nothing else.
+ * An open device with a protection domain: of one connection, or of all connections of a domain
+ * (transport.h). Queue pairs reach the registrations of their protection domain only, and both
+ * belong to one open device, so that is all that such connections share.
  */
 #include "transport/verbs/verbs.h"
 
@@ -41,7 +40,7 @@ static int device_open(void *what, const struct ibx_domain *domain, struct ibx_d
                  ? 0
                  : ibx_error_set(err, -errno, "%s cannot be opened: %s", name, strerror(errno));
     if (!rc && !(device->pd = ibv_alloc_pd(device->context)))
-        rc = ibx_error_set(err, -errno, "%s gives no protection domain: %s", name, strerror(errno));
+        rc = ibx_error_set(err, -errno, "%s has no protection domain: %s", name, strerror(errno));
     if (rc) {
         device_close(&device->part);
         return rc;

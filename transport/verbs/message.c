@@ -2,11 +2,10 @@
 /*
  * Messages on lane 0.
  *
- * Every message begins with a header: u8 type, u8 0, u16 credits, u32 0. Both
- * sides start with `slots` credits; a message costs one, and the receiver
- * gives it back, after it has posted the buffer anew, in the header of whatever
- * it sends next or in a credit message of its own. Buffers are posted some
- * at once, or as soon as the peer has no credit left. Credit messages cost none:
+ * Every message begins with a header: u8 type, u8 0, u16 credits, u32 0. Both sides start with
+ * `slots` credits; a message costs one, and the receiver gives it back, after it has posted the
+ * buffer anew, in the header of whatever it sends next or in a credit message of its own. Buffers
+ * are posted some at once, or as soon as the peer has no credit left. Credit messages cost none:
  *
  *   a credit message leaves when half of the slots are owed, or when the peer has
  *   no credit left at all. Without reading any of it the peer cannot cause more
@@ -14,8 +13,8 @@
  *
  * So a receive is always posted and "receiver not ready" never happens.
  *
- * Short messages go inline; one in `batch` asks for a completion, which frees the
- * send buffers of all before it.
+ * Short messages go inline; one in `batch` asks for a completion, which frees the send buffers of
+ * all before it.
  */
 #include "transport/verbs/verbs.h"
 
@@ -159,7 +158,7 @@ int ibx_verbs_messages_prepost(struct verbs *v, struct ibx_error *err)
 
 static void repost(struct verbs *v)
 {
-    int rc = v->aborted ? 0 : post_receives(v);
+    int rc = v->state.now == VERBS_ABORTED ? 0 : post_receives(v);
     if (rc)
         ibx_verbs_lost(v, rc, "cannot post a receive: %s", strerror(-rc));
 }
@@ -192,11 +191,11 @@ int ibx_verbs_message_received(struct verbs *v, uint64_t slot, size_t bytes)
 void ibx_verbs_release(void *endpoint, uint64_t slot)
 {
     struct verbs *v = endpoint;
-    if (v->aborted || slot >= v->messages.receives)
+    if (v->state.now == VERBS_ABORTED || slot >= v->messages.receives)
         return;
     put_aside(&v->messages, slot);
     v->messages.released++;
-    ibx_verbs_credits_tell(v);
+    ibx_verbs_credits_return(v);
 }
 
 /* -------------------------------------------------------------------- sending */
@@ -271,14 +270,14 @@ int ibx_verbs_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t l
     return rc;
 }
 
-void ibx_verbs_credits_tell(struct verbs *v)
+void ibx_verbs_credits_return(struct verbs *v)
 {
     struct verbs_messages *m = &v->messages;
-    bool spent = m->held == m->slots; /* the peer can send nothing until it hears */
+    bool spent = m->held == m->slots; /* the peer can send nothing without credits */
     if (m->released && (spent || m->released >= m->batch))
         repost(v);
     bool due = m->owed && (m->owed >= (m->slots + 1) / 2 || spent);
-    if (!due || v->aborted || m->count >= m->buffers)
+    if (!due || v->state.now == VERBS_ABORTED || m->count >= m->buffers)
         return;
     char *buffer = send_buffer(m);
     int rc = post_send(v, buffer, put_header(m, TYPE_CREDIT, buffer), 0, false);

@@ -78,7 +78,8 @@ static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr, 
     return made;
 }
 
-/* What the twin of a region has with this protection domain: one holder more, or NULL. */
+/* The registration that the region's twin has in this protection domain, held once more, or NULL.
+ */
 static struct registration *registration_share(const struct ibx_mr *twin, const struct ibv_pd *pd)
 {
     const struct region *region = twin ? twin->provider_data : NULL;
@@ -189,8 +190,7 @@ int ibx_verbs_mr_lkey(const struct ibx_mr *mr, unsigned rail, bool writes, uint3
     return 0;
 }
 
-/* Asking for a dma-buf that is none: only a driver that knows of dma-bufs looks at the descriptor.
- */
+/* Registers a descriptor that is no dma-buf: only a driver that supports dma-bufs checks it. */
 bool ibx_verbs_mr_dmabuf(const struct verbs *v)
 {
     struct ibx_span nothing = {.address = NULL, .length = 4096, .dmabuf_fd = -1};

@@ -12,7 +12,7 @@
 #define URGENT_DEPTH    64u
 #define INLINE_WISH     512u
 #define MIN_RNR_TIMER   12 /* 0.64 ms; credits keep receivers ready, so it never counts */
-#define RETRIES         6u /* 7, the most there is, means for ever to rxe */
+#define RETRIES         6u /* rxe retries for ever with 7, the maximum */
 #define ACK_TIMEOUT_MAX 31
 
 /* Chunks that one bulk lane may have in flight. */
@@ -28,7 +28,7 @@ static unsigned lane_sends(const struct verbs *v, unsigned index)
     return index ? lane_depth(v) : URGENT_DEPTH + ibx_verbs_messages_sends(v);
 }
 
-/* Every work request may leave a completion, also those that asked for none: flushed ones do. */
+/* Every work request may have a completion, also unsignaled ones: flushed ones do. */
 static int completions(const struct verbs *v, const struct verbs_rail *rail)
 {
     unsigned entries = 0;
@@ -39,6 +39,13 @@ static int completions(const struct verbs *v, const struct verbs_rail *rail)
     return (int)entries;
 }
 
+static const struct ibx_state event_states[] = {
+    [VERBS_EVENT_UNARMED] = {"unarmed", IBX_TO(VERBS_EVENT_FRESH),
+                             IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [VERBS_EVENT_FRESH] = {"fresh", IBX_TO(VERBS_EVENT_ARMED), 0},
+    [VERBS_EVENT_ARMED] = {"armed", IBX_TO(VERBS_EVENT_UNARMED), 0}};
+static const struct ibx_state_table event_table = IBX_STATE_TABLE("verbs event", event_states);
+
 static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_error *err)
 {
     const char *name = ibv_get_device_name(rail->context->device);
@@ -48,11 +55,12 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
                              "%s has room for %d completions but depth and slots ask for %d: make "
                              "them smaller",
                              name, rail->limits.max_cqe, entries);
+    ibx_state_begin(&rail->event, &event_table, VERBS_EVENT_UNARMED);
     rail->channel = ibv_create_comp_channel(rail->context);
     if (rail->channel)
         rail->cq = ibv_create_cq(rail->context, entries, NULL, rail->channel, 0);
     if (!rail->cq)
-        return ibx_error_set(err, -errno, "%s gives no completion queue of %d: %s", name, entries,
+        return ibx_error_set(err, -errno, "%s has no completion queue of %d: %s", name, entries,
                              strerror(errno));
     int flags = fcntl(rail->channel->fd, F_GETFL);
     if (flags < 0 || fcntl(rail->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
@@ -66,8 +74,8 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
     return 0;
 }
 
-/* A context of our own, though rdma_cm has one open: its is shared by the process, and worthless in
- * a forked child. */
+/* A context of our own: that of rdma_cm is shared by the process, and worthless in a forked child.
+ */
 static int open_device(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_id *id,
                        struct ibx_error *err)
 {
@@ -83,7 +91,7 @@ static int open_device(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_
     if (!rc)
         rc = ibv_query_port(rail->context, id->port_num, &port);
     if (rc)
-        return ibx_error_set(err, -rc, "%s does not tell its limits: %s", name, strerror(rc));
+        return ibx_error_set(err, -rc, "%s does not report its limits: %s", name, strerror(rc));
     rail->port_num = id->port_num;
     rail->max_message = port.max_msg_sz;
     return 0;
@@ -120,7 +128,7 @@ void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail)
     *rail = (struct verbs_rail){0};
 }
 
-/* Devices do not tell how much they send inline: ask for less until they agree. */
+/* Devices do not report how much they send inline, so less and less is tried. */
 static struct ibv_qp *try_sizes(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     for (;;) {
@@ -155,7 +163,7 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     };
     lane->qp = try_sizes(rail->pd, &attr);
     if (!lane->qp)
-        return ibx_error_set(err, -errno, "%s gives no queue pair of %u work requests: %s", name,
+        return ibx_error_set(err, -errno, "%s has no queue pair of %u work requests: %s", name,
                              sends, strerror(errno));
     lane->inline_max = attr.cap.max_inline_data;
     lane->depth = lane->index ? sends : URGENT_DEPTH;
@@ -163,16 +171,16 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     int mask;
     if (rdma_init_qp_attr(lane->id, &state, &mask))
         return ibx_error_set(err, -errno, "no way to the INIT state: %s", strerror(errno));
-    /* Regions decide what a peer may do; atomics nobody needs. */
+    /* Regions decide what a peer may do; nobody needs atomics. */
     state.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
     state.qp_access_flags |= IBV_ACCESS_REMOTE_WRITE;
     int rc = ibv_modify_qp(lane->qp, &state, mask);
     return rc ? ibx_error_set(err, -rc, "%s refuses the INIT state: %s", name, strerror(rc)) : 0;
 }
 
-/* The user's wishes that rdma_cm cannot be told; both ends agreed on the MTU. */
-static int apply_wishes(struct verbs *v, const struct verbs_lane *lane, struct ibv_qp_attr *attr,
-                        struct ibx_error *err)
+/* Options that rdma_cm does not take; both ends agreed on the MTU. */
+static int apply_options(struct verbs *v, const struct verbs_lane *lane, struct ibv_qp_attr *attr,
+                         struct ibx_error *err)
 {
     const struct ibx_options *options = ibx_link_options(v->link);
     const char *name = ibv_get_device_name(lane->rail->context->device);
@@ -193,8 +201,7 @@ static int apply_wishes(struct verbs *v, const struct verbs_lane *lane, struct i
     return 0;
 }
 
-/* The device's code (4.096 us * 2^code) with which all retries together take no longer than the
- * user wants to wait for a silent link. */
+/* The device's code (4.096 us * 2^code) with which all retries together take timeout_ms at most. */
 static uint8_t ack_timeout(const struct verbs *v)
 {
     uint64_t each_ns = ibx_link_options(v->link)->timeout_ms * 1000000ull / (RETRIES + 1);
@@ -216,7 +223,7 @@ int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_er
     int mask;
     if (rdma_init_qp_attr(lane->id, &attr, &mask))
         return ibx_error_set(err, -errno, "no way to the RTR state: %s", strerror(errno));
-    int rc = apply_wishes(v, lane, &attr, err);
+    int rc = apply_options(v, lane, &attr, err);
     if (rc)
         return rc;
     attr.min_rnr_timer = MIN_RNR_TIMER;

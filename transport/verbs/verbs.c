@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The verbs provider: InfiniBand and RoCE by reliable queue pairs. verbs.h shows
- * what a connection is made of; this file moves chunks and reports what became
- * of them.
+ * The provider's calls: chunks, completions, progress(), the end.
  *
- * Every chunk asks for a completion of its own: the core wants to hear of each,
- * and at chunk sizes a completion costs nothing. (Messages share theirs.)
+ * Every chunk requests a completion of its own: the core reports each, and at chunk sizes a
+ * completion costs nothing. Messages share theirs.
  */
 #include "transport/verbs/verbs.h"
 
@@ -27,14 +25,31 @@
 #define RENDEZVOUS        (8u << 10)
 #define BATCH             32
 #define BATCHES_MAX       8    /* polls of a completion queue in one progress */
-#define IDLE_POLLS_PER_CM 8192 /* a system call; sleeping looks there every time */
+#define IDLE_POLLS_PER_CM 8192 /* a system call; arm() does it every time */
 #define ABORT_MS          2000u
 #define ACK_BATCH         64u
 
+static const struct ibx_state verbs_states[] = {
+    [VERBS_LIVE] = {"live", IBX_TO(VERBS_LOST) | IBX_TO(VERBS_ABORTED), IBX_STATE_INITIAL},
+    [VERBS_LOST] = {"lost", IBX_TO(VERBS_REPORTED) | IBX_TO(VERBS_ABORTED), 0},
+    [VERBS_REPORTED] = {"reported", IBX_TO(VERBS_ABORTED), 0},
+    [VERBS_ABORTED] = {"aborted", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table verbs_table = IBX_STATE_TABLE("verbs connection", verbs_states);
+
+bool ibx_verbs_move(struct verbs *v, struct ibx_state_machine *machine, unsigned to)
+{
+    if (!ibx_state_move(machine, to))
+        return true;
+    ibx_verbs_lost(v, -EINVAL, "internal error: a %s made a move that its state forbids",
+                   machine->table->machine);
+    return false;
+}
+
 void ibx_verbs_lost(struct verbs *v, int status, const char *format, ...)
 {
-    if (v->lost_status)
+    if (v->state.now != VERBS_LIVE)
         return;
+    ibx_state_move(&v->state, VERBS_LOST);
     va_list args;
     va_start(args, format);
     vsnprintf(v->lost_reason, sizeof(v->lost_reason), format, args);
@@ -62,6 +77,7 @@ static int verbs_open(struct ibx_link *link, void **endpoint, struct ibx_error *
     struct verbs *v = calloc(1, sizeof(*v));
     if (!v)
         return ibx_error_set(err, -ENOMEM, "no memory for a verbs endpoint");
+    ibx_state_begin(&v->state, &verbs_table, VERBS_LIVE);
     v->link = link;
     v->events = rdma_create_event_channel();
     if (!v->events) {
@@ -179,12 +195,10 @@ static void flight_remove(struct verbs_lane *lane, struct ibx_chunk *chunk)
 }
 
 /*
- * Urgent work has a queue pair of its own, but shares the wire with the bulk
- * that is in flight. So there is no more of that than the fabric carries in
- * BULK_QUEUE_NS: chunks that took longer halve the number (once for all that
- * were posted before), chunks that did not raise it. A fast fabric is soon at
- * caps.depth and stays there. A user who polls seldom says nothing about the
- * fabric.
+ * Urgent work has a queue pair of its own, but shares the wire with the bulk that is in flight. So
+ * no more bulk is in flight than the fabric carries in BULK_QUEUE_NS: chunks that took longer halve
+ * the number, once for all that were posted before; the others raise it. A fast fabric is soon at
+ * caps.depth and stays there. The time of a chunk counts only if the user polls often.
  */
 static void bulk_done(struct verbs *v, uint64_t posted_ns)
 {
@@ -225,7 +239,7 @@ static int verbs_rdma(void *endpoint, struct ibx_chunk *chunk)
     };
     wr.wr.rdma.remote_addr = chunk->remote_address;
     wr.wr.rdma.rkey = (uint32_t)chunk->remote_keys[rail];
-    /* The device never reads GPU memory by the CPU's hand, so only host memory goes inline. */
+    /* The CPU copies inline data, so only host memory can be inline. */
     if (!reads && chunk->length <= lane->inline_max && chunk->mr->span.kind == IBX_MEMORY_HOST)
         wr.send_flags |= IBV_SEND_INLINE;
     rc = ibv_post_send(lane->qp, &wr, &bad);
@@ -276,10 +290,10 @@ static int status_errno(enum ibv_wc_status status)
 static int wc_failed(struct verbs *v, const struct ibv_wc *wc, const char *what)
 {
     int status = status_errno(wc->status);
-    if (!status || v->aborted)
+    if (!status || v->state.now == VERBS_ABORTED)
         return 0;
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
-        /* An effect: waits so that the cause, if it is told, comes first. */
+        /* An effect: it waits, so that the cause, if there is one, is reported first. */
         ibx_verbs_lost(v, status, "the queue pair went into the error state");
         return 0;
     }
@@ -308,8 +322,8 @@ static int chunk_over(struct verbs *v, struct ibx_chunk *chunk, int status)
 
 static int take_completion(struct verbs *v, const struct ibv_wc *wc)
 {
-    /* After an abort nobody asks any more whether the fabric was faster. */
-    int status = v->aborted ? -ECONNRESET : status_errno(wc->status);
+    /* After an abort a chunk that was completed counts as flushed, too. */
+    int status = v->state.now == VERBS_ABORTED ? -ECONNRESET : status_errno(wc->status);
     uint64_t number = wc->wr_id >> 2;
     switch (wc->wr_id & VERBS_ID_MASK) {
     case VERBS_ID_SEND:
@@ -317,7 +331,8 @@ static int take_completion(struct verbs *v, const struct ibv_wc *wc)
     case VERBS_ID_RECEIVE:
         if (wc->status != IBV_WC_SUCCESS)
             return wc_failed(v, wc, "receiving a message");
-        return v->aborted ? 0 : ibx_verbs_message_received(v, number, wc->byte_len);
+        return v->state.now == VERBS_ABORTED ? 0
+                                             : ibx_verbs_message_received(v, number, wc->byte_len);
     default: {
         struct ibx_chunk *chunk = (struct ibx_chunk *)(uintptr_t)wc->wr_id;
         const char *what = chunk->kind == IBX_RDMA_READ ? "an RDMA READ" : "an RDMA WRITE";
@@ -343,7 +358,7 @@ static int take_batches(struct verbs *v, struct verbs_rail *rail, struct ibv_wc 
     }
 }
 
-/* Most polls find nothing, and how soon the next one looks is latency. */
+/* Most polls find nothing, and the time to the next one is latency. */
 static int poll_rail(struct verbs *v, struct verbs_rail *rail)
 {
     struct ibv_wc wc[BATCH];
@@ -351,37 +366,28 @@ static int poll_rail(struct verbs *v, struct verbs_rail *rail)
     return n ? take_batches(v, rail, wc, n) : 0;
 }
 
-/* What became known outside of progress, once nothing that came before it is left. */
-static int report_lost(struct verbs *v)
-{
-    int status = v->lost_status;
-    v->lost_status = 0;
-    v->link->up->lost(v->link, status, v->lost_reason);
-    return 1;
-}
-
 /* ---------------------------------------------------------------------- ending */
 
 static void verbs_abort(void *endpoint)
 {
     struct verbs *v = endpoint;
-    if (v->aborted)
+    if (v->state.now == VERBS_ABORTED)
         return;
-    v->aborted = true;
-    /* Messages were copied: nothing of the user's is touched any more. */
+    ibx_state_move(&v->state, VERBS_ABORTED);
+    /* Messages were copied, so the device touches no memory of the user for them. */
     ibx_verbs_sends_retire(v, UINT64_MAX, -ECONNRESET);
     v->abort_deadline = ibx_deadline_in_ms(ABORT_MS);
     for (unsigned i = 0; i < v->lane_count; i++) {
         struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
         if (v->lanes[i].qp)
             ibv_modify_qp(v->lanes[i].qp, &attr, IBV_QP_STATE);
-        if (v->lanes[i].state == LANE_UP)
+        if (v->lanes[i].state.now == VERBS_LANE_UP)
             rdma_disconnect(v->lanes[i].id);
     }
 }
 
-/* A device that does not flush in time has its queue pairs taken away: after that it touches no
- * memory of theirs either. */
+/* A device that does not flush in time loses its queue pairs: after that it touches none of their
+ * memory either. */
 static int give_up_flushing(struct verbs *v)
 {
     int made = 0;
@@ -407,21 +413,21 @@ static bool in_flight(const struct verbs *v)
 
 /* -------------------------------------------------------------------- progress */
 
-/* Nothing completed, and there is more to do than to look again. Out of line, so that the poll that
+/* Nothing completed, and there is more to do than to poll again. Not inlined, so that the poll that
  * finds nothing stays short. */
 static __attribute__((noinline)) int idle_round(struct verbs *v)
 {
-    int made = 0;
-    if (v->aborted) {
-        if (in_flight(v) && ibx_now_ns() > v->abort_deadline)
-            made = give_up_flushing(v);
-        return made;
-    }
+    if (v->state.now == VERBS_ABORTED)
+        return in_flight(v) && ibx_now_ns() > v->abort_deadline ? give_up_flushing(v) : 0;
     if (v->idle >= IDLE_POLLS_PER_CM) {
         v->idle = 0;
-        ibx_verbs_cm_look(v);
+        ibx_verbs_cm_progress(v);
     }
-    return v->lost_status ? report_lost(v) : 0;
+    if (v->state.now != VERBS_LOST)
+        return 0;
+    ibx_verbs_move(v, &v->state, VERBS_REPORTED);
+    v->link->up->lost(v->link, v->lost_status, v->lost_reason);
+    return 1;
 }
 
 static int verbs_progress(void *endpoint)
@@ -436,56 +442,57 @@ static int verbs_progress(void *endpoint)
     for (unsigned i = 0; i < v->rail_count; i++)
         made += poll_rail(v, &v->rails[i]);
     if (!made) {
-        bool more = ++v->idle >= IDLE_POLLS_PER_CM || v->lost_status || v->aborted;
+        bool more = ++v->idle >= IDLE_POLLS_PER_CM || v->state.now != VERBS_LIVE;
         return more ? idle_round(v) : 0;
     }
     v->idle = 0;
     v->moved = true;
-    /* What could not be told at the release waits for a completion: a send's, which frees a place,
-     * or that of the last message for which the peer had credit. */
-    ibx_verbs_credits_tell(v);
+    /* Credits that the release could not return wait for a completion: of a send, which frees a
+     * buffer, or of the last message for which the peer had credit. */
+    ibx_verbs_credits_return(v);
     return made;
 }
 
-/* Takes the wake-up of a rail's channel off its descriptor. One arming raises no second one. */
-static void drain_channel(struct verbs_rail *rail)
+/* Takes the event of an armed rail, if there is one. One arming raises no second event. */
+static void drain_channel(struct verbs *v, struct verbs_rail *rail)
 {
     struct ibv_cq *cq;
     void *context;
     if (ibv_get_cq_event(rail->channel, &cq, &context))
         return;
-    rail->armed = false;
+    ibx_verbs_move(v, &rail->event, VERBS_EVENT_UNARMED);
     if (++rail->unacked == ACK_BATCH) {
         ibv_ack_cq_events(rail->cq, rail->unacked);
         rail->unacked = 0;
     }
 }
 
-/* An armed queue stays armed until its event is taken, so only a fresh arming has to look once more
- * for what came before it. Every look here is a system call: the connection manager, whose
- * descriptor wakes the sleeper too, is asked only by who was woken for nothing. */
+/* An armed queue stays armed until its event is taken, so only a fresh arming has to poll once more
+ * for completions before it. Every check here is a system call: the connection manager, whose
+ * descriptor wakes the sleeper too, is checked only after a wake-up without completions. */
 static int verbs_arm(void *endpoint)
 {
     struct verbs *v = endpoint;
     int again = 0;
     for (unsigned i = 0; i < v->rail_count; i++) {
         struct verbs_rail *rail = &v->rails[i];
-        if (rail->armed && !rail->fresh)
-            drain_channel(rail);
-        rail->fresh = !rail->armed;
-        if (rail->armed)
+        if (rail->event.now == VERBS_EVENT_FRESH)
+            ibx_verbs_move(v, &rail->event, VERBS_EVENT_ARMED);
+        else if (rail->event.now == VERBS_EVENT_ARMED)
+            drain_channel(v, rail);
+        if (rail->event.now == VERBS_EVENT_ARMED)
             continue;
         if (ibv_req_notify_cq(rail->cq, 0))
             ibx_verbs_lost(v, -EIO, "the completion queue cannot be armed");
-        rail->armed = true;
+        ibx_verbs_move(v, &rail->event, VERBS_EVENT_FRESH);
         again = 1;
     }
     if (again)
         return 1;
     if (!v->moved)
-        ibx_verbs_cm_look(v);
+        ibx_verbs_cm_progress(v);
     v->moved = false;
-    return v->lost_status != 0;
+    return v->state.now == VERBS_LOST;
 }
 
 const struct ibx_provider ibx_provider_verbs = {

@@ -1,17 +1,30 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The verbs provider's own header, for verbs*.c only.
+ * The verbs provider: InfiniBand and RoCE. The core calls it through ibx_provider_verbs; this
+ * header is for the folder only.
  *
- * One connection is a set of reliable queue pairs ("lanes"), set up by rdma_cm:
- * lane 0 carries messages and urgent chunks, the others carry bulk. A rail is
- * one device with the protection domain, completion queue and registrations that
- * the lanes on it share. Other connections have others, so that a key of one
- * connection is worthless on another; but those of one domain (transport.h)
- * share protection domains, and registrations where they are told to.
+ * A lane is one reliable queue pair, set up by rdma_cm: lane 0 carries messages and urgent chunks,
+ * the others carry bulk. A rail is one device with the protection domain, completion queue and
+ * registrations that its lanes share. Other connections have others, so that a key of one
+ * connection is worthless on another; but those of one domain (transport.h) share protection
+ * domains, and registrations where they are told to.
+ *
+ *   verbs.c    the provider's calls: chunks, completions, progress(), the end
+ *   cm.c       offer, join, finish: addresses, routes, proofs by rdma_cm
+ *   qp.c       rails and queue pairs
+ *   message.c  messages on lane 0, their buffers and credits
+ *   mr.c       memory regions, one registration a rail
+ *   domain.c   the open device that the connections of a domain share
+ *   device.c   which devices this host has, and which addresses lie on them
+ *
+ * When the peer dies: its process ends, so rdma_cm reports a disconnection. When its host or the
+ * network dies, a work request fails after its retries, which take timeout_ms at most
+ * (ack_timeout() in qp.c); an idle connection is closed with the socket of the handshake.
  */
 #ifndef IBX_TRANSPORT_VERBS_VERBS_H
 #define IBX_TRANSPORT_VERBS_VERBS_H
 
+#include "common/state_machine.h"
 #include "transport/core/provider.h"
 
 #include <infiniband/verbs.h>
@@ -22,45 +35,60 @@
 #define VERBS_DEVICE_HINT                                                                          \
     "rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev ETHERNET"
 
-/* What a rail is for itself: two addresses may lie on one port. */
-struct verbs_place {
+/* The port that a rail uses; two addresses may lie on one port. */
+struct verbs_port {
     char device[64];
     uint8_t port_num;
 };
 
-/* One device in use (verbs_domain.c). */
+/* One device in use (domain.c). */
 struct verbs_device {
     struct ibx_domain_part part;
     struct ibv_context *context;
     struct ibv_pd *pd;
 };
 
+/*
+ * Whether the next completion on a rail raises an event. FRESH: armed by the last arm().
+ *
+ * state machine: verbs event
+ *   [*] -> UNARMED -> FRESH -> ARMED -> UNARMED -> [*]
+ */
+enum verbs_event { VERBS_EVENT_UNARMED, VERBS_EVENT_FRESH, VERBS_EVENT_ARMED };
+
 struct verbs_rail {
     struct sockaddr_storage address; /* the server's, with its port */
     struct rdma_cm_id *listener;     /* server only */
-    struct verbs_device *device;     /* NULL until the first lane stands on it ... */
-    struct ibv_context *context;     /* ... and what it has */
+    struct verbs_device *device;     /* NULL until its first lane is set up */
+    struct ibv_context *context;     /* the device's, as pd */
     struct ibv_pd *pd;
     struct ibv_device_attr limits;
     size_t max_message; /* bytes of one work request */
     uint8_t port_num;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
-    unsigned unacked; /* completion events taken but not yet acknowledged */
-    bool armed;       /* the next completion raises an event */
-    bool fresh;       /* armed a moment ago: no look for that event yet */
+    unsigned unacked;               /* completion events taken but not yet acknowledged */
+    struct ibx_state_machine event; /* enum verbs_event */
     bool watched;
 };
 
 /*
- *   NEW --address--> ADDRESSED --route--> ROUTED --connect--> CALLING --reply--> UP     (client)
- *   NEW ----------------------a valid request, accepted-----> CALLING --RTU----> UP     (server)
- *   UP --disconnect--> DOWN
+ * state machine: verbs lane
+ *   [*] -> NEW -> ADDRESSED -> ROUTED -> CONNECTING -> UP   client: address, route, request, reply
+ *   NEW -> CONNECTING                                       server: a valid request, accepted
+ *   UP -> DOWN -> [*]                                       disconnected
  */
-enum lane_state { LANE_NEW, LANE_ADDRESSED, LANE_ROUTED, LANE_CALLING, LANE_UP, LANE_DOWN };
+enum verbs_lane_state {
+    VERBS_LANE_NEW,
+    VERBS_LANE_ADDRESSED,
+    VERBS_LANE_ROUTED,
+    VERBS_LANE_CONNECTING,
+    VERBS_LANE_UP,
+    VERBS_LANE_DOWN
+};
 
 struct verbs_lane {
-    enum lane_state state;
+    struct ibx_state_machine state; /* enum verbs_lane_state */
     unsigned index;
     struct verbs_rail *rail;
     struct rdma_cm_id *id;
@@ -86,7 +114,7 @@ struct verbs_receive {
     struct ibv_sge sge;
 };
 
-/* Messages on lane 0: buffers, credits, sends in flight. See verbs_message.c. */
+/* Messages on lane 0: buffers, credits, sends in flight. See message.c. */
 struct verbs_messages {
     char *block; /* receive buffers, then send buffers */
     size_t block_length;
@@ -100,8 +128,8 @@ struct verbs_messages {
     unsigned batch; /* receives to one post, sends to one completion */
 
     struct verbs_receive *posts;  /* one a receive buffer */
-    struct ibv_recv_wr *unposted; /* buffers that are free, to be posted together ... */
-    unsigned released; /* ... of which so many had messages: their credit is owed after that */
+    struct ibv_recv_wr *unposted; /* buffers that are free, to be posted together */
+    unsigned released; /* of these, those that had messages: their credit is owed after that */
 
     unsigned credits; /* messages we may send now */
     unsigned held;    /* the peer's messages whose credit we have not yet returned */
@@ -114,14 +142,22 @@ struct verbs_messages {
     struct ibv_sge send_segment; /* likewise */
 };
 
+/*
+ * state machine: verbs connection
+ *   [*] -> LIVE -> LOST -> REPORTED          found outside progress(), then reported by it
+ *   LIVE | LOST | REPORTED -> ABORTED -> [*]
+ */
+enum verbs_state { VERBS_LIVE, VERBS_LOST, VERBS_REPORTED, VERBS_ABORTED };
+
 struct verbs {
     struct ibx_link *link;
+    struct ibx_state_machine state; /* enum verbs_state */
     struct rdma_event_channel *events;
     bool events_watched;
     unsigned rail_count, lanes_per_rail;
     struct verbs_rail rails[IBX_RAILS_MAX];
-    struct verbs_place places[IBX_RAILS_MAX]; /* of those whose address was looked for here */
-    unsigned lane_count;                      /* 1 + rails * lanes_per_rail */
+    struct verbs_port ports[IBX_RAILS_MAX]; /* of rails whose address was looked up here */
+    unsigned lane_count;                    /* 1 + rails * lanes_per_rail */
     struct verbs_lane *lanes;
     unsigned mtu; /* bytes, agreed by both sides; 0: the path's */
     struct verbs_messages messages;
@@ -132,32 +168,31 @@ struct verbs {
     uint64_t polled_ns;      /* when progress was last called with bulk in flight */
     bool attentive;          /* that was soon after the call before */
 
-    unsigned idle;         /* polls since the connection manager was last asked */
-    bool moved;            /* something completed since sleeping was last allowed */
-    int lost_status;       /* found outside progress, reported by it */
-    char lost_reason[160]; /* likewise */
-    bool aborted;
+    unsigned idle;           /* polls since the connection manager was last asked */
+    bool moved;              /* something completed since sleeping was last allowed */
+    int lost_status;         /* when LOST */
+    char lost_reason[160];   /* likewise */
     uint64_t abort_deadline; /* when flushed completions are no longer waited for */
 };
 
-/* What a work request's id says: a chunk's address, or one of these with a number above. */
+/* A work request's id: a chunk's address, or one of these with a number above. */
 enum { VERBS_ID_CHUNK = 0, VERBS_ID_SEND = 1, VERBS_ID_RECEIVE = 2, VERBS_ID_MASK = 3 };
 
-/* verbs_device.c */
+/* device.c */
 int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t size,
                     struct ibx_error *err);
 /* 0 when this host has any device, or -ENODEV and a sentence. */
 int ibx_verbs_device_any(struct ibx_error *err);
 /* The n-th name in options->device; false when there is none. */
 bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size);
-/* An address of this host that lies on `device` ("": on any) and on none of the `count` places,
- * with port 0: `prefer` itself if it does, else one of its family, else any. `prefer` may be NULL.
- * Its own place becomes the next one. */
+/* An address of this host that lies on `device` ("": on any) and on none of the `count` ports, with
+ * port 0: `prefer` itself if it does, else one of its family, else any. `prefer` may be NULL. Its
+ * own port becomes the next one. */
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
-                             const struct sockaddr *prefer, struct verbs_place *places,
+                             const struct sockaddr *prefer, struct verbs_port *ports,
                              unsigned count, struct sockaddr_storage *address,
                              struct ibx_error *err);
-/* Refuses a device that is not the user's wish, or not InfiniBand or RoCE. */
+/* Refuses a device that the options exclude, or that is not InfiniBand or RoCE. */
 int ibx_verbs_device_check(const struct ibx_options *options, unsigned rail,
                            const struct rdma_cm_id *id, struct ibx_error *err);
 /* "10.0.0.7", without the port. */
@@ -165,22 +200,22 @@ void ibx_verbs_address_print(const struct sockaddr *address, char *out, size_t s
 unsigned ibx_verbs_mtu_bytes(enum ibv_mtu mtu);
 enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes);
 
-/* verbs_domain.c: the device opened, anew or as another connection of `domain` has it; that may be
+/* domain.c: the device opened, anew or as another connection of `domain` has it; that may be
  * NULL. */
 int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
                           struct verbs_device **device, struct ibx_error *err);
 void ibx_verbs_device_release(struct verbs_device *device);
 
-/* verbs_cm.c */
+/* cm.c */
 int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
 int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                    struct ibx_error *err);
 int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
                      struct ibx_error *err);
-/* Notes in lost_* what the connection manager has to say; never blocks. */
-void ibx_verbs_cm_look(struct verbs *v);
+/* Handles the events of the connection manager; never blocks. */
+void ibx_verbs_cm_progress(struct verbs *v);
 
-/* verbs_qp.c: rails and queue pairs */
+/* qp.c: rails and queue pairs */
 int ibx_verbs_rail_open(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_id *id,
                         struct ibx_error *err);
 void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail);
@@ -190,7 +225,7 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
 int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err);
 void ibx_verbs_qp_destroy(struct verbs_lane *lane);
 
-/* verbs_message.c */
+/* message.c */
 size_t ibx_verbs_message_memory(const struct ibx_options *options);
 int ibx_verbs_messages_open(struct verbs *v, struct ibx_error *err);
 void ibx_verbs_messages_close(struct verbs *v);
@@ -202,15 +237,15 @@ int ibx_verbs_messages_prepost(struct verbs *v, struct ibx_error *err);
 int ibx_verbs_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
                    uint64_t cookie, unsigned flags);
 void ibx_verbs_release(void *endpoint, uint64_t slot);
-/* A receive completed. Like the next, it returns what moved: upcalls, and credit or places that a
- * waiting sender may be after. */
+/* A receive completed. Like the next, it returns the number of upcalls, credits and buffers that a
+ * waiting sender may need. */
 int ibx_verbs_message_received(struct verbs *v, uint64_t slot, size_t bytes);
 /* All sends up to work request `number` are over. */
 int ibx_verbs_sends_retire(struct verbs *v, uint64_t number, int status);
-/* Posts what was released and returns credits, each when it is time to. */
-void ibx_verbs_credits_tell(struct verbs *v);
+/* Posts released buffers and returns credits, each when it is due. */
+void ibx_verbs_credits_return(struct verbs *v);
 
-/* verbs_mr.c */
+/* mr.c */
 int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* The local key on `rail`; -EACCES for a READ into memory that could only be registered for
@@ -223,6 +258,8 @@ int ibx_verbs_mr_error(int code, const void *address, size_t length, const char 
                        struct ibx_error *err);
 
 /* verbs.c */
+/* Moves a machine of this connection; a move that the table does not allow ends the connection. */
+bool ibx_verbs_move(struct verbs *v, struct ibx_state_machine *machine, unsigned to);
 void ibx_verbs_lost(struct verbs *v, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

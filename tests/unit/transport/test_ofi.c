@@ -563,7 +563,7 @@ static void test_credits_out_of_nothing(void **state)
     inside(&pair->client)->returned = 1;
     inside(&pair->client)->missing = 1;
     say(pair, &pair->client, "here you are");
-    expect_lost(pair, "gave back 1 credits");
+    expect_lost(pair, "returned 1 credits");
 }
 
 static void test_fences_without_end(void **state)
