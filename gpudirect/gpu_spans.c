@@ -22,7 +22,7 @@ void ibx_gpu_spans_drop(struct ibx_gpu_spans *spans, uint64_t device)
 
 /* ------------------------------------------------------------------ registration */
 
-/* Whole pages, which is what can be exported; a small allocation shares its own with others. */
+/* Only whole pages can be exported; a small allocation shares its page with others. */
 static struct ibx_span pages_of(uint64_t base, size_t size, int device)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -58,7 +58,7 @@ static int enter_dmabuf(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda
         close(fd); /* a registration has its own reference */
         if (!rc)
             return 0;
-        rc = 0; /* said already */
+        rc = 0; /* the registrar has set err */
     }
     if (rc)
         return ibx_error_set(err, -EIO, "no dma-buf of %zu bytes of GPU memory: %s", span.length,
@@ -66,7 +66,8 @@ static int enter_dmabuf(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda
     return -EIO;
 }
 
-/* Copies within the driver that count as synchronous must be so for who reads past it. */
+/* Without SYNC_MEMOPS a synchronous copy of the driver's may return before it has ended, and the
+ * fabric would read too early. */
 static int enter(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda,
                  struct ibx_gpu_span *span, int device, struct ibx_error *err)
 {
@@ -88,8 +89,8 @@ static int enter(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda,
     return rc;
 }
 
-/* A place, for want of a free one that of the longest unused. */
-static struct ibx_gpu_span *place_for_one(struct ibx_gpu_spans *spans)
+/* A free entry, or else that of the span unused for longest. */
+static struct ibx_gpu_span *entry_for_one(struct ibx_gpu_spans *spans)
 {
     struct ibx_gpu_span *oldest = &spans->spans[0];
     for (unsigned i = 0; i < IBX_GPU_SPANS; i++) {
@@ -129,7 +130,7 @@ int ibx_gpu_span_get(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda, u
     }
     rc = 0;
     if (!span) {
-        span = place_for_one(spans);
+        span = entry_for_one(spans);
         *span = (struct ibx_gpu_span){.base = base, .size = size, .id = id};
         rc = enter(spans, cuda, span, ordinal, err);
     }

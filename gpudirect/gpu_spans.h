@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * GPU memory as spans that a fabric registers: whole allocations, each once.
+ * GPU memory registered with a fabric: whole allocations, each once.
  *
- *   first   as a dma-buf, mapped by PCIe, or else as the driver maps it by itself
- *   second  by its address alone, which the fabric gives a meaning (nvidia-peermem)
+ *   first   as a dma-buf: mapped by PCIe, or else as the driver maps it by default
+ *   second  by its address, for fabrics that know it (nvidia-peermem)
  *
- * A registration is kept as long as CUDA says that it is the same buffer, and
- * goes when its memory is freed or its context is reset, as far as that is told,
- * or else for want of room. Who registers must do so for this side only.
+ * A registration is kept while CUDA reports the same buffer. It goes when the memory is freed or
+ * its context is reset, as far as the caller tells, or when an entry is needed. The registrar must
+ * give local access only.
  *
- * A cache belongs to one connection and its thread, with the current context.
+ * A struct ibx_gpu_spans belongs to one connection, its thread and that thread's current context.
  */
 #ifndef IBX_GPUDIRECT_GPU_SPANS_H
 #define IBX_GPUDIRECT_GPU_SPANS_H
@@ -21,7 +21,7 @@
 
 #define IBX_GPU_SPANS 32u
 
-/* How memory is registered. `by_dmabuf`, `by_pointer`: whether it can be so at all. */
+/* Registers memory with the fabric; `by_dmabuf` and `by_pointer` say how it can. */
 struct ibx_gpu_registrar {
     bool by_dmabuf, by_pointer;
     int (*enter)(void *context, const struct ibx_span *span, void **registration,
@@ -31,11 +31,11 @@ struct ibx_gpu_registrar {
 };
 
 struct ibx_gpu_span {
-    uint64_t base; /* 0: a free place */
+    uint64_t base; /* 0: a free entry */
     size_t size;
     uint64_t id;        /* CUDA's, of the buffer */
     void *registration; /* NULL: refused, and not tried again under this id */
-    uint64_t used;      /* the higher the later */
+    uint64_t used;      /* larger is later */
 };
 
 struct ibx_gpu_spans {
@@ -44,16 +44,17 @@ struct ibx_gpu_spans {
     uint64_t clock;
 };
 
-/* The registration of the allocation that holds [device, device + n), made now if there is none.
- * -EOPNOTSUPP: refused before; otherwise a sentence says why it is refused. */
+/* The registration of the allocation that holds [device, device + n), made now unless there is one.
+ * -ERANGE: no single allocation holds it; -ENOSYS, -EIO or the registrar's error when it is
+ * refused; -EOPNOTSUPP without a message when it was refused before. */
 int ibx_gpu_span_get(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda, uint64_t device,
                      size_t n, void **registration, struct ibx_error *err);
-/* What holds `device` is about to be freed; 0: everything is. */
+/* The allocation that holds `device` is about to be freed; 0: all are. */
 void ibx_gpu_spans_drop(struct ibx_gpu_spans *spans, uint64_t device);
 
 /* Whether what a fabric writes into the current device's memory can be made visible to it. */
 bool ibx_gpu_writes_ordered(const struct ibx_cuda *cuda, struct ibx_error *err);
-/* After such writes have ended, and before anything on the GPU is told so. 0 or a CUresult. */
+/* After such writes have ended, before any work on the GPU depends on them. 0 or a CUresult. */
 int ibx_gpu_writes_flush(const struct ibx_cuda *cuda);
 
 #endif

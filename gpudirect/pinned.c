@@ -1,9 +1,4 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The memory is mapped here and registered with CUDA, rather than allocated by
- * it: when a context is reset under us the memory stays, only slower to copy
- * from, until it is pinned again.
- */
 #include "gpudirect/pinned.h"
 
 #include "common/clock.h"
@@ -18,19 +13,19 @@
 #include <time.h>
 #include <unistd.h>
 
-/* For making the pool and pinning it, during which the driver may make us wait: who only takes or
- * gives a chunk does not need it. First of the two. */
+/* Held while the pool is created and pinned, which may take the driver long; taking and giving
+ * chunks needs the pool's own mutex only. This one is locked first. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t given;
-    uint8_t *base; /* NULL: not made yet */
-    pid_t owner;   /* a child forked from it has neither the memory nor a context */
+    uint8_t *base; /* NULL: no pool yet */
+    pid_t owner;   /* a child forked since has neither the memory nor a context */
     size_t bytes;
-    atomic_bool pinned; /* it was, once: from then on all above stays as it is */
+    atomic_bool pinned; /* once true, all above stays as it is */
     unsigned count;
-    unsigned *free_stack; /* the last given is taken first: it is still in the cache */
+    unsigned *free_stack; /* the chunk given last is taken first: it is still cached */
     unsigned free_count;
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The pinned memory of this process: one pool of equal chunks, through which
- * the copies of all connections are staged. It is made by the first copy that
- * wants it, never earlier: not in a constructor, nor before a fork(2).
+ * The pinned memory of this process: one pool of equal chunks, through which all connections stage
+ * their copies. The first copy that needs it creates it: a constructor, or a call before a fork(2),
+ * must not. From any thread.
  *
- * From any thread. Used by staging.c and by tests.
+ * The memory is mapped here and registered with CUDA, rather than allocated by it: it stays when a
+ * context is reset, only slower to copy from, until it is pinned again.
  */
 #ifndef IBX_GPUDIRECT_PINNED_H
 #define IBX_GPUDIRECT_PINNED_H
@@ -12,19 +13,19 @@
 #include "gpudirect/cuda.h"
 
 #define IBX_PINNED_CHUNK (512u << 10) /* bytes of payload in a chunk */
-/* From one to the next: so that they are not all of the same cache sets. */
+/* Bytes from one chunk to the next: not a power of two, so that chunks differ in cache sets. */
 #define IBX_PINNED_STRIDE (IBX_PINNED_CHUNK + 4096u)
 
-/* Makes the pool, of at most `bytes` in all, unless there is one: then `bytes` is not looked at.
- * Pins it again if the context that it was pinned in is gone. A current context is needed.
- * A negative errno and a sentence, or the CUresult that pinning gave (also with a sentence). */
+/* Creates the pool, of at most `bytes` in all, unless there is one (`bytes` is ignored then), and
+ * pins it again if its context is gone. A context must be current. -EINVAL: `bytes` hold no chunk;
+ * -ENOMEM; -EPERM in a child of the process that made it; or the CUresult of pinning. */
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err);
 /* Chunks in the pool. */
 unsigned ibx_pinned_count(void);
 /* Page aligned. */
 void *ibx_pinned_payload(unsigned chunk);
 
-/* Takes a chunk; when there is none waits for one up to `wait_ms`. Its number, or -EAGAIN. */
+/* Takes a chunk, waiting up to `wait_ms` for one. Its number, or -EAGAIN. */
 int ibx_pinned_take(unsigned wait_ms);
 void ibx_pinned_give(unsigned chunk);
 

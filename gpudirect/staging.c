@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/staging.h"
 
+#include "common/state_machine.h"
 #include "gpudirect/copy_threads.h"
 
 #include <errno.h>
@@ -11,40 +12,50 @@
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
 
 /*
- * A chunk of the copy in hand.
+ * A slot holds one chunk of the copy in hand.
  *
- *   to the device     FREE --move--> MOVING --arrived--> FILLED --DMA--> DMA --event--> FREE
- *   from the device   FREE --DMA--> DMA --event--> FILLED --move--> MOVING --arrived--> FILLED, or
- *                     FREE when its last byte has been moved
+ * state machine: staging slot
+ *   [*] -> FREE -> MOVING -> FILLED -> DMA -> FREE -> [*]   to the device
+ *   FREE -> DMA -> FILLED -> MOVING -> FILLED -> FREE       from the device, by one or more moves
+ *   MOVING -> FREE                                          the copy has failed
  */
 enum slot_state { SLOT_FREE, SLOT_MOVING, SLOT_FILLED, SLOT_DMA };
 
+static const struct ibx_state slot_states[] = {
+    [SLOT_FREE] = {"free", IBX_TO(SLOT_MOVING) | IBX_TO(SLOT_DMA),
+                   IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [SLOT_MOVING] = {"moving", IBX_TO(SLOT_FILLED) | IBX_TO(SLOT_FREE), 0},
+    [SLOT_FILLED] = {"filled", IBX_TO(SLOT_DMA) | IBX_TO(SLOT_MOVING) | IBX_TO(SLOT_FREE), 0},
+    [SLOT_DMA] = {"dma", IBX_TO(SLOT_FREE) | IBX_TO(SLOT_FILLED), 0},
+};
+static const struct ibx_state_table slot_table = IBX_STATE_TABLE("staging slot", slot_states);
+
 struct slot {
-    enum slot_state state;
+    struct ibx_state_machine state;
     unsigned chunk;
     void *event;     /* after the slot's last DMA */
     uint64_t at;     /* of its first byte, in the host's bytes */
     size_t length;   /* bytes of payload */
-    uint8_t *next;   /* from the device: first byte not yet moved ... */
+    uint8_t *next;   /* from the device: the first byte not yet moved ... */
     size_t left;     /* ... and how many there are */
     uint32_t serial; /* of its DMA */
 };
 
 struct ibx_staging {
     const struct ibx_cuda *cuda;
-    void *context; /* in which the events are */
+    void *context; /* of the events */
     unsigned events;
     unsigned count; /* slots with a chunk */
     size_t chunk;   /* bytes of a plain copy in one of them */
     struct slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
-    uint64_t total, begun; /* bytes of it, and how many have a slot or had one */
+    uint64_t total, begun; /* bytes of it, and how many have or had a slot */
     size_t step;           /* bytes of one slot */
     unsigned moving;       /* slots in that state */
     unsigned current;      /* from the device: the slot whose bytes are moved next ... */
-    unsigned refill;       /* ... and the one that takes the next piece, once it is empty */
-    unsigned fetched;      /* slots that have been given to the GPU at all */
+    unsigned refill;       /* ... and the one that takes the next piece when it is empty */
+    unsigned fetched;      /* slots that the GPU has been given at all */
     uint64_t delivered;    /* bytes, of which the last call may have been straight */
     uint32_t serial;
 };
@@ -67,7 +78,7 @@ bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
     return is_plain(copy) || copy->host_pitch <= IBX_PINNED_CHUNK;
 }
 
-/* Bytes of one chunk: an eighth of a short copy, so that its parts overlap too; whole rows. */
+/* Bytes of one slot: whole rows; an eighth of a short copy, so that its parts overlap too. */
 static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *copy, uint64_t total)
 {
     if (!is_plain(copy))
@@ -78,19 +89,24 @@ static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *c
     return part < st->chunk ? (size_t)part : st->chunk;
 }
 
+/* The copy continues at byte `at` with no slot in use. */
+static void restart_at(struct ibx_staging *st, uint64_t at)
+{
+    st->begun = st->delivered = at;
+    st->current = st->refill = st->fetched = 0;
+}
+
 static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
 {
     st->copy = *copy;
     st->total = ibx_gpu_copy_bytes(copy);
     st->step = step_of(st, copy, st->total);
-    st->begun = 0;
-    st->current = st->refill = 0;
-    st->fetched = 0;
-    st->delivered = 0;
+    restart_at(st, 0);
 }
 
-/* Where the next piece begins: with `spread` in groups of so many runs, of which each is a piece
- * ahead in turn. What is left for no whole group comes in order. */
+/* Where the next piece begins. With `spread` the copy is cut into groups of so many runs, and the
+ * pieces of a group are taken from its runs in turn. A rest that is no whole group comes in order.
+ */
 static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 {
     uint64_t run = IBX_COPY_THREADS_APART / st->step, group = run * spread,
@@ -100,7 +116,7 @@ static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
     return (i - in + in % spread * run + in / spread) * st->step;
 }
 
-/* The next piece of the copy into a free slot. */
+/* Gives a free slot the next piece of the copy. */
 static void slot_begin(struct ibx_staging *st, struct slot *slot, unsigned spread)
 {
     slot->at = next_at(st, spread);
@@ -108,7 +124,7 @@ static void slot_begin(struct ibx_staging *st, struct slot *slot, unsigned sprea
     st->begun += slot->length;
 }
 
-/* ------------------------------------------------------------------------- lanes */
+/* ------------------------------------------------------------------- life and events */
 
 int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging,
                        struct ibx_error *err)
@@ -122,7 +138,7 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
     return 0;
 }
 
-/* A context that is gone took its events along: all that is left is to forget them. */
+/* A context that is gone has destroyed its events. */
 void ibx_staging_drop_events(struct ibx_staging *st)
 {
     const struct ibx_cuda *cuda = st->cuda;
@@ -154,14 +170,20 @@ static int events_ready(struct ibx_staging *st)
     return rc;
 }
 
+/* The GPU is done with all slots that it has. */
+static void dma_ended(struct ibx_staging *st)
+{
+    for (unsigned i = 0; i < st->count; i++) {
+        if (st->slots[i].state.now == SLOT_DMA)
+            ibx_state_move(&st->slots[i].state, SLOT_FREE);
+    }
+}
+
 void ibx_staging_forget(struct ibx_staging *st, const void *context)
 {
     if (context && st->context != context)
         return;
-    for (unsigned i = 0; i < st->count; i++) {
-        if (st->slots[i].state == SLOT_DMA)
-            st->slots[i].state = SLOT_FREE; /* it ended with the context */
-    }
+    dma_ended(st);
     st->events = 0;
     st->context = NULL;
 }
@@ -188,9 +210,8 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
         int chunk = ibx_pinned_take(st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)
             break;
-        struct slot *slot = &st->slots[st->count++];
-        slot->chunk = (unsigned)chunk;
-        slot->state = SLOT_FREE;
+        st->slots[st->count].chunk = (unsigned)chunk;
+        ibx_state_begin(&st->slots[st->count++].state, &slot_table, SLOT_FREE);
     }
     return st->count;
 }
@@ -205,17 +226,19 @@ unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned slot)
     return st->slots[slot].chunk;
 }
 
-/* Nothing may be in flight when the lane, or a chunk, is used again: also when the copy ended since
- * its client captures a stream and waiting is forbidden to it. */
+/* Waits for the GPU, so that chunks and slots can be used again. Relaxed: the client may have begun
+ * to capture a stream since. */
 static void slots_free(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
-        if (st->slots[i].state == SLOT_DMA) {
+        struct slot *slot = &st->slots[i];
+        if (slot->state.now == SLOT_DMA) {
             int mode = ibx_cuda_capture_relax(st->cuda);
-            st->cuda->event_synchronize(st->slots[i].event);
+            st->cuda->event_synchronize(slot->event);
             ibx_cuda_capture_restore(st->cuda, mode);
         }
-        st->slots[i].state = SLOT_FREE;
+        if (slot->state.now != SLOT_FREE)
+            ibx_state_move(&slot->state, SLOT_FREE);
     }
 }
 
@@ -230,23 +253,16 @@ void ibx_staging_end(struct ibx_staging *st)
 
 /* --------------------------------------------------------------------------- DMA */
 
-/* Bytes of the host's side, from `at` on, that lie at `host`. */
-struct part {
-    void *host;
-    uint64_t at;
-    size_t length;
-};
-
-/* 2D copies: the rows of a part. */
-static int dma_rows(const struct ibx_staging *st, const struct part *part, bool to_device)
+/* 2D copies: the rows at `host`, byte `at` of the host's side. */
+static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_t length,
+                    bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    uint64_t device = copy->device + part->at / copy->host_pitch * copy->device_pitch;
-    struct ibx_cuda_memcpy2d rows = {.width = copy->width,
-                                     .height = part->length / copy->host_pitch};
+    uint64_t device = copy->device + at / copy->host_pitch * copy->device_pitch;
+    struct ibx_cuda_memcpy2d rows = {.width = copy->width, .height = length / copy->host_pitch};
     if (to_device) {
         rows.src_type = IBX_CUDA_MEMORY_HOST;
-        rows.src_host = part->host;
+        rows.src_host = host;
         rows.src_pitch = copy->host_pitch;
         rows.dst_type = IBX_CUDA_MEMORY_DEVICE;
         rows.dst_device = device;
@@ -256,52 +272,40 @@ static int dma_rows(const struct ibx_staging *st, const struct part *part, bool 
         rows.src_device = device;
         rows.src_pitch = copy->device_pitch;
         rows.dst_type = IBX_CUDA_MEMORY_HOST;
-        rows.dst_host = part->host;
+        rows.dst_host = host;
         rows.dst_pitch = copy->host_pitch;
-        /* What lies between the rows travels too, and the chunk has had other users. */
+        /* The bytes between rows are sent too, and the chunk may hold another client's. */
         if (copy->host_pitch != copy->width)
-            memset(part->host, 0, part->length);
+            memset(host, 0, length);
     }
     return st->cuda->memcpy_2d_async(&rows, copy->stream);
 }
 
-static int dma_part(const struct ibx_staging *st, const struct part *part, bool to_device)
+/* Starts to copy between `host` and the device `length` bytes from byte `at` on. */
+static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
     if (!is_plain(copy))
-        return dma_rows(st, part, to_device);
+        return dma_rows(st, host, at, length, to_device);
     if (to_device)
-        return st->cuda->memcpy_to_device_async(copy->device + part->at, part->host, part->length,
-                                                copy->stream);
-    return st->cuda->memcpy_from_device_async(part->host, copy->device + part->at, part->length,
-                                              copy->stream);
+        return st->cuda->memcpy_to_device_async(copy->device + at, host, length, copy->stream);
+    return st->cuda->memcpy_from_device_async(host, copy->device + at, length, copy->stream);
 }
 
-/* A stream of another device takes copies but no event of ours, and no client that captures may
- * wait for one: the copy is under way. */
-static void stream_wait(const struct ibx_staging *st, void *stream)
-{
-    int mode = ibx_cuda_capture_relax(st->cuda);
-    st->cuda->stream_synchronize(stream);
-    ibx_cuda_capture_restore(st->cuda, mode);
-}
-
-/* Gives a slot to the GPU. 0 or a CUresult. */
+/* Gives a slot to the GPU. 0, a CUresult, or a negative errno. */
 static int dma_start(struct ibx_staging *st, struct slot *slot, bool to_device)
 {
-    const struct ibx_gpu_copy *copy = &st->copy;
-    struct part part = {ibx_pinned_payload(slot->chunk), slot->at, slot->length};
-    int rc = dma_part(st, &part, to_device);
+    void *stream = st->copy.stream;
+    int rc = dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device);
     if (rc)
         return rc;
-    rc = st->cuda->event_record(slot->event, copy->stream);
-    if (rc) {
-        stream_wait(st, copy->stream);
+    rc = st->cuda->event_record(slot->event, stream);
+    if (rc) { /* a stream of another device takes the copy, but no event of this context */
+        ibx_cuda_stream_wait(st->cuda, stream);
         return rc;
     }
-    slot->state = SLOT_DMA;
     slot->serial = ++st->serial;
-    return 0;
+    return ibx_state_move(&slot->state, SLOT_DMA);
 }
 
 /* The slot whose DMA began first (or last), NULL: none is under way. */
@@ -310,7 +314,7 @@ static struct slot *dma_pick(struct ibx_staging *st, bool last)
     struct slot *found = NULL;
     for (unsigned i = 0; i < st->count; i++) {
         struct slot *slot = &st->slots[i];
-        if (slot->state == SLOT_DMA &&
+        if (slot->state.now == SLOT_DMA &&
             (!found || (slot->serial - found->serial < UINT32_MAX / 2) == last))
             found = slot;
     }
@@ -333,38 +337,35 @@ static int move_start(struct ibx_staging *st, const struct ibx_staging_wire *wir
     int rc = wire->move(wire->context, i, st->slots[i].chunk, local, offset, n);
     if (rc)
         return rc;
-    st->slots[i].state = SLOT_MOVING;
     st->moving++;
-    return 0;
+    return ibx_state_move(&st->slots[i].state, SLOT_MOVING);
 }
 
 static int take_arrivals(struct ibx_staging *st, const struct ibx_staging_wire *wire, bool wait)
 {
     uint32_t slots = 0;
     int rc = wire->arrived(wire->context, wait, &slots);
-    if (rc)
-        return rc;
-    for (unsigned i = 0; i < st->count; i++) {
-        if (!(slots & 1u << i) || st->slots[i].state != SLOT_MOVING)
+    for (unsigned i = 0; i < st->count && !rc; i++) {
+        if (!(slots & 1u << i) || st->slots[i].state.now != SLOT_MOVING)
             continue;
-        st->slots[i].state = SLOT_FILLED;
         st->moving--;
+        rc = ibx_state_move(&st->slots[i].state, SLOT_FILLED);
     }
-    return 0;
+    return rc;
 }
 
-/* Waits for moves under way, then for DMA; returns `refused` unless the wire fails as well. */
-static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire, int refused)
+/* Waits for moves under way, then for DMA; returns `why` unless the wire fails as well. */
+static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire, int why)
 {
     while (st->moving) {
         int rc = take_arrivals(st, wire, true);
         if (rc)
             return rc;
     }
-    if (refused != IBX_STAGING_REFUSED)
-        return stop_gpu(st, refused);
+    if (why != IBX_STAGING_REFUSED)
+        return stop_gpu(st, why);
     slots_free(st);
-    return refused;
+    return why;
 }
 
 /* --------------------------------------------------------------------- to the device */
@@ -373,38 +374,39 @@ static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire,
 static int free_slots(struct ibx_staging *st, bool wait)
 {
     struct slot *oldest;
-    while ((oldest = dma_pick(st, false))) {
-        int rc = wait ? st->cuda->event_synchronize(oldest->event)
-                      : st->cuda->event_query(oldest->event);
-        if (rc)
-            return rc == IBX_CUDA_NOT_READY ? 0 : rc;
-        oldest->state = SLOT_FREE;
+    int rc = 0;
+    while (!rc && (oldest = dma_pick(st, false))) {
+        rc = wait ? st->cuda->event_synchronize(oldest->event)
+                  : st->cuda->event_query(oldest->event);
+        if (rc == IBX_CUDA_NOT_READY)
+            return 0;
+        if (!rc)
+            rc = ibx_state_move(&oldest->state, SLOT_FREE);
         wait = false;
     }
-    return 0;
+    return rc;
 }
 
 static int fill_slots(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
-    for (unsigned i = 0; i < st->count && st->begun < st->total; i++) {
+    int rc = 0;
+    for (unsigned i = 0; i < st->count && st->begun < st->total && !rc; i++) {
         struct slot *slot = &st->slots[i];
-        if (slot->state != SLOT_FREE)
+        if (slot->state.now != SLOT_FREE)
             continue;
         slot_begin(st, slot, wire->spread);
-        int rc = move_start(st, wire, i, ibx_pinned_payload(slot->chunk), slot->at, slot->length);
-        if (rc)
-            return rc;
+        rc = move_start(st, wire, i, ibx_pinned_payload(slot->chunk), slot->at, slot->length);
     }
-    return 0;
+    return rc;
 }
 
-/* 0 or a CUresult; counts the bytes given to the GPU. */
+/* Counts the bytes given to the GPU. */
 static int empty_slots(struct ibx_staging *st, uint64_t *given)
 {
     int rc = 0;
     for (unsigned i = 0; i < st->count && !rc; i++) {
         struct slot *slot = &st->slots[i];
-        if (slot->state != SLOT_FILLED)
+        if (slot->state.now != SLOT_FILLED)
             continue;
         rc = dma_start(st, slot, true);
         *given += slot->length;
@@ -423,13 +425,10 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
     uint64_t given = 0;
     while (given < st->total) {
         rc = fill_slots(st, wire);
+        if (!rc && (st->moving || !open))
+            rc = take_arrivals(st, wire, true);
         if (rc)
             return rc;
-        if (st->moving || !open) {
-            rc = take_arrivals(st, wire, true);
-            if (rc)
-                return rc;
-        }
         if (!open) {
             rc = wire->open(wire->context, &st->copy);
             if (rc < 0)
@@ -448,14 +447,13 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
     rc = last ? st->cuda->event_synchronize(last->event) : 0;
     if (rc)
         return stop_gpu(st, rc);
-    for (unsigned i = 0; i < st->count; i++)
-        st->slots[i].state = SLOT_FREE;
+    dma_ended(st);
     return 0;
 }
 
 /* ------------------------------------------------------------------- from the device */
 
-/* The next piece of the copy on its way into a free slot. 0 or a CUresult. */
+/* Starts the next piece of the copy into a free slot. */
 static int fetch(struct ibx_staging *st, struct slot *slot)
 {
     if (st->begun == st->total)
@@ -481,48 +479,41 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
     int rc = events_ready(st);
     if (!rc)
         rc = fetch_first(st, ahead ? st->count : 1);
-    struct slot *first = &st->slots[0];
     if (!rc)
-        rc = st->cuda->event_synchronize(first->event);
-    if (rc)
-        return stop_gpu(st, rc);
-    first->state = SLOT_FILLED;
-    return 0;
+        rc = st->cuda->event_synchronize(st->slots[0].event);
+    return rc ? stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
 }
 
 /* Waits until the current slot is filled; meanwhile the wire goes on. */
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
     struct slot *slot = &st->slots[st->current];
-    while (slot->state == SLOT_DMA && st->moving) {
-        int rc = st->cuda->event_query(slot->event);
-        if (rc && rc != IBX_CUDA_NOT_READY)
-            return rc;
+    while (slot->state.now == SLOT_DMA) {
+        int rc = st->moving ? st->cuda->event_query(slot->event)
+                            : st->cuda->event_synchronize(slot->event);
         if (!rc)
-            slot->state = SLOT_FILLED;
-        else if ((rc = take_arrivals(st, wire, false)))
+            return ibx_state_move(&slot->state, SLOT_FILLED);
+        if (rc == IBX_CUDA_NOT_READY && st->moving)
+            rc = take_arrivals(st, wire, false);
+        if (rc)
             return rc;
     }
-    if (slot->state != SLOT_DMA)
-        return 0;
-    int rc = st->cuda->event_synchronize(slot->event);
-    if (!rc)
-        slot->state = SLOT_FILLED;
-    return rc;
+    return 0;
 }
 
-/* Places whose bytes have all been moved take the next pieces, in turn: pieces are moved in order.
- */
+/* Slots whose bytes have all been moved take the next pieces in turn, since pieces are moved in
+ * order. */
 static int refetch(struct ibx_staging *st)
 {
     int rc = 0;
     for (;;) {
         struct slot *slot = &st->slots[st->refill];
-        if (rc || slot->state != SLOT_FILLED || slot->left)
+        if (rc || slot->state.now != SLOT_FILLED || slot->left)
             return rc;
-        slot->state = SLOT_FREE;
+        rc = ibx_state_move(&slot->state, SLOT_FREE);
         st->refill = (st->refill + 1) % st->count;
-        rc = fetch(st, slot);
+        if (!rc)
+            rc = fetch(st, slot);
     }
 }
 
@@ -537,7 +528,7 @@ static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *w
         return rc;
     slot->next += some;
     slot->left -= some;
-    *moved = some;
+    *moved += some;
     if (!slot->left)
         st->current = (st->current + 1) % st->count;
     return 0;
@@ -548,36 +539,34 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
     if (n > st->total - st->delivered)
         return stop_gpu(st, -ERANGE);
     st->delivered += n;
-    for (uint64_t given = 0; given < n || st->moving;) {
+    for (uint64_t moved = 0; moved < n || st->moving;) {
         int rc = fetch_first(st, st->count);
         if (!rc)
             rc = refetch(st);
         if (rc)
             return stop_all(st, wire, rc);
         const struct slot *slot = &st->slots[st->current];
-        bool empty = slot->state == SLOT_FREE || (slot->state == SLOT_FILLED && !slot->left);
-        if (given == n || slot->state == SLOT_MOVING || (empty && st->moving)) {
+        unsigned state = slot->state.now;
+        bool empty = state == SLOT_FREE || (state == SLOT_FILLED && !slot->left);
+        if (moved == n || state == SLOT_MOVING || (empty && st->moving)) {
             rc = take_arrivals(st, wire, true);
-            if (rc)
-                return rc;
-            continue;
+        } else {
+            rc = current_ready(st, wire);
+            if (rc > 0)
+                return stop_all(st, wire, rc);
+            if (!rc)
+                rc = move_current(st, wire, moved, n - moved, &moved);
         }
-        rc = current_ready(st, wire);
-        if (rc)
-            return rc < 0 ? rc : stop_all(st, wire, rc);
-        uint64_t moved;
-        rc = move_current(st, wire, given, n - given, &moved);
         if (rc)
             return rc;
-        given += moved;
     }
     return 0;
 }
 
 /* ------------------------------------------------------------------------ straight */
 
-/* Not by synchronizing the stream: others may put work into it without end. */
-static int settle(struct ibx_staging *st, void *stream)
+/* By an event, not by synchronizing the stream: others may put work into it without end. */
+static int wait_for_stream(struct ibx_staging *st, void *stream)
 {
     int rc = st->cuda->event_record(st->slots[0].event, stream);
     return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
@@ -587,42 +576,37 @@ int ibx_staging_settle(struct ibx_staging *st, void *stream)
 {
     int rc = events_ready(st);
     if (!rc)
-        rc = settle(st, stream);
+        rc = wait_for_stream(st, stream);
     return rc ? stop_gpu(st, rc) : 0;
 }
 
 /* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
-static int straight(struct ibx_staging *st, const struct part *part, bool to_device)
+static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
-    int rc = dma_part(st, part, to_device);
+    int rc = dma(st, host, at, length, to_device);
     if (rc)
         return rc;
-    rc = settle(st, st->copy.stream);
+    rc = wait_for_stream(st, st->copy.stream);
     if (rc) /* as in dma_start() */
-        stream_wait(st, st->copy.stream);
+        ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     return rc;
 }
 
-/* As the application's own cudaMemcpy, which is two calls of the driver less. */
-static int straight_at_once(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
-                            bool to_device)
-{
-    size_t n = (size_t)copy->width;
-    int rc = to_device ? st->cuda->memcpy_to_device(copy->device, host, n)
-                       : st->cuda->memcpy_from_device(host, copy->device, n);
-    return rc ? stop_gpu(st, rc) : 0;
-}
-
+/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. */
 static int straight_whole(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
                           bool to_device)
 {
-    if (is_plain(copy) && (!copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY))
-        return straight_at_once(st, host, copy, to_device);
-    copy_set(st, copy);
-    struct part all = {host, 0, (size_t)st->total};
-    int rc = events_ready(st);
-    if (!rc)
-        rc = straight(st, &all, to_device);
+    const struct ibx_cuda *cuda = st->cuda;
+    int rc;
+    if (is_plain(copy) && (!copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY)) {
+        rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
+                       : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
+    } else {
+        copy_set(st, copy);
+        rc = events_ready(st);
+        if (!rc)
+            rc = straight(st, host, 0, (size_t)st->total, to_device);
+    }
     return rc ? stop_gpu(st, rc) : 0;
 }
 
@@ -643,14 +627,9 @@ int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
     if (n > st->total - st->delivered)
         return stop_gpu(st, -ERANGE);
     slots_free(st);
-    struct part next = {to, st->delivered, (size_t)n};
-    int rc = n ? straight(st, &next, false) : 0;
+    int rc = n ? straight(st, to, st->delivered, (size_t)n, false) : 0;
     if (rc)
         return stop_gpu(st, rc);
-    st->delivered += n;
-    /* As if the copy began here. */
-    st->begun = st->delivered;
-    st->current = st->refill = 0;
-    st->fetched = 0;
+    restart_at(st, st->delivered + n);
     return 0;
 }
