@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The fault engine: fills memory on demand, and in the background, through userfaultfd.
+ * The fault engine fills memory on demand, and in the background, through userfaultfd.
  *
- * It takes a userfaultfd (of this process or of another) with the ranges registered on it, and
- * "page sources" that fetch pages from wherever they are. It knows no network and no transport.
+ * It takes a userfaultfd (of this process or of another) with ranges registered on it, and page
+ * readers that fetch pages from wherever they are. It knows no network and no transport. The
+ * destination of a migration calls it, with page connections as readers (migrate/pages/).
  *
  *     ibx_fault_uffd_open() / ibx_fault_uffd_take() + ibx_fault_uffd_enable()
  *     ibx_fault_register() for each range
@@ -13,12 +14,13 @@
  *     wait for ibx_fault_event_fd(), then ibx_fault_state()
  *     ibx_fault_destroy(), ibx_fault_unregister()
  *
- * Pages are numbered globally: page `range.first_page + k` is the k-th of its range. Each is
- * fetched by whoever claims it, once. The order is: the page that faulted, alone; then its
- * surroundings (an aligned window); then, in the background, all others.
+ * Pages are numbered globally: page `range.first_page + k` is the k-th of its range. A worker
+ * claims a page before it fetches it, so each is fetched once. The order is: the page that faulted,
+ * alone; then those around it (an aligned window) or the next ones of its stride; then, in the
+ * background, all others.
  *
- * A page that is known to be zero takes no memory until it is touched; when the ranges are
- * unregistered after COMPLETE, what was never touched is a hole and reads as zeros.
+ * A page that is known to be zero takes no memory until it is touched. When the ranges are
+ * unregistered after COMPLETE, pages that were never touched are holes and read as zeros.
  *
  * All calls are safe from any thread, except that destroy is the last one.
  */
@@ -37,59 +39,60 @@
 
 struct ibx_fault;
 
-/* ------------------------------------------------------------------- sources */
+/* ------------------------------------------------------------ page readers */
 
 struct ibx_fault_request {
-    uint64_t page;   /* the first, in the global numbering */
-    uint64_t offset; /* of that page at the source, bytes: range.source_offset + its place there */
+    uint64_t page; /* the first, in the global numbering */
+    uint64_t
+        offset; /* of that page for the reader, bytes: range.reader_offset + place in the range */
     size_t length;   /* bytes; whole pages of one range */
     void *buffer;    /* to fill: inside the worker's buffer, or in place in the range's alias */
-    uint64_t cookie; /* to come back with the arrival */
+    uint64_t cookie; /* comes back with the arrival */
     unsigned range;  /* index of the range in the config */
-    bool urgent;     /* somebody waits for it: ahead of everything that is not */
+    bool urgent;     /* a fault waits for it: goes before everything that is not urgent */
 };
 
 struct ibx_fault_arrival {
     uint64_t cookie;
-    int status;    /* 0; -EAGAIN or -ECANCELED: ask again; else the source is broken */
-    size_t length; /* bytes that are there, from the first; what is short is asked for again */
+    int status;    /* 0; -EAGAIN or -ECANCELED: request it again; else the reader is broken */
+    size_t length; /* bytes that are there, from the first; the rest is requested again */
     bool zero;     /* all of it is zero, `buffer` was not written */
 };
 
 /*
- * Called by one worker thread only, which owns its source. Every accepted request arrives exactly
- * once; the buffer is the source's until then.
+ * Only the worker thread that owns the reader calls these. Every accepted request arrives exactly
+ * once; the buffer is the reader's until then.
  */
 struct ibx_fault_reader_ops {
-    /* 0, -EAGAIN (full: after the next arrival again), or an error, which stops the engine. */
-    int (*request)(void *source, const struct ibx_fault_request *request);
+    /* 0, -EAGAIN (full: again after the next arrival), or an error, which stops the engine. */
+    int (*request)(void *context, const struct ibx_fault_request *request);
     /* May be NULL. The request shall arrive soon, with -ECANCELED or with its data. */
-    void (*cancel)(void *source, uint64_t cookie);
-    /* Up to `max` arrivals, never blocks. An error says that the source has ended and will touch no
-     * buffer any more; what was outstanding arrives no more. */
-    int (*poll)(void *source, struct ibx_fault_arrival *arrivals, int max);
+    void (*cancel)(void *context, uint64_t cookie);
+    /* Up to `max` arrivals; never blocks. An error: the reader has ended and will touch no buffer
+     * any more; what was outstanding does not arrive. */
+    int (*poll)(void *context, struct ibx_fault_arrival *arrivals, int max);
     /* Before sleeping on the fd: 1 when there is something to poll now, 0 to sleep. May be NULL. */
-    int (*arm)(void *source);
-    /* Readable when there is something to poll; -1 or NULL: looked at every millisecond. */
-    int (*fd)(void *source);
+    int (*arm)(void *context);
+    /* Readable when there is something to poll; -1 or NULL: polled every millisecond. */
+    int (*fd)(void *context);
 };
 
 struct ibx_fault_reader {
     const struct ibx_fault_reader_ops *ops;
-    void *source;
+    void *context;
     /* Where pages arrive before they are placed (missing mode), of ibx_fault_buffer_bytes(),
      * page-aligned; NULL: the engine allocates it. Kept by the caller until destroy or resume. */
     void *buffer;
 };
 
-/* ------------------------------------------------------------------- ranges */
+/* ------------------------------------------------------------ ranges */
 
 struct ibx_fault_range {
     uint64_t start;         /* address in the faulting process */
     uint64_t length;        /* bytes */
     uint32_t page_size;     /* bytes: 4096, or 2 MiB of hugetlb memory */
     uint64_t first_page;    /* in the global numbering */
-    uint64_t source_offset; /* of its first byte, for the source */
+    uint64_t reader_offset; /* of its first byte, for the reader */
     /* Minor mode: the same shared memory mapped in this process (and not registered), filled in
      * place and then mapped by UFFDIO_CONTINUE. NULL: missing mode, UFFDIO_COPY. */
     void *alias;
@@ -100,50 +103,48 @@ struct ibx_fault_config {
     bool events; /* it was enabled with any IBX_FAULT_EVENT_...: placing then excludes reading */
     const struct ibx_fault_range *ranges; /* copied */
     unsigned range_count;
-    const struct ibx_fault_reader *sources; /* one a worker thread; copied */
+    const struct ibx_fault_reader *readers; /* one a worker thread; copied */
     unsigned worker_count;
-    unsigned spin_us;   /* how long to look busily before sleeping; UINT_MAX: never sleep */
-    bool no_background; /* faults only, until ibx_fault_set_background() ... */
-    uint64_t early,
-        early_count;        /* ... and so many pages from `early` on: they are about to fault */
-    unsigned fault_workers; /* the first so many read faults, fetch what these want and nothing
-                             * else, and come first at a processor (common/thread.h); at least one
-                             * worker does the rest, whatever this says. 0: all do both */
+    unsigned spin_us;   /* busy polling before a worker sleeps; UINT_MAX: it never sleeps */
+    bool no_background; /* faults only, and `early_count` pages from `early` on, which are about to
+                         * fault; until ibx_fault_set_background() */
+    uint64_t early, early_count;
+    unsigned fault_workers; /* so many workers, the first ones, read faults and fetch only what they
+                             * need, with priority (common/thread.h); at least one worker does the
+                             * rest, whatever this is. 0: all do both */
     uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
-    uint32_t surroundings;  /* bytes, a power of two; 0: 64 KiB; 1: none */
+    uint32_t fault_around;  /* bytes, a power of two; 0: 64 KiB; 1: none */
     uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */
-    uint32_t chunk_max;     /* ... and at most; 0: 1 MiB. At least one page each */
+    uint32_t chunk_max;     /* and at most; 0: 1 MiB. At least one page each */
     unsigned depth;         /* background requests in flight a worker, at most; 0: 8 */
     /* A bit a page, of ibx_fault_arrived_words() words: set before the faulting process can see the
-     * page, when all of its bytes have come or it was discarded. For ranges with an alias only this
-     * tells an engine that takes over (ibx_fault_rebuild) which pages may not be fetched again: the
-     * page cache has half pages, too, and what is not mapped may have been unmapped. In memory that
-     * outlives this process, then. Kept by the caller until destroy; NULL: not wanted. */
+     * page, when all of its bytes have come or it was discarded. An engine that takes over
+     * (ibx_fault_rebuild) needs it for ranges with an alias: it may not fetch these pages again,
+     * and neither the page cache (which has incomplete pages) nor the page tables tell it which.
+     * Kept by the caller until destroy, in memory that outlives this process; NULL: not wanted. */
     _Atomic uint64_t *arrived;
 };
 
 /* One bit for each page up to the last of these ranges. */
 size_t ibx_fault_arrived_words(const struct ibx_fault_range *ranges, unsigned count);
 
-/* Bytes of buffer that each source of such a config needs (0 when all ranges have an alias). */
+/* Bytes of buffer that each reader of such a config needs (0 when all ranges have an alias). */
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config);
 
-/* ------------------------------------------------------------------- engine */
+/* ------------------------------------------------------------ engine */
 
 /*
- *                serve             every page present
- *     HELD ----------------> SERVING --------------> COMPLETE
- *       |                     |   ^                   |
- *       | error, stop         |   | resume            | error
- *       +-------> DRAINING <--+---|-------------------+
- *                    |            |
- *                    +------> STOPPED
- *               all requests are back
+ * state machine: fault engine
+ *   [*] -> HELD -> SERVING -> COMPLETE          serve; every page is present
+ *   HELD -> COMPLETE                            serve, when every page is present
+ *   HELD | SERVING | COMPLETE -> DRAINING       an error, stop
+ *   DRAINING -> STOPPED                         no request is in flight
+ *   STOPPED -> SERVING | COMPLETE               resume
+ *   HELD | SERVING | COMPLETE | DRAINING | STOPPED -> [*]
  *
- * In all states faults are read and events heeded; only in SERVING and COMPLETE are faults answered
- * (in COMPLETE by zero pages: of known-zero and of discarded memory). DRAINING and STOPPED keep
- * what is present; what was in flight is missing again, and those who wait for it go on waiting.
- * Destroy is possible in every state.
+ * In all states faults and events are read; only in SERVING and COMPLETE are faults answered (in
+ * COMPLETE by zero pages: of known-zero and of discarded memory). DRAINING and STOPPED keep what is
+ * present; what was in flight is missing again, and its faults go on waiting.
  */
 enum ibx_fault_state {
     IBX_FAULT_HELD,
@@ -156,17 +157,18 @@ enum ibx_fault_state {
 /* Starts the workers, in HELD. -EINVAL with the reason, -ENOMEM, and errors of pthread_create. */
 int ibx_fault_create(const struct ibx_fault_config *config, struct ibx_fault **engine,
                      struct ibx_error *err);
-/* Stops whatever goes on and joins the workers; faults then wait until the ranges are unregistered
- * or another engine takes over (ibx_fault_rebuild). In COMPLETE nothing is cancelled unless it
- * takes a second. Accepts NULL. */
+/* Stops and joins the workers; faults then wait until the ranges are unregistered or another engine
+ * takes over (ibx_fault_rebuild). In COMPLETE it cancels requests only after a second. Accepts
+ * NULL.
+ */
 void ibx_fault_destroy(struct ibx_fault *engine);
 
 /* HELD -> SERVING (or COMPLETE). -EBUSY in another state. */
 int ibx_fault_serve(struct ibx_fault *engine);
 /* -> DRAINING -> STOPPED, with this reason. Nothing in DRAINING and STOPPED. */
 void ibx_fault_stop(struct ibx_fault *engine, int code, const char *reason);
-/* STOPPED -> SERVING with other sources, one a worker. -EBUSY in another state. */
-int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *sources,
+/* STOPPED -> SERVING with other readers, one a worker. -EBUSY in another state. */
+int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *readers,
                      struct ibx_error *err);
 
 enum ibx_fault_state ibx_fault_state(const struct ibx_fault *engine);
@@ -188,7 +190,7 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
                       struct ibx_error *err);
 /* Whether a page is present (or known to be zero, or discarded). */
 bool ibx_fault_present(const struct ibx_fault *engine, uint64_t page);
-/* Whether what nobody waits for is fetched as well; at once. */
+/* Whether pages are fetched that no fault waits for; at once. */
 void ibx_fault_set_background(struct ibx_fault *engine, bool on);
 /* Bytes a second, 0 for no limit; at once. */
 void ibx_fault_set_bandwidth(struct ibx_fault *engine, uint64_t bytes_per_second);
@@ -212,25 +214,25 @@ struct ibx_fault_stats {
     uint64_t waiting;                    /* faults not answered yet */
     uint64_t zero_faults;                /* answered with a zero page */
     uint64_t requests;
-    uint64_t retries;       /* short answers and those to ask for again */
-    uint64_t reader_stalls; /* the source was full */
+    uint64_t retries;       /* short arrivals and those to request again */
+    uint64_t reader_stalls; /* the reader was full */
     uint64_t kernel_stalls; /* EAGAIN: an event had to be read first */
     uint64_t cap_stalls;    /* the bandwidth limit held the background back */
     uint64_t existed;       /* EEXIST: the page was there */
     uint64_t removes;       /* events: memory discarded or unmapped */
     uint64_t forks;         /* events: children, which are not served */
-    /* From the fault being read to its page being there; within 1/16. Nanoseconds. */
+    /* From reading the fault to its page being there, in nanoseconds; exact to 1/16. */
     uint64_t latency_count, latency_p50, latency_p99, latency_max, latency_sum;
 };
-/* A snapshot; each figure is right, their sum may be of slightly different moments. */
+/* A snapshot; the figures are each right, but may be of slightly different moments. */
 void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *stats);
 
-/* ------------------------------------------------------------------- descriptors */
+/* ------------------------------------------------------------ descriptors */
 
 /*
  * REMOVE: madvise(MADV_DONTNEED, MADV_REMOVE): the pages are zero from then on and never fetched
  *   (a balloon; also for a shared mapping, whose memory MADV_DONTNEED alone would have kept).
- * UNMAP: the pages are nobody's any more. REMAP: a range that moves as a whole is followed; moved
+ * UNMAP: the pages are gone. REMAP: a range that moves as a whole is followed; moved
  * in part, the engine stops. FORK: the child is not served: it waits at its first missing page
  * until the engine is destroyed, the parent goes on. Needs CAP_SYS_PTRACE.
  */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Two bits a page, moved by compare-and-swap: whoever moves a page from missing to claimed is the
- * only one to fetch it. Two who fetched one page in place would corrupt memory, since the later one
- * would write over what the owner of the memory has written meanwhile.
+ * Two bits a page, moved by compare-and-swap: only the worker that moves a page from missing to
+ * claimed fetches it. Two that fetched one page in place would corrupt memory: the later bytes
+ * would overwrite what the owner of the memory has written meanwhile.
  *
  *     missing -> claimed -> present
  *        ^---------'  |
- *                     +-> void -> present     discarded while in flight: what arrives is dropped
+ *                     +-> discarded -> present     while in flight: what arrives is dropped
  */
 #ifndef IBX_USERFAULTFD_PAGEMAP_H
 #define IBX_USERFAULTFD_PAGEMAP_H
@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum page_state { PAGE_MISSING = 0, PAGE_CLAIMED = 1, PAGE_PRESENT = 2, PAGE_VOID = 3 };
+enum page_state { PAGE_MISSING = 0, PAGE_CLAIMED = 1, PAGE_PRESENT = 2, PAGE_DISCARDED = 3 };
 
 #define PAGES_A_WORD 32u
 

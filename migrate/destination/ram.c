@@ -107,7 +107,7 @@ static void range_of(const struct destination *d, unsigned i, struct ibx_fault_r
         .length = block->size,
         .page_size = (uint32_t)block->page_size,
         .first_page = d->map.blocks[i].first,
-        .source_offset = offset,
+        .reader_offset = offset,
         .alias = d->aliases[i],
     };
 }
@@ -320,7 +320,7 @@ int ibx_destination_vm_engine(struct destination *d, struct ibx_error *err)
         .events = true,
         .ranges = ranges,
         .range_count = (unsigned)d->ram.count,
-        .sources = as,
+        .readers = as,
         .worker_count = d->hello.links,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         /* Before it runs only loading devices wants pages, and processors are dear. */

@@ -407,7 +407,7 @@ int ibx_page_reader_serve(struct ibx_page_reader *source, size_t buffer_bytes,
     }
     *as =
         (struct ibx_fault_reader){.ops = &operations,
-                                  .source = source,
+                                  .context = source,
                                   .buffer = source->buffer ? ibx_mr_address(source->buffer) : NULL};
     return 0;
 }

@@ -132,7 +132,7 @@ struct ibx_page_reader;
 
 /* Takes over (if it succeeds) an established connection whose first message was JOIN (decoded by
  * the caller and released). `blocks`: as in HELLO; `first_page` of each range in the engine is that
- * of the map, `source_offset` the sum of the sizes of the blocks before. */
+ * of the map, `reader_offset` the sum of the sizes of the blocks before. */
 int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block *blocks,
                            unsigned block_count, struct ibx_page_reader **source,
                            struct ibx_error *err);

@@ -37,18 +37,18 @@ void memory_data_free(struct memory_data *data)
     free((void *)data->fetched);
 }
 
-struct memory_source *memory_source_make(struct memory_data *data)
+struct memory_reader *memory_reader_make(struct memory_data *data)
 {
-    struct memory_source *s = calloc(1, sizeof *s);
+    struct memory_reader *s = calloc(1, sizeof *s);
     s->data = data;
     s->room = 32;
     s->seed = 99;
     return s;
 }
 
-static int request(void *source, const struct ibx_fault_request *r)
+static int request(void *reader, const struct ibx_fault_request *r)
 {
-    struct memory_source *s = source;
+    struct memory_reader *s = reader;
     if (s->count == s->room)
         return -EAGAIN;
     unsigned n = atomic_load(&s->accepted), delay = atomic_load(&s->delay);
@@ -62,16 +62,16 @@ static int request(void *source, const struct ibx_fault_request *r)
     return 0;
 }
 
-static void cancel(void *source, uint64_t cookie)
+static void cancel(void *reader, uint64_t cookie)
 {
-    struct memory_source *s = source;
+    struct memory_reader *s = reader;
     (void)cookie;
     atomic_fetch_add(&s->cancelled, 1);
     atomic_store(&s->hold, false);
     atomic_store(&s->hold_bulk, false);
 }
 
-static struct ibx_fault_arrival answer(struct memory_source *s, const struct ibx_fault_request *r)
+static struct ibx_fault_arrival answer(struct memory_reader *s, const struct ibx_fault_request *r)
 {
     struct ibx_fault_arrival a = {.cookie = r->cookie, .length = r->length};
     unsigned again = atomic_load(&s->again_every), brief = atomic_load(&s->short_every);
@@ -91,9 +91,9 @@ static struct ibx_fault_arrival answer(struct memory_source *s, const struct ibx
     return a;
 }
 
-static int take(void *source, struct ibx_fault_arrival *arrivals, int max)
+static int take(void *reader, struct ibx_fault_arrival *arrivals, int max)
 {
-    struct memory_source *s = source;
+    struct memory_reader *s = reader;
     int n = 0;
     if (atomic_load(&s->dead))
         return atomic_load(&s->dead);
@@ -112,12 +112,12 @@ static int take(void *source, struct ibx_fault_arrival *arrivals, int max)
     return n;
 }
 
-const struct ibx_fault_reader_ops memory_source_ops = {
+const struct ibx_fault_reader_ops memory_reader_ops = {
     .request = request, .cancel = cancel, .poll = take};
 
-struct ibx_fault_reader memory_source_as(struct memory_source *source)
+struct ibx_fault_reader memory_reader_as(struct memory_reader *reader)
 {
-    return (struct ibx_fault_reader){.ops = &memory_source_ops, .source = source};
+    return (struct ibx_fault_reader){.ops = &memory_reader_ops, .context = reader};
 }
 
 bool page_is_right(const struct memory_data *data, const uint8_t *memory, uint64_t page)
@@ -157,10 +157,10 @@ bool engine_reaches(struct ibx_fault *engine, size_t figure, uint64_t value)
     }
 }
 
-bool source_asked(const struct memory_source *source, unsigned n)
+bool reader_asked(const struct memory_reader *reader, unsigned n)
 {
     uint64_t deadline = ibx_deadline_in_ms(20000);
-    while (atomic_load(&source->accepted) < n) {
+    while (atomic_load(&reader->accepted) < n) {
         if (ibx_now_ns() > deadline)
             return false;
         sched_yield();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A page source out of memory that can be slow, out of order, short, full, failing or dead; and the
+/* A page reader out of memory that can be slow, out of order, short, full, failing or dead; and the
  * memory that is filled from it. */
 #ifndef IBX_TESTS_FAULT_MEMORY_H
 #define IBX_TESTS_FAULT_MEMORY_H
@@ -25,7 +25,7 @@ struct memory_data {
     _Atomic unsigned *fetched; /* a page: how often */
 };
 
-struct memory_source {
+struct memory_reader {
     struct memory_data *data;
     _Atomic bool hold;        /* nothing arrives */
     _Atomic bool hold_bulk;   /* nothing arrives that is not urgent */
@@ -42,21 +42,21 @@ struct memory_source {
     unsigned count, arrivals, seed;
 };
 
-extern const struct ibx_fault_reader_ops memory_source_ops;
+extern const struct ibx_fault_reader_ops memory_reader_ops;
 
 void memory_data_make(struct memory_data *data, size_t length, uint32_t page_size);
 void memory_data_free(struct memory_data *data);
 /* Nothing odd, room for 32. */
-struct memory_source *memory_source_make(struct memory_data *data);
-struct ibx_fault_reader memory_source_as(struct memory_source *source);
+struct memory_reader *memory_reader_make(struct memory_data *data);
+struct ibx_fault_reader memory_reader_as(struct memory_reader *reader);
 
 /* Of page `page`, all bytes. */
 bool page_is_right(const struct memory_data *data, const uint8_t *memory, uint64_t page);
 bool page_is_zero(const uint8_t *memory, uint64_t page, uint32_t page_size);
 uint32_t next_random(uint32_t *seed);
 
-/* Waits (20 s at most) until the source was asked `n` times; then its log may be read so far. */
-bool source_asked(const struct memory_source *source, unsigned n);
+/* Waits (20 s at most) until the reader was asked `n` times; then its log may be read so far. */
+bool reader_asked(const struct memory_reader *reader, unsigned n);
 /* Waits for COMPLETE or STOPPED (20 s at most), then returns the state. */
 enum ibx_fault_state engine_settled(struct ibx_fault *engine);
 /* Waits (20 s at most) until `figure` of the statistics is at least `value`. */

@@ -393,12 +393,12 @@ static void ranges_make(struct scene *s)
                                             .length = s->bytes - first,
                                             .page_size = s->page_size,
                                             .first_page = FIRST_PAGES,
-                                            .source_offset = first,
+                                            .reader_offset = first,
                                             .alias = s->alias ? s->alias + first : NULL};
     s->config = (struct ibx_fault_config){.uffd = s->uffd,
                                           .ranges = s->ranges,
                                           .range_count = one ? 1 : 2,
-                                          .sources = s->as,
+                                          .readers = s->as,
                                           .worker_count = s->links,
                                           .chunk_max = 256u << 10};
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A page source without a wire: a memcpy of this process's memory. What a fault costs over it is
+ * A page reader without a wire: a memcpy of this process's memory. What a fault costs over it is
  * what it costs on this kernel with this engine, before any network.
  */
 #include "tools/bench/ib-fault.h"
@@ -72,10 +72,10 @@ int ibx_bench_floor_make(struct bench *b, struct ibx_error *err)
     for (unsigned i = 0; i < b->links; i++) {
         struct local *local = calloc(1, sizeof(*local));
         if (!local)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page source");
+            return ibx_error_set(err, -ENOMEM, "no memory for a page reader");
         local->bench = b;
         b->floor[i] = (struct ibx_fault_reader){
-            .ops = &operations, .source = local, .buffer = b->wire[i].buffer};
+            .ops = &operations, .context = local, .buffer = b->wire[i].buffer};
     }
     return 0;
 }
@@ -83,7 +83,7 @@ int ibx_bench_floor_make(struct bench *b, struct ibx_error *err)
 void ibx_bench_floor_free(struct bench *b)
 {
     for (unsigned i = 0; i < b->links; i++)
-        free(b->floor[i].source);
+        free(b->floor[i].context);
     if (b->lent)
         munmap(b->lent, b->lent_pages * b->args->page);
 }

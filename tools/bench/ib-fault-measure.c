@@ -61,12 +61,12 @@ static int scene_open(struct scene *s, struct bench *b, bool floor, bool filling
         .events = true, /* as ib-migrate must */
         .ranges = &s->range,
         .range_count = 1,
-        .sources = floor ? b->floor : b->wire,
+        .readers = floor ? b->floor : b->wire,
         .worker_count = b->links,
         .spin_us = b->args->spin_us,
         .no_background = !filling,
         .fault_workers = b->args->fault_workers,
-        .surroundings = filling ? 0 : 1,
+        .fault_around = filling ? 0 : 1,
     };
     int rc = memory_empty(b, err);
     if (!rc)

@@ -4,7 +4,7 @@
  * engine alone. Private to the files tools/ib-fault*.
  *
  * One end lends memory exactly as the source of a VM does (page exports), the other fills memory of
- * its own from it exactly as the destination does (page sources, the fault engine), without a VM.
+ * its own from it exactly as the destination does (page readers, the fault engine), without a VM.
  */
 #ifndef IBX_TOOLS_BENCH_IB_FAULT_H
 #define IBX_TOOLS_BENCH_IB_FAULT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Pages a file into memory on demand, by the fault engine, and prints a checksum of it: the
- * smallest use of userfaultfd/fault.h. The page source is pread(2), so that it answers at once; one
+ * smallest use of userfaultfd/fault.h. The page reader is pread(2), so that it answers at once; one
  * that asks somebody else keeps what was asked and reports it in poll when the answer has come.
  *
  *     page-file FILE            reads all of it
@@ -120,12 +120,12 @@ static int page_in(int fd, uint64_t length, int count, char **offsets, struct ib
         return ibx_error_set(err, -errno, "%" PRIu64 " bytes of memory: %s", mapped,
                              strerror(errno));
     struct file_source file = {.fd = fd};
-    struct ibx_fault_reader source = {.ops = &ops, .source = &file};
+    struct ibx_fault_reader reader = {.ops = &ops, .context = &file};
     struct ibx_fault_range range = {
         .start = (uintptr_t)memory, .length = mapped, .page_size = PAGE};
     struct ibx_fault_config config = {.ranges = &range,
                                       .range_count = 1,
-                                      .sources = &source,
+                                      .readers = &reader,
                                       .worker_count = 1,
                                       .no_background = count > 0};
     struct ibx_fault *engine = NULL;

@@ -270,7 +270,7 @@ static void test_source_dies(void **state)
     s.pages = NULL;
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_true(ibx_fault_reason(s.engine, &err) < 0);
-    assert_non_null(strstr(err.message, "page source has ended"));
+    assert_non_null(strstr(err.message, "page reader has ended"));
     /* One that had nothing in flight when the other one ended has not noticed. */
     assert_true(*ibx_page_reader_reason(s.sources[0]) || *ibx_page_reader_reason(s.sources[1]));
     go_on(&s);
@@ -340,7 +340,7 @@ static int ask(struct asked *a, uint64_t offset, uint64_t length, uint64_t cooki
                                         .buffer = a->buffer + cookie * a->each,
                                         .cookie = cookie,
                                         .urgent = urgent};
-    return a->scene.as[0].ops->request(a->scene.as[0].source, &request);
+    return a->scene.as[0].ops->request(a->scene.as[0].context, &request);
 }
 
 /* Waits until `count` have arrived, or the source has ended: returns poll's answer then. */
@@ -350,12 +350,12 @@ static int arrive(struct asked *a, struct ibx_fault_arrival *arrivals, int count
     uint64_t deadline = ibx_deadline_in_ms(60000);
     int got = 0;
     while (got < count && ibx_now_ns() < deadline) {
-        struct pollfd fd = {.fd = as->ops->fd(as->source), .events = POLLIN};
-        int n = as->ops->poll(as->source, arrivals + got, count - got);
+        struct pollfd fd = {.fd = as->ops->fd(as->context), .events = POLLIN};
+        int n = as->ops->poll(as->context, arrivals + got, count - got);
         if (n < 0)
             return n;
         got += n;
-        if (!n && !as->ops->arm(as->source))
+        if (!n && !as->ops->arm(as->context))
             assert_int_equal(poll(&fd, 1, 60000), 1);
     }
     return got;
@@ -376,7 +376,7 @@ static void test_request_is_cut(void **state)
     assert_int_equal(arrivals[0].length, 3 * SMALL);
     for (unsigned i = 0; i < 3; i++)
         assert_true(bytes_right(&a.scene, last + i, a.buffer + (7 + i) * SMALL));
-    assert_int_equal(a.scene.as[0].ops->poll(a.scene.as[0].source, arrivals, 2), 0);
+    assert_int_equal(a.scene.as[0].ops->poll(a.scene.as[0].context, arrivals, 2), 0);
     scene_end(&a.scene);
 }
 
@@ -455,7 +455,7 @@ static void test_cancel(void **state)
     struct ibx_fault_arrival arrivals[4];
     ask_make(&a, SMALL);
     assert_int_equal(ask(&a, 3 * SMALL, SMALL, 1, false), 0);
-    a.scene.as[0].ops->cancel(a.scene.as[0].source, 1);
+    a.scene.as[0].ops->cancel(a.scene.as[0].context, 1);
     int rc = arrive(&a, arrivals, 1);
     if (rc == 1) { /* with its data, or not */
         assert_int_equal(arrivals[0].cookie, 1);

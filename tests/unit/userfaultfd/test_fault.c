@@ -27,7 +27,7 @@
 
 struct rig {
     struct memory_data data;
-    struct memory_source *sources[4];
+    struct memory_reader *readers[4];
     struct ibx_fault_reader as[4];
     struct ibx_fault_range range;
     struct ibx_fault_config config;
@@ -51,14 +51,14 @@ static void rig_make(struct rig *g, unsigned workers, uint64_t features)
         .start = (uintptr_t)g->memory, .length = PAGES * PAGE, .page_size = PAGE};
     assert_int_equal(ibx_fault_register(g->uffd, &g->range, &err), 0);
     for (unsigned i = 0; i < workers; i++) {
-        g->sources[i] = memory_source_make(&g->data);
-        g->as[i] = memory_source_as(g->sources[i]);
+        g->readers[i] = memory_reader_make(&g->data);
+        g->as[i] = memory_reader_as(g->readers[i]);
     }
     g->config = (struct ibx_fault_config){.uffd = g->uffd,
                                           .events = features != 0,
                                           .ranges = &g->range,
                                           .range_count = 1,
-                                          .sources = g->as,
+                                          .readers = g->as,
                                           .worker_count = workers};
 }
 
@@ -75,7 +75,7 @@ static void rig_end(struct rig *g)
     close(g->uffd);
     munmap(g->memory, PAGES * PAGE);
     for (unsigned i = 0; i < 4; i++)
-        free(g->sources[i]);
+        free(g->readers[i]);
     memory_data_free(&g->data);
 }
 
@@ -134,7 +134,7 @@ static void all_right_once(struct rig *g)
     }
 }
 
-/* Several threads touch, several workers fetch, and the sources do everything but fail. */
+/* Several threads touch, several workers fetch, and the readers do everything but fail. */
 static void crowd(unsigned workers, unsigned spin_us, unsigned delay)
 {
     struct rig g;
@@ -143,10 +143,10 @@ static void crowd(unsigned workers, unsigned spin_us, unsigned delay)
     g.config.spin_us = spin_us;
     g.config.chunk_max = 256 * 1024;
     for (unsigned i = 0; i < workers; i++) {
-        g.sources[i]->delay = delay;
-        g.sources[i]->short_every = 3;
-        g.sources[i]->again_every = 5;
-        g.sources[i]->room = 5;
+        g.readers[i]->delay = delay;
+        g.readers[i]->short_every = 3;
+        g.readers[i]->again_every = 5;
+        g.readers[i]->room = 5;
     }
     rig_start(&g);
     for (unsigned i = 0; i < TOUCHERS; i++) {
@@ -206,13 +206,13 @@ static void test_zero_is_not_fetched(void **state)
     rig_end(&g);
 }
 
-/* The source answers that pages are zero, also to who waits for one. */
+/* The reader answers that pages are zero, also to who waits for one. */
 static void test_source_says_zero(void **state)
 {
     (void)state;
     struct rig g;
     rig_make(&g, 1, 0);
-    g.sources[0]->says_zero = true;
+    g.readers[0]->says_zero = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     assert_true(page_is_zero(g.memory, 1000, PAGE));
@@ -253,13 +253,13 @@ static void test_order(void **state)
     struct toucher t;
     rig_make(&g, 1, 0);
     g.config.no_background = true;
-    g.sources[0]->hold_bulk = true;
+    g.readers[0]->hold_bulk = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     touch_start(&t, &g, 105);
     touch_end(&t); /* although nothing else has arrived */
-    assert_true(source_asked(g.sources[0], 3));
-    const struct ibx_fault_request *log = g.sources[0]->log;
+    assert_true(reader_asked(g.readers[0], 3));
+    const struct ibx_fault_request *log = g.readers[0]->log;
     assert_int_equal(log[0].page, 105);
     assert_int_equal(log[0].length, PAGE);
     assert_true(log[0].urgent);
@@ -268,9 +268,9 @@ static void test_order(void **state)
     assert_false(log[1].urgent);
     assert_int_equal(log[2].page, 106);
     assert_int_equal(log[2].length, 6 * PAGE);
-    g.sources[0]->hold_bulk = false;
+    g.readers[0]->hold_bulk = false;
     assert_true(REACHES(g.engine, present, 16));
-    assert_int_equal(g.sources[0]->accepted, 3);
+    assert_int_equal(g.readers[0]->accepted, 3);
     rig_end(&g);
 }
 
@@ -290,11 +290,11 @@ static void test_early(void **state)
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     assert_true(REACHES(g.engine, present, 24));
     assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 20);
-    assert_int_equal(g.sources[0]->accepted, 0);
-    assert_int_equal(g.sources[1]->log[0].page, 40);
+    assert_int_equal(g.readers[0]->accepted, 0);
+    assert_int_equal(g.readers[1]->log[0].page, 40);
     touch_start(&t, &g, 45);
     touch_end(&t);
-    assert_int_equal(g.sources[0]->accepted, 0);
+    assert_int_equal(g.readers[0]->accepted, 0);
     touch_start(&t, &g, PAGES - 1);
     touch_end(&t);
     assert_true(REACHES(g.engine, present, 24 + 16));
@@ -343,12 +343,12 @@ static void test_a_worker_for_faults(void **state)
     }
     assert_int_equal(stats_of(&g).present, 16 * 16);
     assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 0);
-    assert_int_equal(g.sources[1]->accepted + g.sources[2]->accepted, 0);
-    unsigned before = g.sources[0]->accepted;
+    assert_int_equal(g.readers[1]->accepted + g.readers[2]->accepted, 0);
+    unsigned before = g.readers[0]->accepted;
     ibx_fault_set_background(g.engine, true);
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
     all_right_once(&g);
-    assert_int_equal(g.sources[0]->accepted, before);
+    assert_int_equal(g.readers[0]->accepted, before);
     rig_end(&g);
 }
 
@@ -361,10 +361,10 @@ static void test_window(void **state)
     g.config.chunk_min = 4 * PAGE;
     g.config.chunk_max = 64 * PAGE;
     g.config.depth = 4;
-    g.config.surroundings = 1;
+    g.config.fault_around = 1;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    struct memory_source *s = g.sources[0];
+    struct memory_reader *s = g.readers[0];
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
     size_t largest = 0;
     for (unsigned i = 0; i < s->accepted; i++)
@@ -383,12 +383,12 @@ static void test_window_falls_back(void **state)
     g.config.chunk_min = 4 * PAGE;
     g.config.chunk_max = 64 * PAGE;
     g.config.depth = 1;
-    g.config.surroundings = 1;
-    struct memory_source *s = g.sources[0];
+    g.config.fault_around = 1;
+    struct memory_reader *s = g.readers[0];
     s->hold_bulk_from = 5; /* then a large one is out, and no other may be */
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    assert_true(source_asked(s, 5));
+    assert_true(reader_asked(s, 5));
     touch_start(&t, &g, 800);
     touch_end(&t); /* not behind the background */
     s->hold_bulk = false;
@@ -408,8 +408,8 @@ static void test_many_faults(void **state)
     struct toucher t[40];
     rig_make(&g, 1, 0);
     g.config.no_background = true;
-    g.config.surroundings = 1;
-    g.sources[0]->delay = 200;
+    g.config.fault_around = 1;
+    g.readers[0]->delay = 200;
     rig_start(&g);
     for (unsigned i = 0; i < 40; i++)
         touch_start(&t[i], &g, i * 20);
@@ -418,7 +418,7 @@ static void test_many_faults(void **state)
     for (unsigned i = 0; i < 40; i++)
         touch_end(&t[i]);
     assert_true(REACHES(g.engine, present, 40));
-    assert_int_equal(g.sources[0]->accepted, 40);
+    assert_int_equal(g.readers[0]->accepted, 40);
     rig_end(&g);
 }
 
@@ -431,16 +431,16 @@ static void test_awaited_goes_first(void **state)
     struct ibx_error err = {0};
     rig_make(&g, 1, 0);
     g.config.chunk_min = 256 * PAGE;
-    g.config.surroundings = 1;
+    g.config.fault_around = 1;
     g.config.depth = 1;
-    g.sources[0]->hold = true;
+    g.readers[0]->hold = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    assert_true(source_asked(g.sources[0], 1));
+    assert_true(reader_asked(g.readers[0], 1));
     touch_start(&t, &g, 255);
     assert_true(REACHES(g.engine, waiting, 1));
     munmap(g.memory, 64 * PAGE); /* without an event to tell */
-    g.sources[0]->hold = false;
+    g.readers[0]->hold = false;
     touch_end(&t);
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(g.engine, &err), -ENOENT);
@@ -498,13 +498,13 @@ static void test_faults_and_stopped(void **state)
     struct rusage before, after;
     rig_make(&g, 1, 0);
     g.config.no_background = true;
-    g.sources[0]->hold = true;
+    g.readers[0]->hold = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     for (unsigned i = 0; i < MANY; i++)
         touch_start(&t[i], &g, 40 * i);
     assert_true(REACHES(g.engine, waiting, MANY));
-    assert_true(source_asked(g.sources[0], 16));
+    assert_true(reader_asked(g.readers[0], 16));
     ibx_fault_stop(g.engine, -EPIPE, "that will do");
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
     getrusage(RUSAGE_SELF, &before);
@@ -517,7 +517,7 @@ static void test_faults_and_stopped(void **state)
     rig_end(&g);
 }
 
-/* Whatever way the source goes, pages stay missing, faults wait, and another source goes on. */
+/* Whatever way the reader goes, pages stay missing, faults wait, and another reader goes on. */
 static void failure(int dead)
 {
     struct rig g;
@@ -525,7 +525,7 @@ static void failure(int dead)
     struct ibx_error err = {0};
     rig_make(&g, 2, 0);
     for (unsigned i = 0; i < 2; i++)
-        g.sources[i]->hold = true;
+        g.readers[i]->hold = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_reason(g.engine, &err), -EINPROGRESS);
     assert_int_equal(ibx_fault_resume(g.engine, g.as, &err), -EBUSY);
@@ -534,13 +534,13 @@ static void failure(int dead)
     assert_true(REACHES(g.engine, waiting, 1));
     assert_true(REACHES(g.engine, requests, 2));
     for (unsigned i = 0; i < 2; i++) {
-        g.sources[i]->fail_in = dead ? 0 : 1;
-        g.sources[i]->dead = dead;
-        g.sources[i]->hold = false;
+        g.readers[i]->fail_in = dead ? 0 : 1;
+        g.readers[i]->dead = dead;
+        g.readers[i]->hold = false;
     }
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(g.engine, &err), dead ? dead : -EIO);
-    assert_non_null(strstr(err.message, "page source"));
+    assert_non_null(strstr(err.message, "page reader"));
     struct ibx_fault_stats s = stats_of(&g);
     uint64_t present = 0;
     for (unsigned i = 0; i < PAGES; i++) {
@@ -557,8 +557,8 @@ static void failure(int dead)
     bool before[PAGES];
     for (unsigned i = 0; i < PAGES; i++)
         before[i] = ibx_fault_present(g.engine, i);
-    struct memory_source *again[2] = {memory_source_make(&g.data), memory_source_make(&g.data)};
-    struct ibx_fault_reader as[2] = {memory_source_as(again[0]), memory_source_as(again[1])};
+    struct memory_reader *again[2] = {memory_reader_make(&g.data), memory_reader_make(&g.data)};
+    struct ibx_fault_reader as[2] = {memory_reader_as(again[0]), memory_reader_as(again[1])};
     assert_int_equal(ibx_fault_resume(g.engine, as, &err), 0);
     touch_end(&t);
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
@@ -592,21 +592,21 @@ static void test_stop_and_destroy_in_flight(void **state)
     struct ibx_error err = {0};
     rig_make(&g, 1, 0);
     g.config.depth = 2;
-    g.sources[0]->hold = true;
+    g.readers[0]->hold = true;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     assert_true(REACHES(g.engine, requests, 2));
     ibx_fault_stop(g.engine, -ECONNRESET, "the link is down");
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
-    assert_int_equal(g.sources[0]->cancelled, 2);
+    assert_int_equal(g.readers[0]->cancelled, 2);
     assert_int_equal(ibx_fault_reason(g.engine, &err), -ECONNRESET);
     assert_string_equal(err.message, "the link is down");
-    g.sources[0]->hold = true;
+    g.readers[0]->hold = true;
     assert_int_equal(ibx_fault_resume(g.engine, g.as, &err), 0);
     assert_true(REACHES(g.engine, requests, 4));
     ibx_fault_destroy(g.engine); /* returns, with two of them out */
     g.engine = NULL;
-    assert_int_equal(g.sources[0]->count, 0);
+    assert_int_equal(g.readers[0]->count, 0);
     rig_end(&g);
 }
 
@@ -620,15 +620,15 @@ static void test_rebuild(void **state)
     uint8_t present[PAGES / 8] = {0};
     rig_make(&g, 1, 0);
     g.config.no_background = true;
-    g.config.surroundings = 1;
+    g.config.fault_around = 1;
     rig_start(&g);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     touch_start(&t, &g, 33);
     touch_end(&t);
     assert_int_equal(ibx_fault_rebuild(g.engine, present, PAGES, &err), -EBUSY);
-    g.sources[0]->hold = true;
+    g.readers[0]->hold = true;
     touch_start(&u, &g, 34);
-    assert_true(source_asked(g.sources[0], 2));
+    assert_true(reader_asked(g.readers[0], 2));
     ibx_fault_destroy(g.engine);
     /* It had placed page 34 too, but died before it woke who waits. */
     struct uffdio_copy copy = {.dst = g.range.start + 34 * PAGE,
@@ -639,7 +639,7 @@ static void test_rebuild(void **state)
     present[33 / 8] |= 1 << 33 % 8 | 1 << 34 % 8;
     assert_int_equal(g.data.fetched[34], 1);
     g.config.no_background = false;
-    g.sources[0]->hold = false;
+    g.readers[0]->hold = false;
     rig_start(&g);
     assert_int_equal(ibx_fault_rebuild(g.engine, present, PAGES, &err), 0);
     assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_REBUILD], 2);
@@ -682,9 +682,9 @@ static void test_refusals(void **state)
     g.range = good;
     g.config.ranges = &g.range;
     g.config.range_count = 1;
-    g.config.surroundings = 12345;
+    g.config.fault_around = 12345;
     refused(&g, "12345");
-    g.config.surroundings = 0;
+    g.config.fault_around = 0;
     g.config.chunk_min = 2 << 20;
     refused(&g, "2097152");
     g.config.chunk_min = 0;

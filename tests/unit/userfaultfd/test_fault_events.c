@@ -22,7 +22,7 @@
     (IBX_FAULT_EVENT_REMOVE | IBX_FAULT_EVENT_UNMAP | IBX_FAULT_EVENT_REMAP | IBX_FAULT_EVENT_FORK)
 
 static struct memory_data data;
-static struct memory_source *sources[2];
+static struct memory_reader *readers[2];
 static struct ibx_fault_reader as[2];
 static struct ibx_fault_range range;
 static struct ibx_fault_config config;
@@ -43,12 +43,12 @@ static int make(void **state)
         .start = (uintptr_t)memory, .length = PAGES * PAGE, .page_size = PAGE};
     assert_int_equal(ibx_fault_register(uffd, &range, &err), 0);
     for (int i = 0; i < 2; i++)
-        as[i] = memory_source_as(sources[i] = memory_source_make(&data));
+        as[i] = memory_reader_as(readers[i] = memory_reader_make(&data));
     config = (struct ibx_fault_config){.uffd = uffd,
                                        .events = true,
                                        .ranges = &range,
                                        .range_count = 1,
-                                       .sources = as,
+                                       .readers = as,
                                        .worker_count = 1};
     return 0;
 }
@@ -60,8 +60,8 @@ static int drop(void **state)
     engine = NULL;
     close(uffd);
     munmap(memory, PAGES * PAGE);
-    free(sources[0]);
-    free(sources[1]);
+    free(readers[0]);
+    free(readers[1]);
     memory_data_free(&data);
     return 0;
 }
@@ -91,19 +91,19 @@ static void test_discard(void **state)
 {
     (void)state;
     static _Atomic uint64_t arrived[PAGES / 64];
-    sources[0]->hold = true;
+    readers[0]->hold = true;
     config.chunk_min = 16 * PAGE;
     config.arrived = arrived;
     start();
-    assert_true(source_asked(sources[0], 2)); /* 2 x 16 pages are in flight, at least */
-    assert_int_equal(sources[0]->log[0].length, 16 * PAGE);
+    assert_true(reader_asked(readers[0], 2)); /* 2 x 16 pages are in flight, at least */
+    assert_int_equal(readers[0]->log[0].length, 16 * PAGE);
     discard(8, 16);
     discard(900, 10);
     assert_true(REACHES(engine, removes, 2));
     for (unsigned i = 0; i < PAGES; i++) /* for an engine after this one they are there */
         assert_int_equal(arrived[i / 64] >> i % 64 & 1,
                          (i >= 8 && i < 24) || (i >= 900 && i < 910));
-    sources[0]->hold = false;
+    readers[0]->hold = false;
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
     assert_true(page_is_right(&data, memory, 300));
     discard(300, 1);
@@ -128,13 +128,13 @@ static void test_discard_awaited(void **state)
     pthread_t thread;
     unsigned page = 40;
     void *zero;
-    sources[0]->hold = true;
+    readers[0]->hold = true;
     config.no_background = true;
     start();
     assert_int_equal(pthread_create(&thread, NULL, see_zero, &page), 0);
-    assert_true(source_asked(sources[0], 1));
+    assert_true(reader_asked(readers[0], 1));
     discard(page, 1);
-    sources[0]->hold = false;
+    readers[0]->hold = false;
     pthread_join(thread, &zero);
     assert_non_null(zero);
 }
@@ -179,7 +179,7 @@ static void test_discard_race(void **state)
 {
     for (unsigned round = 0; round < 10; round++) {
         again(state);
-        sources[0]->delay = sources[1]->delay = 3;
+        readers[0]->delay = readers[1]->delay = 3;
         config.fault_workers = round % 2; /* then some are fetched twice */
         start();
         discard_some(5 + round);
@@ -194,12 +194,12 @@ static void test_discard_race(void **state)
 static void test_unmap(void **state)
 {
     (void)state;
-    sources[0]->hold = true;
+    readers[0]->hold = true;
     start();
-    assert_true(source_asked(sources[0], 2));
+    assert_true(reader_asked(readers[0], 2));
     munmap(memory + 16 * PAGE, 100 * PAGE);
     assert_true(REACHES(engine, removes, 1));
-    sources[0]->hold = false;
+    readers[0]->hold = false;
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
     assert_int_equal(stats().by_cause[IBX_FAULT_BY_REMOVE], 100);
     for (unsigned i = 0; i < PAGES; i++)
@@ -210,13 +210,13 @@ static void test_unmap(void **state)
 static void test_move(void **state)
 {
     (void)state;
-    sources[0]->hold = true;
+    readers[0]->hold = true;
     start();
-    assert_true(source_asked(sources[0], 2));
+    assert_true(reader_asked(readers[0], 2));
     uint8_t *place = mmap(NULL, PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memory = mremap(memory, PAGES * PAGE, PAGES * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
     assert_ptr_equal(memory, place);
-    sources[0]->hold = false;
+    readers[0]->hold = false;
     for (unsigned i = PAGES; i-- > 0;)
         assert_true(page_is_right(&data, memory, i));
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
@@ -226,7 +226,7 @@ static void test_move_of_a_part(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
-    sources[0]->hold = true;
+    readers[0]->hold = true;
     start();
     uint8_t *place = mmap(NULL, 8 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_ptr_equal(
@@ -242,14 +242,14 @@ static void test_move_of_a_part(void **state)
 static void test_fork(void **state)
 {
     (void)state;
-    sources[0]->hold = true;
+    readers[0]->hold = true;
     start();
     /* Not fork(): it holds locks that the worker may need before it has read the event. */
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     if (!child)
         syscall(SYS_exit_group, *(volatile uint8_t *)(memory + 70 * PAGE) ? 1 : 2);
     assert_true(REACHES(engine, forks, 1));
-    sources[0]->hold = false;
+    readers[0]->hold = false;
     assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
     for (unsigned i = 0; i < PAGES; i++)
         assert_true(page_is_right(&data, memory, i));

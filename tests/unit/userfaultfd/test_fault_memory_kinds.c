@@ -25,7 +25,7 @@
 #define HUGE  (2u << 20)
 #define HUGES 4u
 
-static struct memory_source *source;
+static struct memory_reader *reader;
 static struct memory_data data;
 static _Atomic uint64_t arrived[PAGES / 64];
 
@@ -38,10 +38,10 @@ static struct ibx_fault *start(int uffd, const struct ibx_fault_range *range)
 {
     struct ibx_error err = {0};
     struct ibx_fault *engine = NULL;
-    source = memory_source_make(&data);
-    struct ibx_fault_reader as = memory_source_as(source);
+    reader = memory_reader_make(&data);
+    struct ibx_fault_reader as = memory_reader_as(reader);
     struct ibx_fault_config config = {
-        .uffd = uffd, .ranges = range, .range_count = 1, .sources = &as, .worker_count = 1};
+        .uffd = uffd, .ranges = range, .range_count = 1, .readers = &as, .worker_count = 1};
     memset((void *)arrived, 0, sizeof(arrived));
     assert_true(ibx_fault_arrived_words(range, 1) <= PAGES / 64);
     config.arrived = arrived;
@@ -54,7 +54,7 @@ static void end(struct ibx_fault *engine, int uffd)
 {
     ibx_fault_destroy(engine);
     close(uffd);
-    free(source);
+    free(reader);
     memory_data_free(&data);
 }
 
@@ -131,12 +131,12 @@ static void test_child_dies(void **state)
     struct ibx_fault_range range = {
         .start = (uintptr_t)memory, .length = PAGES * PAGE, .page_size = PAGE};
     struct ibx_fault *engine = start(uffd, &range);
-    source->hold = true;
+    reader->hold = true;
     assert_int_equal(ibx_fault_serve(engine), 0);
-    assert_true(source_asked(source, 1));
+    assert_true(reader_asked(reader, 1));
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, &status, 0), child);
-    source->hold = false;
+    reader->hold = false;
     assert_int_equal(engine_settled(engine), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(engine, &err), -ESRCH);
     assert_non_null(strstr(err.message, "process is gone"));
@@ -180,7 +180,7 @@ static void minor(bool allocated)
     struct ibx_fault *engine = start(uffd, &range);
     assert_int_equal(ibx_fault_mark_zero(engine, 20, 5), 0);
     memset(data.bytes + 20 * PAGE, 0, 5 * PAGE);
-    source->delay = 4;
+    reader->delay = 4;
     struct look look = {.memory = memory, .page = 300, .pages = PAGES};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, look_at, &look), 0);
@@ -195,8 +195,8 @@ static void minor(bool allocated)
         assert_int_equal(data.fetched[i], i < 20 || i >= 25);
         assert_int_equal(has_arrived(i), i < 20 || i >= 25);
     }
-    assert_true((uint8_t *)source->log[0].buffer >= (uint8_t *)alias &&
-                (uint8_t *)source->log[0].buffer < (uint8_t *)alias + PAGES * PAGE);
+    assert_true((uint8_t *)reader->log[0].buffer >= (uint8_t *)alias &&
+                (uint8_t *)reader->log[0].buffer < (uint8_t *)alias + PAGES * PAGE);
     assert_int_equal(ibx_fault_unregister(uffd, &range, &err), 0);
     end(engine, uffd);
     munmap(memory, PAGES * PAGE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages into place: UFFDIO_COPY, ZEROPAGE, CONTINUE, WAKE, and what the kernel answers. */
-#include "userfaultfd/fault_engine.h"
+/* Places pages: UFFDIO_COPY, ZEROPAGE, CONTINUE, WAKE, and their errors. */
+#include "userfaultfd/engine.h"
 
 #include <errno.h>
 #include <linux/userfaultfd.h>
@@ -25,16 +25,16 @@ static void placing_end(struct ibx_fault *e)
         pthread_rwlock_unlock(&e->placing);
 }
 
-/* The memory changes (an event waits to be read): read it, and let its cause run. False when the
- * engine stops. Called without `placing`. */
+/* After EAGAIN: the memory is changing, and an event has to be read first. False when the engine
+ * stops. Called without `placing`. */
 static bool after_event(struct ibx_fault *e)
 {
     count(&e->kernel_stalls, 1);
     if (ibx_fault_events_read(e, false))
-        ibx_fault_changed(e); /* whoever should have read it may sleep */
+        ibx_fault_changed(e); /* the worker that should have read it may sleep */
     else
         sched_yield();
-    enum ibx_fault_state state = ibx_fault_now(e);
+    enum ibx_fault_state state = ibx_fault_state(e);
     return !atomic_load(&e->ending) && (state == IBX_FAULT_SERVING || state == IBX_FAULT_COMPLETE);
 }
 
@@ -61,7 +61,7 @@ int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length)
     return ioctl(e->uffd, UFFDIO_WAKE, &where) ? -errno : 0;
 }
 
-/* Bytes put in place (>0) and waking those who wait, or a negative errno. */
+/* Places bytes and wakes the faults there: how many (>0), or a negative errno. */
 static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t page,
                     uint64_t length, const uint8_t *bytes)
 {
@@ -85,9 +85,10 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
     uint64_t page = slot->page + slot->placed;
     uint64_t moved = pagemap_move_run(&e->map, page, pages, from, PAGE_PRESENT);
     slot->placed += pages;
-    if (from == PAGE_VOID || slot->zero) {
-        /* Whoever waits for one is answered as for any page that is present. */
-        ibx_fault_pages_done(e, from == PAGE_VOID ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO, moved);
+    if (from == PAGE_DISCARDED || slot->zero) {
+        /* A fault that waits for one is answered as for any present page. */
+        ibx_fault_pages_done(e, from == PAGE_DISCARDED ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO,
+                             moved);
         ibx_fault_changed(e);
         return;
     }
@@ -105,12 +106,12 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     uint32_t n = 1;
     while (n < limit && pagemap_get(&e->map, page + n) == state)
         n++;
-    /* It was awaited, and placed before its turn; or it is left to whom it belongs. */
-    if (state == PAGE_PRESENT || (slot->doubled && (state != PAGE_CLAIMED || slot->zero))) {
+    /* Placed before its turn; or, of a duplicate, left to the worker with the claim. */
+    if (state == PAGE_PRESENT || (slot->duplicate && (state != PAGE_CLAIMED || slot->zero))) {
         slot->placed += n;
         return 0;
     }
-    if (state == PAGE_VOID || slot->zero) {
+    if (state == PAGE_DISCARDED || slot->zero) {
         done(e, slot, n, state);
         return 0;
     }
@@ -120,7 +121,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
         return 0;
     }
-    if (bytes == -EEXIST) { /* somebody was there before us: his page is the right one */
+    if (bytes == -EEXIST) { /* the page that is there is the right one */
         count(&e->existed, 1);
         ibx_fault_wake(e, address_of(r, page), size);
         done(e, slot, 1, state);
@@ -152,7 +153,7 @@ int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t p
     return ibx_fault_place(e, &one, 1);
 }
 
-/* 0: a zero page was placed. In minor mode the page may be in the cache, not mapped: then it is. */
+/* 0: a zero page was placed. In minor mode a page that is only in the page cache is mapped. */
 static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
 {
     uint64_t size = r->is.page_size;
@@ -160,7 +161,7 @@ static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
         int64_t bytes = fill(e, r, page, size, NULL);
         if (bytes > 0)
             return -EEXIST;
-        if (bytes != -EFAULT) /* there is no page */
+        if (bytes != -EFAULT) /* else there is no page */
             return bytes ? (int)bytes : -EAGAIN;
     }
     if (size > SMALL_PAGE) { /* there is no ZEROPAGE for huge ones */
@@ -178,7 +179,7 @@ int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
     while (true) {
         placing_begin(e);
         int rc = answer(e, r, page);
-        if (rc == -EEXIST || rc == -ENOENT) /* late: the page came, or its range went */
+        if (rc == -EEXIST || rc == -ENOENT) /* the page came, or its range went meanwhile */
             ibx_fault_wake(e, address_of(r, page), r->is.page_size);
         placing_end(e);
         if (rc == 0)

@@ -2,7 +2,7 @@
 /* What is fetched before it faults, and what is fetched twice because it comes too slowly. */
 #include "tests/scenes/fault_memory.h"
 
-#include "userfaultfd/fault_trend.h"
+#include "userfaultfd/stride.h"
 #include "userfaultfd/pagemap.h"
 
 #include "common/clock.h"
@@ -25,13 +25,14 @@
 
 /* ------------------------------------------------------------ trends */
 
-static void expect_next(struct trends *t, uint64_t page, uint64_t from, uint64_t step, unsigned n)
+static void expect_next(struct stride_detector *t, uint64_t page, uint64_t from, uint64_t step,
+                        unsigned n)
 {
-    struct trend_next next = ibx_fault_trend(t, page, MOST);
+    struct stride_prefetch next = ibx_fault_stride(t, page, MOST);
     assert_int_equal(next.pages, n);
     if (n) {
         assert_int_equal(next.from, from);
-        assert_int_equal(next.step, step);
+        assert_int_equal(next.distance, step);
     }
 }
 
@@ -42,7 +43,7 @@ static void test_walk(void **state)
     (void)state;
     const uint64_t steps[] = {1, 3, 1607, (uint64_t)-1, (uint64_t)-700};
     for (unsigned i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
-        struct trends t = {0};
+        struct stride_detector t = {0};
         const uint64_t s = steps[i], p = 1 << 20;
         expect_next(&t, p, 0, 0, 0);
         expect_next(&t, p + s, 0, 0, 0);
@@ -58,7 +59,7 @@ static void test_walk(void **state)
 static void test_two_walks(void **state)
 {
     (void)state;
-    struct trends t = {0};
+    struct stride_detector t = {0};
     for (unsigned i = 0; i < 2; i++) {
         expect_next(&t, 1000 + i, 0, 0, 0);
         expect_next(&t, 90000 - 40 * i, 0, 0, 0);
@@ -73,27 +74,27 @@ static void test_two_walks(void **state)
 static void test_next_walk(void **state)
 {
     (void)state;
-    struct trends t = {0};
+    struct stride_detector t = {0};
     for (unsigned i = 0; i < 3; i++)
-        ibx_fault_trend(&t, 5000 + 64 * i, MOST);
+        ibx_fault_stride(&t, 5000 + 64 * i, MOST);
     expect_next(&t, 5000 + 64 * 7, 5000 + 64 * 7, 64, 8);
     expect_next(&t, 900001, 900001, 64, 4);
     expect_next(&t, 900001 + 64 * 5, 900001 + 64 * 5, 64, 8);
     uint32_t seed = 5;
     unsigned asked = 0;
     for (unsigned i = 0; i < 4; i++)
-        ibx_fault_trend(&t, (uint64_t)next_random(&seed) << 20, MOST);
+        ibx_fault_stride(&t, (uint64_t)next_random(&seed) << 20, MOST);
     for (unsigned i = 0; i < 1000; i++)
-        asked += ibx_fault_trend(&t, (uint64_t)next_random(&seed) << 20, MOST).pages;
+        asked += ibx_fault_stride(&t, (uint64_t)next_random(&seed) << 20, MOST).pages;
     assert_int_equal(asked, 0); /* who goes nowhere is not followed */
 }
 
 static void test_not_wanted(void **state)
 {
     (void)state;
-    struct trends t = {0};
+    struct stride_detector t = {0};
     for (unsigned i = 0; i < 20; i++)
-        assert_int_equal(ibx_fault_trend(&t, i, 0).pages, 0);
+        assert_int_equal(ibx_fault_stride(&t, i, 0).pages, 0);
 }
 
 /* ------------------------------------------------------------ the map, word by word */
@@ -126,7 +127,7 @@ static void test_runs_of_the_map(void **state)
 /* ------------------------------------------------------------ the engine */
 
 static struct memory_data data;
-static struct memory_source *sources[2];
+static struct memory_reader *readers[2];
 static struct ibx_fault_reader as[2];
 static struct ibx_fault_config config;
 static struct ibx_fault_range range;
@@ -149,14 +150,14 @@ static int make(void **state)
         .start = (uintptr_t)memory, .length = PAGES * PAGE, .page_size = PAGE};
     assert_int_equal(ibx_fault_register(uffd, &range, &err), 0);
     for (unsigned i = 0; i < 2; i++) {
-        sources[i] = memory_source_make(&data);
-        as[i] = memory_source_as(sources[i]);
+        readers[i] = memory_reader_make(&data);
+        as[i] = memory_reader_as(readers[i]);
     }
     config = (struct ibx_fault_config){.uffd = uffd,
                                        .events = true,
                                        .ranges = &range,
                                        .range_count = 1,
-                                       .sources = as,
+                                       .readers = as,
                                        .worker_count = 2,
                                        .fault_workers = 1,
                                        .chunk_min = 16 * PAGE};
@@ -170,8 +171,8 @@ static int end(void **state)
     engine = NULL;
     close(uffd);
     munmap(memory, PAGES * PAGE);
-    free(sources[0]);
-    free(sources[1]);
+    free(readers[0]);
+    free(readers[1]);
     memory_data_free(&data);
     return 0;
 }
@@ -209,7 +210,7 @@ static void test_a_walk_is_followed(void **state)
     (void)state;
     struct ibx_fault_stats s;
     config.no_background = true;
-    config.surroundings = 2 * PAGE;
+    config.fault_around = 2 * PAGE;
     start();
     for (unsigned i = 0; i < PAGES; i += 4) {
         assert_true(page_is_right(&data, memory, i));
@@ -217,7 +218,7 @@ static void test_a_walk_is_followed(void **state)
     }
     ibx_fault_stats(engine, &s);
     assert_true(s.by_cause[IBX_FAULT_BY_AROUND] > s.by_cause[IBX_FAULT_BY_FAULT]);
-    assert_int_equal(sources[1]->accepted, 0);
+    assert_int_equal(readers[1]->accepted, 0);
     ibx_fault_set_background(engine, true);
     everything_is_right();
     for (unsigned i = 0; i < PAGES; i++)
@@ -229,34 +230,34 @@ static void test_a_walk_is_followed(void **state)
 static _Atomic unsigned looks;
 static int ready; /* readable when a request has arrived */
 
-static int ready_request(void *source, const struct ibx_fault_request *request)
+static int ready_request(void *reader, const struct ibx_fault_request *request)
 {
     const uint64_t one = 1;
-    int rc = memory_source_ops.request(source, request);
+    int rc = memory_reader_ops.request(reader, request);
     return rc || write(ready, &one, sizeof(one)) == sizeof(one) ? rc : -EIO;
 }
 
-static int ready_poll(void *source, struct ibx_fault_arrival *arrivals, int max)
+static int ready_poll(void *reader, struct ibx_fault_arrival *arrivals, int max)
 {
     uint64_t count;
     ssize_t ignored = read(ready, &count, sizeof(count));
     (void)ignored;
     atomic_fetch_add(&looks, 1);
-    return memory_source_ops.poll(source, arrivals, max);
+    return memory_reader_ops.poll(reader, arrivals, max);
 }
 
-static int ready_fd(void *source)
+static int ready_fd(void *reader)
 {
-    (void)source;
+    (void)reader;
     return ready;
 }
 
-/* One look at the source for a fault, when poll(2) says that the page has come: each further one is
+/* One look at the reader for a fault, when poll(2) says that the page has come: each further one is
  * a system call or several, while others wait for the processor. */
 static void test_looks(void **state)
 {
     (void)state;
-    struct ibx_fault_reader_ops ops = memory_source_ops;
+    struct ibx_fault_reader_ops ops = memory_reader_ops;
     const unsigned faults = 300;
     ops.request = ready_request;
     ops.poll = ready_poll;
@@ -265,7 +266,7 @@ static void test_looks(void **state)
     assert_true(ready >= 0);
     as[0].ops = &ops;
     config.no_background = true;
-    config.surroundings = PAGE;
+    config.fault_around = PAGE;
     start();
     looks = 0;
     for (unsigned i = 0; i < faults; i++)
@@ -285,15 +286,15 @@ static void test_fetched_twice(void **state)
     uint64_t page = 5;
     pthread_t thread;
     void *seen;
-    sources[1]->hold = true;
+    readers[1]->hold = true;
     start();
-    assert_true(source_asked(sources[1], 1));
-    assert_int_equal(sources[1]->log[0].page, 0);
+    assert_true(reader_asked(readers[1], 1));
+    assert_int_equal(readers[1]->log[0].page, 0);
     assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
     pthread_join(thread, &seen);
     assert_int_equal((uintptr_t)seen, 1);
     memory[page * PAGE]++; /* and what comes later does not touch it */
-    sources[1]->hold = false;
+    readers[1]->hold = false;
     everything_is_right();
     for (unsigned i = 0; i < PAGES; i++) {
         assert_int_equal(data.fetched[i], i == page ? 2 : 1);
@@ -307,20 +308,20 @@ static void discarded(unsigned first)
     uint64_t page = 5;
     pthread_t thread;
     void *seen;
-    sources[0]->hold = sources[1]->hold = true;
+    readers[0]->hold = readers[1]->hold = true;
     start();
-    assert_true(source_asked(sources[1], 1));
+    assert_true(reader_asked(readers[1], 1));
     assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    assert_true(source_asked(sources[0], 1));
-    assert_int_equal(sources[0]->log[0].page, page);
+    assert_true(reader_asked(readers[0], 1));
+    assert_int_equal(readers[0]->log[0].page, page);
     assert_int_equal(madvise(memory + page * PAGE, PAGE, MADV_DONTNEED), 0);
-    sources[first]->hold = false;
+    readers[first]->hold = false;
     if (first)
         assert_true(REACHES(engine, present, 16));
     else
         while (data.fetched[page] == 0)
             sched_yield();
-    sources[!first]->hold = false;
+    readers[!first]->hold = false;
     pthread_join(thread, &seen);
     assert_int_equal((uintptr_t)seen, 2);
     everything_is_right();
@@ -346,16 +347,16 @@ static void test_fetched_twice_and_given_back(void **state)
     uint64_t page = 5;
     pthread_t thread;
     void *seen;
-    sources[0]->hold = sources[1]->hold = true;
-    sources[1]->again_every = 1;
+    readers[0]->hold = readers[1]->hold = true;
+    readers[1]->again_every = 1;
     start();
-    assert_true(source_asked(sources[1], 1));
+    assert_true(reader_asked(readers[1], 1));
     assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    assert_true(source_asked(sources[0], 1));
-    sources[1]->hold = false;
+    assert_true(reader_asked(readers[0], 1));
+    readers[1]->hold = false;
     assert_true(REACHES(engine, retries, 1));
-    sources[1]->again_every = 0;
-    sources[0]->hold = false;
+    readers[1]->again_every = 0;
+    readers[0]->hold = false;
     pthread_join(thread, &seen);
     assert_int_equal((uintptr_t)seen, 1);
     everything_is_right();
@@ -367,39 +368,39 @@ static void complete_with_one_on_its_way(void)
     uint64_t page = 5;
     pthread_t thread;
     void *seen;
-    sources[0]->hold = sources[1]->hold = true;
+    readers[0]->hold = readers[1]->hold = true;
     start();
-    assert_true(source_asked(sources[1], 1));
+    assert_true(reader_asked(readers[1], 1));
     assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    assert_true(source_asked(sources[0], 1));
-    sources[1]->hold = false;
+    assert_true(reader_asked(readers[0], 1));
+    readers[1]->hold = false;
     pthread_join(thread, &seen);
     assert_int_equal((uintptr_t)seen, 1);
     everything_is_right();
     assert_int_equal(data.fetched[page], 1);
 }
 
-/* Then it is taken from its source all the same: who left it there would be woken by it for ever.
+/* Then it is taken from its reader all the same: who left it there would be woken by it for ever.
  */
 static void test_fetched_twice_and_late(void **state)
 {
     (void)state;
     const uint64_t deadline = ibx_deadline_in_ms(20000);
     complete_with_one_on_its_way();
-    sources[0]->hold = false;
+    readers[0]->hold = false;
     while (data.fetched[5] < 2 && ibx_now_ns() < deadline)
         sched_yield();
     assert_int_equal(data.fetched[5], 2);
     assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
 }
 
-/* And a source that breaks then is no harm. */
+/* And a reader that breaks then is no harm. */
 static void test_fetched_twice_from_a_broken_source(void **state)
 {
     (void)state;
     complete_with_one_on_its_way();
-    sources[0]->fail_in = 1;
-    sources[0]->hold = false;
+    readers[0]->fail_in = 1;
+    readers[0]->hold = false;
     assert_true(REACHES(engine, retries, 1));
     assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
     assert_int_equal(madvise(memory, PAGE, MADV_DONTNEED), 0);
@@ -411,11 +412,11 @@ static void test_fetched_twice_and_ended(void **state)
 {
     (void)state;
     complete_with_one_on_its_way();
-    sources[0]->flying[0].polls_left = 2; /* while it is held nobody else looks there */
-    sources[0]->hold = false;
+    readers[0]->flying[0].polls_left = 2; /* while it is held nobody else looks there */
+    readers[0]->hold = false;
     ibx_fault_destroy(engine);
     engine = NULL;
-    assert_int_equal(sources[0]->cancelled, 0);
+    assert_int_equal(readers[0]->cancelled, 0);
     assert_int_equal(data.fetched[5], 2);
 }
 
@@ -426,7 +427,7 @@ static void test_fetched_twice_and_never_come(void **state)
     complete_with_one_on_its_way();
     ibx_fault_destroy(engine);
     engine = NULL;
-    assert_int_equal(sources[0]->cancelled, 1);
+    assert_int_equal(readers[0]->cancelled, 1);
 }
 
 #define ENGINE_TEST(name) cmocka_unit_test_setup_teardown(name, make, end)

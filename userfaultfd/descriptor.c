@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Descriptors: made, taken from another process, enabled, and ranges registered on them. */
+/* userfaultfd descriptors: open, take from another process, enable, register ranges. */
 #include "userfaultfd/fault.h"
 
 #include <errno.h>

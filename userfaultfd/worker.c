@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The thread that owns a page source: events, faults, arrivals, background; then it spins or
+/* The thread that owns a page reader: events, faults, arrivals, background; then it spins or
  * sleeps. */
-#include "userfaultfd/fault_engine.h"
+#include "userfaultfd/engine.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -20,11 +20,10 @@
 #define AWAITED        16u
 #define POLL_MS_NO_FD  1
 #define POLL_MS_ALWAYS 1000
-#define TWICE_MS       1000 /* for what was fetched twice to come, at the end */
+#define DUPLICATES_MS  1000 /* how long destroy waits for duplicates before it cancels them */
 
-/* The window opens, if no fault came since this was asked for: first more requests, then larger
- * ones. */
-static void window_open(struct fault_worker *w, const struct slot *slot)
+/* More background requests, then larger ones, if no fault came since this one was requested. */
+static void background_grow(struct fault_worker *w, const struct slot *slot)
 {
     struct ibx_fault *e = w->engine;
     if (atomic_load_explicit(&e->faults, memory_order_relaxed) != slot->faults)
@@ -35,22 +34,22 @@ static void window_open(struct fault_worker *w, const struct slot *slot)
         w->chunk = w->chunk * 2 < e->chunk_max ? w->chunk * 2 : e->chunk_max;
 }
 
-static void arrival_heed(struct fault_worker *w, const struct ibx_fault_arrival *a)
+static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arrival *a)
 {
     struct ibx_fault *e = w->engine;
     uint64_t index = a->cookie & UINT32_MAX;
     struct slot *slot = index < w->slot_count ? &w->slots[index] : NULL;
-    if (!slot || slot->state != SLOT_FLYING || slot->generation != a->cookie >> 32) {
-        ibx_fault_fail(e, -EPROTO, "the page source reports cookie 0x%llx, which was not asked for",
+    if (!slot || slot->state.now != SLOT_IN_FLIGHT || slot->generation != a->cookie >> 32) {
+        ibx_fault_fail(e, -EPROTO, "the page reader reports cookie 0x%llx, which was not asked for",
                        (unsigned long long)a->cookie);
         return;
     }
-    /* When every page is there what was fetched twice may still come, or fail. */
-    const bool matters = ibx_fault_now(e) != IBX_FAULT_COMPLETE;
-    w->flying--;
-    w->source_full = false;
+    /* In COMPLETE only duplicates are in flight; they may fail. */
+    const bool matters = ibx_fault_state(e) != IBX_FAULT_COMPLETE;
+    w->in_flight--;
+    w->reader_full = false;
     if (matters && a->status && a->status != -EAGAIN && a->status != -ECANCELED)
-        ibx_fault_fail(e, a->status, "the page source failed at page %llu (%u pages): %s",
+        ibx_fault_fail(e, a->status, "the page reader failed at page %llu (%u pages): %s",
                        (unsigned long long)slot->page, slot->count, strerror(-a->status));
     uint64_t pages = a->length / slot->range->is.page_size;
     slot->good = a->status ? 0 : pages < slot->count ? (uint32_t)pages : slot->count;
@@ -59,7 +58,7 @@ static void arrival_heed(struct fault_worker *w, const struct ibx_fault_arrival 
         slot->good = slot->count;
     if (matters && !a->status && !slot->good)
         ibx_fault_fail(e, -EIO,
-                       "the page source answered page %llu with %zu bytes, less than a page",
+                       "the page reader answered page %llu with %zu bytes, less than a page",
                        (unsigned long long)slot->page, a->length);
     if (slot->good < slot->count)
         count(&e->retries, 1);
@@ -67,31 +66,31 @@ static void arrival_heed(struct fault_worker *w, const struct ibx_fault_arrival 
         ibx_fault_slot_release(w, slot);
         return;
     }
-    slot->state = SLOT_ARRIVED;
+    ibx_state_move(&slot->state, SLOT_ARRIVED);
     w->arrived++;
 }
 
 static bool arrivals_take(struct fault_worker *w)
 {
     struct ibx_fault_arrival arrivals[ARRIVALS];
-    int n = w->source.ops->poll(w->source.source, arrivals, ARRIVALS);
+    int n = w->reader.ops->poll(w->reader.context, arrivals, ARRIVALS);
     for (int i = 0; i < n && i < ARRIVALS; i++)
-        arrival_heed(w, &arrivals[i]);
+        arrival_handle(w, &arrivals[i]);
     if (n >= 0)
         return n > 0;
-    if (ibx_fault_now(w->engine) != IBX_FAULT_COMPLETE)
-        ibx_fault_fail(w->engine, n, "the page source has ended: %s", strerror(-n));
+    if (ibx_fault_state(w->engine) != IBX_FAULT_COMPLETE)
+        ibx_fault_fail(w->engine, n, "the page reader has ended: %s", strerror(-n));
     for (unsigned i = 0; i < w->slot_count; i++)
-        if (w->slots[i].state == SLOT_FLYING)
+        if (w->slots[i].state.now == SLOT_IN_FLIGHT)
             ibx_fault_slot_release(w, &w->slots[i]);
-    w->flying = 0;
+    w->in_flight = 0;
     return true;
 }
 
 static void slot_finish(struct fault_worker *w, struct slot *slot)
 {
     if (slot->cause == IBX_FAULT_BY_BACKGROUND && slot->placed == slot->count)
-        window_open(w, slot);
+        background_grow(w, slot);
     w->arrived--;
     ibx_fault_slot_release(w, slot);
     ibx_fault_check_complete(w->engine);
@@ -101,14 +100,14 @@ static struct slot *slot_of(struct fault_worker *w, uint64_t page)
 {
     for (unsigned i = SINGLE_SLOTS; i < w->slot_count; i++) {
         struct slot *slot = &w->slots[i];
-        if (slot->state == SLOT_ARRIVED && page - slot->page < slot->good &&
+        if (slot->state.now == SLOT_ARRIVED && page - slot->page < slot->good &&
             page - slot->page >= slot->placed)
             return slot;
     }
     return NULL;
 }
 
-/* Pages that came with others and that somebody waits for. */
+/* Pages that arrived with others and that a fault waits for. */
 static void awaited_place(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -128,14 +127,14 @@ static void awaited_place(struct fault_worker *w)
             return; /* the engine stops, the slot keeps the page */
 }
 
-/* All pages that somebody waits for, and one piece of the others. */
+/* All pages that faults wait for, and one piece of the others. */
 static bool arrivals_place(struct fault_worker *w)
 {
     bool piece_done = false, busy = w->arrived > 0;
     awaited_place(w);
     for (unsigned i = 0; i < w->slot_count && w->arrived; i++) {
         struct slot *slot = &w->slots[i];
-        if (slot->state != SLOT_ARRIVED || (i >= SINGLE_SLOTS && piece_done))
+        if (slot->state.now != SLOT_ARRIVED || (i >= SINGLE_SLOTS && piece_done))
             continue;
         uint32_t limit = PIECE_BYTES / slot->range->is.page_size;
         piece_done = i >= SINGLE_SLOTS;
@@ -146,37 +145,38 @@ static bool arrivals_place(struct fault_worker *w)
     return busy;
 }
 
-/* When every page is there, what is in flight was fetched twice. That may come, but for a source
- * that is stuck: one that is asked to cancel may have to end a connection for it, on which its
- * other end still waits for a word that all is well. */
-static bool lets_come(struct fault_worker *w)
+/* In COMPLETE only duplicates are in flight. They are waited for, for a while: a reader that
+ * cancels may have to end its connection, over which the other end still waits for the
+ * confirmation. */
+static bool waits_for_duplicates(struct fault_worker *w)
 {
-    if (ibx_fault_now(w->engine) != IBX_FAULT_COMPLETE)
+    if (ibx_fault_state(w->engine) != IBX_FAULT_COMPLETE)
         return false;
     if (!w->cancel_ns)
-        w->cancel_ns = ibx_deadline_in_ms(TWICE_MS);
+        w->cancel_ns = ibx_deadline_in_ms(DUPLICATES_MS);
     return ibx_now_ns() < w->cancel_ns;
 }
 
 /* Until nothing is in flight any more; then this worker is drained. */
 static bool drain(struct fault_worker *w, bool *asked)
 {
-    const bool cancel = !*asked && w->source.ops->cancel && !lets_come(w);
+    const bool cancel = !*asked && w->reader.ops->cancel && !waits_for_duplicates(w);
     for (unsigned i = 0; i < w->slot_count; i++) {
         struct slot *slot = &w->slots[i];
-        if (slot->state == SLOT_ARRIVED) {
+        if (slot->state.now == SLOT_ARRIVED) {
             w->arrived--;
             ibx_fault_slot_release(w, slot);
-        } else if (slot->state == SLOT_FLYING && cancel) {
-            w->source.ops->cancel(w->source.source, (uint64_t)slot->generation << 32 | (uint64_t)i);
+        } else if (slot->state.now == SLOT_IN_FLIGHT && cancel) {
+            w->reader.ops->cancel(w->reader.context,
+                                  (uint64_t)slot->generation << 32 | (uint64_t)i);
         }
     }
     *asked |= cancel;
-    bool busy = w->flying && arrivals_take(w);
-    if (w->flying || w->arrived)
+    bool busy = w->in_flight && arrivals_take(w);
+    if (w->in_flight || w->arrived)
         return busy;
-    w->window_count = w->ahead_count = 0;
-    w->source_full = w->rescan = false; /* who resumes has the list looked at */
+    w->window_count = w->stride_count = 0;
+    w->reader_full = w->rescan = false; /* resume makes every worker look at the list */
     *asked = false;
     ibx_fault_drained(w);
     return true;
@@ -184,11 +184,9 @@ static bool drain(struct fault_worker *w, bool *asked)
 
 /* -------------------------------------------------------------------- sleeping */
 
-static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
+static int sleep_ms(const struct fault_worker *w, bool reader, int reader_fd)
 {
-    if (source && source_fd < 0)
-        return POLL_MS_NO_FD;
-    if (w->rescan || w->cancel_ns)
+    if ((reader && reader_fd < 0) || w->rescan || w->cancel_ns)
         return POLL_MS_NO_FD;
     if (w->capped_until) {
         int ms = ibx_ms_until(w->capped_until);
@@ -199,40 +197,40 @@ static int sleep_ms(const struct fault_worker *w, bool source, int source_fd)
 
 static void look_at_all(struct fault_worker *w)
 {
-    w->look_events = w->look_source = true;
+    w->look_events = w->look_reader = true;
     w->sure_events = false;
 }
 
-static void rest(struct fault_worker *w, bool source)
+static void rest(struct fault_worker *w, bool reader)
 {
     struct ibx_fault *e = w->engine;
     look_at_all(w);
-    /* That time is over: if there is still something to hold back, it is set anew. */
+    /* The pause is over: cap_open() sets it again if need be. */
     if (w->capped_until && ibx_now_ns() >= w->capped_until) {
         w->capped_until = 0;
         return;
     }
     if (e->spin_us == UINT_MAX || ibx_now_ns() - w->last_busy_ns < e->spin_us * IBX_NS_PER_US) {
-        /* Whoever waited for the page, or serves the READ, may have been put on this processor, and
-         * would wait for the end of the spinning, all the more as it has no such priority. */
+        /* The thread that waits for the page, or that serves the READ, may be on this processor
+         * and has a lower priority. */
         sched_yield();
         return;
     }
-    int source_fd = -1;
-    if (source) {
-        if (w->source.ops->arm && w->source.ops->arm(w->source.source) > 0)
+    int reader_fd = -1;
+    if (reader) {
+        if (w->reader.ops->arm && w->reader.ops->arm(w->reader.context) > 0)
             return;
-        source_fd = w->source.ops->fd ? w->source.ops->fd(w->source.source) : -1;
+        reader_fd = w->reader.ops->fd ? w->reader.ops->fd(w->reader.context) : -1;
     }
     struct pollfd fds[] = {{.fd = w->wake_fd, .events = POLLIN},
                            {.fd = serves_faults(w) ? e->uffd : -1, .events = POLLIN},
-                           {.fd = source_fd, .events = POLLIN}};
-    if (poll(fds, 3, sleep_ms(w, source, source_fd)) <= 0)
+                           {.fd = reader_fd, .events = POLLIN}};
+    if (poll(fds, 3, sleep_ms(w, reader, reader_fd)) <= 0)
         return;
-    /* Each look is a system call that a fault would wait for. */
+    /* Each further look is a system call that delays a fault. */
     w->sure_events = fds[1].revents & POLLIN;
     w->look_events = fds[0].revents || fds[1].revents;
-    w->look_source = fds[0].revents || fds[2].revents || source_fd < 0;
+    w->look_reader = fds[0].revents || fds[2].revents || reader_fd < 0;
     uint64_t woken;
     if (fds[0].revents && read(w->wake_fd, &woken, sizeof woken) < 0 && errno != EAGAIN)
         ibx_fault_fail(e, -errno, "eventfd: %s", strerror(errno));
@@ -240,14 +238,13 @@ static void rest(struct fault_worker *w, bool source)
         ibx_fault_fail(e, -EBADF, "the userfaultfd is not usable: was it enabled (UFFDIO_API)?");
 }
 
-/* Whether all that is left is for the kernel or the source to bring, which poll(2) tells as soon as
- * looking does: whoever serves the fault, perhaps on this processor, is not kept waiting for that.
- */
+/* Whether only the kernel or the reader can bring more, which poll(2) reports at once: another look
+ * first would only delay whoever serves the fault, perhaps on this processor. */
 static bool settled(const struct fault_worker *w)
 {
     const struct ibx_fault *e = w->engine;
     return !e->spin_us && !w->arrived && !w->rescan && w->scanned == atomic_load(&e->changes) &&
-           w->source.ops->fd && w->source.ops->fd(w->source.source) >= 0;
+           w->reader.ops->fd && w->reader.ops->fd(w->reader.context) >= 0;
 }
 
 void *ibx_fault_worker_main(void *worker)
@@ -257,27 +254,27 @@ void *ibx_fault_worker_main(void *worker)
     const bool faults = serves_faults(w);
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
-    /* A page that is waited for does not wait for a processor behind the others. */
+    /* A fault comes first at a processor. */
     if (e->fault_workers && faults)
         ibx_thread_prompt();
     look_at_all(w);
     while (true) {
         bool ending = atomic_load(&e->ending), more = false;
         bool busy = !ending && faults && w->look_events && ibx_fault_events_read(e, w->sure_events);
-        enum ibx_fault_state state = ibx_fault_now(e);
+        enum ibx_fault_state state = ibx_fault_state(e);
         bool serving = state == IBX_FAULT_SERVING && !ending;
         if (!ending && faults && (serving || state == IBX_FAULT_COMPLETE))
-            busy |= ibx_fault_policy_faults(w);
-        if (serving || (!ending && state == IBX_FAULT_COMPLETE && w->flying + w->arrived > 0)) {
-            busy |= w->look_source && arrivals_take(w);
+            busy |= ibx_fault_fetch_faulted(w);
+        if (serving || (!ending && state == IBX_FAULT_COMPLETE && w->in_flight + w->arrived > 0)) {
+            busy |= w->look_reader && arrivals_take(w);
             busy |= arrivals_place(w);
         }
         if (serving) {
-            more |= ibx_fault_policy_ahead(w);
-            more |= ibx_fault_policy_surroundings(w);
-            more |= ibx_fault_policy_background(w);
+            more |= ibx_fault_fetch_strides(w);
+            more |= ibx_fault_fetch_around(w);
+            more |= ibx_fault_fetch_background(w);
         }
-        if (ending && !w->flying && !w->arrived)
+        if (ending && !w->in_flight && !w->arrived)
             return NULL;
         if (ending || (state == IBX_FAULT_DRAINING && !w->drained))
             more |= drain(w, &asked);
@@ -286,6 +283,6 @@ void *ibx_fault_worker_main(void *worker)
         if (more || (busy && !settled(w)))
             look_at_all(w);
         else
-            rest(w, serving || w->flying);
+            rest(w, serving || w->in_flight);
     }
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The engine's beginning and end, and a change of sources: checking what it is given, allocating.
- */
-#include "userfaultfd/fault_engine.h"
+/* Creates, resumes and destroys the engine: checks what it is given and allocates. */
+#include "userfaultfd/engine.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,14 +10,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define DEFAULT_NEAR      (64u * 1024)
-#define DEFAULT_CHUNK_MIN (128u * 1024)
-#define DEFAULT_CHUNK_MAX (1024u * 1024)
-#define DEFAULT_DEPTH     8u
-#define DEPTH_MAX         1024u
-#define CHUNK_LIMIT       (64u * 1024 * 1024)
-#define FIRST_WAITERS     64u
-#define PAGES_MAX         (1ull << 40)
+#define DEFAULT_FAULT_AROUND (64u * 1024)
+#define DEFAULT_CHUNK_MIN    (128u * 1024)
+#define DEFAULT_CHUNK_MAX    (1024u * 1024)
+#define DEFAULT_DEPTH        8u
+#define DEPTH_MAX            1024u
+#define CHUNK_LIMIT          (64u * 1024 * 1024)
+#define FIRST_WAITERS        64u
+#define PAGES_MAX            (1ull << 40)
 
 static uint32_t or_default(uint32_t value, uint32_t otherwise)
 {
@@ -55,8 +54,8 @@ size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config)
     bool any = false;
     for (unsigned i = 0; i < config->range_count; i++)
         any |= !config->ranges[i].alias;
-    size_t others = or_default(config->depth, DEFAULT_DEPTH) + NEAR_SLOTS;
-    return any ? URGENT_SLOTS * (size_t)largest_page(config) + AHEAD_SLOTS * (size_t)SMALL_PAGE +
+    size_t others = or_default(config->depth, DEFAULT_DEPTH) + AROUND_SLOTS;
+    return any ? URGENT_SLOTS * (size_t)largest_page(config) + STRIDE_SLOTS * (size_t)SMALL_PAGE +
                      others * slot_bytes(config)
                : 0;
 }
@@ -79,8 +78,8 @@ static int range_check(const struct ibx_fault_range *r, unsigned index, struct i
     if (r->first_page > PAGES_MAX || pages > PAGES_MAX - r->first_page)
         return ibx_error_set(err, -EINVAL, "range %u has pages beyond number %llu", index,
                              (unsigned long long)PAGES_MAX);
-    if (r->source_offset + r->length < r->length)
-        return ibx_error_set(err, -EINVAL, "range %u ends beyond the source's last byte", index);
+    if (r->reader_offset + r->length < r->length)
+        return ibx_error_set(err, -EINVAL, "range %u ends beyond the reader's last byte", index);
     return 0;
 }
 
@@ -107,15 +106,15 @@ static int ranges_check(const struct ibx_fault_config *c, struct ibx_error *err)
     return 0;
 }
 
-static int sources_check(const struct ibx_fault_reader *sources, unsigned n, size_t buffer,
+static int readers_check(const struct ibx_fault_reader *readers, unsigned n, size_t buffer,
                          struct ibx_error *err)
 {
     for (unsigned i = 0; i < n; i++) {
-        const struct ibx_fault_reader_ops *ops = sources[i].ops;
+        const struct ibx_fault_reader_ops *ops = readers[i].ops;
         if (!ops || !ops->request || !ops->poll)
-            return ibx_error_set(err, -EINVAL, "page source %u cannot be asked or polled", i);
-        if (buffer && (uintptr_t)sources[i].buffer % SMALL_PAGE)
-            return ibx_error_set(err, -EINVAL, "the buffer of page source %u is not page-aligned",
+            return ibx_error_set(err, -EINVAL, "page reader %u cannot be asked or polled", i);
+        if (buffer && (uintptr_t)readers[i].buffer % SMALL_PAGE)
+            return ibx_error_set(err, -EINVAL, "the buffer of page reader %u is not page-aligned",
                                  i);
     }
     return 0;
@@ -123,14 +122,14 @@ static int sources_check(const struct ibx_fault_reader *sources, unsigned n, siz
 
 static int config_check(const struct ibx_fault_config *c, struct ibx_error *err)
 {
-    uint32_t near = or_default(c->surroundings, DEFAULT_NEAR);
+    uint32_t near = or_default(c->fault_around, DEFAULT_FAULT_AROUND);
     uint32_t low = or_default(c->chunk_min, DEFAULT_CHUNK_MIN);
     uint32_t high = or_default(c->chunk_max, DEFAULT_CHUNK_MAX);
     if (!c->worker_count || c->worker_count > IBX_FAULT_WORKERS_MAX)
         return ibx_error_set(err, -EINVAL, "%u workers: give 1 to %u", c->worker_count,
                              IBX_FAULT_WORKERS_MAX);
     if (near & (near - 1))
-        return ibx_error_set(err, -EINVAL, "surroundings of %u bytes are not a power of two", near);
+        return ibx_error_set(err, -EINVAL, "fault_around of %u bytes is not a power of two", near);
     if (low > high || low < SMALL_PAGE || high > CHUNK_LIMIT || low % SMALL_PAGE ||
         high % SMALL_PAGE)
         return ibx_error_set(err, -EINVAL,
@@ -141,7 +140,7 @@ static int config_check(const struct ibx_fault_config *c, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "%u requests in flight: at most %u", c->depth,
                              DEPTH_MAX);
     int rc = ranges_check(c, err);
-    return rc ? rc : sources_check(c->sources, c->worker_count, ibx_fault_buffer_bytes(c), err);
+    return rc ? rc : readers_check(c->readers, c->worker_count, ibx_fault_buffer_bytes(c), err);
 }
 
 /* -------------------------------------------------------------------- making */
@@ -157,7 +156,7 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     if (!e->map.words)
         return ibx_error_set(err, -ENOMEM, "no memory for a map of %llu pages",
                              (unsigned long long)e->map.pages);
-    /* Numbers that are nobody's must not be found missing. */
+    /* Page numbers of no range must not be found missing. */
     memset((void *)e->map.words, 0xaa, (e->map.pages / PAGES_A_WORD + 1) * sizeof *e->map.words);
     for (unsigned i = 0; i < e->range_count; i++)
         pagemap_move_run(&e->map, e->ranges[i].is.first_page, e->ranges[i].pages, PAGE_PRESENT,
@@ -199,10 +198,10 @@ static void buffer_use(struct fault_worker *w, void *buffer)
     }
 }
 
-/* Memory of our own, for a source that brings none. */
-static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *source)
+/* Of the engine, for a reader that brings none. */
+static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *reader)
 {
-    if (source->buffer || w->own_buffer || !w->engine->buffer_bytes)
+    if (reader->buffer || w->own_buffer || !w->engine->buffer_bytes)
         return 0;
     void *m = mmap(NULL, w->engine->buffer_bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -213,20 +212,22 @@ static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader
 }
 
 static int worker_make(struct ibx_fault *e, struct fault_worker *w,
-                       const struct ibx_fault_reader *source)
+                       const struct ibx_fault_reader *reader)
 {
     w->engine = e;
-    w->source = *source;
+    w->reader = *reader;
     w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
     w->chunk = e->chunk_min;
-    w->slot_count = SINGLE_SLOTS + NEAR_SLOTS + e->depth;
+    w->slot_count = SINGLE_SLOTS + AROUND_SLOTS + e->depth;
     w->slots = calloc(w->slot_count, sizeof *w->slots);
     if (!w->slots)
         return -ENOMEM;
-    int rc = own_buffer_make(w, source);
+    for (unsigned i = 0; i < w->slot_count; i++)
+        ibx_fault_slot_init(&w->slots[i]);
+    int rc = own_buffer_make(w, reader);
     if (rc)
         return rc;
-    buffer_use(w, source->buffer);
+    buffer_use(w, reader->buffer);
     w->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return w->wake_fd < 0 ? -errno : 0;
 }
@@ -242,7 +243,7 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
                                                                     : config->worker_count - 1;
     e->spin_us = config->spin_us;
     e->depth = or_default(config->depth, DEFAULT_DEPTH);
-    e->surroundings = or_default(config->surroundings, DEFAULT_NEAR);
+    e->fault_around = or_default(config->fault_around, DEFAULT_FAULT_AROUND);
     e->chunk_min = or_default(config->chunk_min, DEFAULT_CHUNK_MIN);
     e->chunk_max = or_default(config->chunk_max, DEFAULT_CHUNK_MAX);
     e->page_max = largest_page(config);
@@ -261,7 +262,7 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     for (unsigned i = 0; e->workers && i < config->worker_count && !rc; i++) {
         e->workers[i].wake_fd = -1;
         e->worker_count++;
-        rc = worker_make(e, &e->workers[i], &config->sources[i]);
+        rc = worker_make(e, &e->workers[i], &config->readers[i]);
         if (rc)
             ibx_error_set(err, rc, "setting up worker %u of the fault engine: %s", i,
                           strerror(-rc));
@@ -298,7 +299,7 @@ static void engine_free(struct ibx_fault *e)
 static void locks_make(struct ibx_fault *e)
 {
     pthread_rwlockattr_t attr;
-    pthread_rwlockattr_init(&attr); /* a reader of events must not starve behind the placing */
+    pthread_rwlockattr_init(&attr); /* reading events must not starve behind placing */
     pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&e->placing, &attr);
     pthread_rwlockattr_destroy(&attr);
@@ -351,26 +352,26 @@ void ibx_fault_destroy(struct ibx_fault *engine)
     engine_free(engine);
 }
 
-int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *sources,
+int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *readers,
                      struct ibx_error *err)
 {
-    int rc = sources_check(sources, engine->worker_count, engine->buffer_bytes, err);
+    int rc = readers_check(readers, engine->worker_count, engine->buffer_bytes, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&engine->lock);
-    enum ibx_fault_state state = ibx_fault_now(engine);
+    enum ibx_fault_state state = ibx_fault_state(engine);
     if (state != IBX_FAULT_STOPPED)
         rc = ibx_error_set(err, -EBUSY, "the fault engine is %s, only a stopped one is resumed",
                            ibx_fault_state_name(state));
     for (unsigned i = 0; !rc && i < engine->worker_count; i++) {
         struct fault_worker *w = &engine->workers[i];
-        rc = own_buffer_make(w, &sources[i]);
+        rc = own_buffer_make(w, &readers[i]);
         if (rc) {
             ibx_error_set(err, rc, "no memory for the pages of worker %u", i);
             break;
         }
-        w->source = sources[i];
-        buffer_use(w, sources[i].buffer);
+        w->reader = readers[i];
+        buffer_use(w, readers[i].buffer);
     }
     if (!rc)
         ibx_fault_serve_again(engine);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What is fetched next. Faulted pages go alone and at once. Of a walk through memory
- * (fault_trend.h) the pages follow that come next. Round any other fault its window follows: where
- * some workers are for faults only it is the background that turns there, and has small requests of
- * its own anyway, so that nothing long is before the next fault. The background takes what is left.
- * Its requests double, in number and then in size, with each that comes back while no fault came,
- * and fall back to few and small ones with the first fault.
+ * What is fetched next. A faulted page is fetched alone and at once. If it is part of a stride
+ * (stride.h), the next pages of the stride follow; else its fault-around window follows. With
+ * workers for faults only, the background turns to that window instead: its requests are small
+ * while faults come, so that nothing long is before the next fault.
+ *
+ * The background fetches what is left. Its requests double, in number and then in size, with each
+ * that comes back while no fault came; the first fault makes them few and small again.
  */
-#include "userfaultfd/fault_engine.h"
+#include "userfaultfd/engine.h"
 
 #include "common/clock.h"
 
@@ -20,12 +21,24 @@
 #endif
 
 #define BATCH    16u
-#define BURST_NS (5 * IBX_NS_PER_MS) /* what the bandwidth limit may be ahead */
+#define BURST_NS (5 * IBX_NS_PER_MS) /* how far the clock of the bandwidth limit may be ahead */
+
+static const struct ibx_state slot_states[] = {
+    [SLOT_FREE] = {"free", IBX_TO(SLOT_IN_FLIGHT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [SLOT_IN_FLIGHT] = {"in flight", IBX_TO(SLOT_ARRIVED) | IBX_TO(SLOT_FREE), 0},
+    [SLOT_ARRIVED] = {"arrived", IBX_TO(SLOT_FREE), 0},
+};
+static const struct ibx_state_table slot_table = IBX_STATE_TABLE("slot", slot_states);
+
+void ibx_fault_slot_init(struct slot *slot)
+{
+    ibx_state_begin(&slot->state, &slot_table, SLOT_FREE);
+}
 
 static struct slot *slot_take(struct fault_worker *w, unsigned from, unsigned to)
 {
     for (unsigned i = from; i < to; i++)
-        if (w->slots[i].state == SLOT_FREE)
+        if (w->slots[i].state.now == SLOT_FREE)
             return &w->slots[i];
     return NULL;
 }
@@ -34,14 +47,12 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
 {
     struct ibx_fault *e = w->engine;
     uint64_t back = 0, gone = 0;
-    for (; slot->placed < slot->count && !slot->doubled; slot->placed++) {
+    for (; slot->placed < slot->count && !slot->duplicate; slot->placed++) {
         uint64_t page = slot->page + slot->placed;
         if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING))
             back++;
-        else if (pagemap_move(&e->map, page, PAGE_VOID, PAGE_PRESENT))
-            gone++;
-        else /* it was discarded between the two looks */
-            gone += pagemap_move(&e->map, page, PAGE_VOID, PAGE_PRESENT);
+        else
+            gone += pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT);
     }
     atomic_fetch_add(&e->missing, back);
     ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, gone);
@@ -49,11 +60,11 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
         ibx_fault_changed(e);
     if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
         w->bulk--;
-    slot->state = SLOT_FREE;
+    ibx_state_move(&slot->state, SLOT_FREE);
     slot->generation++;
 }
 
-/* In place: make the pages there first, since writing to a full tmpfs would kill us (SIGBUS). */
+/* Allocates pages that are filled in place: writing to a full tmpfs would raise SIGBUS. */
 static int alias_populate(struct ibx_fault *e, const struct slot *slot, size_t length)
 {
     if (!madvise(slot->bytes, length, MADV_POPULATE_WRITE) || errno == EINVAL) /* before 5.14 */
@@ -66,28 +77,29 @@ static int alias_populate(struct ibx_fault *e, const struct slot *slot, size_t l
     return -code;
 }
 
-/* Asks for `pages` claimed pages; on failure they are missing again, unless another has the claim.
- */
+/* Asks for `pages` claimed pages. After a failure they are missing again, unless they are a
+ * duplicate. */
 static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,
-                        uint64_t page, uint32_t pages, enum ibx_fault_cause cause, bool doubled)
+                        uint64_t page, uint32_t pages, enum ibx_fault_cause cause, bool duplicate)
 {
     struct ibx_fault *e = w->engine;
     uint64_t place = (page - r->is.first_page) * r->is.page_size;
-    *slot = (struct slot){.state = SLOT_FLYING,
+    *slot = (struct slot){.state = slot->state,
                           .cause = cause,
                           .range = r,
                           .page = page,
                           .count = pages,
-                          .doubled = doubled,
+                          .duplicate = duplicate,
                           .generation = slot->generation,
                           .memory = slot->memory};
+    ibx_state_move(&slot->state, SLOT_IN_FLIGHT);
     slot->faults = atomic_load_explicit(&e->faults, memory_order_relaxed);
     slot->bytes = r->is.alias ? (uint8_t *)r->is.alias + place : slot->memory;
     if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
         w->bulk++;
     struct ibx_fault_request request = {
         .page = page,
-        .offset = r->is.source_offset + place,
+        .offset = r->is.reader_offset + place,
         .length = (size_t)pages * r->is.page_size,
         .buffer = slot->bytes,
         .cookie = (uint64_t)slot->generation << 32 | (uint64_t)(slot - w->slots),
@@ -96,25 +108,25 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
     };
     int rc = r->is.alias ? alias_populate(e, slot, request.length) : 0;
     if (!rc)
-        rc = w->source.ops->request(w->source.source, &request);
+        rc = w->reader.ops->request(w->reader.context, &request);
     if (!rc) {
-        w->flying++;
+        w->in_flight++;
         count(&e->requests, 1);
         return 0;
     }
     ibx_fault_slot_release(w, slot);
     if (rc == -EAGAIN) {
-        w->source_full = w->flying > 0; /* else no arrival will end it */
-        w->rescan |= !w->source_full;
+        w->reader_full = w->in_flight > 0; /* with none in flight no arrival would clear it */
+        w->rescan |= !w->reader_full;
         count(&e->reader_stalls, 1);
     } else {
-        ibx_fault_fail(e, rc, "the page source refused %zu bytes of page %llu: %s", request.length,
+        ibx_fault_fail(e, rc, "the page reader refused %zu bytes of page %llu: %s", request.length,
                        (unsigned long long)page, strerror(-rc));
     }
     return rc;
 }
 
-/* Claims missing pages from `page` on, up to `max` and `end`; how many. */
+/* Claims missing pages from `page` on, at most `max` and up to `end`; returns how many. */
 static uint32_t claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t max)
 {
     uint32_t n = 0;
@@ -128,69 +140,71 @@ static uint32_t claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t
 
 static void window_push(struct fault_worker *w, uint64_t page)
 {
-    if (w->window_count == WINDOWS) { /* the oldest is the least wanted */
+    if (w->window_count == WINDOWS) { /* drop the oldest */
         w->window_head = (w->window_head + 1) % WINDOWS;
         w->window_count--;
     }
     w->windows[(w->window_head + w->window_count++) % WINDOWS] = page;
 }
 
-static void ahead_push(struct fault_worker *w, const struct trend_next *next)
+static void stride_push(struct fault_worker *w, const struct stride_prefetch *next)
 {
-    if (w->ahead_count == AHEADS) {
-        w->ahead_head = (w->ahead_head + 1) % AHEADS;
-        w->ahead_count--;
+    if (w->stride_count == STRIDE_QUEUE) {
+        w->stride_head = (w->stride_head + 1) % STRIDE_QUEUE;
+        w->stride_count--;
     }
-    w->aheads[(w->ahead_head + w->ahead_count++) % AHEADS] = *next;
+    w->strides[(w->stride_head + w->stride_count++) % STRIDE_QUEUE] = *next;
 }
 
-/* A fault that was not seen before: whether it is a step of a walk. Under the lock. */
-static bool trend_heed(struct fault_worker *w, struct waiter *waiter)
+/* A new fault: whether it is part of a stride. Under the lock. */
+static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
 {
     struct ibx_fault *e = w->engine;
-    waiter->heeded = true;
+    waiter->seen = true;
     if (ibx_fault_range_of_page(e, waiter->page)->is.page_size > SMALL_PAGE)
         return false;
-    struct trend_next next =
-        ibx_fault_trend(&e->trends, waiter->page, e->surroundings > SMALL_PAGE ? AHEAD_SLOTS : 0);
+    struct stride_prefetch next = ibx_fault_stride(&e->strides, waiter->page,
+                                                   e->fault_around > SMALL_PAGE ? STRIDE_SLOTS : 0);
     if (next.pages)
-        ahead_push(w, &next);
-    return next.step != 0;
+        stride_push(w, &next);
+    return next.distance != 0;
 }
 
-enum deed { DEED_ANSWER, DEED_FETCH, DEED_FETCH_ALONE, DEED_DOUBLE };
+enum action { ACTION_ANSWER, ACTION_FETCH, ACTION_FETCH_ALONE, ACTION_DUPLICATE };
 
-/* Whether a page that is on its way behind long ones, with a worker that carries those and may wait
- * for a processor, should be fetched here, too. Both bring the same bytes, and the kernel takes
- * those that come first; but in place the later ones would be written over the guest's. */
-static bool worth_doubling(const struct fault_worker *w, const struct waiter *waiter)
+/* Whether to fetch a page again that another worker has claimed: there it may wait behind long
+ * requests, or for a processor. Both bring the same bytes, and the kernel takes the first. Not in
+ * place, where the later ones would overwrite what the guest has written. */
+static bool worth_duplicating(const struct fault_worker *w, const struct waiter *waiter)
 {
     const struct fault_range *r = ibx_fault_range_of_page(w->engine, waiter->page);
-    if (!w->engine->fault_workers || waiter->doubled || r->is.alias || r->is.page_size > SMALL_PAGE)
+    if (!w->engine->fault_workers || waiter->duplicate || r->is.alias ||
+        r->is.page_size > SMALL_PAGE)
         return false;
     for (unsigned i = 0; i < w->slot_count; i++)
-        if (w->slots[i].state != SLOT_FREE && waiter->page - w->slots[i].page < w->slots[i].count)
+        if (w->slots[i].state.now != SLOT_FREE &&
+            waiter->page - w->slots[i].page < w->slots[i].count)
             return false;
     return true;
 }
 
-/* Takes from the list what can be answered, and copies what can be fetched and is now claimed. */
-static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum deed *deed)
+/* Moves what can be answered from the list to `batch`; copies what it claims for fetching. */
+static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum action *action)
 {
     struct ibx_fault *e = w->engine;
     unsigned picked = 0, slots = 0;
     for (unsigned i = 0; i < URGENT_SLOTS; i++)
-        slots += w->slots[i].state == SLOT_FREE;
+        slots += w->slots[i].state.now == SLOT_FREE;
     w->rescan = false;
     pthread_mutex_lock(&e->lock);
     w->scanned = atomic_load(&e->changes);
     size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
     for (size_t i = 0; i < n;) {
-        const bool walks = !e->waiters[i].heeded && trend_heed(w, &e->waiters[i]);
+        const bool strides = !e->waiters[i].seen && stride_detect(w, &e->waiters[i]);
         struct waiter one = e->waiters[i];
         enum page_state state = pagemap_get(&e->map, one.page);
         if (state == PAGE_PRESENT && picked < BATCH) {
-            deed[picked] = DEED_ANSWER;
+            action[picked] = ACTION_ANSWER;
             batch[picked++] = one;
             e->waiters[i] = e->waiters[--n];
             continue;
@@ -198,19 +212,19 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum d
         i++;
         if (state == PAGE_PRESENT) {
             w->rescan = true;
-        } else if (state == PAGE_MISSING && ibx_fault_now(e) == IBX_FAULT_SERVING) {
-            if (!slots || picked == BATCH || w->source_full)
+        } else if (state == PAGE_MISSING && ibx_fault_state(e) == IBX_FAULT_SERVING) {
+            if (!slots || picked == BATCH || w->reader_full)
                 w->rescan = true;
             else if (claim(e, one.page, one.page + 1, 1)) {
                 slots--;
-                deed[picked] = walks ? DEED_FETCH_ALONE : DEED_FETCH;
+                action[picked] = strides ? ACTION_FETCH_ALONE : ACTION_FETCH;
                 batch[picked++] = one;
             }
-        } else if (state == PAGE_CLAIMED && ibx_fault_now(e) == IBX_FAULT_SERVING && slots &&
-                   picked < BATCH && !w->source_full && worth_doubling(w, &one)) {
-            e->waiters[i - 1].doubled = true;
+        } else if (state == PAGE_CLAIMED && ibx_fault_state(e) == IBX_FAULT_SERVING && slots &&
+                   picked < BATCH && !w->reader_full && worth_duplicating(w, &one)) {
+            e->waiters[i - 1].duplicate = true;
             slots--;
-            deed[picked] = DEED_DOUBLE;
+            action[picked] = ACTION_DUPLICATE;
             batch[picked++] = one;
         }
     }
@@ -219,21 +233,21 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum d
     return picked;
 }
 
-/* The first page of the window round this one. */
+/* The first page of the fault-around window with this one. */
 static uint64_t window_of(const struct ibx_fault *e, const struct fault_range *r, uint64_t page)
 {
-    uint64_t pages = e->surroundings / r->is.page_size;
+    uint64_t pages = e->fault_around / r->is.page_size;
     return (page - r->is.first_page) / pages * pages + r->is.first_page;
 }
 
-static void fault_fetch(struct fault_worker *w, uint64_t page, enum deed deed)
+static void fault_fetch(struct fault_worker *w, uint64_t page, enum action action)
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
     struct slot *slot = slot_take(w, 0, URGENT_SLOTS);
-    if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, deed == DEED_DOUBLE))
+    if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, action == ACTION_DUPLICATE))
         w->rescan = true;
-    else if (deed != DEED_FETCH || e->surroundings <= r->is.page_size)
+    else if (action != ACTION_FETCH || e->fault_around <= r->is.page_size)
         return;
     else if (e->fault_workers && atomic_load_explicit(&e->background, memory_order_relaxed))
         atomic_store_explicit(&e->cursor, window_of(e, r, page), memory_order_relaxed);
@@ -241,23 +255,23 @@ static void fault_fetch(struct fault_worker *w, uint64_t page, enum deed deed)
         window_push(w, page);
 }
 
-bool ibx_fault_policy_faults(struct fault_worker *w)
+bool ibx_fault_fetch_faulted(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     struct waiter batch[BATCH];
-    enum deed deed[BATCH];
+    enum action action[BATCH];
     if (!atomic_load_explicit(&e->waiting, memory_order_acquire)) {
         w->rescan = false;
         return false;
     }
     if (!w->rescan && w->scanned == atomic_load(&e->changes))
         return false;
-    unsigned n = faults_pick(w, batch, deed);
-    for (unsigned i = 0; i < n; i++) /* these take a wire's time: first */
-        if (deed[i] != DEED_ANSWER)
-            fault_fetch(w, batch[i].page, deed[i]);
+    unsigned n = faults_pick(w, batch, action);
+    for (unsigned i = 0; i < n; i++) /* first what takes the time of a round trip */
+        if (action[i] != ACTION_ANSWER)
+            fault_fetch(w, batch[i].page, action[i]);
     for (unsigned i = 0; i < n; i++) {
-        if (deed[i] != DEED_ANSWER)
+        if (action[i] != ACTION_ANSWER)
             continue;
         if (ibx_fault_answer(e, batch[i].page))
             ibx_fault_waiter_add(e, batch[i].page, batch[i].since_ns);
@@ -269,7 +283,7 @@ bool ibx_fault_policy_faults(struct fault_worker *w)
 
 /* --------------------------------------------------------- what is not urgent */
 
-/* Whether the bandwidth limit lets more go now. The clock runs ahead of time by what was sent. */
+/* Whether the bandwidth limit allows a request now. Its clock is ahead by what was requested. */
 static bool cap_open(struct fault_worker *w, uint64_t now)
 {
     struct ibx_fault *e = w->engine;
@@ -298,14 +312,14 @@ static void cap_spend(struct ibx_fault *e, uint64_t bytes, uint64_t now)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Requests the next missing run of [from, to) and says where it ended; 0: there was none. */
+/* Requests the first missing run of [from, to) and returns its end; 0: nothing was requested. */
 static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, uint32_t bytes,
                             enum ibx_fault_cause cause)
 {
     struct ibx_fault *e = w->engine;
     struct slot *slot = slot_take(w, SINGLE_SLOTS, w->slot_count);
     uint64_t now = ibx_now_ns();
-    if (!slot || w->source_full || !cap_open(w, now))
+    if (!slot || w->reader_full || !cap_open(w, now))
         return 0;
     while (true) {
         uint64_t page = pagemap_find_missing(&e->map, from, to);
@@ -325,8 +339,8 @@ static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, 
     }
 }
 
-/* One page of a walk. False: not now. */
-static bool ahead_fetch(struct fault_worker *w, uint64_t page)
+/* False: not now. */
+static bool stride_fetch(struct fault_worker *w, uint64_t page)
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
@@ -334,7 +348,7 @@ static bool ahead_fetch(struct fault_worker *w, uint64_t page)
     uint64_t now = ibx_now_ns();
     if (!r || r->is.page_size > SMALL_PAGE)
         return true;
-    if (!slot || w->source_full || !cap_open(w, now))
+    if (!slot || w->reader_full || !cap_open(w, now))
         return false;
     if (claim(e, page, page + 1, 1)) {
         if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_AROUND, false))
@@ -344,24 +358,24 @@ static bool ahead_fetch(struct fault_worker *w, uint64_t page)
     return true;
 }
 
-bool ibx_fault_policy_ahead(struct fault_worker *w)
+bool ibx_fault_fetch_strides(struct fault_worker *w)
 {
-    const unsigned before = w->flying;
-    while (w->ahead_count) {
-        struct trend_next *next = &w->aheads[w->ahead_head];
-        while (next->pages && ahead_fetch(w, next->from + next->step)) {
-            next->from += next->step;
+    const unsigned before = w->in_flight;
+    while (w->stride_count) {
+        struct stride_prefetch *next = &w->strides[w->stride_head];
+        while (next->pages && stride_fetch(w, next->from + next->distance)) {
+            next->from += next->distance;
             next->pages--;
         }
         if (next->pages)
             break;
-        w->ahead_head = (w->ahead_head + 1) % AHEADS;
-        w->ahead_count--;
+        w->stride_head = (w->stride_head + 1) % STRIDE_QUEUE;
+        w->stride_count--;
     }
-    return w->flying != before;
+    return w->in_flight != before;
 }
 
-bool ibx_fault_policy_surroundings(struct fault_worker *w)
+bool ibx_fault_fetch_around(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     bool busy = false;
@@ -369,16 +383,16 @@ bool ibx_fault_policy_surroundings(struct fault_worker *w)
         uint64_t page = w->windows[(w->window_head + w->window_count - 1) % WINDOWS];
         const struct fault_range *r = ibx_fault_range_of_page(e, page);
         uint64_t from = window_of(e, r, page), end = r->is.first_page + r->pages;
-        uint64_t to = from + e->surroundings / r->is.page_size;
+        uint64_t to = from + e->fault_around / r->is.page_size;
         to = to < end ? to : end;
         if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_AROUND)) {
             busy = true;
             continue;
         }
         if (pagemap_find_missing(&e->map, from, to) < to)
-            break; /* no slot, the source is full, or the limit is reached: later */
+            break; /* no slot, the reader is full, or the limit is reached */
         w->window_count--;
-        if (to < e->map.pages) /* the background goes on where it is hot */
+        if (to < e->map.pages) /* the background continues behind it */
             atomic_store_explicit(&e->cursor, to, memory_order_relaxed);
     }
     return busy;
@@ -395,11 +409,11 @@ static void window_adapt(struct fault_worker *w)
     }
 }
 
-bool ibx_fault_policy_background(struct fault_worker *w)
+bool ibx_fault_fetch_background(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     window_adapt(w);
-    /* One at a time: between two there is a look at the faults. */
+    /* One request a call: the worker looks for faults between two. */
     if ((e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))
         return false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the kernel says: faults, and what the owner of the memory did to it. */
-#include "userfaultfd/fault_engine.h"
+/* What userfaultfd reports: faults, and what the owner of the memory did to it. */
+#include "userfaultfd/engine.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -31,7 +31,7 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns)
         count(&e->changes, 1);
     }
     pthread_mutex_unlock(&e->lock);
-    if (!room) { /* let it fault again rather than forget it */
+    if (!room) { /* it faults again */
         struct fault_range *r = ibx_fault_range_of_page(e, page);
         ibx_fault_wake(e, r->is.start + (page - r->is.first_page) * r->is.page_size,
                        r->is.page_size);
@@ -71,7 +71,7 @@ static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
     ibx_fault_waiter_add(e, r->is.first_page + (address - r->is.start) / r->is.page_size, now);
 }
 
-/* These pages have no contents any more: what is in flight is void, the rest is not fetched. */
+/* These pages have no contents any more: what is in flight is discarded, the rest not fetched. */
 static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
 {
     uint64_t dropped = 0;
@@ -83,8 +83,8 @@ static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
                 dropped++;
                 break;
             }
-            if (state == PAGE_PRESENT || state == PAGE_VOID ||
-                (state == PAGE_CLAIMED && pagemap_move(&e->map, page, state, PAGE_VOID)))
+            if (state == PAGE_PRESENT || state == PAGE_DISCARDED ||
+                (state == PAGE_CLAIMED && pagemap_move(&e->map, page, state, PAGE_DISCARDED)))
                 break;
         }
     }
@@ -124,7 +124,7 @@ static void range_moved(struct ibx_fault *e, uint64_t from, uint64_t to, uint64_
     }
 }
 
-/* The child is held, not served: closing its descriptor would let it run on zero pages. */
+/* The child is held, not served: it would run on zero pages if its descriptor was closed. */
 static void child_came(struct ibx_fault *e, int fd)
 {
     count(&e->forks, 1);
@@ -140,7 +140,7 @@ static void child_came(struct ibx_fault *e, int fd)
         ibx_log(IBX_LOG_ERROR, "out of memory: descriptor %d of a child is left open", fd);
 }
 
-static void message_heed(struct ibx_fault *e, const struct uffd_msg *m, uint64_t now)
+static void event_handle(struct ibx_fault *e, const struct uffd_msg *m, uint64_t now)
 {
     switch (m->event) {
     case UFFD_EVENT_PAGEFAULT:
@@ -166,7 +166,7 @@ bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
     struct uffd_msg messages[EVENTS_AT_ONCE];
     if (e->events) {
         struct pollfd look = {.fd = e->uffd, .events = POLLIN};
-        if (!sure && poll(&look, 1, 0) <= 0) /* spares those who place the exclusive lock */
+        if (!sure && poll(&look, 1, 0) <= 0) /* no exclusive lock against placing for nothing */
             return false;
         pthread_rwlock_wrlock(&e->placing);
     }
@@ -174,7 +174,7 @@ bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
     int code = errno;
     uint64_t now = ibx_now_ns();
     for (ssize_t i = 0; i < n / (ssize_t)sizeof *messages; i++)
-        message_heed(e, &messages[i], now);
+        event_handle(e, &messages[i], now);
     if (e->events)
         pthread_rwlock_unlock(&e->placing);
     if (n < 0 && code != EAGAIN && code != EINTR)

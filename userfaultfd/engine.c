@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The engine's life: moving between states, and what is asked of it meanwhile. */
-#include "userfaultfd/fault_engine.h"
+/* The engine's states, and what others ask of it. */
+#include "userfaultfd/engine.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,29 +9,28 @@
 
 /* -------------------------------------------------------------------- states */
 
-/* Row: from; column: to, in the order of enum ibx_fault_state. */
-static const bool allowed[5][5] = {
-    [IBX_FAULT_HELD] = {false, true, true, true, false},
-    [IBX_FAULT_SERVING] = {false, false, true, true, false},
-    [IBX_FAULT_COMPLETE] = {false, false, false, true, false},
-    [IBX_FAULT_DRAINING] = {false, false, false, false, true},
-    [IBX_FAULT_STOPPED] = {false, true, true, false, false},
+static const struct ibx_state states[] = {
+    [IBX_FAULT_HELD] = {"held",
+                        IBX_TO(IBX_FAULT_SERVING) | IBX_TO(IBX_FAULT_COMPLETE) |
+                            IBX_TO(IBX_FAULT_DRAINING),
+                        IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [IBX_FAULT_SERVING] = {"serving", IBX_TO(IBX_FAULT_COMPLETE) | IBX_TO(IBX_FAULT_DRAINING),
+                           IBX_STATE_FINAL},
+    [IBX_FAULT_COMPLETE] = {"complete", IBX_TO(IBX_FAULT_DRAINING), IBX_STATE_FINAL},
+    [IBX_FAULT_DRAINING] = {"draining", IBX_TO(IBX_FAULT_STOPPED), IBX_STATE_FINAL},
+    [IBX_FAULT_STOPPED] = {"stopped", IBX_TO(IBX_FAULT_SERVING) | IBX_TO(IBX_FAULT_COMPLETE),
+                           IBX_STATE_FINAL},
 };
-
-enum ibx_fault_state ibx_fault_now(const struct ibx_fault *e)
-{
-    return (enum ibx_fault_state)atomic_load_explicit(&e->state, memory_order_acquire);
-}
+static const struct ibx_state_table table = IBX_STATE_TABLE("fault engine", states);
 
 enum ibx_fault_state ibx_fault_state(const struct ibx_fault *engine)
 {
-    return ibx_fault_now(engine);
+    return (enum ibx_fault_state)atomic_load_explicit(&engine->state, memory_order_acquire);
 }
 
 const char *ibx_fault_state_name(enum ibx_fault_state state)
 {
-    static const char *const names[] = {"held", "serving", "complete", "draining", "stopped"};
-    return (unsigned)state < 5 ? names[state] : "unknown";
+    return ibx_state_name(&table, (unsigned)state);
 }
 
 static void signal_fd(int fd)
@@ -54,10 +53,11 @@ void ibx_fault_changed(struct ibx_fault *e)
         signal_fd(e->workers[i].wake_fd);
 }
 
-/* The one place that moves; under the lock. */
+/* The one place that moves, under the lock; everybody reads the state without it. False: the table
+ * does not allow it, and nothing has changed. */
 static bool move(struct ibx_fault *e, enum ibx_fault_state to)
 {
-    if (!allowed[ibx_fault_now(e)][to])
+    if (!ibx_state_allows(&table, ibx_fault_state(e), to))
         return false;
     atomic_store_explicit(&e->state, to, memory_order_release);
     if (to == IBX_FAULT_COMPLETE || to == IBX_FAULT_STOPPED)
@@ -68,12 +68,12 @@ static bool move(struct ibx_fault *e, enum ibx_fault_state to)
     return true;
 }
 
-static void stop(struct ibx_fault *e, int code, const char *text)
+void ibx_fault_stop(struct ibx_fault *engine, int code, const char *reason)
 {
-    pthread_mutex_lock(&e->lock);
-    if (move(e, IBX_FAULT_DRAINING))
-        ibx_error_set(&e->reason, code, "%s", text);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&engine->lock);
+    if (move(engine, IBX_FAULT_DRAINING))
+        ibx_error_set(&engine->reason, code, "%s", reason);
+    pthread_mutex_unlock(&engine->lock);
 }
 
 void ibx_fault_fail(struct ibx_fault *e, int code, const char *format, ...)
@@ -83,12 +83,7 @@ void ibx_fault_fail(struct ibx_fault *e, int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    stop(e, code, text);
-}
-
-void ibx_fault_stop(struct ibx_fault *engine, int code, const char *reason)
-{
-    stop(engine, code, reason);
+    ibx_fault_stop(e, code, text);
 }
 
 void ibx_fault_drained(struct fault_worker *w)
@@ -111,10 +106,10 @@ static bool everything_present(const struct ibx_fault *e)
 
 void ibx_fault_check_complete(struct ibx_fault *e)
 {
-    if (ibx_fault_now(e) != IBX_FAULT_SERVING || !everything_present(e))
+    if (ibx_fault_state(e) != IBX_FAULT_SERVING || !everything_present(e))
         return;
     pthread_mutex_lock(&e->lock);
-    if (ibx_fault_now(e) == IBX_FAULT_SERVING)
+    if (ibx_fault_state(e) == IBX_FAULT_SERVING) /* HELD and STOPPED may not become it here */
         move(e, IBX_FAULT_COMPLETE);
     pthread_mutex_unlock(&e->lock);
 }
@@ -123,7 +118,7 @@ int ibx_fault_serve(struct ibx_fault *engine)
 {
     pthread_mutex_lock(&engine->lock);
     int rc = -EBUSY;
-    if (ibx_fault_now(engine) == IBX_FAULT_HELD &&
+    if (ibx_fault_state(engine) == IBX_FAULT_HELD &&
         move(engine, everything_present(engine) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING))
         rc = 0;
     pthread_mutex_unlock(&engine->lock);
@@ -132,14 +127,14 @@ int ibx_fault_serve(struct ibx_fault *engine)
 
 void ibx_fault_serve_again(struct ibx_fault *e)
 {
-    count(&e->changes, 1); /* the faults that wait are to be looked at again */
+    count(&e->changes, 1); /* the workers look at the waiting faults again */
     move(e, everything_present(e) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING);
 }
 
 int ibx_fault_reason(struct ibx_fault *engine, struct ibx_error *err)
 {
     pthread_mutex_lock(&engine->lock);
-    enum ibx_fault_state state = ibx_fault_now(engine);
+    enum ibx_fault_state state = ibx_fault_state(engine);
     bool stopped = state == IBX_FAULT_DRAINING || state == IBX_FAULT_STOPPED;
     int rc = stopped ? engine->reason.code : -EINPROGRESS;
     if (stopped && err)
@@ -199,7 +194,7 @@ int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t pages
     marked(engine, n, IBX_FAULT_BY_ZERO);
     if (n) {
         count(&engine->changes, 1);
-        if (ibx_fault_now(engine) != IBX_FAULT_HELD) /* somebody may wait for one of them */
+        if (ibx_fault_state(engine) != IBX_FAULT_HELD) /* a fault may wait for one of them */
             ibx_fault_wake_workers(engine);
         ibx_fault_check_complete(engine);
     }
@@ -210,14 +205,14 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
                       struct ibx_error *err)
 {
     pthread_mutex_lock(&engine->lock);
-    enum ibx_fault_state state = ibx_fault_now(engine);
+    enum ibx_fault_state state = ibx_fault_state(engine);
     bool may = state == IBX_FAULT_HELD || state == IBX_FAULT_STOPPED;
     uint64_t n = 0;
     for (uint64_t i = 0; may && i < pages && i < engine->map.pages; i++)
         if (present[i / 8] >> i % 8 & 1)
             n += pagemap_move(&engine->map, i, PAGE_MISSING, PAGE_PRESENT);
     marked(engine, n, IBX_FAULT_BY_REBUILD);
-    if (may) /* all of them fault again, or go on */
+    if (may) /* each faults again, or goes on */
         atomic_store_explicit(&engine->waiting, 0, memory_order_release);
     pthread_mutex_unlock(&engine->lock);
     if (!may)
