@@ -18,6 +18,14 @@ struct line {
     const char *uri;
 };
 
+static const char *tool_name = "ibx"; /* of the tool whose line was parsed */
+
+int ibx_tool_fail(const struct ibx_error *err)
+{
+    fprintf(stderr, "%s: %s\n", tool_name, err->message);
+    return EXIT_FAILURE;
+}
+
 void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
 {
     va_list args;
@@ -234,6 +242,7 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
         {.key = 'h', .flags = OPTION_HIDDEN, .doc = ""}};
     struct argp_option *next = options + 1;
     struct line line = {.tool = tool, .args = args, .command = -1};
+    tool_name = tool->name;
     snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
     argp_program_version = version;
     argp_err_exit_status = 2;

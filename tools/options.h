@@ -79,4 +79,7 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
 void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
     __attribute__((noreturn, format(printf, 2, 3)));
 
+/* After ibx_tool_parse(): prints "TOOL: MESSAGE" on standard error. Returns the exit status 1. */
+int ibx_tool_fail(const struct ibx_error *err);
+
 #endif

@@ -5,9 +5,9 @@
  *   Read(1) for each byte of the name, Read(8: length), Read(body)
  *   Write(4: exit code) Write(8: seconds) Write(8: length) [Write(reply)] Sync
  *
- * and no cudaMemcpy in between. The body's buffer persists between calls, as GVirtuS's does; so
- * does the reply's, whose GVirtuS makes a new one each time. What a client says is believed only as
- * far as it has been checked: names, lengths and layouts; a wrong one ends its connection.
+ * and no cudaMemcpy in between. The body's buffer persists between calls, as GVirtuS's does; the
+ * reply's persists too, where GVirtuS makes a new one for each call. Names, lengths and layouts are
+ * checked; a wrong one ends the connection.
  */
 #include "tools/ib-bw/ib-bw.h"
 
@@ -31,7 +31,7 @@ static const char *peer(const struct answer *a)
     return a->stream->ops->peer(a->stream);
 }
 
-/* False ends the connection; the sentence is for the operator. */
+/* Logs what a client sent. False, which ends the connection. */
 static bool complain(const struct answer *a, const char *what, uint64_t value)
 {
     ibx_log(IBX_LOG_WARN, "%s sent %s (%llu): connection closed", peer(a), what,
@@ -39,7 +39,7 @@ static bool complain(const struct answer *a, const char *what, uint64_t value)
     return false;
 }
 
-/* False at the end of the stream, too, of which nothing is said. */
+/* False also at the end of the stream, which is not logged. */
 static bool read_name(struct answer *a, char name[BW_NAME_MAX])
 {
     for (unsigned i = 0; i < BW_NAME_MAX; i++) {
@@ -66,12 +66,11 @@ static bool read_body(struct answer *a, uint64_t *length)
            a->stream->ops->read(a->stream, a->body.data, (size_t)*length) == (ssize_t)*length;
 }
 
-static bool reply(struct answer *a, enum bw_exit code, const void *data, size_t n)
+bool ibx_bw_reply(struct bw_stream *s, uint32_t code, const void *data, size_t n)
 {
     uint8_t head[4 + 8 + 8];
-    struct bw_stream *s = a->stream;
     struct ibx_writer w = ibx_writer_of(head, sizeof(head));
-    ibx_put_u32(&w, (uint32_t)code);
+    ibx_put_u32(&w, code);
     ibx_put_u64(&w, 0); /* 0.0 seconds */
     ibx_put_u64(&w, n);
     return s->ops->write(s, head, 4) == 4 && s->ops->write(s, head + 4, 8) == 8 &&
@@ -79,7 +78,12 @@ static bool reply(struct answer *a, enum bw_exit code, const void *data, size_t 
            !s->ops->sync(s);
 }
 
-/* u64 bytes, u64 seed. Makes room for the payloads of the next calls and the one to send. */
+static bool reply_code(struct answer *a, enum bw_exit code)
+{
+    return ibx_bw_reply(a->stream, code, NULL, 0);
+}
+
+/* Makes room for the payloads of the next calls, and the one to send. */
 static bool prepare(struct answer *a, size_t length)
 {
     struct ibx_reader r = ibx_reader_of(a->body.data, length);
@@ -87,20 +91,20 @@ static bool prepare(struct answer *a, size_t length)
     if (r.failed || ibx_reader_left(&r))
         return complain(a, "a malformed " BW_CALL_PREPARE, length);
     if (bytes > a->max_bytes)
-        return reply(a, BW_EXIT_TOO_LONG, NULL, 0);
+        return reply_code(a, BW_EXIT_TOO_LONG);
     a->received = a->prepared = 0;
     if (!bytes) {
         ibx_bw_buffer_fini(&a->body);
         ibx_bw_buffer_fini(&a->reply);
-        return reply(a, BW_EXIT_OK, NULL, 0);
+        return reply_code(a, BW_EXIT_OK);
     }
     if (ibx_bw_buffer_room(&a->reply, BW_D2H_HEAD + (size_t)bytes))
-        return reply(a, BW_EXIT_TOO_LONG, NULL, 0);
+        return reply_code(a, BW_EXIT_TOO_LONG);
     struct ibx_writer w = ibx_writer_of(a->reply.data, BW_D2H_HEAD);
     ibx_put_u64(&w, bytes);
     ibx_bw_payload_fill(a->reply.data + BW_D2H_HEAD, (size_t)bytes, seed);
     a->prepared = (size_t)bytes;
-    return reply(a, BW_EXIT_OK, NULL, 0);
+    return reply_code(a, BW_EXIT_OK);
 }
 
 static bool h2d(struct answer *a, size_t length)
@@ -114,7 +118,7 @@ static bool h2d(struct answer *a, size_t length)
         return complain(a, "a malformed H2D copy", length);
     a->received = (size_t)n;
     bool good = ibx_bw_payload_marked(payload, a->received, token);
-    return reply(a, good ? BW_EXIT_OK : BW_EXIT_DAMAGED, NULL, 0);
+    return reply_code(a, good ? BW_EXIT_OK : BW_EXIT_DAMAGED);
 }
 
 static bool d2h(struct answer *a, size_t length)
@@ -129,7 +133,7 @@ static bool d2h(struct answer *a, size_t length)
     if (!n || n != a->prepared)
         return complain(a, "a D2H copy that was not prepared", n);
     ibx_bw_payload_mark(a->reply.data + BW_D2H_HEAD, a->prepared, token);
-    return reply(a, BW_EXIT_OK, a->reply.data, BW_D2H_HEAD + a->prepared);
+    return ibx_bw_reply(a->stream, BW_EXIT_OK, a->reply.data, BW_D2H_HEAD + a->prepared);
 }
 
 /* The kind is the last field, and GVirtuS looks there first as well. */
@@ -152,7 +156,7 @@ static bool checksum(struct answer *a)
     uint8_t bytes[8];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     ibx_put_u64(&w, a->received ? ibx_bw_payload_sum(a->body.data + BW_H2D_HEAD, a->received) : 0);
-    return reply(a, BW_EXIT_OK, bytes, sizeof(bytes));
+    return ibx_bw_reply(a->stream, BW_EXIT_OK, bytes, sizeof(bytes));
 }
 
 static bool answer_one(struct answer *a)

@@ -7,12 +7,12 @@
  *
  * with the bodies of its cudaMemcpy:
  *
- *   H2D  dst 8, n 8, payload, count 8, kind 4           answered with nothing
- *   D2H  u64 1, one NUL byte, src 8, count 8, kind 4    answered with n 8, payload
+ *   H2D  dst 8, n 8, payload, count 8, kind 4           the reply is empty
+ *   D2H  u64 1, one NUL byte, src 8, count 8, kind 4    the reply is n 8, payload
  *
- * The device addresses of a bench are free, so they carry the token that marks the call's payload.
- * The marks are looked at in every call; the checksum of the whole payload is compared after the
- * first and the last call of a slice. Neither is timed.
+ * Device addresses mean nothing here, so they carry the token that marks the call's payload. Every
+ * call checks the marks; the first and the last call of a slice are followed by a check of the
+ * whole payload. No check is timed.
  */
 #include "tools/ib-bw/ib-bw.h"
 
@@ -20,26 +20,9 @@
 #include "common/wire.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define KEEP_BYTES ((size_t)4 << 20) /* a server may keep so much between slices */
-
-struct call_path {
-    struct bw_path path;
-    struct bw_stream *stream;
-    struct bw_front *front;
-    uint64_t token; /* of the last call */
-    bool answered;
-};
-
-struct call {
-    const char *name;
-    const void *body;
-    size_t length;
-    void *reply; /* of `reply_length` bytes, no more and no less */
-    size_t reply_length;
-};
+#define KEEP_BYTES ((size_t)4 << 20) /* a server keeps longer payloads for one slice only */
 
 static int ended(struct bw_stream *s, ssize_t rc, struct ibx_error *err)
 {
@@ -48,7 +31,13 @@ static int ended(struct bw_stream *s, ssize_t rc, struct ibx_error *err)
                          *reason ? reason : "the server closed it");
 }
 
-static int send_request(struct bw_stream *s, const struct call *call, struct ibx_error *err)
+static int damaged(size_t n, const char *where, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged %s the server", n,
+                         where);
+}
+
+static int send_request(struct bw_stream *s, const struct bw_call *call, struct ibx_error *err)
 {
     uint8_t length[8];
     struct ibx_writer w = ibx_writer_of(length, sizeof(length));
@@ -65,8 +54,8 @@ static int send_request(struct bw_stream *s, const struct call *call, struct ibx
     return rc ? ended(s, rc, err) : 0;
 }
 
-/* The exit code (enum bw_exit) is an output: with another than BW_EXIT_OK there is no reply. */
-static int receive_reply(struct bw_stream *s, const struct call *call, uint32_t *code,
+/* *code is an enum bw_exit; with another than BW_EXIT_OK there is no reply. */
+static int receive_reply(struct bw_stream *s, const struct bw_call *call, uint32_t *code,
                          struct ibx_error *err)
 {
     uint8_t head[4 + 8 + 8];
@@ -80,62 +69,52 @@ static int receive_reply(struct bw_stream *s, const struct call *call, uint32_t 
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
     *code = ibx_get_u32(&r);
     ibx_get_u64(&r); /* the back end's seconds */
-    uint64_t length = ibx_get_u64(&r);
-    uint64_t due = *code == BW_EXIT_OK ? call->reply_length : 0;
+    uint64_t length = ibx_get_u64(&r), due = *code == BW_EXIT_OK ? call->reply_length : 0;
     if (length != due)
         return ibx_error_set(err, -EPROTO,
-                             "%s was answered with %llu bytes where %llu are due: is an ib-bw "
-                             "serving there?",
+                             "the reply to %s has %llu bytes instead of %llu: is an ib-bw serving "
+                             "there?",
                              call->name, (unsigned long long)length, (unsigned long long)due);
-    if (length) {
-        rc = s->ops->read(s, call->reply, length);
-        if (rc <= 0)
-            return ended(s, rc, err);
-    }
-    return 0;
+    rc = length ? s->ops->read(s, call->reply, length) : 1;
+    return rc <= 0 ? ended(s, rc, err) : 0;
 }
 
-/* One call; `ns` may be NULL. */
-static int make_call(struct bw_stream *s, const struct call *call, uint64_t *ns,
-                     struct ibx_error *err)
+int ibx_bw_call(struct bw_stream *s, const struct bw_call *call, uint64_t *ns,
+                struct ibx_error *err)
 {
     uint32_t code = BW_EXIT_OK;
     uint64_t start = ibx_now_ns();
     int rc = send_request(s, call, err);
     if (!rc)
         rc = receive_reply(s, call, &code, err);
-    if (rc)
+    *ns = ibx_now_ns() - start;
+    if (rc || code == BW_EXIT_OK)
         return rc;
-    if (ns)
-        *ns = ibx_now_ns() - start;
-    switch (code) {
-    case BW_EXIT_OK:
-        return 0;
-    case BW_EXIT_DAMAGED:
+    if (code == BW_EXIT_DAMAGED)
         return ibx_error_set(err, -EBADMSG, "the payload of a call arrived damaged at the server");
-    case BW_EXIT_TOO_LONG:
-        return ibx_error_set(err, -EFBIG, "the server does not take so much: see its --max-bytes");
-    default:
-        return ibx_error_set(err, -EPROTO, "%s failed at the server with code %u", call->name,
-                             code);
-    }
+    if (code == BW_EXIT_TOO_LONG)
+        return ibx_error_set(err, -EFBIG,
+                             "the server does not take payloads of this size: see its --max-bytes");
+    return ibx_error_set(err, -EPROTO, "%s failed at the server with code %u", call->name, code);
 }
 
 static int prepare_server(struct bw_stream *s, size_t bytes, uint64_t seed, struct ibx_error *err)
 {
     uint8_t body[16];
+    uint64_t ns;
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     ibx_put_u64(&w, bytes);
     ibx_put_u64(&w, seed);
-    struct call call = {.name = BW_CALL_PREPARE, .body = body, .length = w.length};
-    return make_call(s, &call, NULL, err);
+    struct bw_call call = {.name = BW_CALL_PREPARE, .body = body, .length = w.length};
+    return ibx_bw_call(s, &call, &ns, err);
 }
 
 /* ------------------------------------------------------------------- to the device */
 
-static int h2d(struct call_path *p, size_t n, uint64_t *ns, struct ibx_error *err)
+static int h2d(struct bw_bench *bench, struct bw_path *p, size_t n, uint64_t *ns,
+               struct ibx_error *err)
 {
-    uint8_t *body = p->front->request.data;
+    uint8_t *body = bench->request.data;
     struct ibx_writer w = ibx_writer_of(body, BW_H2D_HEAD);
     ibx_put_u64(&w, ++p->token);
     ibx_put_u64(&w, n);
@@ -143,139 +122,101 @@ static int h2d(struct call_path *p, size_t n, uint64_t *ns, struct ibx_error *er
     ibx_put_u64(&w, n);
     ibx_put_u32(&w, BW_KIND_H2D);
     ibx_bw_payload_mark(body + BW_H2D_HEAD, n, p->token);
-    struct call call = {
+    struct bw_call call = {
         .name = BW_CALL_MEMCPY, .body = body, .length = BW_H2D_HEAD + n + BW_H2D_TAIL};
-    return make_call(p->stream, &call, ns, err);
+    return ibx_bw_call(p->stream, &call, ns, err);
 }
 
-static int h2d_check(struct call_path *p, size_t n, struct ibx_error *err)
+static int h2d_check(struct bw_bench *bench, struct bw_path *p, size_t n, struct ibx_error *err)
 {
     uint8_t reply[8];
-    struct call call = {.name = BW_CALL_CHECKSUM, .reply = reply, .reply_length = sizeof(reply)};
-    int rc = make_call(p->stream, &call, NULL, err);
-    if (rc)
-        return rc;
+    uint64_t ns;
+    struct bw_call call = {.name = BW_CALL_CHECKSUM, .reply = reply, .reply_length = sizeof(reply)};
+    int rc = ibx_bw_call(p->stream, &call, &ns, err);
     struct ibx_reader r = ibx_reader_of(reply, sizeof(reply));
-    if (ibx_get_u64(&r) == ibx_bw_payload_sum(p->front->request.data + BW_H2D_HEAD, n))
-        return 0;
-    return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged at the server", n);
+    if (!rc && ibx_get_u64(&r) != ibx_bw_payload_sum(bench->request.data + BW_H2D_HEAD, n))
+        rc = damaged(n, "at", err);
+    return rc;
 }
 
 /* ----------------------------------------------------------------- from the device */
 
-static int d2h(struct call_path *p, size_t n, uint64_t *ns, struct ibx_error *err)
+static int d2h(struct bw_bench *bench, struct bw_path *p, size_t n, uint64_t *ns,
+               struct ibx_error *err)
 {
-    uint8_t body[BW_D2H_REQUEST];
+    uint8_t body[BW_D2H_REQUEST], *reply = bench->reply.data;
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     ibx_put_u64(&w, 1);
     ibx_put_u8(&w, 0);
     ibx_put_u64(&w, ++p->token);
     ibx_put_u64(&w, n);
     ibx_put_u32(&w, BW_KIND_D2H);
-    uint8_t *reply = p->front->reply.data;
-    struct call call = {.name = BW_CALL_MEMCPY,
-                        .body = body,
-                        .length = w.length,
-                        .reply = reply,
-                        .reply_length = BW_D2H_HEAD + n};
-    int rc = make_call(p->stream, &call, ns, err);
-    if (rc)
-        return rc;
+    struct bw_call call = {.name = BW_CALL_MEMCPY,
+                           .body = body,
+                           .length = w.length,
+                           .reply = reply,
+                           .reply_length = BW_D2H_HEAD + n};
+    int rc = ibx_bw_call(p->stream, &call, ns, err);
     struct ibx_reader r = ibx_reader_of(reply, BW_D2H_HEAD);
-    if (ibx_get_u64(&r) == n && ibx_bw_payload_marked(reply + BW_D2H_HEAD, n, p->token))
-        return 0;
-    return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged from the server",
-                         n);
+    if (!rc && (ibx_get_u64(&r) != n || !ibx_bw_payload_marked(reply + BW_D2H_HEAD, n, p->token)))
+        rc = damaged(n, "from", err);
+    return rc;
 }
 
-/* The request buffer is free in this direction: what should have come is made there. */
-static int d2h_check(struct call_path *p, size_t n, struct ibx_error *err)
+/* The request buffer is free in this direction and holds the expected payload. */
+static int d2h_check(struct bw_bench *bench, struct bw_path *p, size_t n, struct ibx_error *err)
 {
-    uint8_t *expected = p->front->request.data;
-    ibx_bw_payload_mark(expected, n, p->token);
-    if (!memcmp(expected, p->front->reply.data + BW_D2H_HEAD, n))
-        return 0;
-    return ibx_error_set(err, -EBADMSG, "a payload of %zu bytes arrived damaged from the server",
-                         n);
+    ibx_bw_payload_mark(bench->request.data, n, p->token);
+    return memcmp(bench->request.data, bench->reply.data + BW_D2H_HEAD, n) ? damaged(n, "from", err)
+                                                                           : 0;
 }
 
 /* ------------------------------------------------------------------------- slices */
 
-static int make_payloads(struct call_path *p, const struct bw_slice *slice, struct ibx_error *err)
+static int make_payloads(struct bw_bench *bench, struct bw_path *p, const struct bw_slice *slice,
+                         struct ibx_error *err)
 {
-    struct bw_front *front = p->front;
     bool in = slice->op == BW_H2D;
-    if (ibx_bw_buffer_room(&front->request, BW_H2D_HEAD + slice->bytes + BW_H2D_TAIL) ||
-        (!in && ibx_bw_buffer_room(&front->reply, BW_D2H_HEAD + slice->bytes)))
+    if (ibx_bw_buffer_room(&bench->request, BW_H2D_HEAD + slice->bytes + BW_H2D_TAIL) ||
+        (!in && ibx_bw_buffer_room(&bench->reply, BW_D2H_HEAD + slice->bytes)))
         return ibx_error_set(err, -ENOMEM, "no memory for payloads of %zu bytes", slice->bytes);
-    ibx_bw_payload_fill(front->request.data + (in ? BW_H2D_HEAD : 0), slice->bytes, slice->seed);
+    ibx_bw_payload_fill(bench->request.data + (in ? BW_H2D_HEAD : 0), slice->bytes, slice->seed);
     return prepare_server(p->stream, slice->bytes, slice->seed, err);
 }
 
-static int run_calls(struct call_path *p, const struct bw_slice *slice, struct bw_results *results,
+static int run_calls(struct bw_bench *bench, struct bw_path *p, const struct bw_slice *slice,
                      struct bw_cell *cell, struct ibx_error *err)
 {
     bool in = slice->op == BW_H2D;
-    int (*call)(struct call_path *, size_t, uint64_t *, struct ibx_error *) = in ? h2d : d2h;
-    int (*check)(struct call_path *, size_t, struct ibx_error *) = in ? h2d_check : d2h_check;
-    uint64_t ns, end = 0;
-    for (unsigned i = 0; i < slice->warmup; i++) {
-        int rc = call(p, slice->bytes, &ns, err);
+    int (*call)(struct bw_bench *, struct bw_path *, size_t, uint64_t *, struct ibx_error *) =
+        in ? h2d : d2h;
+    int (*check)(struct bw_bench *, struct bw_path *, size_t, struct ibx_error *) =
+        in ? h2d_check : d2h_check;
+    uint64_t ns;
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < slice->warmup; i++) {
+        rc = call(bench, p, slice->bytes, &ns, err);
         if (!rc && !i)
-            rc = check(p, slice->bytes, err);
-        if (rc)
-            return rc;
+            rc = check(bench, p, slice->bytes, err);
     }
-    for (uint64_t done = 0; !atomic_load(&ibx_bw_stop); done++) {
-        uint64_t now = ibx_now_ns();
-        if (!done)
-            end = now + slice->budget_ns;
-        if (slice->count ? done == slice->count : done && now >= end)
+    const uint64_t end = ibx_now_ns() + slice->budget_ns;
+    for (uint64_t done = 0; !rc && !atomic_load(&bench->results.stopped); done++) {
+        if (slice->count ? done == slice->count : done && ibx_now_ns() >= end)
             break;
-        int rc = call(p, slice->bytes, &ns, err);
-        if (rc)
-            return rc;
-        if (!ibx_bw_cell_add(results, cell, ns))
+        rc = call(bench, p, slice->bytes, &ns, err);
+        if (!rc && !ibx_bw_cell_add(&bench->results, cell, ns))
             break;
     }
-    return check(p, slice->bytes, err);
+    return rc ? rc : check(bench, p, slice->bytes, err);
 }
 
-static int run_slice(struct bw_path *path, const struct bw_slice *slice, struct bw_results *results,
+int ibx_bw_slice_run(struct bw_bench *bench, struct bw_path *path, const struct bw_slice *slice,
                      struct bw_cell *cell, struct ibx_error *err)
 {
-    struct call_path *p = (struct call_path *)path;
-    int rc = make_payloads(p, slice, err);
-    if (rc && rc != -ENOMEM && !p->answered)
-        return rc == -EFBIG ? rc : ibx_error_prefix(err, rc, BW_NO_ANSWER);
-    if (!rc) {
-        p->answered = true;
-        rc = run_calls(p, slice, results, cell, err);
-    }
+    int rc = make_payloads(bench, path, slice, err);
+    if (!rc)
+        rc = run_calls(bench, path, slice, cell, err);
     if (!rc && slice->bytes > KEEP_BYTES)
-        rc = prepare_server(p->stream, 0, 0, err);
+        rc = prepare_server(path->stream, 0, 0, err);
     return rc;
-}
-
-static void destroy(struct bw_path *path)
-{
-    struct call_path *p = (struct call_path *)path;
-    p->stream->ops->destroy(p->stream);
-    free(p);
-}
-
-int ibx_bw_path_of_stream(struct bw_stream *stream, struct bw_front *front, struct bw_path **path,
-                          struct ibx_error *err)
-{
-    struct call_path *p = calloc(1, sizeof(*p));
-    if (!p) {
-        stream->ops->destroy(stream);
-        return ibx_error_set(err, -ENOMEM, "no memory for a path");
-    }
-    p->path.run = run_slice;
-    p->path.destroy = destroy;
-    p->stream = stream;
-    p->front = front;
-    *path = &p->path;
-    return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Files that are there whole or not at all. */
+/* Files that are there completely or not at all. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>
@@ -14,19 +14,25 @@ int ibx_bw_file_open(struct bw_file *file, const char *name, struct ibx_error *e
     if ((size_t)snprintf(file->name, sizeof(file->name), "%s", name) >= sizeof(file->name))
         return ibx_error_set(err, -ENAMETOOLONG, "the file name \"%.32s...\" is too long", name);
     snprintf(file->temporary, sizeof(file->temporary), "%s.XXXXXX", file->name);
-    file->fd = mkostemp(file->temporary, O_CLOEXEC);
-    if (file->fd < 0)
+    int fd = mkostemp(file->temporary, O_CLOEXEC);
+    if (fd < 0)
         return ibx_error_set(err, -errno, "%s cannot be made: %s", name, strerror(errno));
     mode_t mask = umask(0);
     umask(mask);
-    fchmod(file->fd, 0666 & ~mask); /* mkostemp gives 0600 */
-    return 0;
+    fchmod(fd, 0666 & ~mask); /* mkostemp gives 0600 */
+    file->out = fdopen(fd, "w");
+    if (file->out)
+        return 0;
+    close(fd);
+    unlink(file->temporary);
+    return ibx_error_set(err, -ENOMEM, "no memory to write %s", name);
 }
 
 int ibx_bw_file_close(struct bw_file *file, int rc, struct ibx_error *err)
 {
-    if (close(file->fd) && !rc)
-        rc = ibx_error_set(err, -errno, "%s: %s", file->name, strerror(errno));
+    bool failed = ferror(file->out);
+    if ((fclose(file->out) || failed) && !rc)
+        rc = ibx_error_set(err, -EIO, "%s cannot be written: %s", file->name, strerror(errno));
     if (!rc && rename(file->temporary, file->name))
         rc = ibx_error_set(err, -errno, "%s cannot be put in place: %s", file->name,
                            strerror(errno));

@@ -1,23 +1,193 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-bw: what the communicator gains over GVirtuS's own; see ib-bw(1). */
+/* ib-bw: what the communicator gains over GVirtuS's own, see ib-bw(1). This is its command line. */
 #include "tools/ib-bw/ib-bw.h"
+#include "tools/options.h"
 
+#include "common/log.h"
+
+#include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_SIZES   "4,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
+#define TUNE_SIZES      "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,16M,64M,256M"
+#define MAX_BYTES_LIMIT ((size_t)1 << 40)
+
+#define SERVE   (1u << BW_SERVE)
+#define RUN     (1u << BW_RUN)
+#define SELF    (1u << BW_SELF)
+#define TUNE    (1u << BW_TUNE)
+#define MEASURE (RUN | SELF)
+
+static int add_size(struct bw_args *args, const char *text, struct ibx_error *err)
+{
+    size_t bytes;
+    int rc = ibx_size_parse(text, &bytes, err);
+    if (rc)
+        return rc;
+    if (!bytes || bytes > MAX_BYTES_LIMIT)
+        return ibx_error_set(err, -EINVAL, "\"%s\" is not between 1 and 1024G", text);
+    if (args->size_count == BW_SIZES_MAX)
+        return ibx_error_set(err, -E2BIG, "more than %d sizes", BW_SIZES_MAX);
+    for (unsigned i = 0; i < args->size_count; i++) {
+        if (args->sizes[i] == bytes)
+            return ibx_error_set(err, -EINVAL, "\"%s\" is there twice", text);
+    }
+    args->sizes[args->size_count++] = bytes;
+    return 0;
+}
+
+static int take_sizes(void *untyped, const char *text, struct ibx_error *err)
+{
+    struct bw_args *args = untyped;
+    args->size_count = 0;
+    for (;;) {
+        char one[64];
+        size_t n = strcspn(text, ",");
+        snprintf(one, sizeof(one), "%.*s", (int)(n < sizeof(one) ? n : sizeof(one)), text);
+        int rc = add_size(args, one, err);
+        if (rc)
+            return rc;
+        text += n;
+        if (!*text)
+            return 0;
+        text++;
+    }
+}
+
+static bool path_known(const char *name, size_t n)
+{
+    const char *known = BW_STOCK;
+    for (unsigned i = 0; known; known = ibx_provider_name(i++)) {
+        if (strlen(known) == n && !memcmp(known, name, n))
+            return true;
+    }
+    return false;
+}
+
+static int check_paths(const char *list, struct ibx_error *err)
+{
+    for (const char *p = list;; p++) {
+        size_t n = strcspn(p, ",");
+        if (!path_known(p, n))
+            return ibx_error_set(err, -EINVAL, "\"%.*s\" is not one of shm, verbs, ofi, tcp, stock",
+                                 (int)(n < 64 ? n : 64), p);
+        p += n;
+        if (!*p)
+            return 0;
+    }
+}
+
+static int take_paths(void *args, const char *text, struct ibx_error *err)
+{
+    ((struct bw_args *)args)->paths = text;
+    return check_paths(text, err);
+}
+
+/* A file that cannot be made is told now, and not when all has been measured. */
+static int take_json(void *args, const char *text, struct ibx_error *err)
+{
+    ((struct bw_args *)args)->json = text;
+    return strcmp(text, "-") ? ibx_bw_file_check(text, err) : 0;
+}
+
+static int take_plot(void *args, const char *text, struct ibx_error *err)
+{
+    ((struct bw_args *)args)->plot = text;
+    int rc = ibx_bw_plot_check(text, err);
+    return rc ? rc : ibx_bw_file_check(text, err);
+}
+
+static const struct ibx_tool_command commands[] = {
+    [BW_SERVE] = {"serve", "URI",
+                  "Answers the calls of `run' until it is stopped; rdma://0.0.0.0:18515 serves all "
+                  "addresses"},
+    [BW_RUN] = {"run", "URI", "Measures against such a server"},
+    [BW_SELF] = {"self", NULL, "Starts both ends on this host and compares all paths"},
+    [BW_TUNE] = {"tune", NULL,
+                 "Measures on this host's GPU which way the back end's copies should take, and "
+                 "stores it"},
+    {NULL},
+};
+
+#define AT(member) .at = offsetof(struct bw_args, member)
+
+static const struct ibx_tool_option options[] = {
+    {.help = "All commands:"},
+    IBX_TOOL_OPTION_SET(struct bw_args, 0),
+    {.help = "serve, run and self:"},
+    IBX_TOOL_OPTION_KEY_FILE(struct bw_args, SERVE | MEASURE),
+    {.help = "run, self and tune:"},
+    {"sizes", "LIST", "Payload sizes [" DEFAULT_SIZES "; tune has others]", MEASURE | TUNE,
+     IBX_TOOL_OWN, .take = take_sizes},
+    {"time", "SECONDS", "Time for a cell of the table [0.3, tune 0.1]", MEASURE | TUNE,
+     IBX_TOOL_SECONDS, AT(seconds), .max = 3600},
+    {"count", "N", "Calls for a cell, instead of a time", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
+     AT(count), 1, BW_CALLS_MAX},
+    {"rounds", "N", "Turns in which the paths alternate [5]", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
+     AT(rounds), 1, 1000},
+    {.help = "run and self:"},
+    {"long", NULL, "One line for a path, with the 99th percentile", MEASURE, IBX_TOOL_FLAG,
+     AT(line_a_path)},
+    {"json", "FILE", "Results as JSON; \"-\": on standard output, instead of the table", MEASURE,
+     IBX_TOOL_OWN, .take = take_json},
+    {"plot", "FILE", "Results as FILE.svg or FILE.png, drawn by gnuplot", MEASURE, IBX_TOOL_OWN,
+     .take = take_plot},
+    {.help = "run and serve:"},
+    {"stock", "[HOST:]PORT",
+     "serve: answer GVirtuS's own TCP communicator there too, which knows no keys [127.0.0.1]; "
+     "run: compare with it",
+     SERVE | RUN, IBX_TOOL_TEXT, AT(stock)},
+    {.help = "self:"},
+    {"paths", "LIST", "Of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN,
+     .take = take_paths},
+    {"no-pin", NULL, "Let the ends run on any processor", SELF, IBX_TOOL_FLAG, AT(no_pin)},
+    {.help = "tune:"},
+    {"output", "FILE", "Where to store the result [where a back end looks: rdma.tuning]", TUNE,
+     IBX_TOOL_TEXT, AT(output)},
+    {"over", "URI",
+     "Also measure the adapter's own way into the GPU, through this fabric and back: "
+     "verbs://ADDRESS:0 with an address of this host's adapter",
+     TUNE, IBX_TOOL_TEXT, AT(over)},
+    {.help = "serve:"},
+    {"max-bytes", "SIZE", "The longest payload taken [1G]", SERVE, IBX_TOOL_SIZE, AT(max_bytes), 1,
+     MAX_BYTES_LIMIT},
+    {"max-clients", "N", "Connections at once [64]", SERVE, IBX_TOOL_UNSIGNED, AT(max_clients), 1,
+     65536},
+    {0},
+};
+
+static const struct ibx_tool tool = {
+    .name = "ib-bw",
+    .help = "Measures cudaMemcpy as GVirtuS calls its communicator: ours over every path there is, "
+            "against what GVirtuS's own TCP communicator (stock) does.",
+    .commands = commands,
+    .options = options,
+    .lists_transport = true,
+};
 
 int main(int argc, char **argv)
 {
-    struct bw_args args;
+    static int (*const run[])(const struct bw_args *args) = {[BW_SERVE] = ibx_bw_serve,
+                                                             [BW_RUN] = ibx_bw_run,
+                                                             [BW_SELF] = ibx_bw_self,
+                                                             [BW_TUNE] = ibx_bw_tune};
+    static struct bw_args args = {
+        .rounds = 5,
+        .max_bytes = (size_t)1 << 30,
+        .max_clients = 64,
+    };
+    unsigned command;
     signal(SIGPIPE, SIG_IGN);
-    ibx_bw_args_parse(argc, argv, &args);
-    switch (args.command) {
-    case BW_SERVE:
-        return ibx_bw_serve(&args);
-    case BW_RUN:
-        return ibx_bw_run(&args);
-    case BW_TUNE:
-        return ibx_bw_tune(&args);
-    case BW_SELF:
-        break;
-    }
-    return ibx_bw_self(&args);
+    ibx_options_init(&args.options);
+    ibx_tool_parse(&tool, argc, argv, &args, &command, &args.uri);
+    if (!args.size_count)
+        take_sizes(&args, command == BW_TUNE ? TUNE_SIZES : DEFAULT_SIZES, NULL);
+    if (!(args.seconds > 0))
+        args.seconds = command == BW_TUNE ? 0.1 : 0.3;
+    /* The report says what goes wrong with a path. */
+    if (command != BW_SERVE && !getenv("IBX_LOG"))
+        ibx_log_set_level(IBX_LOG_ERROR);
+    return run[command](&args);
 }

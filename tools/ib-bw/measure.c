@@ -1,107 +1,123 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The order in which cells are filled, and what the person in front of the terminal sees of it. */
+/* The order in which cells are filled, and what a terminal shows of it. */
 #include "tools/ib-bw/ib-bw.h"
 
-#include <errno.h>
+#include "common/clock.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define SMALL_BYTES ((size_t)64 << 10)
 #define LARGE_BYTES ((size_t)16 << 20)
+#define COPY_BYTES  ((size_t)64 << 20) /* more than a cache */
+#define COPY_ROUNDS 5
 
-/* Short calls need a few to wake both ends up; of long ones the first faults the memory in. */
+void ibx_bw_progress(const char *format, ...)
+{
+    va_list args;
+    if (!isatty(STDERR_FILENO))
+        return;
+    fputs("\r\033[K", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+}
+
+/* Short calls need a few to wake both ends up; the first of long ones faults the memory in. */
 static unsigned warmup_calls(size_t bytes)
 {
     return bytes <= SMALL_BYTES ? 16 : bytes < LARGE_BYTES ? 3 : 1;
 }
 
-static void show_progress(const struct bw_results *results, const struct bw_slice *slice,
-                          unsigned round, unsigned rounds, unsigned path)
-{
-    char size[BW_SIZE_TEXT];
-    if (isatty(STDERR_FILENO))
-        fprintf(stderr, "\r\033[K%s %s, round %u of %u: %s", ibx_bw_op_name(slice->op),
-                ibx_bw_size_print(slice->bytes, size), round + 1, rounds, results->paths[path]);
-}
-
-static void clear_progress(void)
-{
-    if (isatty(STDERR_FILENO))
-        fputs("\r\033[K", stderr);
-}
-
-/* The path goes, its cells so far stay, the reason is told. */
+/* Closes a path. Its cells so far stay, and the reason is listed. */
 static void give_up(struct bw_bench *bench, unsigned which, const struct bw_slice *slice,
                     const char *why)
 {
-    struct bw_path *path = bench->open[which];
+    struct bw_path *path = &bench->open[which];
     char size[BW_SIZE_TEXT], reason[512];
-    const char *name = bench->results.paths[path->index];
-    snprintf(reason, sizeof(reason), "stopped at %s %s: %.400s", ibx_bw_op_name(slice->op),
+    snprintf(reason, sizeof(reason), "stopped at %s %s: %.400s", ibx_bw_op_names[slice->op],
              ibx_bw_size_print(slice->bytes, size), why);
     pthread_mutex_lock(&bench->results.lock);
-    ibx_bw_results_refuse(&bench->results, name, reason);
+    ibx_bw_results_refuse(&bench->results, bench->results.paths[path->index], reason);
     pthread_mutex_unlock(&bench->results.lock);
-    path->destroy(path);
+    path->stream->ops->destroy(path->stream);
     bench->open_count--;
-    memmove(&bench->open[which], &bench->open[which + 1],
-            (bench->open_count - which) * sizeof(bench->open[0]));
+    memmove(path, path + 1, (bench->open_count - which) * sizeof(*path));
 }
 
-/* One slice on every path. Returns the first error, after which the other paths had theirs. */
-static int run_round(struct bw_bench *bench, const struct bw_slice *slice, unsigned op,
-                     unsigned size, unsigned round, struct ibx_error *err)
+/* One slice on every path. Returns the first error; the other paths have their slices even so. */
+static int run_round(struct bw_bench *bench, const struct bw_slice *slice, unsigned size,
+                     unsigned round, struct ibx_error *err)
 {
+    struct bw_results *results = &bench->results;
     int first = 0;
-    unsigned i = 0;
-    while (i < bench->open_count && !atomic_load(&ibx_bw_stop)) {
-        struct bw_path *path = bench->open[i];
-        struct bw_cell *cell = ibx_bw_results_cell(&bench->results, path->index, op, size);
+    for (unsigned i = 0; i < bench->open_count && !atomic_load(&results->stopped);) {
+        struct bw_path *path = &bench->open[i];
+        const char *name = results->paths[path->index];
+        struct bw_cell *cell = ibx_bw_results_cell(results, path->index, slice->op, size);
         struct ibx_error why = {0};
-        show_progress(&bench->results, slice, round, bench->args->rounds, path->index);
-        int rc = path->run(path, slice, &bench->results, cell, &why);
-        if (rc && atomic_load(&ibx_bw_stop))
-            return first; /* the server was stopped as well */
+        char text[BW_SIZE_TEXT];
+        ibx_bw_progress("%s %s, round %u of %u: %s", ibx_bw_op_names[slice->op],
+                        ibx_bw_size_print(slice->bytes, text), round + 1, bench->args->rounds,
+                        name);
+        int rc = ibx_bw_slice_run(bench, path, slice, cell, &why);
+        if (rc && atomic_load(&results->stopped))
+            return first; /* the signal stopped the server as well */
         if (!rc) {
             i++;
             continue;
         }
         if (!first)
-            first = ibx_error_set(err, rc, "%s: %.600s", bench->results.paths[path->index],
-                                  why.message);
+            first = ibx_error_set(err, rc, "%s: %.600s", name, why.message);
         give_up(bench, i, slice, why.message);
     }
     return first;
 }
 
-static uint64_t share(uint64_t count, unsigned round, unsigned rounds)
-{
-    return count / rounds + (round < count % rounds);
-}
-
 int ibx_bw_bench_measure(struct bw_bench *bench, struct ibx_error *err)
 {
     const struct bw_args *args = bench->args;
-    const struct bw_results *results = &bench->results;
     int first = 0;
-    for (unsigned op = 0; op < results->op_count; op++) {
-        for (unsigned size = 0; size < results->size_count; size++) {
+    for (unsigned op = 0; op < BW_OPS; op++) {
+        for (unsigned size = 0; size < args->size_count; size++) {
             for (unsigned round = 0; round < args->rounds; round++) {
                 struct bw_slice slice = {
-                    .op = results->ops[op],
-                    .bytes = results->sizes[size],
+                    .op = (enum bw_op)op,
+                    .bytes = args->sizes[size],
                     .seed = (uint64_t)op << 48 | (uint64_t)size << 32 | (round + 1),
-                    .count = args->count ? share(args->count, round, args->rounds) : 0,
+                    .count = args->count / args->rounds + (round < args->count % args->rounds),
                     .budget_ns = (uint64_t)(args->seconds * 1e9 / args->rounds),
-                    .warmup = warmup_calls(results->sizes[size]),
+                    .warmup = warmup_calls(args->sizes[size]),
                 };
                 if (args->count && !slice.count)
                     break;
-                int rc = run_round(bench, &slice, op, size, round, first ? NULL : err);
+                int rc = run_round(bench, &slice, size, round, first ? NULL : err);
                 first = first ? first : rc;
             }
         }
     }
-    clear_progress();
+    ibx_bw_progress("%s", "");
     return first;
+}
+
+double ibx_bw_memcpy_rate(void)
+{
+    uint8_t *from = malloc(COPY_BYTES), *to = malloc(COPY_BYTES);
+    uint64_t best = UINT64_MAX;
+    if (from && to) {
+        ibx_bw_payload_fill(from, COPY_BYTES, 1);
+        memset(to, 1, COPY_BYTES);
+    }
+    for (unsigned i = 0; from && to && i < COPY_ROUNDS; i++) {
+        uint64_t start_ns = ibx_now_ns();
+        memcpy(to, from, COPY_BYTES);
+        __asm__ volatile("" : : "r"(to) : "memory"); /* keeps the compiler from dropping the copy */
+        uint64_t ns = ibx_now_ns() - start_ns;
+        best = ns < best ? ns : best;
+    }
+    free(from);
+    free(to);
+    return best == UINT64_MAX ? 0 : (double)COPY_BYTES / (double)best;
 }

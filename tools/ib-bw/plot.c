@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The results as a picture, drawn by gnuplot: GB/s over payload sizes, a panel for each direction.
- */
+/* The results as a picture by gnuplot: GB/s over payload sizes, a panel for each direction. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,25 +36,13 @@ static bool in_path(const char *program)
 int ibx_bw_plot_check(const char *file, struct ibx_error *err)
 {
     if (strcmp(ending(file), "svg") && strcmp(ending(file), "png"))
-        return ibx_error_set(err, -EINVAL, "--plot: \"%.64s\" does not end in .svg or .png", file);
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" does not end in .svg or .png", file);
     if (!in_path("gnuplot"))
-        return ibx_error_set(err, -ENOENT, "--plot needs gnuplot, which is not installed");
+        return ibx_error_set(err, -ENOENT, "it needs gnuplot, which is not installed");
     return 0;
 }
 
-static void write_series(const struct bw_results *results, unsigned op, FILE *to)
-{
-    for (unsigned path = 0; path < results->path_count; path++) {
-        for (unsigned size = 0; size < results->size_count; size++) {
-            struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
-            if (s.calls)
-                fprintf(to, "%zu %.6g\n", results->sizes[size], s.gbps);
-        }
-        fputs("e\n", to);
-    }
-}
-
-static bool has_points(const struct bw_results *results, unsigned op)
+static bool has_points(const struct bw_results *results, enum bw_op op)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned size = 0; size < results->size_count; size++) {
@@ -67,36 +53,40 @@ static bool has_points(const struct bw_results *results, unsigned op)
     return false;
 }
 
-static void write_panel(const struct bw_results *results, unsigned op, FILE *to)
+static void write_panel(const struct bw_results *results, enum bw_op op, FILE *to)
 {
-    static const char *const titles[] = {
-        [BW_H2D] = "H2D: to the device", [BW_D2H] = "D2H: from the device"};
-    fprintf(to, "set title '%s'\nplot ", titles[results->ops[op]]);
+    fprintf(to, "set title '%s'\nplot ",
+            op == BW_H2D ? "H2D: to the device" : "D2H: from the device");
     for (unsigned path = 0; path < results->path_count; path++)
         fprintf(to, "%s'-' using 1:2 with linespoints linewidth 2 title '%s'", path ? ", " : "",
                 results->paths[path]);
     fputc('\n', to);
-    write_series(results, op, to);
+    for (unsigned path = 0; path < results->path_count; path++) {
+        for (unsigned size = 0; size < results->size_count; size++) {
+            struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
+            if (s.calls)
+                fprintf(to, "%zu %.6g\n", results->sizes[size], s.gbps);
+        }
+        fputs("e\n", to);
+    }
 }
 
 static void write_script(const struct bw_results *results, const char *kind, FILE *to)
 {
-    unsigned panels = 0;
-    for (unsigned op = 0; op < results->op_count; op++)
-        panels += has_points(results, op);
     fprintf(to, "set terminal %s size 1200,500\n", !strcmp(kind, "svg") ? "svg" : "pngcairo");
     fputs("set logscale x 2\nset format x '%.0b %BB'\nset grid\nset key left top\n"
           "set xlabel 'payload'\nset ylabel 'GB/s of the median call'\nset yrange [0:*]\n",
           to);
-    fprintf(to, "set multiplot layout 1,%u\n", panels);
-    for (unsigned op = 0; op < results->op_count; op++) {
-        if (has_points(results, op))
-            write_panel(results, op, to);
+    fprintf(to, "set multiplot layout 1,%d\n",
+            has_points(results, BW_H2D) + has_points(results, BW_D2H));
+    for (unsigned op = 0; op < BW_OPS; op++) {
+        if (has_points(results, (enum bw_op)op))
+            write_panel(results, (enum bw_op)op, to);
     }
     fputs("unset multiplot\n", to);
 }
 
-/* Starts gnuplot with its standard output in `to`; `script` becomes its standard input. */
+/* Starts gnuplot with its standard output in `to`; *script becomes its standard input. */
 static int start_gnuplot(int to, pid_t *pid, FILE **script, struct ibx_error *err)
 {
     int fds[2];
@@ -113,9 +103,7 @@ static int start_gnuplot(int to, pid_t *pid, FILE **script, struct ibx_error *er
     *script = rc ? NULL : fdopen(fds[1], "w");
     if (!*script)
         close(fds[1]);
-    if (rc)
-        return ibx_error_set(err, -rc, "gnuplot cannot be started: %s", strerror(rc));
-    return 0;
+    return rc ? ibx_error_set(err, -rc, "gnuplot cannot be started: %s", strerror(rc)) : 0;
 }
 
 int ibx_bw_plot_write(const struct bw_results *results, const char *file, struct ibx_error *err)
@@ -124,12 +112,12 @@ int ibx_bw_plot_write(const struct bw_results *results, const char *file, struct
     pid_t pid;
     FILE *script;
     int status = 0;
-    if (!has_points(results, 0) && !has_points(results, results->op_count - 1))
+    if (!has_points(results, BW_H2D) && !has_points(results, BW_D2H))
         return 0; /* stopped before there was anything to draw */
     int rc = ibx_bw_file_open(&picture, file, err);
     if (rc)
         return rc;
-    rc = start_gnuplot(picture.fd, &pid, &script, err);
+    rc = start_gnuplot(fileno(picture.out), &pid, &script, err);
     if (!rc) {
         if (script) {
             write_script(results, ending(file), script);

@@ -1,67 +1,43 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Doors, and a thread for every client that comes through one, as in GVirtuS's back end. */
+/* Listeners, a thread for every client, and the command serve. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "common/log.h"
 #include "frontend-glue/session/session.h"
+#include "tools/options.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-struct door {
-    struct bw_server *server;
-    struct ibx_session *session;   /* of calls, */
-    struct ibx_listener *listener; /* raw */
-    int stock_fd;                  /* or stock */
-};
-
-struct bw_server {
-    const struct bw_args *args;
-    struct door doors[BW_DOORS_MAX + 1];
-    unsigned door_count;
-    atomic_uint clients;
-};
-
-/* One of these two; owned by its thread. */
+/* Owned by its thread. */
 struct client {
     struct bw_server *server;
     struct bw_stream *stream;
-    struct ibx_conn *conn;
 };
-
-static void client_drop(struct client *client)
-{
-    if (client->stream)
-        client->stream->ops->destroy(client->stream);
-    ibx_close(client->conn);
-}
 
 static void *client_main(void *argument)
 {
     struct client client = *(struct client *)argument;
     free(argument);
-    if (client.conn)
-        ibx_bw_raw_answer(client.conn, client.server->args->max_bytes);
-    else
-        ibx_bw_answer(client.stream, client.server->args->max_bytes);
+    ibx_bw_answer(client.stream, client.server->args->max_bytes);
     atomic_fetch_sub(&client.server->clients, 1);
     return NULL;
 }
 
-/* Takes the client over. */
-static void client_start(const struct client *client)
+/* Takes the stream over. */
+static void client_start(struct bw_server *server, struct bw_stream *stream)
 {
-    struct bw_server *server = client->server;
-    struct client *copy = malloc(sizeof(*copy));
+    struct client *client = malloc(sizeof(*client));
     pthread_t thread;
     unsigned others = atomic_fetch_add(&server->clients, 1);
-    if (copy && others < server->args->max_clients) {
-        *copy = *client;
-        if (!pthread_create(&thread, NULL, client_main, copy)) {
+    if (client && others < server->args->max_clients) {
+        *client = (struct client){server, stream};
+        if (!pthread_create(&thread, NULL, client_main, client)) {
             pthread_detach(thread);
             return;
         }
@@ -72,153 +48,141 @@ static void client_start(const struct client *client)
     else
         ibx_log(IBX_LOG_ERROR, "a client was turned away: no thread for it");
     atomic_fetch_sub(&server->clients, 1);
-    struct client gone = *client;
-    free(copy);
-    client_drop(&gone);
+    free(client);
+    stream->ops->destroy(stream);
 }
 
-/* Such as no more descriptors: said, and waited out. */
-static void accept_failed(const char *message)
-{
-    ibx_log(IBX_LOG_ERROR, "%s", message);
-    poll(NULL, 0, 100);
-}
-
-static void *session_door(void *argument)
-{
-    struct door *door = argument;
-    for (;;) {
-        struct ibx_error err = {0};
-        struct ibx_session *session;
-        struct client client = {.server = door->server};
-        if (ibx_session_accept(door->session, &session, &err) ||
-            ibx_bw_stream_of_session(session, &client.stream, &err))
-            accept_failed(err.message);
-        else
-            client_start(&client);
-    }
-    return NULL;
-}
-
-static void *raw_door(void *argument)
-{
-    struct door *door = argument;
-    for (;;) {
-        struct pollfd wait = {.fd = ibx_listener_fd(door->listener), .events = POLLIN};
-        poll(&wait, 1, -1);
-        struct ibx_error err = {0};
-        struct client client = {.server = door->server};
-        int rc = ibx_accept(door->listener, &client.conn, &err);
-        if (!rc)
-            client_start(&client);
-        else if (rc != -EAGAIN)
-            accept_failed(err.message);
-    }
-    return NULL;
-}
-
-static void *stock_door(void *argument)
-{
-    struct door *door = argument;
-    for (;;) {
-        struct ibx_error err = {0};
-        struct client client = {.server = door->server};
-        int fd = accept4(door->stock_fd, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0)
-            accept_failed(strerror(errno));
-        else if (ibx_bw_stream_of_stock(fd, &client.stream, &err))
-            accept_failed(err.message);
-        else
-            client_start(&client);
-    }
-    return NULL;
-}
-
-int ibx_bw_server_create(const struct bw_args *args, struct bw_server **server,
+static int accept_client(const struct bw_listener *listener, struct bw_stream **stream,
                          struct ibx_error *err)
 {
-    struct bw_server *s = calloc(1, sizeof(*s));
-    if (!s)
-        return ibx_error_set(err, -ENOMEM, "no memory for a server");
-    s->args = args;
-    *server = s;
-    return 0;
+    struct ibx_session *session;
+    if (listener->session) {
+        int rc = ibx_session_accept(listener->session, &session, err);
+        return rc ? rc : ibx_bw_stream_of_session(session, stream, err);
+    }
+    int fd = accept4(listener->stock_fd, NULL, NULL, SOCK_CLOEXEC);
+    return fd < 0 ? ibx_error_set(err, -errno, "stock: %s", strerror(errno))
+                  : ibx_bw_stream_of_stock(fd, stream, err);
 }
 
-static struct door *door_add(struct bw_server *server, struct ibx_error *err)
+static void *listener_main(void *argument)
 {
-    if (server->door_count == sizeof(server->doors) / sizeof(server->doors[0])) {
-        ibx_error_set(err, -ENFILE, "a server has at most %d doors", BW_DOORS_MAX + 1);
+    struct bw_listener *listener = argument;
+    for (;;) {
+        struct ibx_error err = {0};
+        struct bw_stream *stream;
+        if (!accept_client(listener, &stream, &err)) {
+            client_start(listener->server, stream);
+        } else {
+            ibx_log(IBX_LOG_ERROR, "%s", err.message);
+            poll(NULL, 0, 100); /* such as no more descriptors: some may become free */
+        }
+    }
+    return NULL;
+}
+
+/* The next free one; NULL: there is none. */
+static struct bw_listener *listener_next(struct bw_server *server, struct ibx_error *err)
+{
+    if (server->listener_count == BW_LISTENERS_MAX) {
+        ibx_error_set(err, -ENFILE, "a server has at most %d listeners", BW_LISTENERS_MAX);
         return NULL;
     }
-    struct door *door = &server->doors[server->door_count];
-    *door = (struct door){.server = server, .stock_fd = -1};
-    return door;
+    struct bw_listener *listener = &server->listeners[server->listener_count];
+    *listener = (struct bw_listener){.server = server, .stock_fd = -1};
+    return listener;
 }
 
 int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
                        struct ibx_error *err)
 {
-    struct door *door = door_add(server, err);
-    if (!door)
-        return err ? err->code : -ENFILE;
-    const struct ibx_options *options = &server->args->options;
-    int rc;
-    if (server->args->raw) {
-        rc = ibx_listen(uri, options, &door->listener, err);
-        *real = rc ? NULL : ibx_listener_uri(door->listener);
-    } else {
-        rc = ibx_session_create(uri, options, &door->session, err);
-        if (!rc)
-            rc = ibx_session_serve(door->session, err);
-        *real = rc ? NULL : ibx_session_uri(door->session);
+    struct bw_listener *listener = listener_next(server, err);
+    if (!listener)
+        return -ENFILE;
+    int rc = ibx_session_create(uri, &server->args->options, &listener->session, err);
+    if (!rc)
+        rc = ibx_session_serve(listener->session, err);
+    if (rc) {
+        ibx_session_destroy(listener->session);
+        return rc;
     }
-    if (rc)
-        ibx_session_destroy(door->session);
-    else
-        server->door_count++;
-    return rc;
+    *real = ibx_session_uri(listener->session);
+    server->listener_count++;
+    return 0;
 }
 
 int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
                              struct ibx_error *err)
 {
-    struct door *door = door_add(server, err);
-    if (!door)
-        return err ? err->code : -ENFILE;
-    int rc = ibx_bw_stock_listen(where, &door->stock_fd, port, err);
+    struct bw_listener *listener = listener_next(server, err);
+    int rc = listener ? ibx_bw_stock_listen(where, &listener->stock_fd, port, err) : -ENFILE;
     if (!rc)
-        server->door_count++;
+        server->listener_count++;
     return rc;
 }
 
 int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err)
 {
-    for (unsigned i = 0; i < server->door_count; i++) {
-        struct door *door = &server->doors[i];
-        void *(*run)(void *) = door->session    ? session_door
-                               : door->listener ? raw_door
-                                                : stock_door;
+    for (unsigned i = 0; i < server->listener_count; i++) {
         pthread_t thread;
-        int rc = pthread_create(&thread, NULL, run, door);
+        int rc = pthread_create(&thread, NULL, listener_main, &server->listeners[i]);
         if (rc)
-            return ibx_error_set(err, -rc, "no thread for a door: %s", strerror(rc));
+            return ibx_error_set(err, -rc, "no thread for a listener: %s", strerror(rc));
         pthread_detach(thread);
     }
     return 0;
 }
 
-/* Its threads use doors and server until the process ends, so neither is freed. What would outlive
- * the process is the socket of a door in the file system. */
-void ibx_bw_server_leave(struct bw_server *server)
+/* ---------------------------------------------------------------------- serve */
+
+static int open_listeners(struct bw_server *server, struct ibx_error *err)
+{
+    const struct bw_args *args = server->args;
+    const char *real;
+    uint16_t port;
+    int rc = ibx_bw_server_open(server, args->uri, &real, err);
+    if (rc)
+        return rc;
+    bool any_host = args->options.key_file[0] || args->options.insecure || strchr(args->uri, '?');
+    printf("serving calls at %s%s\n", real,
+           any_host ? "" : " to this host only: others need a key (--key-file)");
+    if (args->stock) {
+        rc = ibx_bw_server_open_stock(server, args->stock, &port, err);
+        if (!rc)
+            printf("serving stock, which knows no keys, at port %u\n", port);
+    }
+    return rc;
+}
+
+/* A unix socket would outlive the process. Sessions stay: their threads are at work. */
+static void unlink_sockets(const struct bw_server *server)
 {
     struct ibx_uri uri;
-    for (unsigned i = 0; server && i < server->door_count; i++) {
-        struct door *door = &server->doors[i];
-        const char *text = door->session    ? ibx_session_uri(door->session)
-                           : door->listener ? ibx_listener_uri(door->listener)
-                                            : "";
-        if (!ibx_uri_parse(text, &uri, NULL) && uri.path[0])
+    for (unsigned i = 0; i < server->listener_count; i++) {
+        const struct ibx_session *session = server->listeners[i].session;
+        if (session && !ibx_uri_parse(ibx_session_uri(session), &uri, NULL) && uri.path[0])
             unlink(uri.path);
     }
+}
+
+int ibx_bw_serve(const struct bw_args *args)
+{
+    static struct bw_server server;
+    struct ibx_error err = {0};
+    sigset_t set;
+    int number;
+    server.args = args;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    int rc = open_listeners(&server, &err);
+    if (!rc)
+        rc = ibx_bw_server_start(&server, &err);
+    if (!rc) {
+        fflush(stdout);
+        sigwait(&set, &number);
+    }
+    unlink_sockets(&server);
+    _exit(rc ? ibx_tool_fail(&err) : EXIT_SUCCESS); /* exit(3) would race with the threads */
 }

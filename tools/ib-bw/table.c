@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The table for people. */
+/* The results for people. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include <string.h>
@@ -8,6 +8,9 @@
 #define MIB        ((size_t)1 << 20)
 #define VALUE      11 /* columns */
 #define RATIO      8
+
+static const char *const titles[BW_OPS] = {
+    [BW_H2D] = "H2D: cudaMemcpy to the device", [BW_D2H] = "D2H: cudaMemcpy from the device"};
 
 const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
 {
@@ -21,18 +24,6 @@ const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
     return text;
 }
 
-static const char *title(enum bw_op op)
-{
-    static const char *const titles[] = {
-        [BW_H2D] = "H2D: cudaMemcpy to the device",
-        [BW_D2H] = "D2H: cudaMemcpy from the device",
-        [BW_READ] = "READ: the server reads the client's memory",
-        [BW_WRITE] = "WRITE: the server writes the client's memory",
-        [BW_PING] = "PING: a message one way, half of the way there and back",
-    };
-    return titles[op];
-}
-
 static void print_time(double us, char out[16])
 {
     if (us < 1e4)
@@ -41,17 +32,6 @@ static void print_time(double us, char out[16])
         snprintf(out, 16, "%.1f ms", us / 1e3);
 }
 
-static void print_value(const struct bw_summary *s, bool as_time, char out[16])
-{
-    if (!s->calls)
-        snprintf(out, 16, "-");
-    else if (as_time)
-        print_time(s->median_us, out);
-    else
-        snprintf(out, 16, "%.2f GB/s", s->gbps);
-}
-
-/* Of a path that is measured against stock; a ratio to itself says nothing. */
 static void print_ratio(double ratio, char out[16])
 {
     if (ratio > 0)
@@ -60,36 +40,44 @@ static void print_ratio(double ratio, char out[16])
         snprintf(out, 16, "-");
 }
 
-static bool is_stock(const struct bw_results *results, unsigned path)
-{
-    return !strcmp(results->paths[path], BW_STOCK);
-}
-
-static bool has_stock(const struct bw_results *results)
+static bool row_empty(const struct bw_results *results, enum bw_op op, unsigned size)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
-        if (is_stock(results, path))
-            return true;
+        if (ibx_bw_results_cell(results, path, op, size)->samples)
+            return false;
     }
-    return false;
+    return true;
+}
+
+static bool nothing_measured(const struct bw_results *results)
+{
+    for (unsigned size = 0; size < results->size_count; size++) {
+        if (!row_empty(results, BW_H2D, size) || !row_empty(results, BW_D2H, size))
+            return false;
+    }
+    return true;
 }
 
 /* ---------------------------------------------------------------------- side by side */
 
-/* 0: the column is left out. */
+/* 0: the column is left out, since a ratio of stock to itself says nothing. */
 static int ratio_width(const struct bw_results *results, unsigned path)
 {
-    return has_stock(results) && !is_stock(results, path) ? RATIO : 0;
+    return results->stock >= 0 && results->stock != (int)path ? RATIO : 0;
 }
 
-static void print_row(const struct bw_results *results, unsigned op, unsigned size, FILE *out)
+static void print_row(const struct bw_results *results, enum bw_op op, unsigned size, FILE *out)
 {
     char text[BW_SIZE_TEXT], value[16], ratio[16];
-    bool as_time = results->sizes[size] < FAST_BYTES || results->ops[op] == BW_PING;
     fprintf(out, "%9s", ibx_bw_size_print(results->sizes[size], text));
     for (unsigned path = 0; path < results->path_count; path++) {
         struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
-        print_value(&s, as_time, value);
+        if (!s.calls)
+            snprintf(value, sizeof(value), "-");
+        else if (results->sizes[size] < FAST_BYTES)
+            print_time(s.median_us, value);
+        else
+            snprintf(value, sizeof(value), "%.2f GB/s", s.gbps);
         fprintf(out, "%*s", VALUE, value);
         if (ratio_width(results, path)) {
             print_ratio(s.ratio, ratio);
@@ -99,33 +87,11 @@ static void print_row(const struct bw_results *results, unsigned op, unsigned si
     fputc('\n', out);
 }
 
-static bool row_empty(const struct bw_results *results, unsigned op, unsigned size)
+static void print_block(const struct bw_results *results, enum bw_op op, FILE *out)
 {
-    for (unsigned path = 0; path < results->path_count; path++) {
-        if (ibx_bw_results_cell(results, path, op, size)->samples)
-            return false;
-    }
-    return true;
-}
-
-/* Nothing was measured at all. */
-static bool empty(const struct bw_results *results)
-{
-    for (unsigned op = 0; op < results->op_count; op++) {
-        for (unsigned size = 0; size < results->size_count; size++) {
-            if (!row_empty(results, op, size))
-                return false;
-        }
-    }
-    return true;
-}
-
-static void print_block(const struct bw_results *results, unsigned op, FILE *out)
-{
-    fprintf(out, "%s\n%9s", title(results->ops[op]), "bytes");
-    for (unsigned path = 0; path < results->path_count; path++) {
+    fprintf(out, "%s\n%9s", titles[op], "bytes");
+    for (unsigned path = 0; path < results->path_count; path++)
         fprintf(out, "%*s", VALUE + ratio_width(results, path), results->paths[path]);
-    }
     fputc('\n', out);
     for (unsigned size = 0; size < results->size_count; size++) {
         if (!row_empty(results, op, size))
@@ -136,12 +102,12 @@ static void print_block(const struct bw_results *results, unsigned op, FILE *out
 
 /* ------------------------------------------------------------------------ line a path */
 
-static void print_long_block(const struct bw_results *results, unsigned op, FILE *out)
+static void print_long_block(const struct bw_results *results, enum bw_op op, FILE *out)
 {
     char text[BW_SIZE_TEXT], median[16], p99[16], ratio[16];
-    bool ratios = has_stock(results);
-    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", title(results->ops[op]), "bytes", "path",
-            "calls", "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
+    bool ratios = results->stock >= 0;
+    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", titles[op], "bytes", "path", "calls",
+            "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
     for (unsigned size = 0; size < results->size_count; size++) {
         for (unsigned path = 0; path < results->path_count; path++) {
             struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
@@ -149,11 +115,10 @@ static void print_long_block(const struct bw_results *results, unsigned op, FILE
                 continue;
             print_time(s.median_us, median);
             print_time(s.p99_us, p99);
-            fprintf(out, "%9s  %-6s%9llu%12s%12s%10.3f",
-                    ibx_bw_size_print(results->sizes[size], text), results->paths[path],
-                    (unsigned long long)s.calls, median, p99, s.gbps);
             print_ratio(s.ratio, ratio);
-            fprintf(out, "%*s\n", ratios ? RATIO : 0, ratios ? ratio : "");
+            fprintf(out, "%9s  %-6s%9zu%12s%12s%10.3f%*s\n",
+                    ibx_bw_size_print(results->sizes[size], text), results->paths[path], s.calls,
+                    median, p99, s.gbps, ratios ? RATIO : 0, ratios ? ratio : "");
         }
     }
     fputc('\n', out);
@@ -164,22 +129,17 @@ static void print_long_block(const struct bw_results *results, unsigned op, FILE
 static void print_medians(const struct bw_results *results, FILE *out)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
-        if (is_stock(results, path))
-            continue;
-        for (unsigned op = 0; op < results->op_count; op++) {
-            double ratio = ibx_bw_results_ratio(results, path, op, MIB, 64 * MIB);
+        for (unsigned op = 0; op < BW_OPS && (int)path != results->stock; op++) {
+            double ratio = ibx_bw_results_ratio(results, path, (enum bw_op)op, MIB, 64 * MIB);
             if (ratio > 0)
                 fprintf(out, "%s against stock, %s, 1 to 64 MiB: x%.2f (median of the ratios)\n",
-                        results->paths[path], ibx_bw_op_name(results->ops[op]), ratio);
+                        results->paths[path], ibx_bw_op_names[op], ratio);
         }
     }
 }
 
-static void print_yardsticks(const struct bw_results *results, FILE *out)
+static void print_machine(const struct bw_results *results, FILE *out)
 {
-    if (results->iperf_gbps[0] > 0)
-        fprintf(out, "yardstick: iperf3, one stream: %.2f GB/s before, %.2f after\n",
-                results->iperf_gbps[0], results->iperf_gbps[1]);
     const struct bw_pins *pins = &results->pins;
     if (pins->client >= 0 && CPU_COUNT(&pins->server_set) > 1)
         fprintf(out, "processors: %d for the front end, %d for the back end\n",
@@ -191,21 +151,21 @@ static void print_yardsticks(const struct bw_results *results, FILE *out)
         fprintf(out, "yardstick: memcpy, one thread: %.2f GB/s\n", results->memcpy_gbps);
 }
 
-void ibx_bw_table_print(const struct bw_results *results, bool plain, FILE *out)
+void ibx_bw_table_print(const struct bw_results *results, bool line_a_path, FILE *out)
 {
     char text[BW_SIZE_TEXT];
-    const unsigned blocks = empty(results) ? 0 : results->op_count;
-    if (blocks && results->ops[0] == BW_H2D && results->path_count > 1)
+    const unsigned blocks = nothing_measured(results) ? 0 : BW_OPS;
+    if (blocks && results->path_count > 1)
         fprintf(out, "Median of a call%s\n\n",
-                has_stock(results) ? ", and how many times faster than stock it is (x)" : "");
+                results->stock >= 0 ? ", and how many times faster than stock it is (x)" : "");
     for (unsigned op = 0; op < blocks; op++) {
-        if (plain || results->path_count == 1)
-            print_long_block(results, op, out);
+        if (line_a_path || results->path_count == 1)
+            print_long_block(results, (enum bw_op)op, out);
         else
-            print_block(results, op, out);
+            print_block(results, (enum bw_op)op, out);
     }
     print_medians(results, out);
-    print_yardsticks(results, out);
+    print_machine(results, out);
     if (results->chosen.provider[0])
         fprintf(out, "chosen here: %s; payloads of %s and more go one-sided\n",
                 results->chosen.description,

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The back end of `tune`: GVirtuS's, but for the handlers, of which none runs a copy. */
+/* The back end of tune: like GVirtuS's, but its handlers run no copy. */
 #include "tools/ib-bw/tune.h"
 
-#include "common/log.h"
 #include "common/wire.h"
 #include "gpudirect/gpudirect.h"
 
@@ -12,13 +11,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BODY_MAX    (64u << 10)        /* of what is not a copy */
+#define BODY_MAX    (64u << 10)        /* bytes read at once of what is not a copy */
 #define NOT_RUN     1u                 /* exit code of a copy that reached the handlers */
 #define POOL_BYTES  ((size_t)64 << 20) /* as rdma.gpu_memory without the key */
 #define URI_ANYPORT "rdma://127.0.0.1:0"
 
-/* What an application makes before it copies. */
-struct maker {
+/* Functions of the driver with which an application prepares its copies. */
+struct driver {
     int (*init)(unsigned flags);
     int (*device_get)(int *device, int ordinal);
     int (*primary_retain)(void **context, int device);
@@ -26,28 +25,35 @@ struct maker {
     int (*mem_alloc)(uint64_t *device, size_t n);
 };
 
-/* One client's. */
-struct seat {
-    struct ibx_session *session;
-    const struct maker *maker;
+struct back {
+    const struct bw_args *args;
+    struct tune *tune;
+    struct tune_back *out;
+    struct driver driver;
     void *context;
+};
+
+/* One client's. */
+struct connection {
+    const struct back *back;
+    struct ibx_session *session;
 };
 
 /* --------------------------------------------------------------------- the GPU */
 
-static int maker_load(struct maker *maker, struct ibx_error *err)
+static int driver_load(struct driver *driver, struct ibx_error *err)
 {
     const char *named = getenv("IBX_LIBCUDA");
     void *library = dlopen(named && *named ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!ibx_cuda_load(err))
         return -ENOENT;
-    *(void **)&maker->init = library ? dlsym(library, "cuInit") : NULL;
-    *(void **)&maker->device_get = library ? dlsym(library, "cuDeviceGet") : NULL;
-    *(void **)&maker->primary_retain = library ? dlsym(library, "cuDevicePrimaryCtxRetain") : NULL;
-    *(void **)&maker->ctx_set_current = library ? dlsym(library, "cuCtxSetCurrent") : NULL;
-    *(void **)&maker->mem_alloc = library ? dlsym(library, "cuMemAlloc_v2") : NULL;
-    return maker->init && maker->device_get && maker->primary_retain && maker->ctx_set_current &&
-                   maker->mem_alloc
+    *(void **)&driver->init = library ? dlsym(library, "cuInit") : NULL;
+    *(void **)&driver->device_get = library ? dlsym(library, "cuDeviceGet") : NULL;
+    *(void **)&driver->primary_retain = library ? dlsym(library, "cuDevicePrimaryCtxRetain") : NULL;
+    *(void **)&driver->ctx_set_current = library ? dlsym(library, "cuCtxSetCurrent") : NULL;
+    *(void **)&driver->mem_alloc = library ? dlsym(library, "cuMemAlloc_v2") : NULL;
+    return driver->init && driver->device_get && driver->primary_retain &&
+                   driver->ctx_set_current && driver->mem_alloc
                ? 0
                : ibx_error_set(err, -ENOENT, "the CUDA driver lacks functions of its own");
 }
@@ -60,24 +66,24 @@ static int gpu_failed(const char *what, int code, struct ibx_error *err)
 }
 
 /* Memory of `bytes` on GPU 0. */
-static int gpu_open(struct maker *maker, size_t bytes, void **context, uint64_t *device,
-                    struct ibx_error *err)
+static int gpu_open(struct back *back, size_t bytes, uint64_t *device, struct ibx_error *err)
 {
+    struct driver *driver = &back->driver;
     int ordinal = 0;
-    int rc = maker_load(maker, err);
+    int rc = driver_load(driver, err);
     if (rc)
         return rc;
-    rc = maker->init(0);
+    rc = driver->init(0);
     if (!rc)
-        rc = maker->device_get(&ordinal, 0);
+        rc = driver->device_get(&ordinal, 0);
     if (rc)
         return gpu_failed("cuInit", rc, err);
-    rc = maker->primary_retain(context, ordinal);
+    rc = driver->primary_retain(&back->context, ordinal);
     if (!rc)
-        rc = maker->ctx_set_current(*context);
+        rc = driver->ctx_set_current(back->context);
     if (rc)
         return gpu_failed("cuDevicePrimaryCtxRetain", rc, err);
-    rc = maker->mem_alloc(device, bytes);
+    rc = driver->mem_alloc(device, bytes);
     return rc ? ibx_error_set(err, -ENOMEM,
                               "the GPU has no %zu bytes to spare (%s): give smaller --sizes", bytes,
                               ibx_cuda_error_name(ibx_cuda_load(NULL), rc))
@@ -86,188 +92,139 @@ static int gpu_open(struct maker *maker, size_t bytes, void **context, uint64_t 
 
 /* --------------------------------------------------------------------- sessions */
 
-static bool read_request(struct ibx_session *s, char name[BW_NAME_MAX])
+static bool read_request(struct bw_stream *stream, char name[BW_NAME_MAX], uint8_t *scratch)
 {
     uint8_t length[8];
     unsigned n = 0;
     do {
-        if (n == BW_NAME_MAX || ibx_session_read(s, &name[n], 1) != 1)
+        if (n == BW_NAME_MAX || stream->ops->read(stream, &name[n], 1) != 1)
             return false;
     } while (name[n++]);
-    if (ibx_session_read(s, length, sizeof(length)) != sizeof(length))
+    if (stream->ops->read(stream, length, sizeof(length)) != sizeof(length))
         return false;
     struct ibx_reader r = ibx_reader_of(length, sizeof(length));
-    uint64_t left = ibx_get_u64(&r);
-    uint8_t *scratch = malloc(BODY_MAX);
-    bool good = scratch;
-    while (good && left) {
+    for (uint64_t left = ibx_get_u64(&r); left;) {
         size_t some = left < BODY_MAX ? (size_t)left : BODY_MAX;
-        good = ibx_session_read(s, scratch, some) == (ssize_t)some;
+        if (stream->ops->read(stream, scratch, some) != (ssize_t)some)
+            return false;
         left -= some;
     }
-    free(scratch);
-    return good;
+    return true;
 }
 
-static size_t put_counts(const struct ibx_session *s, uint8_t *out, size_t size)
+static void put_counts(const struct ibx_session *s, uint8_t out[TUNE_COUNT_REPLY])
 {
     struct ibx_copy_counts counts;
-    const char *why = ibx_session_refused_way(s);
-    struct ibx_writer w = ibx_writer_of(out, size);
+    struct ibx_writer w = ibx_writer_of(out, TUNE_COUNT_REPLY);
+    memset(out, 0, TUNE_COUNT_REPLY);
     ibx_session_count_copies(s, &counts);
     ibx_put_u64(&w, counts.all);
     ibx_put_u64(&w, counts.inlined);
     ibx_put_u64(&w, counts.in_place);
     ibx_put_u64(&w, counts.by_crew);
     ibx_put_u64(&w, counts.direct);
-    ibx_put_bytes(&w, why, strlen(why));
-    return w.length;
-}
-
-static bool reply(struct ibx_session *s, uint32_t code, const void *data, size_t n)
-{
-    uint8_t head[4 + 8 + 8];
-    struct ibx_writer w = ibx_writer_of(head, sizeof(head));
-    ibx_put_u32(&w, code);
-    ibx_put_u64(&w, 0); /* 0.0 seconds */
-    ibx_put_u64(&w, n);
-    return ibx_session_write(s, head, 4) == 4 && ibx_session_write(s, head + 4, 8) == 8 &&
-           ibx_session_write(s, head + 12, 8) == 8 &&
-           (!n || ibx_session_write(s, data, n) == (ssize_t)n) && !ibx_session_sync(s);
+    snprintf((char *)out + w.length, TUNE_COUNT_REPLY - w.length, "%s", ibx_session_refused_way(s));
 }
 
 static void *serve(void *argument)
 {
-    struct seat *seat = argument;
-    struct ibx_session *s = seat->session;
+    struct connection connection = *(struct connection *)argument;
+    struct bw_stream *stream;
     char name[BW_NAME_MAX];
-    uint8_t counts[5 * 8 + 256];
-    seat->maker->ctx_set_current(seat->context);
-    bool good = true;
-    while (good && read_request(s, name)) {
-        bool wanted = !strcmp(name, TUNE_COUNT);
-        size_t n = wanted ? put_counts(s, counts, sizeof(counts)) : 0;
-        good = reply(s, wanted ? 0 : NOT_RUN, counts, n);
+    uint8_t counts[TUNE_COUNT_REPLY], *scratch = malloc(BODY_MAX);
+    free(argument);
+    if (ibx_bw_stream_of_session(connection.session, &stream, NULL))
+        return NULL;
+    connection.back->driver.ctx_set_current(connection.back->context);
+    bool good = scratch;
+    while (good && read_request(stream, name, scratch)) {
+        bool counted = !strcmp(name, TUNE_COUNT);
+        if (counted)
+            put_counts(connection.session, counts);
+        good = ibx_bw_reply(stream, counted ? 0 : NOT_RUN, counts, counted ? sizeof(counts) : 0);
     }
-    ibx_session_destroy(s);
-    free(seat);
+    stream->ops->destroy(stream);
+    free(scratch);
     return NULL;
 }
 
-/* The next client, for a way. */
-static int seat_one(struct ibx_session *door, const struct tune_way *way, const struct maker *maker,
-                    void *context)
+/* The next client, whose copies take a way. */
+static int accept_one(const struct back *back, struct ibx_session *listener,
+                      const struct tune_way *way)
 {
     struct ibx_gpu_options gpu = {.mode = IBX_GPU_ON, .memory = POOL_BYTES};
-    struct seat *seat = malloc(sizeof(*seat));
+    struct connection *connection = malloc(sizeof(*connection));
     pthread_t thread;
-    if (!seat || ibx_session_accept(door, &seat->session, NULL))
+    if (!connection || ibx_session_accept(listener, &connection->session, NULL))
         return -ENOMEM;
     gpu.tuning.found = true;
     gpu.tuning.choice = way->choice;
-    ibx_session_set_gpu(seat->session, &gpu);
-    seat->maker = maker;
-    seat->context = context;
-    return -pthread_create(&thread, NULL, serve, seat);
+    ibx_session_set_gpu(connection->session, &gpu);
+    connection->back = back;
+    return -pthread_create(&thread, NULL, serve, connection);
 }
 
 /* ---------------------------------------------------------------------- the process */
 
-static size_t largest(const struct tune *tune)
-{
-    return tune->sizes[tune->size_count - 1];
-}
-
-static int door_open(const char *uri, const struct bw_args *args, struct ibx_session **door,
+static int listen_at(const char *uri, const struct bw_args *args, struct ibx_session **listener,
                      struct ibx_error *err)
 {
-    int rc = ibx_session_create(uri, &args->options, door, err);
-    return rc ? rc : ibx_session_serve(*door, err);
+    int rc = ibx_session_create(uri, &args->options, listener, err);
+    return rc ? rc : ibx_session_serve(*listener, err);
 }
 
-/* Tells a line each: its URIs, the memory, the GPU, the driver, the host; or "error SENTENCE". */
-static _Noreturn void back_main(const struct bw_args *args, const struct tune *tune, int fd)
+static void back_main(void *argument, FILE *out)
 {
-    static struct maker maker;
-    struct ibx_session *door = NULL, *far = NULL;
-    struct ibx_tuning_machine place;
+    struct back *back = argument;
+    const struct tune *tune = back->tune;
+    struct ibx_session *near = NULL, *far = NULL;
+    struct ibx_tuning_machine machine;
     struct ibx_error err = {0};
-    void *context = NULL;
     uint64_t device = 0;
-    int rc = gpu_open(&maker, largest(tune), &context, &device, &err);
+    int rc = gpu_open(back, tune->sizes[tune->size_count - 1], &device, &err);
     if (!rc)
-        rc = door_open(URI_ANYPORT, args, &door, &err);
-    if (!rc && args->over && (rc = door_open(args->over, args, &far, &err)))
+        rc = listen_at(URI_ANYPORT, back->args, &near, &err);
+    if (!rc && back->args->over && (rc = listen_at(back->args->over, back->args, &far, &err)))
         ibx_error_prefix(&err, rc, "--over");
     if (rc) {
-        dprintf(fd, "error %s\n", err.message);
-        _exit(EXIT_FAILURE);
+        fprintf(out, "error %s\n", err.message);
+        fclose(out);
+        return;
     }
-    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &place);
-    dprintf(fd, "%s\n%s\n%llu\n%s\n%s\n%s\n", ibx_session_uri(door),
-            far ? ibx_session_uri(far) : "", (unsigned long long)device, place.gpu, place.driver,
-            place.host);
-    close(fd);
+    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &machine);
+    fprintf(out, "uri %s\nfar %s\ndevice %llu\ngpu %s\ndriver %s\nhost %s\nready\n",
+            ibx_session_uri(near), far ? ibx_session_uri(far) : "", (unsigned long long)device,
+            machine.gpu, machine.driver, machine.host);
+    fclose(out);
     for (unsigned i = 0; i < tune->way_count; i++) {
-        if (seat_one(ibx_tune_way_far(&tune->ways[i]) ? far : door, &tune->ways[i], &maker,
-                     context))
-            _exit(EXIT_FAILURE);
+        if (accept_one(back, tune->ways[i].far ? far : near, &tune->ways[i]))
+            return;
     }
     for (;;)
         pause();
 }
 
-static bool take_line(FILE *in, char *out, size_t size)
+static void learn(void *argument, const char *key, const char *value)
 {
-    if (!fgets(out, (int)size, in))
-        return false;
-    out[strcspn(out, "\n")] = '\0';
-    return true;
+    const struct back *back = argument;
+    struct ibx_tuning_machine *machine = &back->tune->result.machine;
+    if (!strcmp(key, "uri"))
+        snprintf(back->out->uri, sizeof(back->out->uri), "%.299s", value);
+    else if (!strcmp(key, "far"))
+        snprintf(back->out->far_uri, sizeof(back->out->far_uri), "%.299s", value);
+    else if (!strcmp(key, "device"))
+        back->out->device = strtoull(value, NULL, 10);
+    else if (!strcmp(key, "gpu"))
+        snprintf(machine->gpu, sizeof(machine->gpu), "%s", value);
+    else if (!strcmp(key, "driver"))
+        snprintf(machine->driver, sizeof(machine->driver), "%s", value);
+    else if (!strcmp(key, "host"))
+        snprintf(machine->host, sizeof(machine->host), "%s", value);
 }
 
-static int learn(int fd, struct tune *tune, struct tune_back *back, struct ibx_error *err)
-{
-    struct ibx_tuning_machine *place = &tune->result.machine;
-    char first[IBX_ERROR_MAX + 16], number[32];
-    FILE *in = fdopen(fd, "r");
-    if (!in) {
-        close(fd);
-        return ibx_error_set(err, -ENOMEM, "no memory for a stream");
-    }
-    int rc = -EIO;
-    if (!take_line(in, first, sizeof(first))) {
-        ibx_error_set(err, rc, "the back end died at its start");
-    } else if (!strncmp(first, "error ", 6)) {
-        ibx_error_set(err, rc, "%s", first + 6);
-    } else if (take_line(in, back->far_uri, sizeof(back->far_uri)) &&
-               take_line(in, number, sizeof(number)) &&
-               take_line(in, place->gpu, sizeof(place->gpu)) &&
-               take_line(in, place->driver, sizeof(place->driver)) &&
-               take_line(in, place->host, sizeof(place->host))) {
-        snprintf(back->uri, sizeof(back->uri), "%.299s", first);
-        back->device = strtoull(number, NULL, 10);
-        rc = 0;
-    } else {
-        ibx_error_set(err, rc, "the back end died at its start");
-    }
-    fclose(in);
-    return rc;
-}
-
-int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
+int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *out,
                         struct ibx_error *err)
 {
-    int fd;
-    pid_t pid = ibx_bw_fork("the back end", &fd, err);
-    if (pid < 0)
-        return pid;
-    if (!pid)
-        back_main(args, tune, fd);
-    back->pid = pid;
-    return learn(fd, tune, back, err);
-}
-
-void ibx_tune_back_stop(struct tune_back *back)
-{
-    ibx_bw_reap(&back->pid);
+    struct back back = {.args = args, .tune = tune, .out = out};
+    return ibx_bw_child_start("the back end", back_main, learn, &back, &out->pid, err);
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * From times to the sizes at which one way gives over to the next.
+ * From times to the sizes at which one way replaces another.
  *
- * A crossover is put where the product of all times is the least, with the times
- * of one way counted longer by TUNE_MARGIN: so one slow cell among good ones
- * moves nothing, and where two ways are alike the other one is taken. It is the
- * way of the larger sizes, but for memory that both ends map: there in place asks
- * less of the processors.
+ * A crossover is put where the product of all times is the least, with the times of the way of the
+ * larger sizes counted longer by TUNE_MARGIN. One slow cell among good ones therefore moves
+ * nothing, and of two equal ways the other one is taken. Only for memory that both ends map is the
+ * margin the other way round: in place asks less of the processors.
  */
 #include "tools/ib-bw/tune.h"
 
@@ -15,7 +14,7 @@
 
 #define LONG_BYTES ((size_t)1 << 20) /* chunks are chosen by copies of so many and more */
 
-/* What is gained by taking `later` from size `from` on: a logarithm, more than 0 if anything is. */
+/* The logarithm of what taking `later` from size `from` on gains; more than 0: it is faster. */
 static double gain(const double *first, const double *later, unsigned from, unsigned n,
                    double margin)
 {
@@ -54,15 +53,15 @@ static const struct tune_way *way_of(const struct tune *tune, enum tune_kind kin
     return NULL;
 }
 
-/* Of the same kind the one that gains most over `base`, from whichever size on. */
-static const struct tune_way *best_crew(const struct tune *tune, const struct tune_way *base)
+/* The number of threads that gains most over `base`; NULL: none does. */
+static const struct tune_way *best_threads(const struct tune *tune, const struct tune_way *base)
 {
     const struct tune_way *best = NULL;
     double most = 0;
     for (unsigned i = 0; i < tune->way_count; i++) {
         const struct tune_way *way = &tune->ways[i];
         double sum = 0;
-        for (unsigned d = 0; d < 2 && way->kind == TUNE_CREW; d++) {
+        for (unsigned d = 0; d < 2 && way->kind == TUNE_THREADS; d++) {
             int at =
                 ibx_tune_crossover(base->times[d], way->times[d], tune->size_count, TUNE_MARGIN);
             sum += at < 0 ? 0
@@ -140,11 +139,12 @@ void ibx_tune_choose(struct tune *tune)
 {
     struct ibx_choice *choice = &tune->result.choice;
     const struct tune_way *chunks = way_of(tune, TUNE_CHUNKS);
-    const struct tune_way *crew = best_crew(tune, chunks), *any_crew = way_of(tune, TUNE_CREW);
+    const struct tune_way *threads = best_threads(tune, chunks),
+                          *any_threads = way_of(tune, TUNE_THREADS);
     const struct tune_way *direct = way_of(tune, TUNE_DIRECT);
     *choice = ibx_choice_default;
     choice->chunk = best_chunk(tune, chunks);
-    choice->threads = crew ? crew->choice.threads : 0;
+    choice->threads = threads ? threads->choice.threads : 0;
     for (unsigned d = 0; d < 2; d++) {
         struct ibx_choice_way *way = &choice->ways[d];
         const struct ibx_choice_way *unknown = &ibx_choice_default.ways[d];
@@ -155,9 +155,10 @@ void ibx_tune_choose(struct tune *tune)
         if (direct)
             way->direct_min = size_from(tune, way_of(tune, TUNE_FAR)->times[d], direct->times[d],
                                         TUNE_MARGIN, unknown->direct_min);
-        if (crew || any_crew)
-            way->threads_min = size_from(tune, chunks->times[d], (crew ? crew : any_crew)->times[d],
-                                         TUNE_MARGIN, unknown->threads_min);
+        if (threads || any_threads)
+            way->threads_min =
+                size_from(tune, chunks->times[d], (threads ? threads : any_threads)->times[d],
+                          TUNE_MARGIN, unknown->threads_min);
     }
     tune->result.found = true;
 }

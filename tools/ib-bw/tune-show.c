@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What `tune` has measured and chosen, for people. */
+/* What tune has measured and chosen, for people. */
 #include "gpudirect/gpudirect.h"
 #include "tools/ib-bw/tune.h"
 
@@ -53,11 +53,11 @@ static void print_choice(const struct tune *tune, unsigned d, FILE *out)
     for (unsigned w = 0; w < tune->way_count; w++)
         direct = direct || (tune->ways[w].kind == TUNE_DIRECT &&
                             measured(&tune->ways[w], d, tune->size_count));
-    ibx_tuning_describe(choice, d, tune->no_crew[0] ? 0 : threads, direct, text, sizeof(text));
+    ibx_tuning_describe(choice, d, tune->no_threads[0] ? 0 : threads, direct, text, sizeof(text));
     fprintf(out, "%s: %s\n", d ? "D2H" : "H2D", text);
 }
 
-/* Where ways differ only in their numbers the first one speaks for all. */
+/* Neighbours often have the same reason, which is printed once. */
 static void print_refused(const struct tune *tune, FILE *out)
 {
     const char *before = "";
@@ -67,8 +67,8 @@ static void print_refused(const struct tune *tune, FILE *out)
             fprintf(out, "refused: %s: %s\n", way->name, way->refused);
         before = way->refused;
     }
-    if (tune->no_crew[0])
-        fprintf(out, "refused: crew: %s\n", tune->no_crew);
+    if (tune->no_threads[0])
+        fprintf(out, "refused: threads: %s\n", tune->no_threads);
     if (tune->no_direct[0])
         fprintf(out, "refused: direct: %s\n", tune->no_direct);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-bw tune: measures every way, prints and stores which one copies should take. */
+/* The command tune: measures every way, then prints and stores which one copies should take. */
 #include "tools/ib-bw/tune.h"
+#include "tools/options.h"
 
 #include "common/clock.h"
-#include "common/log.h"
 #include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/plugin/config.h"
@@ -14,7 +14,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #define SAMPLES_MAX  4096u /* of a cell */
 #define PATTERN_SEED 1u
@@ -23,10 +22,11 @@ struct bench {
     const struct bw_args *args;
     struct tune tune;
     struct tune_back back;
-    struct ibx_session *sessions[TUNE_WAYS_MAX]; /* one a way */
-    uint8_t *own, *shared;                       /* memory for the longest copy; shared or NULL */
+    struct ibx_session *sessions[TUNE_WAYS_MAX]; /* one a way, owned by its stream */
+    struct bw_stream *streams[TUNE_WAYS_MAX];
+    uint8_t *own, *shared; /* memory for the longest copy; `shared` may be NULL */
     size_t longest;
-    double *samples[TUNE_WAYS_MAX]; /* of the cell in hand */
+    double *samples[TUNE_WAYS_MAX]; /* of the cell being measured */
     unsigned sample_count[TUNE_WAYS_MAX];
     bool closed[TUNE_WAYS_MAX]; /* copies of this size do not take the way */
     uint64_t token;
@@ -37,7 +37,8 @@ struct bench {
 static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *name)
 {
     struct tune_way *way = &tune->ways[tune->way_count++];
-    *way = (struct tune_way){.kind = kind, .choice = ibx_choice_default};
+    *way = (struct tune_way){
+        .kind = kind, .far = kind == TUNE_FAR || kind == TUNE_DIRECT, .choice = ibx_choice_default};
     for (unsigned d = 0; d < 2; d++)
         way->choice.ways[d] = (struct ibx_choice_way){.in_place_min = IBX_CHOICE_NEVER,
                                                       .threads_min = IBX_CHOICE_NEVER,
@@ -47,32 +48,27 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
     return way;
 }
 
-/* Client, driver and other sessions want processors, too. */
-static void add_crews(struct tune *tune, unsigned processors)
+/* The ways that there are with so many processors; `over`: also those over another fabric. */
+static void add_ways(struct tune *tune, unsigned processors, bool over)
 {
-    for (unsigned threads = 2; threads <= IBX_COPY_THREADS_MAX && threads * 2 <= processors;
-         threads *= 2) {
-        char name[24];
-        snprintf(name, sizeof(name), "crew of %u", threads);
-        struct tune_way *way = add(tune, TUNE_CREW, name);
-        way->choice.ways[0].threads_min = way->choice.ways[1].threads_min = 0;
-        way->choice.threads = threads;
-    }
-}
-
-void ibx_tune_ways_init(struct tune *tune, unsigned processors, bool over)
-{
+    char name[24];
     struct tune_way *way = add(tune, TUNE_INLINE, "inline");
     way->choice.ways[IBX_CHOICE_TO_DEVICE].inline_max = IBX_CHOICE_TO_MAX;
     way->choice.ways[IBX_CHOICE_FROM_DEVICE].inline_max = IBX_CHOICE_FROM_MAX;
     add(tune, TUNE_CHUNKS, "chunks");
     for (size_t chunk = ibx_choice_default.chunk / 2; chunk >= 2 * IBX_CHOICE_CHUNK_UNIT;
          chunk /= 2) {
-        char name[24];
         snprintf(name, sizeof(name), "of %zuK", chunk >> 10);
         add(tune, TUNE_CHUNKS, name)->choice.chunk = chunk;
     }
-    add_crews(tune, processors);
+    /* The client, the driver and other sessions want processors, too. */
+    for (unsigned threads = 2; threads <= IBX_COPY_THREADS_MAX && threads * 2 <= processors;
+         threads *= 2) {
+        snprintf(name, sizeof(name), "%u threads", threads);
+        way = add(tune, TUNE_THREADS, name);
+        way->choice.ways[0].threads_min = way->choice.ways[1].threads_min = 0;
+        way->choice.threads = threads;
+    }
     add(tune, TUNE_SHARED, "shared");
     way = add(tune, TUNE_IN_PLACE, "in place");
     way->choice.ways[0].in_place_min = way->choice.ways[1].in_place_min = 0;
@@ -83,70 +79,59 @@ void ibx_tune_ways_init(struct tune *tune, unsigned processors, bool over)
     way->choice.ways[0].direct_min = way->choice.ways[1].direct_min = 0;
 }
 
-bool ibx_tune_way_far(const struct tune_way *way)
-{
-    return way->kind == TUNE_FAR || way->kind == TUNE_DIRECT;
-}
-
-static bool in_shared(const struct tune_way *way)
-{
-    return way->kind == TUNE_SHARED || way->kind == TUNE_IN_PLACE;
-}
-
 /* --------------------------------------------------------------------------- calls */
 
-static int ended(const struct ibx_session *s, struct ibx_error *err)
+static uint8_t *host_memory(const struct bench *b, unsigned w)
 {
-    const char *why = ibx_session_reason(s);
-    return ibx_error_set(err, -ECONNRESET, "the back end left: %s", *why ? why : "it ended");
+    enum tune_kind kind = b->tune.ways[w].kind;
+    return kind == TUNE_SHARED || kind == TUNE_IN_PLACE ? b->shared : b->own;
 }
 
 static int copy(struct bench *b, unsigned w, unsigned d, size_t n, double *us,
                 struct ibx_error *err)
 {
-    struct ibx_frontend_copy wish = {
+    struct ibx_frontend_copy request = {
         .to_device = d == IBX_CHOICE_TO_DEVICE,
         .device = b->back.device,
-        .host = in_shared(&b->tune.ways[w]) ? b->shared : b->own,
+        .host = host_memory(b, w),
         .n = n,
-        .whole = true, /* the client's own way with pageable memory knows none of these */
+        .whole = true, /* the client must not split the copy: the way is for all of it */
     };
     int code = 0;
     uint64_t began = ibx_now_ns();
-    if (ibx_session_copy(b->sessions[w], &wish, &code) || *ibx_session_reason(b->sessions[w]))
-        return ended(b->sessions[w], err);
+    int rc = ibx_session_copy(b->sessions[w], &request, &code);
+    const char *why = ibx_session_reason(b->sessions[w]);
+    if (rc || *why)
+        return ibx_error_set(err, -ECONNRESET, "the back end left: %s", *why ? why : "it ended");
     *us = (double)(ibx_now_ns() - began) / 1e3;
-    return code ? ibx_error_set(err, -EIO,
-                                "the back end could not run a copy of %zu bytes (%s): see what it "
-                                "says with IBX_LOG=debug",
-                                n, b->tune.ways[w].name)
-                : 0;
+    return code
+               ? ibx_error_set(err, -EIO,
+                               "the back end could not run a copy of %zu bytes (%s): IBX_LOG=debug "
+                               "shows its reason",
+                               n, b->tune.ways[w].name)
+               : 0;
 }
 
 static int count(struct bench *b, unsigned w, struct ibx_copy_counts *counts, struct ibx_error *err)
 {
-    struct ibx_session *s = b->sessions[w];
-    uint8_t head[4 + 8 + 8], body[5 * 8 + 256] = {0}, none[8] = {0};
-    if (ibx_session_write(s, TUNE_COUNT, sizeof(TUNE_COUNT)) < 0 ||
-        ibx_session_write(s, none, sizeof(none)) < 0 || ibx_session_sync(s) ||
-        ibx_session_read(s, head, sizeof(head)) != sizeof(head))
-        return ended(s, err);
-    struct ibx_reader r = ibx_reader_of(head + 12, 8);
-    uint64_t n = ibx_get_u64(&r);
-    if (n < 5 * 8 || n >= sizeof(body) || ibx_session_read(s, body, (size_t)n) != (ssize_t)n)
-        return ended(s, err);
-    r = ibx_reader_of(body, 5 * 8);
+    uint8_t reply[TUNE_COUNT_REPLY];
+    uint64_t ns;
+    const struct bw_call call = {.name = TUNE_COUNT, .reply = reply, .reply_length = sizeof(reply)};
+    int rc = ibx_bw_call(b->streams[w], &call, &ns, err);
+    if (rc)
+        return ibx_error_prefix(err, rc, "the back end left");
+    struct ibx_reader r = ibx_reader_of(reply, sizeof(reply));
     counts->all = ibx_get_u64(&r);
     counts->inlined = ibx_get_u64(&r);
     counts->in_place = ibx_get_u64(&r);
     counts->by_crew = ibx_get_u64(&r);
     counts->direct = ibx_get_u64(&r);
-    snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%s",
-             (const char *)body + 5 * 8);
+    snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%.255s",
+             (const char *)ibx_get_bytes(&r, ibx_reader_left(&r)));
     return 0;
 }
 
-/* Whether those between the two took the way. */
+/* Whether the copies between two readings of the counters took the way. */
 static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
                  const struct ibx_copy_counts *b)
 {
@@ -156,7 +141,7 @@ static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
     switch (kind) {
     case TUNE_INLINE:
         return inlined == all;
-    case TUNE_CREW:
+    case TUNE_THREADS:
         return by_crew == all;
     case TUNE_IN_PLACE:
         return in_place == all;
@@ -169,10 +154,10 @@ static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
 
 /* ----------------------------------------------------------------------- measuring */
 
-/* There and back, and it is the same. */
+/* A payload goes there and back and has to be the same. */
 static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
 {
-    uint8_t *host = in_shared(&b->tune.ways[w]) ? b->shared : b->own;
+    uint8_t *host = host_memory(b, w);
     double us;
     ibx_bw_payload_mark(host, n, ++b->token);
     uint64_t sum = ibx_bw_payload_sum(host, n);
@@ -186,12 +171,12 @@ static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
     return rc;
 }
 
-/* Whether copies of the size take the way at all, by one that also warms up. */
+/* Finds out by one copy, which also warms up, whether copies of the size take the way. */
 static int try_way(struct bench *b, unsigned w, unsigned d, size_t n, struct ibx_error *err)
 {
     struct ibx_copy_counts before, after;
     double us;
-    b->closed[w] = in_shared(&b->tune.ways[w]) && !b->shared;
+    b->closed[w] = !host_memory(b, w);
     b->sample_count[w] = 0;
     if (b->closed[w])
         return 0;
@@ -211,10 +196,10 @@ static int run_slice(struct bench *b, unsigned w, unsigned d, size_t n, struct i
 {
     const struct bw_args *args = b->args;
     uint64_t end = ibx_now_ns() + (uint64_t)(args->seconds * 1e9 / args->rounds);
-    uint64_t calls = args->count ? (args->count + args->rounds - 1) / args->rounds : 0;
+    unsigned calls = (args->count + args->rounds - 1) / args->rounds;
     double us;
     int rc = n <= (64u << 10) ? copy(b, w, d, n, &us, err) : 0; /* wakes both ends up */
-    for (uint64_t i = 0; !rc && b->sample_count[w] < SAMPLES_MAX; i++) {
+    for (unsigned i = 0; !rc && b->sample_count[w] < SAMPLES_MAX; i++) {
         if (calls ? i == calls : i && ibx_now_ns() >= end)
             break;
         rc = copy(b, w, d, n, &us, err);
@@ -223,34 +208,14 @@ static int run_slice(struct bench *b, unsigned w, unsigned d, size_t n, struct i
     return rc;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *samples, unsigned n)
-{
-    if (!n)
-        return 0;
-    qsort(samples, n, sizeof(*samples), by_value);
-    return (samples[n / 2] + samples[(n - 1) / 2]) / 2;
-}
-
-static void show_progress(unsigned d, size_t n)
-{
-    char text[BW_SIZE_TEXT];
-    if (isatty(STDERR_FILENO))
-        fprintf(stderr, "\r\033[K%s %s", d ? "D2H" : "H2D", ibx_bw_size_print(n, text));
-}
-
 /* One size in one direction; the ways take turns. */
 static int measure_cell(struct bench *b, unsigned d, unsigned size, struct ibx_error *err)
 {
     struct tune *tune = &b->tune;
     size_t n = tune->sizes[size];
+    char text[BW_SIZE_TEXT];
     int rc = 0;
-    show_progress(d, n);
+    ibx_bw_progress("%s %s", d ? "D2H" : "H2D", ibx_bw_size_print(n, text));
     for (unsigned w = 0; !rc && w < tune->way_count; w++)
         rc = try_way(b, w, d, n, err);
     for (unsigned round = 0; round < b->args->rounds; round++) {
@@ -258,7 +223,7 @@ static int measure_cell(struct bench *b, unsigned d, unsigned size, struct ibx_e
             rc = b->closed[w] ? 0 : run_slice(b, w, d, n, err);
     }
     for (unsigned w = 0; !rc && w < tune->way_count; w++)
-        tune->ways[w].times[d][size] = median(b->samples[w], b->sample_count[w]);
+        tune->ways[w].times[d][size] = ibx_bw_median(b->samples[w], b->sample_count[w]);
     return rc;
 }
 
@@ -269,8 +234,7 @@ static int measure(struct bench *b, struct ibx_error *err)
         for (unsigned i = 0; !rc && i < b->tune.size_count; i++)
             rc = measure_cell(b, d, i, err);
     }
-    if (isatty(STDERR_FILENO))
-        fputs("\r\033[K", stderr);
+    ibx_bw_progress("%s", "");
     return rc;
 }
 
@@ -291,13 +255,14 @@ static void prepare(struct bench *b, const struct bw_args *args)
     tune->size_count = args->size_count;
     qsort(tune->sizes, tune->size_count, sizeof(tune->sizes[0]), by_size);
     b->longest = tune->sizes[tune->size_count - 1];
-    ibx_tune_ways_init(tune, processors, args->over);
+    add_ways(tune, processors, args->over);
     if (processors < 4)
-        snprintf(tune->no_crew, sizeof(tune->no_crew), "there are only %u processors", processors);
+        snprintf(tune->no_threads, sizeof(tune->no_threads), "there are only %u processors",
+                 processors);
 }
 
-/* Without --over: direct copies keep what they have. */
-static void look_at_direct(struct tune *tune, const struct ibx_options *options)
+/* Without --over direct copies keep their setting; this says how to measure them. */
+static void explain_direct(struct tune *tune, const struct ibx_options *options)
 {
     char description[192];
     struct ibx_error why = {0};
@@ -308,7 +273,7 @@ static void look_at_direct(struct tune *tune, const struct ibx_options *options)
                  "%.150s could: give --over verbs://ADDRESS:0, with its address", description);
 }
 
-static int memory_ready(struct bench *b, struct ibx_error *err)
+static int allocate(struct bench *b, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     unsigned ways = b->tune.way_count;
@@ -333,34 +298,37 @@ static int memory_ready(struct bench *b, struct ibx_error *err)
     return 0;
 }
 
-static int connect_all(struct bench *b, struct ibx_error *err)
+static int connect_way(struct bench *b, unsigned w, struct ibx_error *err)
 {
     struct ibx_copy_counts counts;
-    int rc = 0;
-    for (unsigned w = 0; !rc && w < b->tune.way_count; w++) {
-        bool far = ibx_tune_way_far(&b->tune.ways[w]);
-        const char *uri = far ? b->back.far_uri : b->back.uri;
-        rc = ibx_session_create(uri, &b->args->options, &b->sessions[w], err);
-        if (!rc)
-            rc = ibx_session_connect(b->sessions[w], err);
-        if (rc && far)
-            ibx_error_prefix(err, rc, "--over");
-        if (!rc) /* also teaches the back end what its replies look like */
-            rc = count(b, w, &counts, err);
-        if (!rc)
-            snprintf(far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
-                     ibx_session_path(b->sessions[w])->description);
+    const struct tune_way *way = &b->tune.ways[w];
+    struct ibx_session *session;
+    int rc = ibx_session_create(way->far ? b->back.far_uri : b->back.uri, &b->args->options,
+                                &session, err);
+    if (rc)
+        return rc;
+    rc = ibx_session_connect(session, err);
+    if (rc) {
+        ibx_session_destroy(session);
+        return way->far ? ibx_error_prefix(err, rc, "--over") : rc;
     }
-    return rc;
+    rc = ibx_bw_stream_of_session(session, &b->streams[w], err);
+    if (rc)
+        return rc;
+    b->sessions[w] = session;
+    snprintf(way->far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
+             ibx_session_path(session)->description);
+    return count(b, w, &counts, err); /* also teaches the back end what its replies look like */
 }
 
 static void finish(struct bench *b)
 {
     for (unsigned w = 0; w < b->tune.way_count; w++) {
-        ibx_session_destroy(b->sessions[w]);
+        if (b->streams[w])
+            b->streams[w]->ops->destroy(b->streams[w]);
         free(b->samples[w]);
     }
-    ibx_tune_back_stop(&b->back);
+    ibx_bw_child_stop(&b->back.pid);
     if (b->shared)
         ibx_shared_free(b->shared);
     if (b->own)
@@ -392,22 +360,14 @@ static int write_file(const struct tune *tune, const char *name, struct ibx_erro
     int rc = ibx_bw_file_open(&file, name, err);
     if (rc)
         return rc;
-    int fd = dup(file.fd);
-    FILE *out = fd < 0 ? NULL : fdopen(fd, "w");
     strftime(date, sizeof(date), "%Y-%m-%d", gmtime_r(&now, &tm));
-    if (out) {
-        fprintf(out, "# Measured by ib-bw tune " IBX_VERSION " on %s; see gvirtus.properties(5).\n",
-                date);
-        ibx_tuning_print(&tune->result, out);
-    }
-    if (!out || ferror(out) || fflush(out))
-        rc = ibx_error_set(err, -EIO, "%s cannot be written: %s", name, strerror(errno));
-    if (out)
-        fclose(out);
-    return ibx_bw_file_close(&file, rc, err);
+    fprintf(file.out,
+            "# Measured by ib-bw tune " IBX_VERSION " on %s; see gvirtus.properties(5).\n", date);
+    ibx_tuning_print(&tune->result, file.out);
+    return ibx_bw_file_close(&file, 0, err);
 }
 
-/* What no copy took and nobody said why: the path does not have it. */
+/* A way that no copy took and for which no reason came: the path does not have it. */
 static void explain(struct tune *tune)
 {
     for (unsigned w = 0; w < tune->way_count; w++) {
@@ -418,7 +378,7 @@ static void explain(struct tune *tune)
         if (!any && !way->refused[0])
             snprintf(way->refused, sizeof(way->refused),
                      "no copy of these sizes takes this way over %.150s",
-                     ibx_tune_way_far(way) ? tune->far_path : tune->path);
+                     way->far ? tune->far_path : tune->path);
     }
 }
 
@@ -429,15 +389,15 @@ static int tune(struct bench *b, struct ibx_error *err)
     if (!rc)
         rc = output_of(b->args, file, err);
     if (!rc)
-        rc = memory_ready(b, err);
-    if (!rc)
-        rc = connect_all(b, err);
+        rc = allocate(b, err);
+    for (unsigned w = 0; !rc && w < b->tune.way_count; w++)
+        rc = connect_way(b, w, err);
     if (!rc)
         rc = measure(b, err);
     if (rc)
         return rc;
     if (!b->args->over)
-        look_at_direct(&b->tune, &b->args->options);
+        explain_direct(&b->tune, &b->args->options);
     explain(&b->tune);
     ibx_tune_choose(&b->tune);
     ibx_tune_print(&b->tune, stdout);
@@ -451,12 +411,10 @@ int ibx_bw_tune(const struct bw_args *args)
 {
     static struct bench bench;
     struct ibx_error err = {0};
-    if (!getenv("IBX_LOG"))
-        ibx_log_set_level(IBX_LOG_ERROR);
     prepare(&bench, args);
     int rc = tune(&bench, &err);
     finish(&bench);
     if (rc)
-        fprintf(stderr, "ib-bw: %s\n", err.message);
-    return rc || fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
+        return ibx_tool_fail(&err);
+    return fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
 }

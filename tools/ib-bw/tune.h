@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * ib-bw tune: which way copies between a client and the GPU of this host should
- * take. Private to the files tools/ib-bw-tune*.
+ * ib-bw tune: which way copies between a client and this host's GPU should take.
  *
- *   ib-bw-tune.c          the command: ways, measuring, the file
- *   ib-bw-tune-back.c     the back end, a process of its own, which has the GPU
- *   ib-bw-tune-choose.c   from times to sizes
- *   ib-bw-tune-show.c     the table
+ *   tune.c          the command: ways, measuring, the file
+ *   tune-back.c     the back end, a process of its own, which has the GPU
+ *   tune-choose.c   from times to sizes
+ *   tune-show.c     the table
  *
- * Each way has a connection of its own, whose back end is told to take that way
- * whatever the size; what it could not take so is known by its counts and left
- * out.
+ * Each way has a connection of its own, whose back end takes that way whatever the size. Its
+ * counters tell which copies could not take it, and those are left out.
  */
 #ifndef IBX_TOOLS_IB_BW_TUNE_H
 #define IBX_TOOLS_IB_BW_TUNE_H
@@ -20,12 +18,12 @@
 
 enum tune_kind {
     TUNE_INLINE,
-    TUNE_CHUNKS,
-    TUNE_CREW,
-    TUNE_SHARED,
+    TUNE_CHUNKS,  /* one thread through chunks of pinned memory */
+    TUNE_THREADS, /* several copy threads */
+    TUNE_SHARED,  /* chunks, from memory that client and back end map */
     TUNE_IN_PLACE,
-    TUNE_FAR,    /* chunks, over the fabric of --over ... */
-    TUNE_DIRECT, /* ... and none, over the same */
+    TUNE_FAR,    /* chunks, over the fabric of --over */
+    TUNE_DIRECT, /* the adapter itself, over the same fabric */
 };
 
 #define TUNE_WAYS_MAX 12u
@@ -33,11 +31,12 @@ enum tune_kind {
 
 struct tune_way {
     enum tune_kind kind;
+    bool far; /* it is connected by the fabric of --over */
     char name[24];
     struct ibx_choice choice; /* that makes copies take it */
     /* Microseconds, medians, by enum ibx_choice_direction; 0: such copies cannot take it. */
     double times[2][BW_SIZES_MAX];
-    char refused[256]; /* why, or why not all of them; "" */
+    char refused[256]; /* why all or some copies did not take it; "" */
 };
 
 struct tune {
@@ -45,15 +44,11 @@ struct tune {
     unsigned size_count;
     struct tune_way ways[TUNE_WAYS_MAX];
     unsigned way_count;
-    char path[192], far_path[192];    /* what both ends are connected by; --over, or "" */
-    char no_crew[64], no_direct[256]; /* why there is no such way; "" */
+    char path[192], far_path[192];       /* between both ends; over --over, or "" */
+    char no_threads[64], no_direct[256]; /* why there is no such way; "" */
     struct ibx_tuning result;
 };
 
-/* The ways that there are with so many processors; `over`: and over another fabric. */
-void ibx_tune_ways_init(struct tune *tune, unsigned processors, bool over);
-/* Whether its connection is of that fabric. */
-bool ibx_tune_way_far(const struct tune_way *way);
 /* Fills tune->result.choice; what was not measured is as without a file. */
 void ibx_tune_choose(struct tune *tune);
 /* The index of the first size from which on `later` takes the place of `first`, its times counted
@@ -64,7 +59,8 @@ void ibx_tune_print(const struct tune *tune, FILE *out);
 
 /* ------------------------------------------------------------------ the back end */
 
-#define TUNE_COUNT "ibBwCount" /* asks for struct ibx_copy_counts, five u64, and a sentence */
+#define TUNE_COUNT       "ibBwCount" /* asks for struct ibx_copy_counts, five u64, and a sentence */
+#define TUNE_COUNT_REPLY (5 * 8 + 256)
 
 struct tune_back {
     pid_t pid;                   /* 0: there is none */
@@ -72,10 +68,9 @@ struct tune_back {
     uint64_t device;             /* memory for the longest copy */
 };
 
-/* Forks it: the first client that connects takes the first way, and so on. Fills in the place, too.
- * Without a GPU one sentence says so. */
+/* Forks it: the first client that connects takes the first way, and so on. Fills in
+ * tune->result.machine, too. -EIO with a sentence, also without a GPU. */
 int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
                         struct ibx_error *err);
-void ibx_tune_back_stop(struct tune_back *back);
 
 #endif

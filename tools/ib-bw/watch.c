@@ -10,26 +10,15 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#define GRACE_MS 2000u /* for the call in hand */
-
-atomic_bool ibx_bw_stop;
+#define GRACE_MS 2000 /* for the call in hand */
 
 static struct {
     pthread_t thread;
-    bool started;
+    struct bw_bench *bench; /* NULL: not started */
+    void (*report)(struct bw_bench *bench);
     int signal_fd;
     int end_fd; /* an eventfd: the measurement is over */
 } watch;
-
-/* For a call that does not come back: the paths are left as they are, since their thread is in
- * them. */
-static _Noreturn void leave_at_once(struct bw_bench *bench)
-{
-    fputs("ib-bw: stopped in the middle of a call that does not return\n", stderr);
-    ibx_bw_bench_report(bench, NULL);
-    ibx_bw_child_stop(&bench->child);
-    _exit(130);
-}
 
 /* True when a signal came, false at the end of the measurement or of the time. */
 static bool await_signal(int timeout_ms)
@@ -43,46 +32,49 @@ static bool await_signal(int timeout_ms)
            read(watch.signal_fd, &info, sizeof(info)) == sizeof(info);
 }
 
-static bool over(void)
+static void *watch_main(void *argument)
 {
-    struct pollfd wait = {.fd = watch.end_fd, .events = POLLIN};
-    return poll(&wait, 1, 0) > 0;
-}
-
-static void *watch_main(void *bench)
-{
+    struct pollfd end = {.fd = watch.end_fd, .events = POLLIN};
+    (void)argument;
     if (!await_signal(-1))
         return NULL;
-    atomic_store(&ibx_bw_stop, true);
-    /* Either the measurement ends now, or it is stuck; a second signal is impatience. */
-    if (await_signal(GRACE_MS) || !over())
-        leave_at_once(bench);
+    atomic_store(&watch.bench->results.stopped, true);
+    /* A second signal is impatience, and without an end in time a call hangs. The measuring thread
+     * is inside of its path then, which therefore stays open. */
+    if (await_signal(GRACE_MS) || poll(&end, 1, 0) <= 0) {
+        fputs("ib-bw: stopped in the middle of a call that does not return\n", stderr);
+        watch.report(watch.bench);
+        _exit(130);
+    }
     return NULL;
 }
 
-int ibx_bw_watch_start(struct bw_bench *bench, struct ibx_error *err)
+int ibx_bw_watch_start(struct bw_bench *bench, void (*report)(struct bw_bench *bench),
+                       struct ibx_error *err)
 {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
+    watch.report = report;
     watch.signal_fd = signalfd(-1, &set, SFD_CLOEXEC);
     watch.end_fd = eventfd(0, EFD_CLOEXEC);
     if (watch.signal_fd < 0 || watch.end_fd < 0)
         return ibx_error_set(err, -errno, "no descriptors for signals: %s", strerror(errno));
-    int rc = pthread_create(&watch.thread, NULL, watch_main, bench);
-    if (rc)
-        return ibx_error_set(err, -rc, "no thread to wait for signals: %s", strerror(rc));
-    watch.started = true;
-    return 0;
+    watch.bench = bench;
+    int rc = pthread_create(&watch.thread, NULL, watch_main, NULL);
+    if (!rc)
+        return 0;
+    watch.bench = NULL;
+    return ibx_error_set(err, -rc, "no thread to wait for signals: %s", strerror(rc));
 }
 
 void ibx_bw_watch_end(void)
 {
     uint64_t one = 1;
-    if (!watch.started || write(watch.end_fd, &one, sizeof(one)) != sizeof(one))
+    if (!watch.bench || write(watch.end_fd, &one, sizeof(one)) != sizeof(one))
         return;
-    watch.started = false;
     pthread_join(watch.thread, NULL);
+    watch.bench = NULL;
 }

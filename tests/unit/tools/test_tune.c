@@ -79,25 +79,26 @@ static void test_ways(void **state)
     const struct ibx_choice_way *chosen = to_device();
     assert_int_equal(chosen->inline_max, 4096); /* 13 to 12.4, within the margin */
     assert_int_equal(chosen->in_place_min, 0);
-    assert_true(chosen->threads_min == 4u << 20 && tune.result.choice.threads == 0); /* no crew */
+    assert_true(chosen->threads_min == 4u << 20 &&
+                tune.result.choice.threads == 0); /* no such way */
     assert_int_equal(tune.result.choice.chunk, 512u << 10);
     assert_int_equal(chosen->direct_min, 0);
 }
 
-static void test_crew(void **state)
+static void test_threads(void **state)
 {
     (void)state;
-    times(way(TUNE_CREW, 2, 0), 40, 0.06, 3, SIZES);
-    times(way(TUNE_CREW, 4, 0), 50, 0.04, 3, SIZES);
-    times(way(TUNE_CREW, 8, 0), 90, 0.039, 3, SIZES);
+    times(way(TUNE_THREADS, 2, 0), 40, 0.06, 3, SIZES);
+    times(way(TUNE_THREADS, 4, 0), 50, 0.04, 3, SIZES);
+    times(way(TUNE_THREADS, 8, 0), 90, 0.039, 3, SIZES);
     assert_int_equal(to_device()->threads_min, 1u << 20);
     assert_int_equal(tune.result.choice.threads, 4);
 }
 
-static void test_no_good_crew(void **state)
+static void test_threads_that_gain_nothing(void **state)
 {
     (void)state;
-    times(way(TUNE_CREW, 2, 0), 20, 0.1, 3, SIZES);
+    times(way(TUNE_THREADS, 2, 0), 20, 0.1, 3, SIZES);
     assert_true(to_device()->threads_min == IBX_CHOICE_NEVER);
 }
 
@@ -141,8 +142,10 @@ static void test_direct(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_crossover), TEST(test_ways),     TEST(test_crew),   TEST(test_no_good_crew),
-        TEST(test_chunk),     TEST(test_in_place), TEST(test_direct),
+        TEST(test_crossover), TEST(test_ways),
+        TEST(test_threads),   TEST(test_threads_that_gain_nothing),
+        TEST(test_chunk),     TEST(test_in_place),
+        TEST(test_direct),
     };
     return cmocka_run_group_tests_name("tune", tests, NULL, NULL);
 }

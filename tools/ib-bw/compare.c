@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The commands run and self: they open the paths, measure and report. */
+#include "tools/ib-bw/ib-bw.h"
+
+#include "frontend-glue/session/session.h"
+#include "tools/options.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct bw_bench bench;
+
+/* ------------------------------------------------------------------------- paths */
+
+/* Takes the stream over. */
+static void add_path(struct bw_stream *stream, const char *name)
+{
+    struct bw_results *results = &bench.results;
+    unsigned index = results->path_count++;
+    snprintf(results->paths[index], sizeof(results->paths[index]), "%s", name);
+    if (!strcmp(name, BW_STOCK))
+        results->stock = (int)index;
+    bench.open[bench.open_count++] = (struct bw_path){.index = index, .stream = stream};
+}
+
+/* Connects by `uri` with the provider of `options`. */
+static int connect_session(const char *uri, const struct ibx_options *options,
+                           struct ibx_error *err)
+{
+    struct ibx_session *session;
+    struct bw_stream *stream;
+    char provider[sizeof(bench.results.paths[0])];
+    int rc = ibx_session_create(uri, options, &session, err);
+    if (rc)
+        return rc;
+    rc = ibx_session_connect(session, err);
+    if (rc) {
+        ibx_session_destroy(session);
+        return rc;
+    }
+    memcpy(provider, ibx_session_path(session)->provider, sizeof(provider));
+    rc = ibx_bw_stream_of_session(session, &stream, err);
+    if (!rc)
+        add_path(stream, provider);
+    return rc;
+}
+
+static int connect_stock(const char *where, struct ibx_error *err)
+{
+    struct bw_stream *stream;
+    int rc = ibx_bw_stock_connect(where, &stream, err);
+    if (!rc)
+        add_path(stream, BW_STOCK);
+    return rc;
+}
+
+/* Finds out what rdma:// takes to a server. */
+static int find_chosen(const char *uri, struct ibx_error *err)
+{
+    struct ibx_conn *conn;
+    int rc = ibx_connect(uri, &bench.args->options, &conn, err);
+    if (rc)
+        return rc;
+    bench.results.chosen = *ibx_conn_path(conn);
+    bench.results.chosen_caps = *ibx_conn_caps(conn);
+    ibx_close(conn);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------ reports */
+
+static int report(struct ibx_error *err)
+{
+    const struct bw_args *args = bench.args;
+    struct bw_results *results = &bench.results;
+    int rc = 0;
+    pthread_mutex_lock(&results->lock);
+    if (!args->json || strcmp(args->json, "-"))
+        ibx_bw_table_print(results, args->line_a_path, stdout);
+    if (args->json)
+        rc = ibx_bw_json_write(results, args->json, err);
+    if (!rc && args->plot)
+        rc = ibx_bw_plot_write(results, args->plot, err);
+    if (fflush(stdout) && !rc)
+        rc = ibx_error_set(err, -errno, "standard output: %s", strerror(errno));
+    pthread_mutex_unlock(&results->lock);
+    return rc;
+}
+
+static void report_at_once(struct bw_bench *unused)
+{
+    (void)unused;
+    report(NULL);
+    ibx_bw_child_stop(&bench.server);
+}
+
+/* Opens the paths, measures and reports. Exit status. */
+static int compare(const struct bw_args *args,
+                   int (*open)(const struct bw_args *, struct ibx_error *))
+{
+    struct ibx_error err = {0};
+    int status = EXIT_SUCCESS;
+    bench.args = args;
+    int rc = ibx_bw_results_init(&bench.results, args, &err);
+    if (!rc)
+        rc = open(args, &err);
+    if (!rc)
+        rc = ibx_bw_watch_start(&bench, report_at_once, &err);
+    if (rc) {
+        status = ibx_tool_fail(&err);
+    } else {
+        if (ibx_bw_bench_measure(&bench, &err))
+            status = ibx_tool_fail(&err);
+        ibx_bw_watch_end();
+        if (report(&err))
+            status = ibx_tool_fail(&err);
+        if (atomic_load(&bench.results.stopped))
+            status = 130;
+    }
+    for (unsigned i = 0; i < bench.open_count; i++)
+        bench.open[i].stream->ops->destroy(bench.open[i].stream);
+    ibx_bw_child_stop(&bench.server);
+    ibx_bw_buffer_fini(&bench.request);
+    ibx_bw_buffer_fini(&bench.reply);
+    ibx_bw_results_fini(&bench.results);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------- run */
+
+static int open_run(const struct bw_args *args, struct ibx_error *err)
+{
+    int rc = find_chosen(args->uri, err);
+    if (!rc && args->stock)
+        rc = connect_stock(args->stock, err);
+    if (!rc)
+        rc = connect_session(args->uri, &args->options, err);
+    const struct ibx_path *chosen = &bench.results.chosen;
+    for (unsigned i = 0; !rc && i < chosen->refused_count; i++)
+        ibx_bw_results_refuse(&bench.results, chosen->refused[i].provider,
+                              chosen->refused[i].reason);
+    return rc;
+}
+
+int ibx_bw_run(const struct bw_args *args)
+{
+    return compare(args, open_run);
+}
+
+/* ---------------------------------------------------------------- self: the server */
+
+static int open_listener(struct bw_server *server, const char *scheme, const char *host, FILE *out,
+                         struct ibx_error *err)
+{
+    char uri[128];
+    const char *real;
+    snprintf(uri, sizeof(uri), "%s://%s:0", scheme, host);
+    int rc = ibx_bw_server_open(server, uri, &real, err);
+    if (!rc)
+        fprintf(out, "uri %s\n", real);
+    return rc;
+}
+
+/* verbs finds its device by the address, and no device has that of the loopback. */
+static void open_device_listeners(struct bw_server *server, FILE *out)
+{
+    struct ifaddrs *list;
+    char host[INET_ADDRSTRLEN];
+    if (getifaddrs(&list))
+        return;
+    /* Two stay for ofi and stock. */
+    for (struct ifaddrs *a = list; a && server->listener_count < BW_LISTENERS_MAX - 2;
+         a = a->ifa_next) {
+        if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
+            (a->ifa_flags & IFF_LOOPBACK))
+            continue;
+        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)a->ifa_addr;
+        if (inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host)))
+            open_listener(server, "rdma", host, out, NULL);
+    }
+    freeifaddrs(list);
+}
+
+/* Beyond rdma:// and stock, a failure only leaves a path out. */
+static int open_listeners(struct bw_server *server, FILE *out, struct ibx_error *err)
+{
+    char description[192];
+    uint16_t port;
+    int rc = open_listener(server, "rdma", "127.0.0.1", out, err);
+    if (rc)
+        return rc;
+    if (!ibx_provider_probe("verbs", &server->args->options, description, sizeof(description),
+                            NULL))
+        open_device_listeners(server, out);
+    /* For libfabric's emulations, which rdma:// never takes. */
+    open_listener(server, "ofi", "127.0.0.1", out, NULL);
+    rc = ibx_bw_server_open_stock(server, "127.0.0.1:0", &port, err);
+    if (!rc)
+        fprintf(out, "stock 127.0.0.1:%u\n", port);
+    return rc;
+}
+
+/* Serves until it is killed. */
+static void server_main(void *argument, FILE *out)
+{
+    static struct bw_server server;
+    struct bw_args args = *bench.args;
+    struct ibx_error err = {0};
+    (void)argument;
+    server.args = &args;
+    args.max_bytes = 0;
+    for (unsigned i = 0; i < args.size_count; i++)
+        args.max_bytes = args.sizes[i] > args.max_bytes ? args.sizes[i] : args.max_bytes;
+    ibx_bw_pin(&bench.results.pins, BW_SERVER);
+    int rc = open_listeners(&server, out, &err);
+    if (!rc)
+        rc = ibx_bw_server_start(&server, &err);
+    if (rc)
+        fprintf(out, "error %s\n", err.message);
+    else
+        fputs("ready\n", out);
+    fclose(out);
+    while (!rc)
+        pause();
+}
+
+/* -------------------------------------------------------------- self: the measuring */
+
+/* Where the server of self listens. */
+struct addresses {
+    char uris[BW_LISTENERS_MAX][300]; /* rdma:// at the loopback first */
+    unsigned uri_count;
+    char stock[64]; /* HOST:PORT */
+};
+
+static void learn(void *argument, const char *key, const char *value)
+{
+    struct addresses *at = argument;
+    if (!strcmp(key, "uri") && at->uri_count < BW_LISTENERS_MAX)
+        snprintf(at->uris[at->uri_count++], sizeof(at->uris[0]), "%.299s", value);
+    if (!strcmp(key, "stock"))
+        snprintf(at->stock, sizeof(at->stock), "%.63s", value);
+}
+
+static bool wanted(const struct bw_args *args, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *p = args->paths; p; p = *p ? p + 1 : NULL) {
+        size_t m = strcspn(p, ",");
+        if (m == n && !memcmp(p, name, n))
+            return true;
+        p += m;
+    }
+    return !args->paths;
+}
+
+/* Whether a listener serves a provider: rdma:// leaves it to the options. */
+static bool serves(const char *uri, const char *name)
+{
+    size_t n = strcspn(uri, ":");
+    return !strncmp(uri, "rdma:", 5) || (strlen(name) == n && !memcmp(uri, name, n));
+}
+
+/* Tries one provider at each listener. */
+static void open_provider(const struct addresses *at, const char *name)
+{
+    struct ibx_options options = bench.args->options;
+    char description[192], note[IBX_ERROR_MAX];
+    struct ibx_error err = {0};
+    snprintf(options.provider, sizeof(options.provider), "%s", name);
+    int rc = ibx_provider_probe(name, &options, description, sizeof(description), &err);
+    bool open = false;
+    for (unsigned i = 0; !rc && i < at->uri_count && !open; i++)
+        open = serves(at->uris[i], name) && !connect_session(at->uris[i], &options, &err);
+    if (!open) {
+        ibx_bw_results_refuse(&bench.results, name, err.message);
+    } else if (ibx_provider_probe(name, &bench.args->options, description, sizeof(description),
+                                  &err)) {
+        /* rdma:// leaves libfabric's emulations alone, which their name reaches. */
+        snprintf(note, sizeof(note), "measured, but rdma:// does not take it: %s", err.message);
+        ibx_bw_results_refuse(&bench.results, name, note);
+    }
+}
+
+static int open_self(const struct bw_args *args, struct ibx_error *err)
+{
+    struct bw_results *results = &bench.results;
+    struct addresses at = {.uri_count = 0};
+    struct ibx_error why = {0};
+    if (!args->no_pin)
+        ibx_bw_pins_choose(&results->pins);
+    int rc = ibx_bw_child_start("the server's end", server_main, learn, &at, &bench.server, err);
+    ibx_bw_pin(&results->pins, BW_CLIENT);
+    if (!rc && wanted(args, BW_STOCK))
+        rc = connect_stock(at.stock, err);
+    if (rc)
+        return rc;
+    if (find_chosen(at.uris[0], &why))
+        ibx_bw_results_refuse(results, "rdma", why.message);
+    const char *name;
+    for (unsigned i = 0; (name = ibx_provider_name(i)); i++) {
+        if (wanted(args, name))
+            open_provider(&at, name);
+    }
+    if (!bench.open_count)
+        return ibx_error_set(err, -ENOTSUP, "there is no path to measure: %s: %.500s",
+                             results->refused[0].path, results->refused[0].reason);
+    results->memcpy_gbps = ibx_bw_memcpy_rate();
+    return 0;
+}
+
+int ibx_bw_self(const struct bw_args *args)
+{
+    return compare(args, open_self);
+}
