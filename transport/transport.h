@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Connections that move memory one-sidedly and carry short messages, over
- * whatever fabric both ends have: shared memory, verbs, libfabric or TCP.
+ * Connections that move memory by one-sided READs and WRITEs and carry short messages, over the
+ * best fabric that both ends have: shared memory, verbs, libfabric or TCP.
  *
- * Every connection begins at the *door*: one stream socket (TCP, or a unix
- * socket) on which both ends prove that they know the key, agree on a provider
- * and set it up (docs/protocol.md). The door stays open as long as the
- * connection, so the death of a peer is noticed on every fabric.
+ *   server: ibx_listen, ibx_accept, ibx_establish      client: ibx_connect
+ *   both:   ibx_mr_register, ibx_read, ibx_write, ibx_send, ibx_wait, ibx_poll, ibx_close
  *
- * Threads: a connection belongs to the one thread that calls into it; only
- * ibx_wake() may be called from another. Listeners likewise. Different
- * connections are independent.
+ * tools/examples/read-remote.c is a whole program. A connection begins with a handshake over one
+ * stream socket, TCP or unix: both ends prove that they know the key, agree on a provider and set
+ * it up (docs/protocol.md). This handshake socket stays open as long as the connection, so that
+ * the death of a peer is noticed on every fabric.
  *
- * Errors are negative errno values. Calls that set something up also fill a
- * nullable `struct ibx_error` with one sentence for a person.
+ * Threads: a connection or a listener belongs to the one thread that calls into it; only ibx_wake()
+ * may be called from another. Different connections are independent.
+ *
+ * Errors are negative errno values. Calls that set something up also fill a `struct ibx_error`,
+ * which may be NULL, with one sentence for a person. They set their outputs only on success.
  */
 #ifndef IBX_TRANSPORT_TRANSPORT_H
 #define IBX_TRANSPORT_TRANSPORT_H
@@ -39,49 +41,49 @@ struct ibx_mr;
 
 /* ------------------------------------------------------------------ options */
 
-/* All there is to choose. ibx_options_init() gives the defaults in brackets;
- * ibx_options_set() is the one parser behind properties files ("rdma.chunk"),
- * URI queries ("?chunk=1M") and command lines ("--set chunk=1M"). */
+/* ibx_options_init() sets the defaults in brackets. ibx_options_set() is the one parser behind
+ * properties files ("rdma.chunk"), URI queries ("?chunk=1M") and command lines ("--set chunk=1M").
+ */
 struct ibx_options {
     char provider[64];     /* "auto" or names in order of preference: "shm,tcp" ["auto"] */
     char device[128];      /* verbs devices, one a rail, comma separated; "" by route [""] */
     char ofi_provider[64]; /* libfabric provider name, "" the best native one [""] */
     char shm_dir[256];     /* directory for shm sockets shared by containers, "" abstract [""] */
-    bool shm_direct;       /* shm may use process_vm_readv and _writev; of both ends [true] */
-    char tcp_engine[64];   /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
-    char key_file[256];    /* "" none [""] */
-    bool insecure;         /* serve other hosts without a key [false] */
-    unsigned port_num;     /* verbs port on the device, 0 by route [0] */
-    int gid_index;         /* -1 by route [-1] */
-    unsigned mtu;          /* verbs path MTU in bytes, 0 the port's [0] */
-    unsigned rails;        /* devices used by one connection, at most IBX_RAILS_MAX [1] */
-    unsigned lanes;        /* bulk queue pairs or sockets a rail; 0 the provider's default [0] */
-    size_t chunk;          /* bytes of one bulk work request; 0 the provider's default [0] */
-    unsigned depth;        /* bulk chunks in flight a connection; 0 the provider's default [0] */
-    unsigned slots;        /* messages in flight each way a connection [16] */
-    size_t message;        /* bytes of the longest message [16 KiB] */
-    unsigned spin_us;      /* busy polling before sleeping, microseconds [50] */
-    unsigned timeout_ms;   /* for setting up, and after which a silent host is dead [10000] */
-    struct ibx_domain *domain; /* of connections that share registrations [NULL: of its own] */
+    bool shm_direct; /* shm may use process_vm_readv and _writev, if both ends allow it [true] */
+    char tcp_engine[64]; /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
+    char key_file[256];  /* "" none [""] */
+    bool insecure;       /* serve other hosts without a key [false] */
+    unsigned port_num;   /* verbs port on the device, 0 by route [0] */
+    int gid_index;       /* -1 by route [-1] */
+    unsigned mtu;        /* verbs path MTU in bytes, 0 the port's [0] */
+    unsigned rails;      /* devices used by one connection, at most IBX_RAILS_MAX [1] */
+    unsigned lanes;      /* bulk queue pairs or sockets a rail; 0 the provider's default [0] */
+    size_t chunk;        /* bytes of one bulk work request; 0 the provider's default [0] */
+    unsigned depth;      /* bulk chunks in flight a connection; 0 the provider's default [0] */
+    unsigned slots;      /* messages in flight each way a connection [16] */
+    size_t message;      /* bytes of the longest message [16 KiB] */
+    unsigned spin_us;    /* busy polling before sleeping, microseconds [50] */
+    unsigned timeout_ms; /* for setting up, and after which a silent host is dead [10000] */
+    struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
 };
 
 void ibx_options_init(struct ibx_options *options);
 
-/* Sets one option from text. -ENOENT: no such key; -EINVAL: bad value; both name the value and what
- * is accepted. Sizes take K, M, G (powers of 1024). */
+/* Sets one option from text; sizes take K, M, G (powers of 1024). The error names the value and
+ * what is accepted. -ENOENT: no such key; -EINVAL: bad value. */
 int ibx_options_set(struct ibx_options *options, const char *key, const char *value,
                     struct ibx_error *err);
 
-/* Parses "64K", "1M", "300" into bytes. */
+/* Parses "64K", "1M", "300" into bytes. -EINVAL. */
 int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err);
 
 /* The keys in their order, NULL after the last. */
 const char *ibx_options_key(unsigned index);
-/* Writes an option's present value as ibx_options_set() takes it, or as much as fits. -ENOENT. */
+/* Writes an option's value as ibx_options_set() takes it, cut to `size`. -ENOENT: no such key. */
 int ibx_options_get(const struct ibx_options *options, const char *key, char *value, size_t size);
 
-/* Bytes of message buffers that an idle connection with these options may hold on whichever of the
- * providers in options->provider it comes about; what is behind a URI is not known here. */
+/* The most bytes of message buffers that an idle connection with these options holds, on any of the
+ * providers in options->provider. */
 size_t ibx_options_message_memory(const struct ibx_options *options);
 
 /* Prints every key with its meaning and accepted values, for help texts. */
@@ -89,9 +91,9 @@ void ibx_options_describe(FILE *out, const char *prefix);
 
 /* ---------------------------------------------------------------------- URI */
 
-/* SCHEME://HOST:PORT[?key=value&...] or SCHEME:///PATH (a unix socket as the
- * door, same host only). SCHEME is rdma (choose by itself) or a provider:
- * shm, verbs, ofi, tcp. HOST is a name, an IPv4 address or [IPv6]. */
+/* SCHEME://HOST:PORT[?key=value&...], or SCHEME:///PATH for a unix socket on the same host. SCHEME
+ * is a provider (shm, verbs, ofi, tcp) or rdma, which chooses the best one that both ends have.
+ * HOST is a name, an IPv4 address or [IPv6]. */
 struct ibx_uri {
     char scheme[16];
     char host[256]; /* "" when there is a path */
@@ -100,46 +102,57 @@ struct ibx_uri {
     char query[512];
 };
 
+/* -EINVAL. */
 int ibx_uri_parse(const char *text, struct ibx_uri *uri, struct ibx_error *err);
 /* Writes the URI without its query; always terminates `out`. */
 void ibx_uri_print(const struct ibx_uri *uri, char *out, size_t size);
-/* Applies the scheme (a provider) and the query of a URI to options; errors of ibx_options_set().
- */
+/* Applies the scheme and the query of a URI to options. -EINVAL, -ENOENT: see ibx_options_set(). */
 int ibx_uri_options(const struct ibx_uri *uri, struct ibx_options *options, struct ibx_error *err);
 
 /* -------------------------------------------------------------- connections */
 
-/* Opens the door at `uri`. Options from the URI's query override `options`, a scheme other than
- * rdma overrides the provider. Without a key only this host is served unless options->insecure.
- * No thread, device or provider is touched before ibx_establish(). */
+/* Listens at `uri`. Its scheme and query override `options`. Without a key, clients on other hosts
+ * are refused unless options->insecure. Opens no device and starts no thread.
+ * -EINVAL, -ENOENT: the URI, an option or the key file is bad; -EPERM: others can read the key
+ * file; -EADDRNOTAVAIL: the host has no such address; -EADDRINUSE: another server listens there;
+ * -ENOMEM; other errors of open(2), socket(2), bind(2) and listen(2). */
 int ibx_listen(const char *uri, const struct ibx_options *options, struct ibx_listener **listener,
                struct ibx_error *err);
-/* Level-triggered readable when ibx_accept() has something to take. Stable for the listener's life;
- * survives fork(2). */
+/* Readable (level-triggered) when ibx_accept() has a connection to take. Constant for the
+ * listener's life; survives fork(2). */
 int ibx_listener_fd(const struct ibx_listener *listener);
-/* The URI a client would use, with the real port. Valid for the listener's life. */
+/* The URI for clients, with the real port. Valid for the listener's life. */
 const char *ibx_listener_uri(const struct ibx_listener *listener);
-/* Takes one knock from the door without blocking: -EAGAIN when there is none. The connection is not
- * yet authenticated nor established; it may be carried across fork(2) and to another thread. */
+/* Takes one connection request, without blocking. The peer is not authenticated yet, and the
+ * connection is not established; it may be carried across fork(2) and to another thread.
+ * -EAGAIN: there is none; -ENOMEM; other errors of accept4(2), such as -EMFILE. */
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx_error *err);
-/* Server side: proves, agrees and sets up. Blocks for at most timeout_ms until the client has
- * proven itself, and then for as long in each step of each provider tried. On failure the
- * connection is dead and only ibx_close() is left. */
+/* The server's handshake: authenticates the client, agrees with it on a provider and sets it up.
+ * Blocks for at most timeout_ms until the client is authenticated, and then for as long in each
+ * step of each provider tried. After a failure only ibx_close() is left to call. -EACCES: the
+ * client lacks the key, or is on another host without one; -EPROTO, -EPROTONOSUPPORT: it does not
+ * speak this protocol or version; -EBADMSG: a frame was changed on its way; -ETIMEDOUT,
+ * -ECONNRESET: it is silent or gone; -ENOTSUP: no provider works on both ends, with all the
+ * reasons; -EINVAL: the connection does not come fresh from ibx_accept(); -EIO: OpenSSL has no
+ * random bytes; -ENOMEM, -EMFILE. */
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
+/* Accepts NULL. */
 void ibx_listener_close(struct ibx_listener *listener);
 
-/* Client side: knock, prove, agree, set up; blocks for at most timeout_ms in each of these steps.
- */
+/* Connects and does the client's handshake; blocks for at most timeout_ms in each step.
+ * As ibx_listen() for the URI, the options and the key file; -ECONNREFUSED, -ETIMEDOUT and other
+ * errors of connect(2): nobody listens there; as ibx_establish() for the handshake, where a refusal
+ * has the server's code. */
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err);
 
-/* Ends the connection but leaves it open for ibx_poll(): outstanding posts complete, most with an
- * error, and IBX_EVENT_CLOSED follows. For who must take back memory before ibx_close(). */
+/* Ends the connection but leaves it to ibx_poll(): outstanding posts complete, most with an error,
+ * and IBX_EVENT_CLOSED follows. Use it to get memory back before ibx_close(). */
 void ibx_abort(struct ibx_conn *conn);
 
-/* Ends the connection at once: outstanding work is flushed without events, registrations are
- * dropped, the peer sees the close. Accepts NULL. In a child forked after establishment it only
- * gives back what the child has of it: the connection stays the parent's. */
+/* Ends the connection at once and frees it: outstanding work is flushed without events, regions are
+ * deregistered, the peer sees the close. Accepts NULL. In a child that was forked after
+ * establishment it frees the child's part only; the connection stays the parent's. */
 void ibx_close(struct ibx_conn *conn);
 
 /* What an established connection can do. */
@@ -148,21 +161,21 @@ struct ibx_caps {
     size_t chunk;       /* bytes of one bulk work request */
     unsigned depth;     /* bulk chunks in flight */
     unsigned lanes;     /* bulk lanes */
-    size_t rendezvous;  /* bodies of at least so many bytes are better moved one-sidedly */
+    size_t rendezvous;  /* payloads from this size on are better moved by READ or WRITE */
     bool register_free; /* registration pins nothing and costs nothing: do not cache it */
-    bool shares;        /* within a domain ibx_mr_share() pins nothing and costs nothing */
+    bool shares;        /* ibx_mr_share() within a domain pins nothing and costs nothing */
     bool peer_drives;   /* one-sided work proceeds only while the peer polls its connection */
-    bool dmabuf;        /* spans of GPU memory with a dma-buf can be registered ... */
-    bool gpu_pointers;  /* ... and without one, by nvidia-peermem or libfabric's own means */
-    bool direct;        /* ibx_remote_copy() reaches the peer's memory, unless that changes */
+    bool dmabuf;        /* GPU memory with a dma-buf can be registered */
+    bool gpu_pointers;  /* GPU memory without one can: nvidia-peermem, or libfabric's own means */
+    bool direct;        /* ibx_remote_copy() reaches the peer's memory at present */
 };
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn);
 
-/* Which path was taken and why each better one was not. */
+/* The path that was taken, and why each better one was not. */
 struct ibx_path {
     char provider[16];     /* "shm", "verbs", "ofi", "tcp" */
     char description[192]; /* "verbs mlx5_0 port 1 gid 3 mtu 4096, 4 queue pairs" */
-    char peer[128];        /* the peer's address as the door saw it */
+    char peer[128];        /* the peer's address of the handshake socket */
     struct {
         char provider[16];
         char reason[256];
@@ -179,53 +192,56 @@ enum ibx_access {
     IBX_ACCESS_REMOTE_WRITE = 2, /* the peer may WRITE it */
 };
 
-/* Registers memory with one connection: of a GPU only with local access, so that no key to it
- * exists. The memory must stay mapped until ibx_mr_deregister(), after which no byte of it is
- * touched any more by either side. -ENOMEM with a locked-memory limit is explained in `err`. */
+/* Registers memory with one connection. GPU memory takes local access only, so that no key to it
+ * exists. The memory must stay mapped until ibx_mr_deregister(); after that neither side touches a
+ * byte of it.
+ * -EINVAL: an empty span; -EACCES: GPU memory with remote access; -EOPNOTSUPP: this provider cannot
+ * register this GPU memory; -ENOTCONN; -ENOMEM: memory, or the limit on locked memory, is used up;
+ * other errors of the fabric's own call. */
 int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
                     struct ibx_mr **mr, struct ibx_error *err);
-/* Makes what another connection has registered usable by this one as well, with the same access.
- * Nothing is registered anew where both are of one domain, on one device and caps->shares; else it
- * is, at the same price as ibx_mr_register(). From the thread of `conn`, at any time at which
- * nobody deregisters `mr`. Afterwards the two are independent, but the memory has to stay mapped
- * until both are deregistered: the key of one is good until then. Host memory that
- * ibx_mr_register() was given, or ibx_mr_share() has made; -EINVAL for other. */
+/* Registers the memory of another connection's region with this one too, with the same access. That
+ * is free where both are of one domain, on one device, and caps->shares; elsewhere it costs as much
+ * as ibx_mr_register(). Call it from the thread of `conn`, while nobody deregisters `mr`.
+ * Afterwards the two are independent, but the memory must stay mapped until both are deregistered:
+ * the key of one is good until then. -EINVAL: not host memory from ibx_mr_register() or
+ * ibx_mr_share(); else as ibx_mr_register(). */
 int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr **shared,
                  struct ibx_error *err);
-/* Allocates and registers memory where the fabric reaches it best (shm: the region both ends map),
- * zeroed and page aligned; freed by ibx_mr_deregister(). A part of it that ibx_mr_register() of the
- * same connection registers is reached in the same way. */
+/* Allocates and registers memory where the fabric reaches it best (shm: in the region that both
+ * ends map). It is zeroed, page aligned, and freed by ibx_mr_deregister(). ibx_mr_register() of a
+ * part of it on the same connection is as fast. -EINVAL: 0 bytes; -ENOTCONN; -ENOMEM; other errors
+ * of the fabric's own call. */
 int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
                     struct ibx_error *err);
 void *ibx_mr_address(const struct ibx_mr *mr);
 size_t ibx_mr_length(const struct ibx_mr *mr);
-/* Accepts NULL. There must be no outstanding work of this side on it. */
+/* Accepts NULL. No work that this side has posted on it may be outstanding. */
 void ibx_mr_deregister(struct ibx_mr *mr);
 
-/* Connections with the same domain in their options can share registrations, so that memory which
- * many of them expose is pinned, counted against RLIMIT_MEMLOCK and set up once a device. They are
- * not protected from each other: over a fabric the peer of any can use a key that the peer of
- * another was given. So only connections to one peer, or to peers that may all reach the same
- * memory with the same access, belong into one domain; it is never entered before the peer has
- * proven itself. Other than that they are as independent as ever. From any thread; in a child
- * forked later a domain is good for nothing. */
+/* Connections with the same domain in their options can share registrations: memory that many of
+ * them expose is pinned, counted against RLIMIT_MEMLOCK and set up once a device. They are not
+ * protected from each other: over a fabric the peer of one can use a key that was given to the peer
+ * of another. So put only connections into one domain that lead to one peer, or to peers that may
+ * all reach the same memory with the same access. A connection enters it after its peer has been
+ * authenticated. From any thread; of no use in a child that was forked later. -ENOMEM. */
 int ibx_domain_create(struct ibx_domain **domain, struct ibx_error *err);
-/* Lets go of it; what has it in its options keeps it as long as it needs it. Accepts NULL. */
+/* Drops the caller's reference; connections and listeners hold their own. Accepts NULL. */
 void ibx_domain_release(struct ibx_domain *domain);
 
-/* Memory of this process, page aligned and resident, which is bound to no connection; any of them
- * can register it, and whom it reaches over shm maps it too. So copies there need one memcpy of the
- * peer's and nothing of this side, which lends all such memory with the first piece of it. The
- * pages at an address stay the same as long as the process lives, also when they are freed and
+/* Memory of this process that belongs to no connection; any of them can register it. A peer over
+ * shm maps it too, so that a copy needs one memcpy of the peer and nothing of this side. The first
+ * registered piece shares all such memory with that peer. It is page aligned and resident. The
+ * pages at an address stay the same for the life of the process, also when they are freed and
  * allocated again, so that a peer may pin them; new ones are zeroed, others are not. From any
- * thread. NULL: there is no more, or none in a forked child, whose parent's it still is. */
+ * thread. NULL, with -ENOMEM in `err`: there is no more, or this is a forked child. */
 void *ibx_shared_allocate(size_t length, struct ibx_error *err);
 /* Whether all of these bytes lie where such memory is. */
 bool ibx_shared_holds(const void *address, size_t length);
 /* False when no such memory begins there. No registration may be left on it. */
 bool ibx_shared_free(void *address);
 
-/* What a peer needs to READ or WRITE a piece of registered memory; travels in messages. */
+/* What a peer needs to READ or WRITE a piece of registered memory; it travels in messages. */
 struct ibx_remote {
     uint64_t address;
     uint64_t length;              /* bytes */
@@ -233,7 +249,7 @@ struct ibx_remote {
 };
 #define IBX_REMOTE_BYTES (16 + 8 * IBX_RAILS_MAX)
 
-/* Names bytes [offset, offset+length) of `mr`; -ERANGE outside of it, -EACCES without remote
+/* Names bytes [offset, offset+length) of `mr`. -ERANGE: outside of it; -EACCES: it has no remote
  * access. */
 int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote);
 void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote);
@@ -243,28 +259,28 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote);
  * connection ends; the peer may change its contents at any time. */
 const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote);
 
-/* The peer's memory within this process's own reach, without posts. */
+/* How this process reaches the peer's memory without posts. */
 struct ibx_reach {
     void *address; /* where this process has its first byte mapped, or NULL */
-    void *base;    /* with `address`: where the peer's whole allocation is that it belongs to ... */
-    size_t length; /* ... of so many bytes ... */
-    uint64_t id;   /* ... with an id that no other one of the connection's ever has; 0: unknown */
+    void *base;    /* with `address`: where the peer's whole allocation begins */
+    size_t length; /* with `address`: bytes of that allocation */
+    uint64_t id;   /* of that allocation, never used again in this connection; 0: unknown */
     bool writable; /* the mapping is */
-    bool lasting;  /* with `id`: the pages stay what they are when they are let go, as long as the
-                      connection lives; what is under way to or from them by then may go on */
+    bool lasting;  /* with `id`: the pages stay what they are after the release, as long as the
+                      connection lives; transfers that are under way then may go on */
     bool copies;   /* without `address`: ibx_remote_copy() reaches it */
 };
 
-/* Keeps the peer from taking back what `remote` names until ibx_remote_release(). In between this
- * thread neither posts nor polls on the connection, and the peer's deregistration waits: so for as
- * long as a copy takes, not for longer. -EOPNOTSUPP: only posts reach it, on this fabric or in this
- * connection; -EACCES, -ERANGE. The contents may change at any time, and an allocation may be
- * empty again once it is let go: what is pinned of it counts only while its `id` is seen. */
+/* Keeps the peer from taking back what `remote` names until ibx_remote_release(). Meanwhile this
+ * thread neither posts nor polls on the connection, and the peer's deregistration waits: hold it
+ * for one copy, not longer. The contents may change at any time, and an allocation may be empty
+ * again after the release: memory pinned there is valid only while its `id` is seen. -EOPNOTSUPP:
+ * only posts reach it on this connection; -EACCES, -ERANGE, -ENOTCONN. */
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach);
 void ibx_remote_release(struct ibx_conn *conn);
-/* While it is held with `copies`, and from any thread: copies n bytes from (`read`) or to the
- * peer's `offset`. 0 or a negative errno. */
+/* While it is held with `copies`: copies n bytes from (`read`) or to the peer's `offset`. From any
+ * thread. 0 or a negative errno. */
 int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct ibx_remote *remote,
                     uint64_t offset, size_t n);
 
@@ -273,18 +289,15 @@ int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct 
 enum ibx_flags {
     IBX_URGENT = 1,   /* goes ahead of bulk work, on a lane of its own */
     IBX_SIGNALED = 2, /* ibx_send only: report an IBX_EVENT_SEND too */
-    IBX_SPARING = 4,  /* ibx_send only: not with the last credit, which stays for one without it */
+    IBX_SPARING = 4,  /* ibx_send only: not with the last credit, which is for sends without it */
 };
 
-/* READ: remote -> local. WRITE: local -> remote. Any length, cut into chunks
- * here. An accepted post (0) completes exactly once, flushed ones too, with an
- * event that carries `cookie`; no order between posts is promised. The local
- * bytes belong to the transport until then. `offset` counts from
- * remote->address. -EAGAIN never happens; -ENOMEM, -ERANGE (outside the region
- * or the remote), -ENOTCONN do.
- *
- * A message sent after a WRITE's completion event is received after the
- * written bytes are visible. */
+/* READ copies remote to local, WRITE local to remote; any length, which is cut into chunks here. An
+ * accepted post (0) completes exactly once, flushed ones too, with an event that carries `cookie`;
+ * there is no order between posts. The local bytes belong to the transport until then. `offset`
+ * counts from remote->address. A message sent after the completion of a WRITE arrives after the
+ * written bytes are visible.
+ * -ERANGE: outside the region or the remote; -ENOTCONN; -ENOMEM. Never -EAGAIN. */
 int ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local, const struct ibx_remote *remote,
              uint64_t offset, size_t length, uint64_t cookie, unsigned flags);
 int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
@@ -292,8 +305,8 @@ int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
               unsigned flags);
 
 /* Sends one message of at most caps->message_max bytes, gathered from `iov` and copied before the
- * call returns. Messages arrive whole and in the order sent, or the connection ends. -EAGAIN: no
- * credit, poll until the peer has released some; -EMSGSIZE; -ENOTCONN. */
+ * call returns. Messages arrive whole and in the order sent, or the connection ends.
+ * -EAGAIN: no credit, poll until the peer has released some; -EMSGSIZE; -ENOTCONN. */
 int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
              unsigned flags);
 
@@ -301,7 +314,7 @@ enum ibx_event_type {
     IBX_EVENT_READ,    /* cookie, status */
     IBX_EVENT_WRITE,   /* cookie, status */
     IBX_EVENT_SEND,    /* cookie, status; only for IBX_SIGNALED sends */
-    IBX_EVENT_MESSAGE, /* data, length; hold it until ibx_message_release() */
+    IBX_EVENT_MESSAGE, /* data, length; they are valid until ibx_message_release() */
     IBX_EVENT_CLOSED,  /* status says why; the last event of a connection */
 };
 
@@ -317,37 +330,37 @@ struct ibx_event {
 /* Takes up to `max` events; 0 when nothing happened. After IBX_EVENT_CLOSED was delivered:
  * -ENOTCONN. Never blocks. */
 int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max);
-/* Gives a message's memory back, and with it the credit to the peer. In any order. */
+/* Gives a message's memory back, and with it one credit to the peer. In any order. */
 void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
-/* Whether a parent process made it: here it can only be closed, which leaves the parent's alone. */
+/* Whether a parent process established it: then this process can only close it. */
 bool ibx_conn_inherited(const struct ibx_conn *conn);
 /* Why the connection ended, in one sentence; "" while it lives. */
 const char *ibx_conn_reason(const struct ibx_conn *conn);
 
-/* To sleep: ibx_arm(); if it returned 0, poll(2) the fd for POLLIN; then ibx_poll(). A return of 1
- * means that there is something to poll now. */
+/* To sleep: call ibx_arm(); if it returned 0, poll(2) the fd for POLLIN; then call ibx_poll(). 1:
+ * there is something to poll now. Credit is no event: a caller whose send found none repeats it
+ * after each ibx_poll(). */
 int ibx_fd(const struct ibx_conn *conn);
 int ibx_arm(struct ibx_conn *conn);
-/* The usual loop round the two: polls busily for spin_us, unless that has found nothing several
- * times in a row or cost it the processor, then sleeps until there may be an event or `timeout_ms`
- * (-1: no limit) is over. Returns 1 when ibx_poll() is worth calling, or a send repeated that found
- * no credit; 0 on time-out, -EINTR when ibx_wake() was called, also just before. Who sleeps by
- * ibx_arm() instead repeats such a send after each ibx_poll(): credit is no event. */
+/* The usual loop around these: polls busily for spin_us, unless that found nothing several times in
+ * a row or cost it the processor, then sleeps until there may be an event or `timeout_ms` (-1: no
+ * limit) is over. 1: call ibx_poll(), or repeat a send that found no credit; 0: time-out; -EINTR:
+ * ibx_wake() was called, perhaps just before. */
 int ibx_wait(struct ibx_conn *conn, int timeout_ms);
-/* An event is due within so many microseconds, and being woken for it would take longer than is
- * tolerable: until then waits poll busily beyond spin_us, where there are four processors or more
- * and polling is not left out. */
+/* An event is due within so many microseconds, and a wake-up would take too long: until then waits
+ * poll busily beyond spin_us, with four processors or more and while busy polling pays. */
 void ibx_expect(struct ibx_conn *conn, unsigned us);
 /* Makes a sleeping ibx_wait() return; from any thread or signal handler. */
 void ibx_wake(struct ibx_conn *conn);
 
 /* ------------------------------------------------------------------- probing */
 
-/* Whether this host could use a provider at all, and with what: for ib-doctor and `refused` lists.
- * Returns 0 and a description, or a negative errno and the reason. */
+/* Whether this host could use a provider at all, and with what; for ib-doctor and `refused` lists.
+ * 0 and a description. -ENOSYS: it is not in this build; -ENODEV and other errors of the provider,
+ * with the reason. */
 int ibx_provider_probe(const char *name, const struct ibx_options *options, char *description,
                        size_t size, struct ibx_error *err);
-/* Names in the order rdma:// prefers them, NULL after the last. */
+/* Names in the order in which rdma:// prefers them, NULL after the last. */
 const char *ibx_provider_name(unsigned index);
 
 #endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The choice of the path for rdma://, that is, which provider carries a connection.
+ *
+ * The client has the list: options.provider, or with "auto" all providers in the order of
+ * providers.c (shm, verbs, ofi, tcp). It tries one after the other, until both sides have set one
+ * up (handshake/negotiation.c). shm is left out when the handshake has shown that the server is on
+ * another host. The server answers a try by its own options.provider. Each side keeps the reasons
+ * against the providers that were not taken for ibx_conn_path().
+ */
+#include "transport/core/conn.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* The item of a comma-separated list, or NULL; its length is `*n`. */
+static const char *list_item(const char *list, unsigned index, size_t *n)
+{
+    for (;; list++) {
+        *n = strcspn(list, ",");
+        if (!index--)
+            return *n ? list : NULL;
+        list += *n;
+        if (!*list)
+            return NULL;
+    }
+}
+
+int ibx_path_next(struct ibx_conn *conn, unsigned *index, char name[16])
+{
+    bool any = !strcmp(conn->options.provider, "auto");
+    for (;;) {
+        size_t n = 15;
+        const char *item = any ? ibx_provider_name(*index)
+                               : list_item(conn->options.provider, *index, &n);
+        if (!item)
+            return -ENOENT;
+        ++*index;
+        snprintf(name, 16, "%.*s", (int)n, item);
+        if (strcmp(name, "shm") || conn->same_host)
+            return 0;
+        ibx_path_refused(conn, name, "the server is on another host");
+    }
+}
+
+bool ibx_path_allowed(const struct ibx_options *options, const char *name)
+{
+    size_t n;
+    const char *item;
+    if (!strcmp(options->provider, "auto"))
+        return true;
+    for (unsigned i = 0; (item = list_item(options->provider, i, &n)); i++) {
+        if (n == strlen(name) && !memcmp(item, name, n))
+            return true;
+    }
+    return false;
+}
+
+int ibx_path_open(struct ibx_conn *conn, const char *name, struct ibx_error *err)
+{
+    conn->provider = ibx_provider_find(name);
+    if (!conn->provider)
+        return ibx_error_set(err, -ENOSYS, "%.15s is not in this build", name);
+    void *endpoint = NULL;
+    int rc = conn->provider->open(&conn->link, &endpoint, err);
+    conn->endpoint = rc ? NULL : endpoint;
+    return rc;
+}
+
+void ibx_path_close(struct ibx_conn *conn)
+{
+    if (conn->endpoint)
+        conn->provider->close(conn->endpoint);
+    conn->endpoint = NULL;
+}
+
+void ibx_path_refused(struct ibx_conn *conn, const char *name, const char *reason)
+{
+    struct ibx_path *path = &conn->path;
+    if (path->refused_count == sizeof(path->refused) / sizeof(path->refused[0]))
+        return;
+    unsigned i = path->refused_count++;
+    snprintf(path->refused[i].provider, sizeof(path->refused[i].provider), "%s", name);
+    snprintf(path->refused[i].reason, sizeof(path->refused[i].reason), "%.255s", reason);
+    ibx_log(IBX_LOG_INFO, "%s with %s refused: %s", name, path->peer, reason);
+}
+
+int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err)
+{
+    char list[IBX_ERROR_MAX] = "";
+    for (unsigned i = 0; i < conn->path.refused_count; i++) {
+        size_t n = strlen(list);
+        snprintf(list + n, sizeof(list) - n, "%s%s: %s", i ? "; " : "",
+                 conn->path.refused[i].provider, conn->path.refused[i].reason);
+    }
+    return ibx_error_set(err, -ENOTSUP, "no path to %s: %.600s", conn->path.peer,
+                         list[0] ? list : "the client named no provider");
+}
