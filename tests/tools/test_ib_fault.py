@@ -47,10 +47,10 @@ def self_in_place_over_shm(scene):
 
 
 @test
-def the_lender_says_what_is_lent(scene):
+def the_serving_end_says_what_it_serves(scene):
     fetch = scene.start("fetch", *SMALL, "--json", scene.path("json"), "tcp://127.0.0.1:0")
     uri = re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
-    status, _, err = scene.run("lend", "--size", "6M", "--links", "2", uri)
+    status, _, err = scene.run("serve", "--size", "6M", "--links", "2", uri)
     out, said = fetch.communicate(timeout=LIMIT)
     if fetch.returncode and "userfaultfd" in said:
         raise Skip(said.strip())
@@ -63,10 +63,10 @@ def the_lender_says_what_is_lent(scene):
 
 
 @test
-def a_lender_that_dies_ends_it(scene):
+def a_serving_end_that_dies_ends_it(scene):
     process = scene.start("self", "--size", "32M", "--rounds", "100")
     process.stderr.readline()  # the first round
-    for child in until(lambda: children(process.pid), "the end that lends"):
+    for child in until(lambda: children(process.pid), "the end that serves"):
         os.kill(child, signal.SIGKILL)
     _, err = process.communicate(timeout=LIMIT)
     equal(process.returncode, 1)
@@ -74,13 +74,13 @@ def a_lender_that_dies_ends_it(scene):
 
 
 @test
-def a_stranger_is_sent_away(scene):
+def an_unauthenticated_peer_is_refused(scene):
     fetch = scene.start("fetch", *SMALL, "tcp://127.0.0.1:0")
     uri = re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
     key = scene.path("key")
     with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
         file.write("0123456789abcdef0123456789abcdef\n")
-    status, _, err = scene.run("lend", "--size", "2M", "--key-file", key, uri)
+    status, _, err = scene.run("serve", "--size", "2M", "--key-file", key, uri)
     equal(status, 1)
     assert "key" in err, err
     fetch.communicate(timeout=LIMIT)
@@ -89,7 +89,7 @@ def a_stranger_is_sent_away(scene):
 
 @test
 def what_does_not_fit_is_refused(scene):
-    for command in (["self"], ["lend", "tcp://127.0.0.1:1"]):
+    for command in (["self"], ["serve", "tcp://127.0.0.1:1"]):
         status, _, err = scene.run(command[0], "--size", "4096G", *command[1:])
         equal(status, 1)
         assert "smaller --size" in err, err
@@ -106,7 +106,7 @@ def bad_values_are_named(scene):
         status, _, err = scene.run("self", "--size", "2M", "--links", "2", "--touches", "1", option, "1023")
         equal(status, 1)
         assert "processor 1023, " in err and "there are 0 to " in err, err
-    for args in ([], ["loan"], ["fetch"], ["lend", "--minor", "tcp://127.0.0.1:1"], ["fetch", "--links", "2", "tcp://x:1"],
+    for args in ([], ["loan"], ["fetch"], ["serve", "--minor", "tcp://127.0.0.1:1"], ["fetch", "--links", "2", "tcp://x:1"],
                  ["self", "a", "b"]):
         status, _, err = scene.run(*args)
         equal(status, 2)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* READs over the connections that faults are served over, without the engine, as `ib-bw --raw`
- * makes them. */
-#include "tools/bench/ib-fault.h"
+/* READs without the engine, over the connections that serve faults. */
+#include "tools/bench/fault/fault.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -34,32 +33,31 @@ double ibx_bench_quantile_us(uint64_t *ns, size_t count, unsigned permille)
     return (double)ns[at < count ? at : count - 1] / 1e3;
 }
 
-/* One thread's part, on one link. */
+/* One thread, on one link. */
 struct reader {
     pthread_t thread;
     struct bench *bench;
     unsigned link;
-    bool urgent;               /* single pages, one at a time; else pieces, many */
+    bool urgent;               /* single pages, one at a time; otherwise pieces, many */
     uint64_t bytes;            /* of one READ */
     uint64_t *took;            /* ns of each, when they are urgent */
-    uint64_t want;             /* READs; 0: as many as fit into the time */
+    uint64_t wanted;           /* READs; 0: as many as fit into the time */
     uint64_t done;             /* READs */
-    uint64_t heard;            /* ns: when the last one was over */
-    uint64_t window;           /* ns that those took together */
-    uint64_t at[IN_FLIGHT];    /* where each begins at the lender */
+    uint64_t completed;        /* ns: when the last one completed */
+    uint64_t window;           /* ns that they took together */
+    uint64_t at[IN_FLIGHT];    /* offset of each in the served memory */
     uint64_t began[IN_FLIGHT]; /* ns */
     struct ibx_error err;
 };
 
-static uint8_t *place_of(const struct reader *r, uint64_t cookie)
+static uint8_t *buffer_of(const struct reader *r, uint64_t cookie)
 {
     return (uint8_t *)ibx_mr_address(r->bench->raw[r->link]) + cookie * r->bytes;
 }
 
-/* Why, the connection knows best. */
 static int failed(struct reader *r, int code)
 {
-    const char *reason = ibx_page_reader_reason(r->bench->sources[r->link]);
+    const char *reason = ibx_page_reader_reason(r->bench->readers[r->link]);
     return ibx_error_set(&r->err, code, "READ without the engine: %s",
                          *reason ? reason : strerror(-code));
 }
@@ -67,43 +65,42 @@ static int failed(struct reader *r, int code)
 static int post(struct reader *r, uint64_t nth, uint64_t cookie)
 {
     const struct bench *b = r->bench;
-    struct ibx_page_reader *source = b->sources[r->link];
+    struct ibx_page_reader *source = b->readers[r->link];
     struct ibx_remote remote;
     uint64_t units = b->args->size / r->bytes, first = units / b->links * r->link;
     r->at[cookie] = (first + nth * (r->urgent ? STRIDE : 1)) % units * r->bytes;
     int rc = ibx_page_reader_remote(source, r->at[cookie], r->bytes, &remote);
     r->began[cookie] = ibx_now_ns();
     if (!rc)
-        rc = ibx_read(ibx_page_reader_conn(source), b->raw[r->link], place_of(r, cookie), &remote,
+        rc = ibx_read(ibx_page_reader_conn(source), b->raw[r->link], buffer_of(r, cookie), &remote,
                       0, r->bytes, cookie, r->urgent ? IBX_URGENT : 0);
     return rc ? failed(r, rc) : 0;
 }
 
-/* Every page of it by its first word; all of it would take longer than the READ. */
+/* Checks the first word of every page; all words would take longer than the READ. */
 static bool arrived_right(const struct reader *r, uint64_t cookie)
 {
     const uint32_t page = r->bench->args->page;
     uint64_t first;
     for (uint64_t at = 0; at < r->bytes; at += page) {
         uint64_t byte = r->at[cookie] + at;
-        memcpy(&first, place_of(r, cookie) + at, sizeof(first));
+        memcpy(&first, buffer_of(r, cookie) + at, sizeof(first));
         if (first != bench_word(byte / page, byte % page / 8))
             return false;
     }
     return true;
 }
 
-/* 1: a READ is over; 0: nothing yet. */
+/* 1: a READ has completed; 0: none yet. */
 static int next_done(struct reader *r, uint64_t *cookie)
 {
-    struct ibx_conn *conn = ibx_page_reader_conn(r->bench->sources[r->link]);
+    struct ibx_conn *conn = ibx_page_reader_conn(r->bench->readers[r->link]);
     struct ibx_event event;
     int n = ibx_poll(conn, &event, 1);
     uint64_t now = ibx_now_ns();
     if (!n) {
-        /* As ib-bw looks, however long ib-migrate would before it sleeps; for single pages all the
-         * time, as the least there is. */
-        if (r->urgent || now - r->heard < SPIN_US * IBX_NS_PER_US)
+        /* Single pages poll all the time, for the least latency; pieces poll as a session does. */
+        if (r->urgent || now - r->completed < SPIN_US * IBX_NS_PER_US)
             sched_yield();
         else
             ibx_wait(conn, BENCH_PATIENCE_MS);
@@ -113,7 +110,7 @@ static int next_done(struct reader *r, uint64_t *cookie)
         return failed(r, n < 0 ? n : -EPROTO);
     if (event.status)
         return failed(r, event.status);
-    r->heard = now;
+    r->completed = now;
     *cookie = event.cookie;
     return 1;
 }
@@ -141,7 +138,7 @@ static int keep_reading(struct reader *r)
                                       : ibx_error_set(&r->err, -EBADMSG,
                                                       "a READ without the engine brought wrong "
                                                       "bytes");
-        bool more = r->want ? posted < r->want : now < end;
+        bool more = r->wanted ? posted < r->wanted : now < end;
         if (!rc && more)
             rc = post(r, posted++, cookie);
     }
@@ -151,7 +148,7 @@ static int keep_reading(struct reader *r)
 static void *reader_main(void *argument)
 {
     struct reader *r = argument;
-    /* As the worker that serves faults: where it may. */
+    /* With the priority of the worker that serves faults, where the system allows it. */
     if (r->urgent)
         ibx_thread_prompt();
     keep_reading(r);
@@ -179,7 +176,7 @@ int ibx_bench_wire_latency(struct bench *b, struct bench_round *round, struct ib
     const unsigned reads = b->args->touches;
     uint64_t *took = calloc(reads, sizeof(*took));
     struct reader reader = {
-        .bench = b, .urgent = true, .bytes = b->args->page, .took = took, .want = reads + WARM};
+        .bench = b, .urgent = true, .bytes = b->args->page, .took = took, .wanted = reads + WARM};
     int rc = took ? readers_run(&reader, 1, err)
                   : ibx_error_set(err, -ENOMEM, "no memory for %u samples", reads);
     if (!rc) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The end that fetches, as a move's destination does: connections, memory, rounds. */
-#include "tools/bench/ib-fault.h"
+/* The end that fetches, as the destination of a migration does: connections, memory, rounds. */
+#include "tools/bench/fault/fault.h"
+#include "tools/options.h"
 
 #include "common/clock.h"
 
@@ -14,32 +15,29 @@
 #include <unistd.h>
 
 #define RAW_BYTES (16u << 20) /* READs without the engine have so many in flight, a link */
-#define LOOK_MS   100
+#define POLL_MS   100
 
-/* ------------------------------------------------------------------- coming in */
+/* ------------------------------------------------------------------- connections */
 
-/* Whether the child that was to lend has ended, with a sentence of its own. */
-static int lender_check(int lender, struct ibx_error *err)
+/* Whether the child that serves has ended; it has printed its reason. */
+static int check_server(int server, struct ibx_error *err)
 {
-    int status;
-    if (!lender || waitid(P_PID, (id_t)lender, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) < 0)
-        return 0;
     siginfo_t info = {0};
-    waitid(P_PID, (id_t)lender, &info, WEXITED | WNOHANG | WNOWAIT);
-    status = info.si_pid ? -ECHILD : 0;
-    return status ? ibx_error_set(err, status, "the end that lends has ended") : 0;
+    if (server)
+        waitid(P_PID, (id_t)server, &info, WEXITED | WNOHANG | WNOWAIT);
+    return info.si_pid ? ibx_error_set(err, -ECHILD, "the serving end has ended") : 0;
 }
 
-static int accept_one(struct ibx_listener *listener, int lender, struct ibx_conn **conn,
+static int accept_one(struct ibx_listener *listener, int server, struct ibx_conn **conn,
                       struct ibx_error *err)
 {
     struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
     int rc;
     while ((rc = ibx_accept(listener, conn, err)) == -EAGAIN) {
-        rc = lender_check(lender, err);
+        rc = check_server(server, err);
         if (rc)
             return rc;
-        poll(&wait, 1, LOOK_MS);
+        poll(&wait, 1, POLL_MS);
     }
     if (rc)
         return rc;
@@ -50,20 +48,20 @@ static int accept_one(struct ibx_listener *listener, int lender, struct ibx_conn
 }
 
 /* The first message of a connection. */
-static int join_take(struct ibx_conn *conn, struct ibx_migrate_join *join, struct ibx_error *err)
+static int take_join(struct ibx_conn *conn, struct ibx_migrate_join *join, struct ibx_error *err)
 {
     struct ibx_event event;
     struct ibx_migrate_any message = {0};
     int n = 0, rc = 0;
     while (!rc && !(n = ibx_poll(conn, &event, 1)))
         if (!ibx_wait(conn, BENCH_PATIENCE_MS))
-            rc = ibx_error_set(err, -ETIMEDOUT, "who connected says nothing");
+            rc = ibx_error_set(err, -ETIMEDOUT, "the peer sends nothing");
     if (!rc && (n < 0 || event.type != IBX_EVENT_MESSAGE))
         rc = ibx_error_set(err, -ECONNRESET, "a connection ended: %s", ibx_conn_reason(conn));
     if (!rc) {
         rc = ibx_migrate_decode(event.data, event.length, &message, err);
         if (!rc && message.type != IBX_MIGRATE_JOIN)
-            rc = ibx_error_set(err, -EPROTO, "who came is no `ib-fault lend`");
+            rc = ibx_error_set(err, -EPROTO, "the peer is no `ib-fault serve'");
         *join = message.is.join;
         ibx_migrate_message_free(&message);
         ibx_message_release(conn, &event);
@@ -71,26 +69,26 @@ static int join_take(struct ibx_conn *conn, struct ibx_migrate_join *join, struc
     return rc;
 }
 
-/* The first JOIN says what is lent and by how many links. */
-static int link_take(struct bench *b, struct bench_args *args, struct ibx_listener *listener,
-                     int lender, unsigned index, struct ibx_error *err)
+/* The first JOIN tells what is served and by how many links. */
+static int take_link(struct bench *b, struct bench_args *args, struct ibx_listener *listener,
+                     int server, unsigned index, struct ibx_error *err)
 {
     struct ibx_conn *conn;
     struct ibx_migrate_join join;
     struct bench_args told = *args;
-    int rc = accept_one(listener, lender, &conn, err);
+    int rc = accept_one(listener, server, &conn, err);
     if (rc)
         return rc;
-    rc = join_take(conn, &join, err);
+    rc = take_join(conn, &join, err);
     if (!rc)
         rc = ibx_bench_join_read(&join, &told, err);
     if (!rc && index &&
         (told.links != args->links || told.size != args->size || told.page != args->page ||
          join.link != index))
-        rc = ibx_error_set(err, -EPROTO, "two who lend have come at once");
-    struct ibx_migrate_block block = {.id = "lent", .size = told.size, .page_size = told.page};
+        rc = ibx_error_set(err, -EPROTO, "two ends that serve have connected at once");
+    struct ibx_migrate_block block = {.id = "served", .size = told.size, .page_size = told.page};
     if (!rc)
-        rc = ibx_page_reader_create(conn, &block, 1, &b->sources[index], err);
+        rc = ibx_page_reader_create(conn, &block, 1, &b->readers[index], err);
     if (rc) {
         ibx_close(conn);
         return rc;
@@ -100,29 +98,29 @@ static int link_take(struct bench *b, struct bench_args *args, struct ibx_listen
     return 0;
 }
 
-static int regions_await(const struct bench *b, struct ibx_page_reader *source,
+static int await_regions(const struct bench *b, struct ibx_page_reader *reader,
                          struct ibx_error *err)
 {
-    struct ibx_conn *conn = ibx_page_reader_conn(source);
+    struct ibx_conn *conn = ibx_page_reader_conn(reader);
     const uint64_t size = b->args->size, deadline = ibx_deadline_in_ms(BENCH_PATIENCE_MS);
     uint64_t wanted = ibx_conn_caps(conn)->register_free
                           ? 1
                           : (size + IBX_EXPORT_STRETCH - 1) / IBX_EXPORT_STRETCH;
     int n;
-    while ((n = ibx_page_reader_regions(source, err)) >= 0 && (uint64_t)n < wanted) {
+    while ((n = ibx_page_reader_regions(reader, err)) >= 0 && (uint64_t)n < wanted) {
         if (ibx_now_ns() > deadline)
-            return ibx_error_set(err, -ETIMEDOUT, "the lender exposes its memory too slowly");
-        ibx_wait(conn, LOOK_MS);
+            return ibx_error_set(err, -ETIMEDOUT, "the serving end exposes its memory too slowly");
+        ibx_wait(conn, POLL_MS);
     }
     return n < 0 ? n : 0;
 }
 
-static int connections_take(struct bench *b, struct bench_args *args, struct ibx_listener *listener,
-                            int lender, struct ibx_error *err)
+static int take_connections(struct bench *b, struct bench_args *args, struct ibx_listener *listener,
+                            int server, struct ibx_error *err)
 {
     unsigned links = 1;
     for (unsigned i = 0; i < links; i++) {
-        int rc = link_take(b, args, listener, lender, i, err);
+        int rc = take_link(b, args, listener, server, i, err);
         if (rc)
             return rc;
         links = args->links;
@@ -131,7 +129,7 @@ static int connections_take(struct bench *b, struct bench_args *args, struct ibx
     b->bulk_links = links - faults;
     b->pages = args->size / args->page;
     for (unsigned i = 0; i < links; i++) {
-        int rc = regions_await(b, b->sources[i], err);
+        int rc = await_regions(b, b->readers[i], err);
         if (rc)
             return rc;
     }
@@ -140,7 +138,7 @@ static int connections_take(struct bench *b, struct bench_args *args, struct ibx
 
 /* --------------------------------------------------------------------- memory */
 
-static int memory_map(struct bench *b, struct ibx_error *err)
+static int map_memory(struct bench *b, struct ibx_error *err)
 {
     const uint64_t size = b->args->size;
     int rc = ibx_bench_memory_check(size, b->args->page, err);
@@ -160,8 +158,8 @@ static int memory_map(struct bench *b, struct ibx_error *err)
     return 0;
 }
 
-/* Buffers of every link: the engine's as if in missing mode, and READs' without it. */
-static int sources_arm(struct bench *b, struct ibx_error *err)
+/* Buffers of every link: the engine's as in missing mode, and those of READs without it. */
+static int arm_readers(struct bench *b, struct ibx_error *err)
 {
     struct ibx_fault_range range = {.page_size = b->args->page};
     struct ibx_fault_config config = {.ranges = &range, .range_count = 1};
@@ -169,10 +167,10 @@ static int sources_arm(struct bench *b, struct ibx_error *err)
     const size_t bytes = ibx_fault_buffer_bytes(&config);
     int rc = 0;
     for (unsigned i = 0; !rc && i < b->links; i++) {
-        struct ibx_conn *conn = ibx_page_reader_conn(b->sources[i]);
-        rc = ibx_page_reader_arm(b->sources[i], bytes, &b->wire[i], err);
+        struct ibx_conn *conn = ibx_page_reader_conn(b->readers[i]);
+        rc = ibx_page_reader_arm(b->readers[i], bytes, &b->wire[i], err);
         if (!rc)
-            rc = ibx_page_reader_aliases(b->sources[i], i ? b->sources[0] : NULL, aliases, err);
+            rc = ibx_page_reader_aliases(b->readers[i], i ? b->readers[0] : NULL, aliases, err);
         if (!rc)
             rc = ibx_mr_allocate(conn, RAW_BYTES, IBX_ACCESS_LOCAL, &b->raw[i], err);
     }
@@ -182,7 +180,7 @@ static int sources_arm(struct bench *b, struct ibx_error *err)
 static void bench_close(struct bench *b)
 {
     for (unsigned i = 0; i < b->links; i++)
-        ibx_page_reader_destroy(b->sources[i]);
+        ibx_page_reader_destroy(b->readers[i]);
     ibx_bench_floor_free(b);
     if (b->memory)
         munmap(b->memory, b->args->size);
@@ -211,19 +209,19 @@ static int measure_all(struct bench *b, struct ibx_error *err)
     return rc;
 }
 
-int ibx_bench_fetch(struct bench_args *args, struct ibx_listener *listener, int lender)
+int ibx_bench_fetch(struct bench_args *args, struct ibx_listener *listener, int server)
 {
     struct bench b = {.args = args, .fd = -1};
     struct ibx_error err = {0};
     cpu_set_t any;
-    /* Threads that fault shall not be where the workers are only because they are started there. */
+    /* The threads that fault must not inherit the processors of the workers. */
     if (!args->touchers.given && !sched_getaffinity(0, sizeof(any), &any))
         args->touchers = (struct bench_cpus){any, true};
-    int rc = connections_take(&b, args, listener, lender, &err);
+    int rc = take_connections(&b, args, listener, server, &err);
     if (!rc)
-        rc = memory_map(&b, &err);
+        rc = map_memory(&b, &err);
     if (!rc)
-        rc = sources_arm(&b, &err);
+        rc = arm_readers(&b, &err);
     if (!rc)
         rc = ibx_bench_floor_make(&b, &err);
     if (!rc)
@@ -231,7 +229,5 @@ int ibx_bench_fetch(struct bench_args *args, struct ibx_listener *listener, int 
     if (!rc)
         rc = measure_all(&b, &err);
     bench_close(&b);
-    if (rc)
-        fprintf(stderr, "ib-fault: %s\n", err.message);
-    return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+    return rc ? ibx_tool_fail(&err) : EXIT_SUCCESS;
 }

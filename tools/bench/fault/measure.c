@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Faults through the engine: one after the other with nothing else going on, and while it fills all
  * of the memory. Over the wire, and over the floor. */
-#include "tools/bench/ib-fault.h"
+#include "tools/bench/fault/fault.h"
 
 #include "common/clock.h"
 

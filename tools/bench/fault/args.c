@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-fault's command line. */
-#include "tools/bench/ib-fault.h"
+#include "tools/bench/fault/fault.h"
 #include "tools/options.h"
 
 #include "common/thread.h"
@@ -17,7 +17,7 @@
 
 #define SELF  (1u << BENCH_SELF)
 #define FETCH (1u << BENCH_FETCH)
-#define LEND  (1u << BENCH_LEND)
+#define SERVE (1u << BENCH_SERVE)
 
 static int take_nice(void *untyped, const char *text, struct ibx_error *err)
 {
@@ -79,9 +79,9 @@ static int take_cpus(struct bench_cpus *cpus, const char *text, struct ibx_error
     return 0;
 }
 
-static int take_lender(void *args, const char *text, struct ibx_error *err)
+static int take_server(void *args, const char *text, struct ibx_error *err)
 {
-    return take_cpus(&((struct bench_args *)args)->lender, text, err);
+    return take_cpus(&((struct bench_args *)args)->server, text, err);
 }
 
 static int take_workers(void *args, const char *text, struct ibx_error *err)
@@ -96,9 +96,10 @@ static int take_touchers(void *args, const char *text, struct ibx_error *err)
 
 static const struct ibx_tool_command commands[] = {
     [BENCH_SELF] = {"self", "[URI]", "Both ends on this host [" DEFAULT_URI "]"},
-    [BENCH_FETCH] = {"fetch", "URI",
-                     "Listens there, takes the memory that a lender lends, measures, and ends"},
-    [BENCH_LEND] = {"lend", "URI", "Lends memory to it: the source's part"},
+    [BENCH_FETCH] =
+        {"fetch", "URI",
+         "Listens there, fetches the memory that the other end serves, measures, and ends"},
+    [BENCH_SERVE] = {"serve", "URI", "Connects there and serves memory: the source's part"},
     {NULL},
 };
 
@@ -109,15 +110,15 @@ static const struct ibx_tool_option options[] = {
     IBX_TOOL_OPTION_KEY_FILE(struct bench_args, 0),
     IBX_TOOL_OPTION_SET(struct bench_args, 0),
     {"nice", "N", "Priority of the process, -20 to 19", 0, IBX_TOOL_OWN, .take = take_nice},
-    {.help = "self and lend:"},
-    {"size", "SIZE", "Memory, a multiple of 2M [512M]; each end holds as much", SELF | LEND,
+    {.help = "self and serve:"},
+    {"size", "SIZE", "Memory, a multiple of 2M [512M]; each end holds as much", SELF | SERVE,
      IBX_TOOL_OWN, .take = take_size},
-    {"page", "4K|2M", "Pages; 2M needs so many of them in vm.nr_hugepages [4K]", SELF | LEND,
+    {"page", "4K|2M", "Pages; 2M needs so many of them in vm.nr_hugepages [4K]", SELF | SERVE,
      IBX_TOOL_OWN, .take = take_page},
-    {"links", "N", "Connections, 1 to 16 [3, and 5 from 8 processors on]", SELF | LEND,
+    {"links", "N", "Connections, 1 to 16 [3, and 5 from 8 processors on]", SELF | SERVE,
      IBX_TOOL_UNSIGNED, AT(links), 1, IBX_MIGRATE_LINKS_MAX},
-    {"lend-cpus", "LIST", "Processors of the lender: 0,2-3 [any]", SELF | LEND, IBX_TOOL_OWN,
-     .take = take_lender},
+    {"serve-cpus", "LIST", "Processors of the serving end: 0,2-3 [any]", SELF | SERVE, IBX_TOOL_OWN,
+     .take = take_server},
     {.help = "self and fetch:"},
     {"fault-workers", "N", "Links for faults alone; one at least does the rest [1]", SELF | FETCH,
      IBX_TOOL_UNSIGNED, AT(fault_workers), 0, IBX_MIGRATE_LINKS_MAX},
@@ -146,9 +147,11 @@ static const struct ibx_tool_option options[] = {
 
 static const struct ibx_tool tool = {
     .name = "ib-fault",
-    .help = "Measures page faults served over a wire as ib-migrate serves a VM's, beside READs "
-            "over the same connections, and beside the same with a memcpy in the wire's place (the "
-            "floor).",
+    .help = "Measures page faults served over a network as ib-migrate serves a VM's, beside READs "
+            "over the same connections, and beside faults with a memcpy in the place of READs (the "
+            "floor).\vtools/bench/fault/fault.h says what each figure is. Both ends, the workers "
+            "and the threads that fault want processors: on a host with fewer than five of them "
+            "`self' measures the scheduler, too.",
     .commands = commands,
     .options = options,
     .lists_transport = true,

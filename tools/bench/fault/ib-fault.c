@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-fault: page faults served over a wire, measured; see ib-fault(1). */
-#include "tools/bench/ib-fault.h"
+/* ib-fault: measures page faults that are served over a network, see fault.h. */
+#include "tools/bench/fault/fault.h"
+#include "tools/options.h"
 
 #include "common/clock.h"
 
@@ -15,14 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LENDER_MS      2000 /* to say why, and end */
-#define LENDER_LOOK_MS 10
-
-static int complain(const struct ibx_error *err)
-{
-    fprintf(stderr, "ib-fault: %s\n", err->message);
-    return EXIT_FAILURE;
-}
+#define SERVER_MS      2000 /* to print its reason and end */
+#define SERVER_POLL_MS 10
 
 int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
 {
@@ -32,10 +27,11 @@ int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
     unsigned first = 0;
     while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus->set))
         first++;
-    return ibx_error_set(err, -code,
-                         "processor %u, and what else was asked for with it, cannot be had: %s; "
-                         "there are 0 to %ld here, of which a cpuset may leave fewer",
-                         first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
+    return ibx_error_set(
+        err, -code,
+        "processor %u, or one listed with it, cannot be used: %s; there are 0 to %ld "
+        "here, and a cpuset may allow fewer",
+        first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
 }
 
 int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err)
@@ -46,15 +42,15 @@ int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err)
                          strerror(errno));
 }
 
-/* When this end has failed, that was perhaps for the other's sake, which then says why; or that
- * waits for one that gave up. */
-static void end_lender(pid_t child)
+/* After a failure of this end. The cause may be the serving end's, which then prints it; or that
+ * end waits for nothing. */
+static void end_server(pid_t child)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(LENDER_MS);
+    const uint64_t deadline = ibx_deadline_in_ms(SERVER_MS);
     siginfo_t info = {0};
     while (!waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid &&
            ibx_now_ns() < deadline)
-        poll(NULL, 0, LENDER_LOOK_MS);
+        poll(NULL, 0, SERVER_POLL_MS);
     kill(child, SIGKILL);
 }
 
@@ -64,19 +60,19 @@ static int run_self(struct bench_args *args, struct ibx_listener *listener)
     fflush(NULL);
     pid_t parent = getpid(), child = fork();
     if (child < 0) {
-        fprintf(stderr, "ib-fault: no process to lend memory: %s\n", strerror(errno));
+        fprintf(stderr, "ib-fault: no process to serve memory: %s\n", strerror(errno));
         return EXIT_FAILURE;
     }
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         args->options.domain = NULL; /* the parent's */
-        _exit(getppid() == parent ? ibx_bench_lend(args, ibx_listener_uri(listener))
+        _exit(getppid() == parent ? ibx_bench_serve(args, ibx_listener_uri(listener))
                                   : EXIT_FAILURE);
     }
     int status = 0, rc = ibx_bench_fetch(args, listener, child);
     ibx_listener_close(listener);
     if (rc)
-        end_lender(child);
+        end_server(child);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
     return rc ? rc : status ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -91,7 +87,7 @@ static int run_fetch(struct bench_args *args)
         (self && ibx_bench_memory_check(2 * args->size, args->page, &err)) ||
         (args->minor && ibx_domain_create(&args->options.domain, &err)) ||
         ibx_listen(args->uri, &args->options, &listener, &err))
-        return complain(&err);
+        return ibx_tool_fail(&err);
     if (self)
         return run_self(args, listener);
     fprintf(stderr, "ib-fault: waiting at %s\n", ibx_listener_uri(listener));
@@ -106,12 +102,12 @@ int main(int argc, char **argv)
     struct ibx_error err = {0};
     signal(SIGPIPE, SIG_IGN);
     ibx_bench_args_parse(argc, argv, &args);
-    if (args.command != BENCH_LEND) {
+    if (args.command != BENCH_SERVE) {
         int rc = run_fetch(&args);
         ibx_domain_release(args.options.domain);
         return rc;
     }
     if (ibx_bench_nice_use(&args, &err) || ibx_bench_memory_check(args.size, args.page, &err))
-        return complain(&err);
-    return ibx_bench_lend(&args, args.uri);
+        return ibx_tool_fail(&err);
+    return ibx_bench_serve(&args, args.uri);
 }

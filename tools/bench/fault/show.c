@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The figures for people and for programs; ib-fault(1) says what each is, and FORMAT changes when
  * one does. */
-#include "tools/bench/ib-fault.h"
+#include "tools/bench/fault/fault.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -93,7 +93,7 @@ void ibx_bench_table_print(const struct bench *b, const struct bench_round *roun
     char label[64];
     printf("%s\n%u link%s, %u of them for faults alone; %llu MiB of %s pages%s; median (least to "
            "most) of %u rounds\n\n",
-           ibx_page_reader_path(b->sources[0])->description, b->links, b->links > 1 ? "s" : "",
+           ibx_page_reader_path(b->readers[0])->description, b->links, b->links > 1 ? "s" : "",
            b->links - b->bulk_links, (unsigned long long)args->size >> 20,
            args->page == BENCH_HUGE_PAGE ? "2 MiB" : "4 KiB", args->minor ? " in place" : "",
            count);
@@ -169,7 +169,7 @@ static json_t *medians(const struct bench_round *rounds, unsigned count)
 
 static char *dump(const struct bench *b, const struct bench_round *rounds, unsigned count)
 {
-    const struct ibx_path *path = ibx_page_reader_path(b->sources[0]);
+    const struct ibx_path *path = ibx_page_reader_path(b->readers[0]);
     json_t *root = json_object(), *list = json_array();
     json_object_set_new(root, "version", json_string(IBX_VERSION));
     json_object_set_new(root, "format", json_integer(FORMAT));
