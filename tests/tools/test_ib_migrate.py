@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate.py IB-MIGRATE: the tool as its users see it: arguments, sentences, JSON, exit status.
-With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root, real VMs are moved too."""
+With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root, real VMs are migrated too."""
 import fcntl
 import json
 import os
@@ -47,15 +47,15 @@ def help_and_version_are_no_errors(scene):
     for args in (("--help",), ("send", "--help"), ("status", "-h")):
         code, out, err = scene.run(*args)
         equal((code, err), (0, ""))
-        assert out.startswith("usage: ib-migrate receive") and "key_file" in out, out
+        assert out.startswith("Usage: ib-migrate [OPTION...] receive") and "key_file" in out, out
         for command in COMMANDS:
-            assert f"ib-migrate {command}" in out, out
+            assert f"ib-migrate [OPTION...] {command}" in out, out
     code, out, err = scene.run("--version")
     assert code == 0 and re.fullmatch(r"ib-migrate \d+\.\d+\.\d+\n", out), out
 
 
 @test
-def wrong_usage_exits_2_with_the_usage(scene):
+def wrong_usage_exits_2(scene):
     qmp = ("--qmp", "/nowhere")
     for args in ((), ("move",), ("--json",), ("--qmp", "x"), ("receive",), ("receive", *qmp), ("send", *qmp),
                  ("send", "tcp://a:1"), ("send", *qmp, "tcp://a:1", "more"), ("receive", "--listen", "tcp://a:1"),
@@ -68,9 +68,11 @@ def wrong_usage_exits_2_with_the_usage(scene):
                  ("check", *qmp, "--destination", "tcp://a:1"), ("recover", *qmp, "--listen", "tcp://a:1", "tcp://b:1")):
         code, out, err = scene.run(*args)
         equal((args, code, out), (args, 2, ""))
-        assert "usage: ib-migrate receive --qmp PATH --listen URI" in err, err
-    assert "given to the destination" in scene.run("send", "--max-bandwidth", "1G")[2]
-    assert "with --listen: --listen tcp://a:1\n" in scene.run("receive", *qmp, "tcp://a:1")[2]
+        assert err.startswith("ib-migrate: ") and "Try `ib-migrate --help'" in err, err
+    for args, words in ((("send", "--max-bandwidth", "1G"), 'does not go with "send", but with receive, set or recover'),
+                        (("receive", *qmp, "tcp://a:1"), '"tcp://a:1" is one argument too many'),
+                        (("recover", *qmp, "--listen", "tcp://a:1", "tcp://b:1"), '"tcp://b:1" with --listen')):
+        assert words in scene.run(*args)[2], words
 
 
 @test
@@ -111,7 +113,7 @@ def a_state_folder_that_cannot_be_used_is_one_sentence(scene):
 def without_records_there_is_nothing_to_do(scene):
     code, out, err = scene.run("status", *folder(scene))
     equal((code, err), (0, ""))
-    equal(out, f"no move is on record in {scene.path('state')}\n")
+    equal(out, f"no migration is recorded in {scene.path('state')}\n")
     equal(scene.run("status", "--json", *folder(scene)), (0, "", ""))
     equal(scene.run("prune", *folder(scene)), (0, out, ""))
     qmp = ("--qmp", scene.path("qmp"))
@@ -293,7 +295,7 @@ def check_says_every_reason_and_touches_nothing(scene):
     assert code == 1 and "-incoming defer" in out, out
     private.runs_on()
     good = Vm(scene)
-    equal(scene.run("check", "--qmp", good.socket, *folder(scene)), (0, f"the VM at {good.socket} can be moved\n", ""))
+    equal(scene.run("check", "--qmp", good.socket, *folder(scene)), (0, f"the VM at {good.socket} can be migrated\n", ""))
     code, out, err = scene.run("check", "--json", "--qmp", good.socket, *folder(scene))
     equal((code, err, json.loads(out)), (0, "", {"movable": True, "refusals": []}))
     good.runs_on()
@@ -333,18 +335,18 @@ def a_waiting_receiver_is_shown_and_cancelled(scene):
         code, _, err = scene.run(*args, "--qmp", vm.socket, *folder(scene))
         assert code == 1 and f"(process {waiting.pid}) that waits" in err, err
     code, _, err = scene.run("cancel", *folder(scene))
-    assert code == 1 and "2 moves" in err and "--qmp" in err, err
+    assert code == 1 and "2 migrations" in err and "--qmp" in err, err
     equal(scene.run("cancel", "--qmp", vm.socket, *folder(scene)), (0, "", ""))
     code, summary, _ = finish(waiting)
     equal((code, summary["complete"]), (1, False))
     assert "no VM had come" in summary["error"], summary
     os.kill(second.pid, signal.SIGSTOP)
     code, out, err = scene.run("status", *folder(scene))
-    equal((code, out), (0, f"no move is on record in {scene.path('state')}\n"))
+    equal((code, out), (0, f"no migration is recorded in {scene.path('state')}\n"))
     assert f"(process {second.pid}) that waits for a VM does not answer" in err and "kill -CONT" in err, err
     second.kill()
     second.wait()
-    equal(scene.run("status", *folder(scene))[1], f"no move is on record in {scene.path('state')}\n")
+    equal(scene.run("status", *folder(scene))[1], f"no migration is recorded in {scene.path('state')}\n")
     assert not [name for name in os.listdir(scene.path("state")) if "waiting" in name]
 
 
@@ -402,7 +404,7 @@ def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
         assert "key" in err and all(line.startswith("ib-migrate: ") for line in err.splitlines()), err
     source.runs_on()
     equal(scene.run("check", "--qmp", source.socket, *folder(scene), "--key", good, uri),
-          (0, f"the VM at {source.socket} can be moved to {uri}\n", ""))
+          (0, f"the VM at {source.socket} can be migrated to {uri}\n", ""))
     equal(waiting.poll(), None)
     waiting.terminate()
     code, summary, err = finish(waiting)
@@ -448,7 +450,7 @@ def a_vm_moves_and_both_sides_tell_how(scene):
     for command in (("recover",), ("rollback", "--yes")):
         code, _, err = scene.run(*command, "--qmp", source.socket, *folder(scene))
         equal(code, 1)
-        says(err, "no unfinished move")
+        says(err, "no unfinished migration")
 
 
 def halted(scene, **options):
@@ -503,7 +505,7 @@ def killed_tools_are_recovered_from(scene):
     waiting.kill()
     waiting.communicate()
     code, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
-    assert code == 0 and "no ib-migrate is at work on it" in out, out
+    assert code == 0 and "no ib-migrate works on it" in out, out
     # A line is as long as its sentence.
     wait_for_status(sender, lambda status: "nobody answers" in status["sentence"])
     out = scene.run("status", "--qmp", source.socket, *folder(scene))[1]
@@ -605,7 +607,7 @@ def a_terminal_shows_one_line_that_fits(scene):
     equal(code, 0)
     drawn = re.findall(r"\r([^\r\n]*)\033\[K", sender.seen)
     assert drawn and all(len(line) < 50 for line in drawn), drawn
-    assert re.fullmatch(r"guest-of-a-test: moved to \S+, complete and confirmed", lines[0]), lines
+    assert re.fullmatch(r"guest-of-a-test: migrated to \S+, complete and confirmed", lines[0]), lines
     assert any(line.startswith("  downtime ") for line in lines), lines
     equal(finish(waiting)[0], 0)
     same_memory(source, destination)
@@ -619,7 +621,7 @@ def rollback_says_what_is_true_and_asks(scene):
     waiting.kill()
     waiting.communicate()
     _, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
-    assert re.search(r"does not run here: its QEMU \(process \d+\) is gone; .*rollback", out), out
+    assert re.search(r"does not run here: its QEMU \(process \d+\) has ended; .*rollback", out), out
     line = json.loads(scene.run("status", "--json", "--qmp", destination.socket, *folder(scene))[1])
     assert "does not run here" in line["sentence"], line
     wait_for_status(sender, lambda status: status["phase"] == "broken")
@@ -632,7 +634,7 @@ def rollback_says_what_is_true_and_asks(scene):
     equal(finish(sender)[0], 3)
     code, out, err = scene.run("rollback", "--qmp", source.socket, *folder(scene))
     equal((code, out), (1, ""))
-    for words in ("does not answer", "Lost is all that the VM did", "runs twice", "needs --yes"):
+    for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
         assert words in err, err
     for answer in ("no", "", "YES"):
         asked = Terminal(scene, "rollback", "--qmp", source.socket, *folder(scene))
@@ -651,7 +653,7 @@ def rollback_says_what_is_true_and_asks(scene):
     assert code == 0 and "rolled-back" in out, out
     code, _, err = scene.run("rollback", "--yes", "--qmp", source.socket, *folder(scene))
     equal(code, 1)
-    says(err, "no unfinished move")
+    says(err, "no unfinished migration")
 
 
 @with_vms
@@ -690,7 +692,7 @@ def who_does_not_read_holds_up_nothing(scene):
     assert re.search(r" came here with all of its pages; its QEMU \(process \d+\) has ended since\n", out), out
     code, out, err = scene.run("recover", "--json", "--qmp", "link", *folder(scene))
     equal((code, json.loads(out.splitlines()[-1])["summary"]["exit_status"]), (1, 1))
-    says(err, "no unfinished move", "matters only if")
+    says(err, "no unfinished migration", "only if ib-migrate status reports complete")
 
 
 if __name__ == "__main__":

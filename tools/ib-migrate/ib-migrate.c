@@ -1,40 +1,195 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-migrate: moves a running QEMU VM by post-copy; see ib-migrate(1). */
+/* ib-migrate: migrates a running QEMU VM by post-copy; see ib-migrate(1). The command line. */
 #include "tools/ib-migrate/ib-migrate.h"
+#include "tools/options.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
-void ibx_cli_complain(const char *sentence)
+#define GIVE_UP_MAX 604800u /* a week, seconds */
+#define LINKS_MAX   40u     /* symbolic links one after the other, as many as the kernel follows */
+
+enum { RECEIVE, SEND, CHECK, STATUS, CANCEL, SET, RECOVER, ROLLBACK, PRUNE };
+
+#define BIT(command) (1u << (command))
+#define MIGRATING    (BIT(RECEIVE) | BIT(SEND) | BIT(RECOVER))
+#define CONNECTING   (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
+#define AT(member)   offsetof(struct migrate_args, member)
+
+/* ------------------------------------------------------------ values */
+
+/* The path of the socket as realpath(3) gives it, also when QEMU has ended and has removed the
+ * socket: a link to it still finds the record. NULL: its folder is gone, too. For free(). */
+static char *resolve(const char *path, unsigned links)
 {
-    fprintf(stderr, "ib-migrate: %s\n", sentence);
+    char folder[PATH_MAX], link[PATH_MAX], next[2 * PATH_MAX];
+    char *whole = realpath(path, NULL);
+    if (whole)
+        return whole;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(name - path) : 1, slash ? path : ".");
+    char *parent = *name && strlen(path) < sizeof(folder) ? realpath(folder, NULL) : NULL;
+    if (!parent)
+        return NULL;
+    snprintf(next, sizeof(next), "%s/%s", strcmp(parent, "/") ? parent : "", name);
+    const ssize_t length = readlink(next, link, sizeof(link) - 1);
+    if (length > 0 && links) {
+        link[length] = '\0';
+        snprintf(next, sizeof(next), "%s%s%s", *link == '/' ? "" : parent, *link == '/' ? "" : "/",
+                 link);
+        whole = resolve(next, links - 1);
+    } else if (length < 0) {
+        whole = strdup(next);
+    }
+    free(parent);
+    return whole;
 }
 
-void ibx_cli_print_json(json_t *json)
+/* Absolute: the record names the same monitor in whatever folder `recover` is called. */
+static int take_qmp(void *context, const char *text, struct ibx_error *err)
 {
-    if (!json || json_dumpf(json, stdout, JSON_COMPACT) || putchar('\n') == EOF || fflush(stdout))
-        clearerr(stdout); /* whoever read it has gone; the move goes on */
-    json_decref(json);
+    struct migrate_args *args = context;
+    if (!ibx_qmp_reachable(text))
+        return ibx_error_set(err, -EINVAL, "\"%.128s\" is not a path with a name of 1 to %u bytes",
+                             text, IBX_QMP_NAME_MAX);
+    char *whole = resolve(text, LINKS_MAX);
+    snprintf(args->qmp, sizeof(args->qmp), "%s", whole && ibx_qmp_reachable(whole) ? whole : text);
+    free(whole);
+    return 0;
+}
+
+static int take_bandwidth(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    size_t bytes;
+    int rc = ibx_size_parse(text, &bytes, err);
+    if (rc)
+        return rc;
+    args->max_bandwidth = bytes;
+    args->bandwidth_given = true;
+    return 0;
+}
+
+/* Absolute for the same reason. */
+static void resolve_key_file(struct ibx_options *options)
+{
+    char *whole = options->key_file[0] ? realpath(options->key_file, NULL) : NULL;
+    if (whole && strlen(whole) < sizeof(options->key_file))
+        snprintf(options->key_file, sizeof(options->key_file), "%s", whole);
+    free(whole);
+}
+
+/* ------------------------------------------------------------ the command line */
+
+static const struct ibx_tool_command commands[] = {
+    [RECEIVE] = {"receive", NULL,
+                 "Wait at --listen for a VM and load it into a QEMU started with -incoming defer"},
+    [SEND] = {"send", "URI", "Migrate the VM to the receiver at URI"},
+    [CHECK] = {"check", "[URI]",
+               "Report why the VM cannot be migrated, or --destination cannot receive; changes "
+               "nothing"},
+    [STATUS] = {"status", NULL, "List the migrations recorded here, and the progress of each"},
+    [CANCEL] = {"cancel", NULL,
+                "End a migration before its commit; the VM keeps running at the source"},
+    [SET] = {"set", NULL, "Change the bandwidth limit of a running migration, at the destination"},
+    [RECOVER] = {"recover", "[URI]", "Continue a migration whose ib-migrate has died"},
+    [ROLLBACK] = {"rollback", NULL,
+                  "Restart the VM at the source from its stop, when the destination is lost"},
+    [PRUNE] = {"prune", NULL, "Delete the records of migrations that are over"},
+    {0},
+};
+
+static const struct ibx_tool_option options[] = {
+    {.help = "Options of all commands:"},
+    {"qmp", "PATH", "The monitor of QEMU: a unix socket", .type = IBX_TOOL_OWN, .take = take_qmp},
+    {"state-dir", "DIR",
+     "The directory of the records [$IBX_STATE_DIR, /var/lib/ibx, ~/.local/state/ibx]",
+     .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
+    {.help = "Options of receive, send, check, recover and rollback:"},
+    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING),
+    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING),
+    {.help = "Options of receive, send and recover:"},
+    {"give-up", "SECONDS", "End when the other side has been away for that long [never]", MIGRATING,
+     IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
+    {"json", NULL, "Print one JSON object a line on standard output; also: status, check",
+     .commands = MIGRATING | BIT(STATUS) | BIT(CHECK), .at = AT(json)},
+    {"quiet", NULL, "Print only errors and what --json prints", MIGRATING, .at = AT(quiet)},
+    {.help = "Options of receive and recover:"},
+    {"listen", "URI", "Where to listen for the source: rdma://0.0.0.0:18600",
+     BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TEXT, .at = AT(listen)},
+    {"max-bandwidth", "SIZE",
+     "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
+     "set",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET), IBX_TOOL_OWN, .take = take_bandwidth},
+    {"minor", NULL, "READ pages into place instead of copying them", BIT(RECEIVE) | BIT(RECOVER),
+     .at = AT(minor)},
+    {.help = "Options of send and recover:"},
+    {"links", "N",
+     "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: check",
+     BIT(SEND) | BIT(RECOVER) | BIT(CHECK), IBX_TOOL_UNSIGNED, AT(links), 1, IBX_MIGRATE_LINKS_MAX,
+     NULL},
+    {"quit", NULL, "End the source's QEMU when the migration is complete and confirmed",
+     BIT(SEND) | BIT(RECOVER), .at = AT(quit)},
+    {.help = "Options of one command:"},
+    {"destination", NULL, "check: this QEMU is to receive", BIT(CHECK), .at = AT(destination)},
+    {"unfinished", NULL,
+     "prune: also delete records of this monitor whose QEMU has ended, or that are complete but "
+     "not confirmed",
+     BIT(PRUNE), .at = AT(unfinished)},
+    {"yes", NULL, "rollback: do not ask", BIT(ROLLBACK), .at = AT(yes)},
+    {0},
+};
+
+static const struct ibx_tool tool = {
+    .name = "ib-migrate",
+    .help = "Migrates a running QEMU VM to another host: the VM stops for milliseconds and then "
+            "runs there, while RDMA READs fetch its memory, page by page as it is needed.",
+    .commands = commands,
+    .options = options,
+    .lists_transport = true,
+};
+
+static void check_line(const struct migrate_args *args, unsigned command)
+{
+    if (!*args->qmp && CONNECTING & BIT(command))
+        ibx_tool_bad_usage(&tool, "--qmp is needed: the unix socket of QEMU's monitor");
+    if (command == RECEIVE && !args->listen)
+        ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
+    if (command == SET && !args->bandwidth_given)
+        ibx_tool_bad_usage(&tool, "--max-bandwidth is needed");
+    if (args->unfinished && !*args->qmp)
+        ibx_tool_bad_usage(&tool, "--unfinished needs --qmp: the monitor that the QEMU had");
+    if (args->destination && args->uri)
+        ibx_tool_bad_usage(&tool, "\"%s\" with --destination: only the source takes a URI",
+                           args->uri);
+    if (args->listen && args->uri)
+        ibx_tool_bad_usage(&tool,
+                           "\"%s\" with --listen: the source takes a URI, the destination "
+                           "takes --listen",
+                           args->uri);
 }
 
 int main(int argc, char **argv)
 {
-    static int (*const run[MIGRATE_COMMANDS])(const struct migrate_args *) = {
-        [MIGRATE_RECEIVE] = ibx_cli_receive,   [MIGRATE_SEND] = ibx_cli_send,
-        [MIGRATE_STATUS] = ibx_cli_status,     [MIGRATE_CANCEL] = ibx_cli_cancel,
-        [MIGRATE_SET] = ibx_cli_set,           [MIGRATE_RECOVER] = ibx_cli_recover,
-        [MIGRATE_ROLLBACK] = ibx_cli_rollback, [MIGRATE_CHECK] = ibx_cli_check,
-        [MIGRATE_PRUNE] = ibx_cli_prune,
+    static int (*const run[])(const struct migrate_args *) = {
+        [RECEIVE] = ibx_cli_receive, [SEND] = ibx_cli_send,         [CHECK] = ibx_cli_check,
+        [STATUS] = ibx_cli_status,   [CANCEL] = ibx_cli_cancel,     [SET] = ibx_cli_set,
+        [RECOVER] = ibx_cli_recover, [ROLLBACK] = ibx_cli_rollback, [PRUNE] = ibx_cli_prune,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};
+    unsigned command;
     signal(SIGPIPE, SIG_IGN);
-    int rc = ibx_cli_args_parse(argc, argv, &args, &err);
-    if (rc == -ENOEXEC)
-        return MIGRATE_USAGE;
-    if (rc < 0) {
-        ibx_cli_complain(err.message);
+    ibx_options_init(&args.options);
+    ibx_tool_parse(&tool, argc, argv, &args, &command, &args.uri);
+    check_line(&args, command);
+    resolve_key_file(&args.options);
+    if (ibx_journal_folder(args.state_dir, args.folder, sizeof(args.folder), &err)) {
+        ibx_cli_message(err.message);
         return MIGRATE_FAILED;
     }
-    return rc ? MIGRATE_DONE : run[args.command](&args);
+    return run[command](&args);
 }

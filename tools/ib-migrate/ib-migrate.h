@@ -1,5 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-migrate: moves a running QEMU VM by post-copy. Shared by ib-migrate*.c only. */
+/*
+ * ib-migrate: migrates a running QEMU VM by post-copy; a front end of migrate/migrate.h.
+ *
+ *   ib-migrate.c  the command line
+ *   migrate.c     receive, send, recover, check
+ *   records.c     status, cancel, set, prune: the recorded migrations and the waiting receivers
+ *   rollback.c    rollback
+ *   progress.c    shows a migration while it runs, from a thread of its own
+ *   text.c        what the others print: progress bar, phases, summary
+ */
 #ifndef IBX_TOOLS_IB_MIGRATE_IB_MIGRATE_H
 #define IBX_TOOLS_IB_MIGRATE_IB_MIGRATE_H
 
@@ -7,38 +16,20 @@
 
 #include <stdio.h>
 
-enum migrate_command {
-    MIGRATE_RECEIVE,
-    MIGRATE_SEND,
-    MIGRATE_STATUS,
-    MIGRATE_CANCEL,
-    MIGRATE_SET,
-    MIGRATE_RECOVER,
-    MIGRATE_ROLLBACK,
-    MIGRATE_CHECK,
-    MIGRATE_PRUNE,
-    MIGRATE_COMMANDS
-};
-
-/* Exit statuses, see ib-migrate(1). */
-enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_USAGE = 2, MIGRATE_UNFINISHED = 3 };
+/* Exit statuses, see ib-migrate(1); 2 is wrong usage. */
+enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_UNFINISHED = 3 };
 
 struct migrate_args {
-    enum migrate_command command;
     char qmp[PATH_MAX];    /* "" not given; else absolute, without links */
     const char *uri;       /* send, recover, check; else NULL */
     const char *listen;    /* receive, recover */
-    char folder[PATH_MAX]; /* of records */
+    const char *state_dir; /* as given, or NULL */
+    char folder[PATH_MAX]; /* of the records */
     struct ibx_options options;
     uint64_t max_bandwidth;
-    bool bandwidth_given;
     unsigned links, give_up_s;
-    bool minor, quit, json, quiet, yes, destination, unfinished;
+    bool bandwidth_given, minor, quit, json, quiet, yes, destination, unfinished;
 };
-
-/* 0: `args` is filled in and a command is to be run; 1: help or version was printed. -ENOEXEC:
- * wrong usage, told on stderr; others: a bad value, told in `err`. */
-int ibx_cli_args_parse(int argc, char **argv, struct migrate_args *args, struct ibx_error *err);
 
 /* The commands: their exit status. */
 int ibx_cli_receive(const struct migrate_args *args);
@@ -51,54 +42,50 @@ int ibx_cli_cancel(const struct migrate_args *args);
 int ibx_cli_set(const struct migrate_args *args);
 int ibx_cli_prune(const struct migrate_args *args);
 
-/* ib-migrate-waiting.c: receivers that wait for a source, and are on no record yet. */
+/* ------------------------------------------------------------ records.c */
 
-struct migrate_waiting {
-    pid_t pid;
-    char path[PATH_MAX]; /* of its socket */
-    json_t *status;      /* what it answers */
-};
-/* Those of --qmp, if given, which answer; ended by _free. */
-int ibx_cli_waiting_list(const struct migrate_args *args, struct migrate_waiting **list,
-                         size_t *count, struct ibx_error *err);
-void ibx_cli_waiting_free(struct migrate_waiting *list, size_t count);
-/* -EBUSY and who: QEMU serves one client of its monitor, and another ib-migrate is that. */
-int ibx_cli_monitor_free(const struct migrate_args *args, struct ibx_error *err);
-void ibx_cli_waiting_print(const struct migrate_args *args, const struct migrate_waiting *one);
+/* -EBUSY and which: another ib-migrate uses the monitor of --qmp, and QEMU serves one client. */
+int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err);
+/* Asks the ib-migrate that works on a migration for its status: a reference, or NULL with `err`,
+ * -ENOENT or -ECONNREFUSED when none works on it. */
+json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
+                           struct ibx_error *err);
+/* Where the VM is: as ibx_journal_say(), and whether the QEMU that it ran in has ended. */
+void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
 
-/* What is true of the VM: as ibx_journal_say(), and whether the QEMU that it ran in is there. */
-void ibx_cli_truth(const struct ibx_journal *record, char *sentence, size_t size);
-/* "ib-migrate: SENTENCE" on stderr. */
-void ibx_cli_complain(const char *sentence);
+/* ------------------------------------------------------------ text.c */
+
+/* "ib-migrate: MESSAGE" on stderr. */
+void ibx_cli_message(const char *message);
 /* One JSON object as one line on stdout; consumed. */
 void ibx_cli_print_json(json_t *json);
-
-/* ------------------------------------------------------------------- text */
+/* `status`, or MIGRATE_FAILED with a message when standard output could not be written. */
+int ibx_cli_flush(int status);
 
 /* "64.0 MiB", "1.23 ms": bytes and nanoseconds for a person. */
 void ibx_cli_bytes(uint64_t bytes, char *out, size_t size);
 void ibx_cli_duration(uint64_t ns, char *out, size_t size);
 /* The VM's name, else its UUID, else its monitor. */
-void ibx_cli_vm(const struct ibx_journal *record, char *out, size_t size);
-/* Exactly one line of at most `width` columns: what does not fit is left out by its importance. */
+void ibx_cli_vm_name(const struct ibx_journal *record, char *out, size_t size);
+/* One line of at most `width` columns, which leaves out the least important figures first. */
 void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size);
-/* What begins with this phase, in words. */
+/* What begins with this phase. */
 void ibx_cli_phase_line(const struct ibx_migrate_status *status, char *out, size_t size);
-/* The figures of a move that has ended. */
+/* The figures of a migration that has ended. */
 void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *status);
 
-/* ------------------------------------------------------------------- while it moves */
+/* ------------------------------------------------------------ progress.c */
 
 /*
- * Shows a move from a thread of its own: a terminal that was stopped (Ctrl-S) or a pipe that nobody
- * reads holds up what is shown and never the move. What cannot be shown in time is replaced by what
- * came later; no change of phase is lost but by more than the queue holds.
+ * Shows a migration from a thread of its own: a stopped terminal (Ctrl-S) or a pipe that nobody
+ * reads delays only what is shown. A newer status of the same phase replaces one that is not shown
+ * yet; changes of phase are lost only when the queue is full.
  */
-struct migrate_show;
+struct migrate_progress;
 
-int ibx_cli_show_start(const struct migrate_args *args, struct migrate_show **show,
-                       struct ibx_migrate_observer *observer, struct ibx_error *err);
+int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progress **progress,
+                           struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Shows what is left and ends the thread. */
-void ibx_cli_show_end(struct migrate_show *show);
+void ibx_cli_progress_end(struct migrate_progress *progress);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* status, cancel, set and prune: what is on record, and the sockets of those moves that run. */
+/* status, cancel, set and prune: the records, and the control sockets of running migrations and of
+ * receivers that wait for a source, which have no record yet. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/clock.h"
@@ -8,67 +9,157 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For an answer: a tool looks at its socket all the time, but it asks QEMU, too. */
-#define ASK_MS   10000
-#define BAR_ROOM (IBX_ERROR_MAX + 256u) /* a line of it is as long as it is */
+/* For an answer: the tool reads its socket all the time, but it also waits for QEMU. */
+#define ASK_MS 10000
+#define LINE   (IBX_ERROR_MAX + 256u) /* longer than any progress line */
 
-struct records {
-    struct ibx_journal *all;
-    size_t count;
-};
-
-/* Those of --qmp, if given. */
-static int list(const struct migrate_args *args, struct records *records, struct ibx_error *err)
+/* The status of the ib-migrate that answers at `path`, as ibx_cli_ask_status(). */
+static json_t *ask_path(const char *path, struct ibx_error *err)
 {
-    int rc = ibx_journal_list(args->folder, &records->all, &records->count, err);
-    size_t kept = 0;
-    for (size_t i = 0; !rc && i < records->count; i++) {
-        if (!args->qmp[0] || !strcmp(args->qmp, records->all[i].qmp))
-            records->all[kept++] = records->all[i];
-    }
-    records->count = kept;
-    return rc;
-}
-
-static int ask(const struct migrate_args *args, const struct ibx_journal *record, json_t *request,
-               json_t **answer, struct ibx_error *err)
-{
-    char path[PATH_MAX];
-    ibx_journal_path(args->folder, record, ".sock", path, sizeof(path));
-    return ibx_control_socket_ask(path, request, answer, ibx_deadline_in_ms(ASK_MS), err);
-}
-
-/* The status of the tool at work on it (a reference), or NULL. */
-static json_t *live_status(const struct migrate_args *args, const struct ibx_journal *record,
-                           struct ibx_error *err)
-{
-    json_t *answer = NULL, *status = NULL;
-    if (!ask(args, record, json_pack("{s:s}", "command", "status"), &answer, err))
-        status = json_incref(json_object_get(answer, "status"));
+    json_t *answer = NULL;
+    if (ibx_control_socket_ask(path, json_pack("{s:s}", "command", "status"), &answer,
+                               ibx_deadline_in_ms(ASK_MS), err))
+        return NULL;
+    json_t *status = json_incref(json_object_get(answer, "status"));
     json_decref(answer);
     return status;
 }
 
+json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
+                           struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(args->folder, record, ".sock", path, sizeof(path));
+    return ask_path(path, err);
+}
+
+/* ------------------------------------------------------------ what there is */
+
+struct receiver {
+    pid_t pid;
+    char path[PATH_MAX]; /* of its socket */
+    json_t *status;
+};
+
+/* The records and the waiting receivers of --qmp, or all. */
+struct found {
+    const struct migrate_args *args;
+    struct ibx_journal *records;
+    size_t record_count;
+    struct receiver *receivers;
+    size_t receiver_count;
+    bool no_memory;
+};
+
+static const char *text_of(const json_t *status, const char *member)
+{
+    const json_t *record = json_object_get(status, "record");
+    const char *text = json_string_value(json_object_get(record, member));
+    return text ? text : "";
+}
+
+/* A receiver whose source comes meanwhile has a record, and its socket is gone. */
+static void add_receiver(void *context, const char *path, pid_t pid)
+{
+    struct found *found = context;
+    const char *qmp = found->args->qmp;
+    struct ibx_error err = {0};
+    json_t *status = ask_path(path, &err);
+    if (err.code == -ETIMEDOUT) { /* only itself knows its monitor */
+        char text[160];
+        snprintf(text, sizeof(text),
+                 "an ib-migrate (process %d) that waits for a VM does not answer: if it is "
+                 "stopped, kill -CONT %d continues it",
+                 (int)pid, (int)pid);
+        ibx_cli_message(text);
+    }
+    if (json_is_object(status) && (!*qmp || !strcmp(qmp, text_of(status, "qmp")))) {
+        struct receiver *list =
+            reallocarray(found->receivers, found->receiver_count + 1, sizeof(*list));
+        if (list) {
+            found->receivers = list;
+            list += found->receiver_count++;
+            *list = (struct receiver){.pid = pid, .status = json_incref(status)};
+            snprintf(list->path, sizeof(list->path), "%s", path);
+        }
+        found->no_memory |= !list;
+    }
+    json_decref(status);
+}
+
+static void found_free(struct found *found)
+{
+    for (size_t i = 0; i < found->receiver_count; i++)
+        json_decref(found->receivers[i].status);
+    free(found->receivers);
+    free(found->records);
+}
+
+static int find(const struct migrate_args *args, struct found *found, struct ibx_error *err)
+{
+    size_t kept = 0;
+    *found = (struct found){.args = args};
+    int rc = ibx_control_socket_waiting(args->folder, add_receiver, found, err);
+    if (!rc && found->no_memory)
+        rc = ibx_error_set(err, -ENOMEM, "no memory for the receivers in %s", args->folder);
+    if (!rc)
+        rc = ibx_journal_list(args->folder, &found->records, &found->record_count, err);
+    for (size_t i = 0; !rc && i < found->record_count; i++)
+        if (!args->qmp[0] || !strcmp(args->qmp, found->records[i].qmp))
+            found->records[kept++] = found->records[i];
+    found->record_count = kept;
+    if (rc)
+        found_free(found);
+    return rc;
+}
+
+int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err)
+{
+    struct found found;
+    int rc = find(args, &found, err);
+    if (rc)
+        return rc;
+    if (found.receiver_count)
+        rc = ibx_error_set(err, -EBUSY,
+                           "the monitor %s has a client already: an ib-migrate (process %d) that "
+                           "waits for a VM; ib-migrate cancel --qmp %s ends it",
+                           args->qmp, (int)found.receivers[0].pid, args->qmp);
+    for (size_t i = 0; !rc && i < found.record_count; i++) {
+        struct ibx_error silent = {0};
+        /* A destination that is complete has closed its monitor. */
+        const bool busy =
+            !ibx_journal_over(&found.records[i]) && found.records[i].state != IBX_JOURNAL_COMPLETE;
+        json_t *status = busy ? ibx_cli_ask_status(args, &found.records[i], &silent) : NULL;
+        if (status)
+            rc = ibx_error_set(err, -EBUSY,
+                               "the monitor %s has a client already: an ib-migrate that works on a "
+                               "migration; ib-migrate status shows it",
+                               args->qmp);
+        json_decref(status);
+    }
+    found_free(&found);
+    return rc;
+}
+
 /* ------------------------------------------------------------ status */
 
-/* Why nobody answered, where that is more than that nobody is there. */
+/* Why an ib-migrate did not answer; NULL when there is none. */
 static const char *trouble(const struct ibx_error *err)
 {
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-/* In the place of ibx_journal_say(), where the QEMU that the VM was in has ended; false: the same.
- */
-static bool say_ended(const struct ibx_journal *record, char *sentence, size_t size)
+/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone says it. */
+static bool describe_ended(const struct ibx_journal *record, char *sentence, size_t size)
 {
     char vm[PATH_MAX];
     const int pid = (int)record->pid;
-    ibx_cli_vm(record, vm, sizeof(vm));
+    ibx_cli_vm_name(record, vm, sizeof(vm));
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
         snprintf(sentence, size,
-                 "%s does not run here: its QEMU (process %d) is gone; \"ib-migrate rollback\" at "
-                 "the source restarts it from its stop",
+                 "%s does not run here: its QEMU (process %d) has ended; \"ib-migrate rollback\" "
+                 "at the source restarts it from its stop",
                  vm, pid);
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
@@ -80,128 +171,138 @@ static bool say_ended(const struct ibx_journal *record, char *sentence, size_t s
                  record->peer[0] ? record->peer : "the other side", pid);
     else if (record->state == IBX_JOURNAL_ROLLED_BACK)
         snprintf(sentence, size,
-                 "%s was taken back and ran here from where it had stopped; its QEMU (process %d) "
-                 "has ended since",
+                 "%s was rolled back and ran here from its stop; its QEMU (process %d) has ended "
+                 "since",
                  vm, pid);
     else
         return false;
     return true;
 }
 
-void ibx_cli_truth(const struct ibx_journal *record, char *sentence, size_t size)
+void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size)
 {
-    if (!ibx_journal_qemu_gone(record) || !say_ended(record, sentence, size))
+    if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
         ibx_journal_say(record, sentence, size);
     ibx_text_sanitize(sentence);
 }
 
-static void print_record(const struct ibx_journal *record, json_t *live,
-                         const struct ibx_error *err)
+static void print_line_json(json_t *record, const char *state, const char *trouble, json_t *status)
 {
-    char said[IBX_ERROR_MAX];
-    ibx_cli_truth(record, said, sizeof(said));
-    ibx_cli_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", ibx_migrate_record_json(record),
-                                 "sentence", ibx_json_text(said), "trouble",
-                                 trouble(err) ? ibx_json_text(trouble(err)) : json_null(), "status",
-                                 live ? json_incref(live) : json_null()));
+    ibx_cli_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", record, "sentence",
+                                 ibx_json_text(state), "trouble",
+                                 trouble ? ibx_json_text(trouble) : json_null(), "status",
+                                 status ? json_incref(status) : json_null()));
 }
 
-static void say_record(const struct ibx_journal *record, const json_t *live, struct ibx_error *err)
+static void print_receiver(const struct migrate_args *args, const struct receiver *one)
 {
-    char said[IBX_ERROR_MAX], vm[PATH_MAX], bar[BAR_ROOM + 1];
+    const char *name = text_of(one->status, "name"), *qmp = text_of(one->status, "qmp");
+    char vm[PATH_MAX + 16], state[PATH_MAX];
+    snprintf(vm, sizeof(vm), "%s%s", *name ? name : "VM at ", *name ? "" : qmp);
+    snprintf(state, sizeof(state), "no VM has come: an ib-migrate (process %d) waits for one at %s",
+             (int)one->pid, text_of(one->status, "uri"));
+    ibx_text_sanitize(vm);
+    ibx_text_sanitize(state);
+    if (args->json)
+        print_line_json(json_incref(json_object_get(one->status, "record")), state, NULL,
+                        one->status);
+    else
+        printf("%s  destination  waiting  %s\n  %s\n", vm, qmp, state);
+}
+
+static void print_record(const struct migrate_args *args, const struct ibx_journal *record)
+{
+    char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1];
     struct ibx_migrate_status status = {.record = *record};
-    ibx_cli_truth(record, said, sizeof(said));
-    ibx_cli_vm(record, vm, sizeof(vm));
+    struct ibx_error err = {0};
+    json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
+    ibx_cli_vm_state(record, state, sizeof(state));
+    ibx_cli_vm_name(record, vm, sizeof(vm));
+    if (args->json) {
+        print_line_json(ibx_migrate_record_json(record), state, trouble(&err), live);
+        json_decref(live);
+        return;
+    }
     printf("%s  %s  %s  %s\n  %s\n", vm, record->source ? "source" : "destination",
-           ibx_journal_state_name(record->state), record->qmp, said);
-    if (live && !ibx_migrate_status_take(live, &status, err)) {
-        ibx_cli_bar(&status, BAR_ROOM, bar, sizeof(bar));
+           ibx_journal_state_name(record->state), record->qmp, state);
+    if (live && !ibx_migrate_status_take(live, &status, &err)) {
+        ibx_cli_bar(&status, LINE, bar, sizeof(bar));
         printf("  %s\n", bar);
-    } else if (trouble(err)) {
-        printf("  %s\n", err->message);
+    } else if (trouble(&err)) {
+        printf("  %s\n", err.message);
     } else if (!ibx_journal_over(record)) {
-        printf("  no ib-migrate is at work on it\n");
+        printf("  no ib-migrate works on it\n");
         if (record->source && ibx_journal_qemu_gone(record))
-            printf("  its QEMU (process %d) is gone: pages that had not come are lost\n",
+            printf("  its QEMU (process %d) has ended: pages that had not arrived are lost\n",
                    record->pid);
     }
+    json_decref(live);
+}
+
+static void print_none(const struct migrate_args *args)
+{
+    printf("no migration%s%s is recorded in %s\n", args->qmp[0] ? " of the QEMU at " : "",
+           args->qmp, args->folder);
 }
 
 int ibx_cli_status(const struct migrate_args *args)
 {
-    struct records records = {0};
-    struct migrate_waiting *waiting = NULL;
+    struct found found;
     struct ibx_error err = {0};
-    size_t waits = 0;
-    if (list(args, &records, &err) || ibx_cli_waiting_list(args, &waiting, &waits, &err)) {
-        free(records.all);
-        ibx_cli_complain(err.message);
+    if (find(args, &found, &err)) {
+        ibx_cli_message(err.message);
         return MIGRATE_FAILED;
     }
-    for (size_t i = 0; i < waits; i++)
-        ibx_cli_waiting_print(args, &waiting[i]);
-    for (size_t i = 0; i < records.count; i++) {
-        struct ibx_error why = {0};
-        json_t *live =
-            ibx_journal_over(&records.all[i]) ? NULL : live_status(args, &records.all[i], &why);
-        if (args->json)
-            print_record(&records.all[i], live, &why);
-        else
-            say_record(&records.all[i], live, &why);
-        json_decref(live);
-    }
-    if (!records.count && !waits && !args->json)
-        printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
-               args->qmp, args->folder);
-    free(records.all);
-    ibx_cli_waiting_free(waiting, waits);
-    if (fflush(stdout) || ferror(stdout)) {
-        ibx_cli_complain("the status could not be written");
-        return MIGRATE_FAILED;
-    }
-    return MIGRATE_DONE;
+    for (size_t i = 0; i < found.receiver_count; i++)
+        print_receiver(args, &found.receivers[i]);
+    for (size_t i = 0; i < found.record_count; i++)
+        print_record(args, &found.records[i]);
+    if (!found.record_count && !found.receiver_count && !args->json)
+        print_none(args);
+    found_free(&found);
+    return ibx_cli_flush(MIGRATE_DONE);
 }
 
 /* ------------------------------------------------------------ cancel, set */
 
-/* The socket of the one tool that is at work on a move, or waits for one. */
+/* The socket of the one ib-migrate that works on a migration, or waits for one. */
 static int find_live(const struct migrate_args *args, char path[PATH_MAX], struct ibx_error *err)
 {
-    struct records records = {0};
-    struct migrate_waiting *waiting = NULL;
+    struct found found;
     struct ibx_error why = {0};
-    size_t living = 0;
-    int rc = ibx_cli_waiting_list(args, &waiting, &living, err);
-    if (!rc)
-        rc = list(args, &records, err);
-    if (living)
-        snprintf(path, PATH_MAX, "%s", waiting[0].path);
-    ibx_cli_waiting_free(waiting, living);
-    for (size_t i = 0; !rc && i < records.count; i++) {
-        struct ibx_error silent = {0};
-        const struct ibx_journal *record = &records.all[i];
-        json_t *live = ibx_journal_over(record) ? NULL : live_status(args, record, &silent);
-        if (live && !living++)
-            ibx_journal_path(args->folder, record, ".sock", path, PATH_MAX);
-        if (!live && trouble(&silent))
-            why = silent;
-        json_decref(live);
-    }
-    free(records.all);
-    if (rc || living == 1)
+    int rc = find(args, &found, err);
+    if (rc)
         return rc;
-    if (living)
+    size_t live = found.receiver_count;
+    if (live)
+        snprintf(path, PATH_MAX, "%s", found.receivers[0].path);
+    for (size_t i = 0; i < found.record_count; i++) {
+        struct ibx_error silent = {0};
+        const struct ibx_journal *record = &found.records[i];
+        json_t *status =
+            ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &silent);
+        if (status && !live++)
+            ibx_journal_path(args->folder, record, ".sock", path, PATH_MAX);
+        if (trouble(&silent))
+            why = silent;
+        json_decref(status);
+    }
+    found_free(&found);
+    if (live == 1)
+        return 0;
+    if (live)
         return ibx_error_set(err, -ENOTUNIQ,
-                             "%zu moves run or are waited for here: name one by --qmp", living);
+                             "%zu migrations run or wait for a VM here: name one by --qmp", live);
     if (why.code)
         return ibx_error_set(err, why.code, "%s", why.message);
     return ibx_error_set(err, -ENOENT,
-                         "no ib-migrate is at work on a move%s%s: \"ib-migrate status\" shows what "
-                         "is on record in %s",
+                         "no ib-migrate works on a migration%s%s: \"ib-migrate status\" shows the "
+                         "records in %s",
                          args->qmp[0] ? " of the QEMU at " : "", args->qmp, args->folder);
 }
 
-static int tell_live(const struct migrate_args *args, json_t *request)
+/* Consumes the request. */
+static int command_live(const struct migrate_args *args, json_t *request)
 {
     char path[PATH_MAX];
     struct ibx_error err = {0};
@@ -213,57 +314,46 @@ static int tell_live(const struct migrate_args *args, json_t *request)
         rc = ibx_control_socket_ask(path, request, &answer, ibx_deadline_in_ms(ASK_MS), &err);
     json_decref(answer);
     if (rc)
-        ibx_cli_complain(err.message);
+        ibx_cli_message(err.message);
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
 int ibx_cli_cancel(const struct migrate_args *args)
 {
-    return tell_live(args, json_pack("{s:s}", "command", "cancel"));
+    return command_live(args, json_pack("{s:s}", "command", "cancel"));
 }
 
 int ibx_cli_set(const struct migrate_args *args)
 {
-    return tell_live(args, json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
-                                     (json_int_t)args->max_bandwidth));
+    return command_live(args, json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
+                                        (json_int_t)args->max_bandwidth));
 }
 
 /* ------------------------------------------------------------ prune */
 
-struct pruned {
-    size_t gone, kept;
-};
-
-static void say_pruned(void *context, const struct ibx_journal *record, const char *why)
+static void print_pruned(void *context, const struct ibx_journal *record, const char *why)
 {
-    struct pruned *pruned = context;
-    char said[IBX_ERROR_MAX];
-    ibx_cli_truth(record, said, sizeof(said));
-    printf("%s: %s%s%s%s\n", why ? "kept" : "forgotten", said, why ? " (" : "", why ? why : "",
+    char state[IBX_ERROR_MAX];
+    ibx_cli_vm_state(record, state, sizeof(state));
+    printf("%s: %s%s%s%s\n", why ? "kept" : "deleted", state, why ? " (" : "", why ? why : "",
            why ? ")" : "");
-    pruned->gone += !why;
-    pruned->kept += why != NULL;
+    *(bool *)context = true;
 }
 
 int ibx_cli_prune(const struct migrate_args *args)
 {
-    struct pruned pruned = {0};
+    bool any = false;
     struct ibx_error err = {0};
     const struct ibx_journal_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
                                             .unfinished = args->unfinished,
                                             .before_s = UINT64_MAX,
-                                            .each = say_pruned,
-                                            .context = &pruned};
+                                            .each = print_pruned,
+                                            .context = &any};
     if (ibx_journal_prune(args->folder, &which, &err)) {
-        ibx_cli_complain(err.message);
+        ibx_cli_message(err.message);
         return MIGRATE_FAILED;
     }
-    if (!pruned.gone && !pruned.kept)
-        printf("no move%s%s is on record in %s\n", args->qmp[0] ? " of the QEMU at " : "",
-               args->qmp, args->folder);
-    if (fflush(stdout) || ferror(stdout)) {
-        ibx_cli_complain("what was forgotten could not be written");
-        return MIGRATE_FAILED;
-    }
-    return MIGRATE_DONE;
+    if (!any)
+        print_none(args);
+    return ibx_cli_flush(MIGRATE_DONE);
 }

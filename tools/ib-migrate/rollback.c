@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* rollback: asks the destination, says what is true, asks the operator, and only then acts. */
+/* rollback: asks the destination, tells the operator what is known, and acts only when he agrees.
+ */
 #include "tools/ib-migrate/ib-migrate.h"
-
-#include "common/clock.h"
 
 #include <errno.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#define ASK_MS 10000
-
-/* What the destination said, or that it said nothing. */
-struct heard {
+/* The destination's answer. */
+struct reply {
     int rc; /* of the query */
     struct ibx_error err;
     struct ibx_migrate_answer answer;
@@ -27,56 +24,51 @@ static int find(const struct migrate_args *args, struct ibx_journal *record, str
         return rc;
     if (!ibx_journal_find(args->folder, false, args->qmp, &other, &silent))
         return ibx_error_set(err, -EINVAL,
-                             "the QEMU at %s is a move's destination: roll back at its source, "
-                             "and end this QEMU before",
+                             "the QEMU at %s is the destination of a migration: end this QEMU, "
+                             "then roll back at the source",
                              args->qmp);
     return ibx_error_set(err, rc,
-                         "there is no unfinished move from the QEMU at %s on record in %s: "
-                         "\"ib-migrate status\" shows those that are",
+                         "there is no unfinished migration from the QEMU at %s recorded in %s: "
+                         "\"ib-migrate status\" shows the records",
                          args->qmp, args->folder);
 }
 
-/* A tool that works on it would go on moving what is taken back. */
-static int nobody_at_work(const struct migrate_args *args, const struct ibx_journal *record,
-                          struct ibx_error *err)
+/* An ib-migrate that works on the migration would continue it. */
+static int check_idle(const struct migrate_args *args, const struct ibx_journal *record,
+                      struct ibx_error *err)
 {
-    char path[PATH_MAX];
-    json_t *answer = NULL;
     struct ibx_error silent = {0};
-    ibx_journal_path(args->folder, record, ".sock", path, sizeof(path));
-    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "status"), &answer,
-                                    ibx_deadline_in_ms(ASK_MS), &silent);
-    json_decref(answer);
-    if (rc == -ENOENT || rc == -ECONNREFUSED)
-        return 0;
     int lock;
-    rc = ibx_journal_lock(args->folder, record, &lock, &silent); /* names the process */
+    json_decref(ibx_cli_ask_status(args, record, &silent));
+    if (silent.code == -ENOENT || silent.code == -ECONNREFUSED)
+        return 0;
+    int rc = ibx_journal_lock(args->folder, record, &lock, &silent); /* names the process */
     if (rc)
-        return ibx_error_set(err, rc, "%s, and may yet finish it: end it first, by two SIGTERM",
+        return ibx_error_set(err, rc, "%s, and may still finish it: end it first, by two SIGTERM",
                              silent.message);
     close(lock); /* it has just ended */
     return 0;
 }
 
-/* ------------------------------------------------------------ what is true */
+/* ------------------------------------------------------------ what is known */
 
-static void say_answer(const struct heard *heard)
+static void print_reply(const struct reply *reply)
 {
-    const struct ibx_migrate_answer *answer = &heard->answer;
-    if (heard->rc) {
-        fprintf(stderr, "The destination does not answer: %s.\n", heard->err.message);
+    const struct ibx_migrate_answer *answer = &reply->answer;
+    if (reply->rc) {
+        fprintf(stderr, "The destination does not answer: %s.\n", reply->err.message);
         return;
     }
     fprintf(stderr, "The destination (%s) answers: ", answer->host);
     switch (answer->state) {
     case IBX_ANSWER_WAITING:
-        fputs("everything but the word to run has come, and the VM does not run there.\n", stderr);
+        fputs("the VM does not run there: only the commit is missing.\n", stderr);
         break;
     case IBX_ANSWER_GIVEN_UP:
-        fputs("the move ended there without the VM ever running.\n", stderr);
+        fputs("the migration ended there, and the VM has never run there.\n", stderr);
         break;
     case IBX_ANSWER_NONE:
-        fputs("it knows nothing of this move, which proves nothing.\n", stderr);
+        fputs("it does not know this migration. The VM may run there.\n", stderr);
         break;
     default:
         fputs("the VM runs there.\n", stderr);
@@ -87,14 +79,14 @@ static void say_answer(const struct heard *heard)
 }
 
 /* Whether it is certain that the VM has not run there. */
-static bool never_ran(const struct ibx_journal *record, const struct heard *heard)
+static bool never_ran(const struct ibx_journal *record, const struct reply *reply)
 {
     return record->state == IBX_JOURNAL_HERE ||
-           (!heard->rc && (heard->answer.state == IBX_ANSWER_WAITING ||
-                           heard->answer.state == IBX_ANSWER_GIVEN_UP));
+           (!reply->rc && (reply->answer.state == IBX_ANSWER_WAITING ||
+                           reply->answer.state == IBX_ANSWER_GIVEN_UP));
 }
 
-static void say_loss(const struct ibx_journal *record, const struct heard *heard)
+static void print_loss(const struct ibx_journal *record, const struct reply *reply)
 {
     char when[64] = "an unknown time";
     time_t written = (time_t)record->written_s;
@@ -102,18 +94,19 @@ static void say_loss(const struct ibx_journal *record, const struct heard *heard
     if (localtime_r(&written, &local))
         strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S %z", &local);
     fprintf(stderr,
-            "Rolling back restarts the VM here from its stop; the move was last recorded "
-            "at %s.\n",
+            "Rolling back restarts the VM here from its stop; the migration was last recorded at "
+            "%s.\n",
             when);
-    if (never_ran(record, heard)) {
-        fputs("Nothing is lost by it: the VM has not run there.\n", stderr);
+    if (never_ran(record, reply)) {
+        fputs("Nothing is lost: the VM has not run there.\n", stderr);
         return;
     }
-    fprintf(stderr, "Lost is all that the VM did at the destination since that stop%s.\n",
-            record->state == IBX_JOURNAL_MOVED ? "" : ", if it came to run there");
-    fputs("If its QEMU is alive there after all, the VM then runs twice, on the same disks: make "
-          "sure\nthat it has ended, or that its host is off.\n",
-          stderr);
+    fprintf(stderr, "Everything that the VM did at the destination since that stop is lost%s.\n",
+            record->state == IBX_JOURNAL_MOVED ? "" : ", if it ran there");
+    fputs(
+        "If its QEMU still exists there, the VM then runs twice and destroys its disks. Make sure "
+        "that\nthat QEMU has ended, or that its host is off.\n",
+        stderr);
 }
 
 /* ------------------------------------------------------------ asking */
@@ -124,7 +117,7 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     if (args->yes)
         return true;
     if (!isatty(STDIN_FILENO)) {
-        ibx_cli_complain("nothing was done: without a terminal rollback needs --yes");
+        ibx_cli_message("nothing was done: without a terminal, rollback needs --yes");
         return false;
     }
     fprintf(stderr, "Type the VM's name (%s) or yes to roll back: ", vm);
@@ -133,44 +126,43 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     line[strcspn(line, "\n")] = '\0';
     if (line[0] && (!strcmp(line, "yes") || !strcmp(line, vm)))
         return true;
-    ibx_cli_complain("nothing was done");
+    ibx_cli_message("nothing was done");
     return false;
 }
 
-static int complain(const struct ibx_error *err)
+static int fail(const char *message)
 {
-    ibx_cli_complain(err->message);
+    ibx_cli_message(message);
     return MIGRATE_FAILED;
 }
 
 int ibx_cli_rollback(const struct migrate_args *args)
 {
-    static struct heard heard;
+    static struct reply reply;
     struct ibx_journal record;
     struct ibx_error err = {0};
     struct ibx_options options = args->options;
-    char vm[PATH_MAX], said[IBX_ERROR_MAX];
-    if (find(args, &record, &err) || nobody_at_work(args, &record, &err))
-        return complain(&err);
+    char vm[PATH_MAX], state[IBX_ERROR_MAX];
+    if (find(args, &record, &err) || check_idle(args, &record, &err))
+        return fail(err.message);
     if (!options.key_file[0])
         snprintf(options.key_file, sizeof(options.key_file), "%s", record.key_file);
-    ibx_cli_vm(&record, vm, sizeof(vm));
-    ibx_journal_say(&record, said, sizeof(said));
-    ibx_text_sanitize(said);
-    fprintf(stderr, "%s, moved to %s: %s.\n", vm, record.uri, said);
-    heard.rc = ibx_migrate_query(&record, &options, &heard.answer, &heard.err);
-    say_answer(&heard);
-    if (!heard.rc &&
-        (heard.answer.state == IBX_ANSWER_RUNNING || heard.answer.state == IBX_ANSWER_COMPLETE)) {
-        ibx_cli_complain("not rolled back, since the VM would run twice: \"ib-migrate recover\" "
-                         "goes on with the move; to give up what it did there, end its QEMU first");
-        return MIGRATE_FAILED;
-    }
-    say_loss(&record, &heard);
+    ibx_cli_vm_name(&record, vm, sizeof(vm));
+    ibx_journal_say(&record, state, sizeof(state));
+    ibx_text_sanitize(state);
+    fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);
+    reply.rc = ibx_migrate_query(&record, &options, &reply.answer, &reply.err);
+    print_reply(&reply);
+    if (!reply.rc &&
+        (reply.answer.state == IBX_ANSWER_RUNNING || reply.answer.state == IBX_ANSWER_COMPLETE))
+        return fail("not rolled back, because the VM would run twice: \"ib-migrate recover\" "
+                    "continues the migration; to give up what the VM did there, end its QEMU "
+                    "first");
+    print_loss(&record, &reply);
     if (!agreed(args, vm))
         return MIGRATE_FAILED;
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
-        return complain(&err);
+        return fail(err.message);
     printf("%s: rolled back, it runs here again\n", vm);
     return MIGRATE_DONE;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What ib-migrate says of a move: the bar, a line a phase, the summary. Prints nothing itself. */
+/* What ib-migrate prints: messages, the progress bar, a line for each phase, the summary. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/clock.h"
@@ -9,6 +9,26 @@
 
 #define BAR_COLUMNS 20
 #define NS_PER_S    1000000000ull
+
+void ibx_cli_message(const char *message)
+{
+    fprintf(stderr, "ib-migrate: %s\n", message);
+}
+
+void ibx_cli_print_json(json_t *json)
+{
+    if (!json || json_dumpf(json, stdout, JSON_COMPACT) || putchar('\n') == EOF || fflush(stdout))
+        clearerr(stdout); /* the reader has gone; the migration continues */
+    json_decref(json);
+}
+
+int ibx_cli_flush(int status)
+{
+    if (!fflush(stdout) && !ferror(stdout))
+        return status;
+    ibx_cli_message("standard output could not be written");
+    return MIGRATE_FAILED;
+}
 
 /* ------------------------------------------------------------ figures */
 
@@ -51,7 +71,7 @@ static void clock_text(uint64_t seconds, char *out, size_t size)
         snprintf(out, size, "%u:%02u", (unsigned)(seconds / 60), (unsigned)(seconds % 60));
 }
 
-void ibx_cli_vm(const struct ibx_journal *record, char *out, size_t size)
+void ibx_cli_vm_name(const struct ibx_journal *record, char *out, size_t size)
 {
     const bool has_uuid = strspn(record->uuid, "0-") < strlen(record->uuid);
     if (record->name[0])
@@ -173,22 +193,22 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
                  s->ram_bytes ? ram : "");
         break;
     case IBX_PHASE_SWITCHING:
-        snprintf(out, size, "switching: the VM stands still");
+        snprintf(out, size, "switching: the VM is stopped");
         break;
     case IBX_PHASE_FILLING:
         if (s->pages && s->path[0])
             snprintf(out, size,
-                     "filling: the VM runs at the destination, %" PRIu64 " pages are to come "
-                     "over %s",
+                     "filling: the VM runs at the destination, %" PRIu64 " pages are missing, over "
+                     "%s",
                      pages_left(s), s->path);
-        else /* gone on with, and not looked yet at what is there */
+        else /* continued, and the pages are not counted yet */
             snprintf(out, size, "filling: the VM runs at the destination");
         break;
     case IBX_PHASE_BROKEN:
         if (s->message[0])
             snprintf(out, size, "broken: %s; connecting again", s->message);
         else
-            snprintf(out, size, "broken: the other side is not there yet");
+            snprintf(out, size, "broken: the other side has not connected yet");
         break;
     case IBX_PHASE_DONE:
         snprintf(out, size, "done: complete and confirmed");
@@ -238,8 +258,8 @@ static void put_total(FILE *out, const struct ibx_migrate_status *s)
     size_t used = (size_t)snprintf(text, sizeof(text), "%s", one);
     if (s->register_ns) {
         ibx_cli_duration(s->register_ns, one, sizeof(one));
-        snprintf(text + used, sizeof(text) - used, ", of it %s exposing memory before the stop",
-                 one);
+        snprintf(text + used, sizeof(text) - used,
+                 ", including %s to register memory before the stop", one);
     }
     put_line(out, "total time", text);
 }
@@ -263,7 +283,7 @@ static void put_faults(FILE *out, const struct ibx_migrate_status *s)
 static void put_memory(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[320], one[32];
-    snprintf(text, sizeof(text), "%" PRIu64 " of %" PRIu64 " (%" PRIu64 "%%), never on the wire",
+    snprintf(text, sizeof(text), "%" PRIu64 " of %" PRIu64 " (%" PRIu64 "%%), not sent",
              s->zero_pages, s->pages, s->zero_pages * 100 / s->pages);
     put_line(out, "zero pages", text);
     ibx_cli_bytes(s->bytes, one, sizeof(one));

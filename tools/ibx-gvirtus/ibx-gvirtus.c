@@ -186,6 +186,7 @@ int main(int argc, char **argv)
         {0},
     };
     static const struct ibx_tool_option options[] = {
+        {.help = "Options:"},
         {"home", "DIR", "The GVirtuS home [GVIRTUS_HOME]", TEXT(home)},
         {"slot", "SLOT",
          "oldtcp (free in every GVirtuS) or ib (replaces upstream's own RDMA communicator) "

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What ib-migrate says of a move: the bar fits, says what matters most, and never more than a line.
- */
+/* What ib-migrate prints: the bar fits into one line and keeps the most important figures. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <setjmp.h>
@@ -84,13 +83,13 @@ static void test_vm(void **state)
     (void)state;
     struct ibx_journal record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
     char text[128];
-    ibx_cli_vm(&record, text, sizeof(text));
+    ibx_cli_vm_name(&record, text, sizeof(text));
     is(text, "VM at /run/q");
     snprintf(record.uuid, sizeof(record.uuid), "10000000-0000-0000-0000-000000000000");
-    ibx_cli_vm(&record, text, sizeof(text));
+    ibx_cli_vm_name(&record, text, sizeof(text));
     is(text, "10000000-0000-0000-0000-000000000000");
     snprintf(record.name, sizeof(record.name), "web\033[2J");
-    ibx_cli_vm(&record, text, sizeof(text));
+    ibx_cli_vm_name(&record, text, sizeof(text));
     is(text, "web?[2J");
 }
 
@@ -192,8 +191,8 @@ static void test_phase_lines(void **state)
     char text[1024];
     snprintf(status.record.uri, sizeof(status.record.uri), "tcp://0.0.0.0:18600");
     ibx_cli_phase_line(&status, text, sizeof(text));
-    is(text, "filling: the VM runs at the destination, 750 pages are to come over verbs mlx5_0 "
-             "port 1");
+    is(text, "filling: the VM runs at the destination, 750 pages are missing, over verbs "
+             "mlx5_0 port 1");
     status.zero_pages = 300; /* the source knows them before the destination has counted any */
     ibx_cli_phase_line(&status, text, sizeof(text));
     says(text, " 700 pages");
@@ -209,7 +208,7 @@ static void test_phase_lines(void **state)
     is(text, "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
     ibx_cli_phase_line(&again, text, sizeof(text));
-    is(text, "broken: the other side is not there yet");
+    is(text, "broken: the other side has not connected yet");
     const char *const words[] = {"waiting", "preparing", "switching", "filling",
                                  "broken",  "done",      "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
@@ -247,9 +246,9 @@ static void test_summary(void **state)
     status.reconnects = 2;
     char *text = summary_of(&status);
     says(text, "downtime           12.3 ms (map 2.00 ms, resume 1.30 ms)\n");
-    says(text, "total time         4.31 s, of it 210 ms exposing memory before the stop\n");
+    says(text, "total time         4.31 s, including 210 ms to register memory before the stop\n");
     says(text, "faults             12, p50 45.6 us, p99 1.23 ms, max 4.10 ms, together 120 ms\n");
-    says(text, "zero pages         100 of 1000 (10%), never on the wire\n");
+    says(text, "zero pages         100 of 1000 (10%), not sent\n");
     says(text, "bytes on the wire  1000 KiB of pages over verbs mlx5_0 port 1\n");
     says(text, "device state       640 KiB\n");
     says(text, "source CPU         3.00 ms\n");

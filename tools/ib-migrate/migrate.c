@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* receive, send, recover and check. */
+#include "tools/ib-migrate/ib-migrate.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------ the end */
+
+/* Whether the VM runs at the destination, or may, and the two sides have not agreed on it yet. */
+static bool unfinished(const struct ibx_journal *record)
+{
+    return record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED ||
+           record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE;
+}
+
+static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
+{
+    char state[IBX_ERROR_MAX];
+    ibx_cli_message(err->message);
+    if (!last->record.written_s) /* nothing was begun */
+        return;
+    if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
+        ibx_journal_qemu_gone(&last->record)) /* the message says it; the VM runs nowhere */
+        return;
+    ibx_cli_vm_state(&last->record, state, sizeof(state));
+    ibx_cli_message(state);
+}
+
+static void print_success(const struct ibx_migrate_status *last)
+{
+    char vm[PATH_MAX], peer[sizeof(last->record.peer)];
+    ibx_cli_vm_name(&last->record, vm, sizeof(vm));
+    snprintf(peer, sizeof(peer), "%s", last->record.peer);
+    ibx_text_sanitize(peer);
+    printf("%s: migrated%s%s, complete and confirmed\n", vm,
+           !*peer         ? ""
+           : last->source ? " to "
+                          : " from ",
+           peer);
+    ibx_cli_summary(stdout, last);
+}
+
+static void print_summary(int rc, int status, const struct ibx_migrate_status *last,
+                          const struct ibx_error *err)
+{
+    json_t *summary = ibx_migrate_status_json(last);
+    if (!summary || json_object_set_new(summary, "complete", json_boolean(!rc)) ||
+        json_object_set_new(summary, "exit_status", json_integer(status)) ||
+        json_object_set_new(summary, "error", rc ? ibx_json_text(err->message) : json_null()))
+        ibx_cli_message("no memory for the summary");
+    ibx_cli_print_json(json_pack("{s:o}", "summary", summary));
+}
+
+/* Output that nobody reads does not change the exit status. */
+static int finish(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
+                  const struct ibx_error *err)
+{
+    const int status = !rc                         ? MIGRATE_DONE
+                       : unfinished(&last->record) ? MIGRATE_UNFINISHED
+                                                   : MIGRATE_FAILED;
+    if (args->json)
+        print_summary(rc, status, last, err);
+    if (rc)
+        print_failure(last, err);
+    else if (!args->json && !args->quiet)
+        print_success(last);
+    fflush(stdout);
+    return status;
+}
+
+/* ------------------------------------------------------------ receive, send */
+
+static int receive(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
+                   const struct ibx_journal *record, struct ibx_migrate_status *last,
+                   struct ibx_error *err)
+{
+    struct ibx_receive_options options = {
+        .qmp = args->qmp,
+        .listen = args->listen,
+        .folder = args->folder,
+        .transport = args->options,
+        .max_bandwidth = args->max_bandwidth,
+        .give_up_s = args->give_up_s,
+        .minor = args->minor,
+        .observer = *observer,
+    };
+    return record ? ibx_migrate_receive_again(&options, record, last, err)
+                  : ibx_migrate_receive(&options, last, err);
+}
+
+static int send(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
+                const struct ibx_journal *record, struct ibx_migrate_status *last,
+                struct ibx_error *err)
+{
+    struct ibx_send_options options = {
+        .qmp = args->qmp,
+        .uri = args->uri,
+        .folder = args->folder,
+        .transport = args->options,
+        .links = args->links,
+        .give_up_s = args->give_up_s,
+        .quit = args->quit,
+        .observer = *observer,
+    };
+    return record ? ibx_migrate_send_again(&options, record, last, err)
+                  : ibx_migrate_send(&options, last, err);
+}
+
+/* Runs one side to its end. `record`: of the migration to continue, or NULL. */
+static int migrate(const struct migrate_args *args, bool source, const struct ibx_journal *record)
+{
+    struct migrate_progress *progress;
+    struct ibx_migrate_observer observer;
+    struct ibx_error err = {0};
+    struct ibx_migrate_status last = {.source = source, .phase = IBX_PHASE_FAILED};
+    int rc = record ? 0 : ibx_cli_monitor_check(args, &err); /* the record has a lock */
+    if (!rc)
+        rc = ibx_cli_progress_start(args, &progress, &observer, &err);
+    if (!rc) {
+        rc = source ? send(args, &observer, record, &last, &err)
+                    : receive(args, &observer, record, &last, &err);
+        ibx_cli_progress_end(progress);
+    }
+    if (record && !last.record.state)
+        last.record = *record;
+    return finish(args, rc, &last, &err);
+}
+
+int ibx_cli_receive(const struct migrate_args *args)
+{
+    return migrate(args, false, NULL);
+}
+
+int ibx_cli_send(const struct migrate_args *args)
+{
+    return migrate(args, true, NULL);
+}
+
+/* ------------------------------------------------------------ recover */
+
+/* The unfinished migration of this monitor. A QEMU has one in each role when its VM was sent on
+ * before all pages had arrived; it waits for the later one. */
+static int find_unfinished(const struct migrate_args *args, struct ibx_journal *record,
+                           struct ibx_error *err)
+{
+    struct ibx_journal other;
+    struct ibx_error silent;
+    int rc = ibx_journal_find(args->folder, false, args->qmp, record, err);
+    if (rc && rc != -ENOENT)
+        return rc;
+    int rc2 = ibx_journal_find(args->folder, true, args->qmp, &other, &silent);
+    if (rc2 && rc2 != -ENOENT)
+        return ibx_error_set(err, rc2, "%s", silent.message);
+    if (!rc2 && (rc || other.written_s > record->written_s)) {
+        *record = other;
+        rc = 0;
+    }
+    if (rc)
+        ibx_error_set(err, rc,
+                      "there is no unfinished migration of the QEMU at %s recorded in %s: "
+                      "\"ib-migrate status\" shows the records",
+                      args->qmp, args->folder);
+    return rc;
+}
+
+static void use_key_file(struct migrate_args *args, const struct ibx_journal *record)
+{
+    if (!args->options.key_file[0])
+        snprintf(args->options.key_file, sizeof(args->options.key_file), "%s", record->key_file);
+}
+
+/* The newest migration from this monitor that is done: its destination may not know it yet. */
+static bool find_done(const struct migrate_args *args, struct ibx_journal *record)
+{
+    struct ibx_journal *all;
+    size_t count;
+    bool found = false;
+    if (ibx_journal_list(args->folder, &all, &count, NULL))
+        return false;
+    for (size_t i = 0; i < count && !found; i++) {
+        if (!all[i].source || all[i].state != IBX_JOURNAL_DONE ||
+            strcmp(all[i].qmp, args->qmp) != 0)
+            continue;
+        *record = all[i];
+        found = true;
+    }
+    free(all);
+    return found;
+}
+
+/* Confirms a migration that is done here to its destination once more. `none`: that there is no
+ * unfinished one. */
+static int confirm(const struct migrate_args *args, const struct ibx_journal *record,
+                   const struct ibx_error *none)
+{
+    struct ibx_error err = {0};
+    struct ibx_migrate_status last = {.source = true, .record = *record, .phase = IBX_PHASE_DONE};
+    char vm[PATH_MAX], text[PATH_MAX + 128];
+    if (args->uri)
+        snprintf(last.record.uri, sizeof(last.record.uri), "%s", args->uri);
+    last.began_ns = ibx_now_ns();
+    int rc = ibx_migrate_confirm(&last.record, &args->options, &err);
+    last.now_ns = ibx_now_ns();
+    if (rc) {
+        ibx_error_prefix(&err, rc,
+                         "%s. The last migration from there is done here. Its destination needs "
+                         "the confirmation only if ib-migrate status reports complete there: then "
+                         "start ib-migrate recover there first",
+                         none->message);
+        last.phase = IBX_PHASE_FAILED;
+        memcpy(last.message, err.message, sizeof(last.message));
+    } else if (args->quit && ibx_migrate_quit(record, &err)) {
+        ibx_error_prefix(&err, err.code, "QEMU (process %d) did not quit", (int)record->pid);
+    }
+    if (err.code)
+        ibx_cli_message(err.message);
+    ibx_cli_vm_name(record, vm, sizeof(vm));
+    snprintf(text, sizeof(text), "%s: migrated, complete, and the destination knows it", vm);
+    if (!rc && args->json)
+        ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
+    else if (!rc && !args->quiet)
+        printf("%s\n", text); /* it has no figures */
+    if (args->json)
+        print_summary(rc, rc ? MIGRATE_FAILED : MIGRATE_DONE, &last, &err);
+    fflush(stdout);
+    return rc ? MIGRATE_FAILED : MIGRATE_DONE;
+}
+
+int ibx_cli_recover(const struct migrate_args *given)
+{
+    static struct migrate_args args;
+    struct ibx_journal record;
+    struct ibx_error err = {0};
+    args = *given;
+    int rc = find_unfinished(&args, &record, &err);
+    const bool source = rc ? args.uri != NULL : record.source;
+    if (rc == -ENOENT && !args.listen && find_done(&args, &record)) {
+        use_key_file(&args, &record);
+        return confirm(&args, &record, &err);
+    }
+    if (!rc && record.source && args.listen)
+        rc = ibx_error_set(&err, -EINVAL,
+                           "this is the source of the migration: it takes the destination's URI, "
+                           "not --listen");
+    if (!rc && !record.source && args.uri)
+        rc =
+            ibx_error_set(&err, -EINVAL,
+                          "this is the destination of the migration: it takes --listen, not a URI");
+    if (rc) {
+        const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
+        return finish(&args, rc, &none, &err);
+    }
+    use_key_file(&args, &record);
+    return migrate(&args, record.source, &record);
+}
+
+/* ------------------------------------------------------------ check */
+
+static void print_blockers(const struct migrate_args *args, const struct ibx_blockers *blockers)
+{
+    const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
+    json_t *list = json_array();
+    if (!blockers->count && !args->json)
+        printf("the VM at %s can %s%s%s\n", args->qmp,
+               args->destination ? "receive" : "be migrated", args->uri ? " to " : "",
+               args->uri ? args->uri : "");
+    for (size_t i = 0; i < kept; i++) {
+        json_array_append_new(list, ibx_json_text(blockers->reasons[i]));
+        if (!args->json)
+            printf("%s\n", blockers->reasons[i]);
+    }
+    if (blockers->count > kept && !args->json)
+        printf("and %zu more\n", blockers->count - kept);
+    if (args->json)
+        ibx_cli_print_json(
+            json_pack("{s:b, s:O}", "movable", blockers->count == 0, "refusals", list));
+    json_decref(list);
+}
+
+int ibx_cli_check(const struct migrate_args *args)
+{
+    static struct ibx_blockers blockers;
+    struct ibx_error err = {0};
+    if (ibx_cli_monitor_check(args, &err) ||
+        ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
+                          &blockers, &err)) {
+        ibx_cli_message(err.message);
+        return MIGRATE_FAILED;
+    }
+    print_blockers(args, &blockers);
+    return ibx_cli_flush(blockers.count ? MIGRATE_FAILED : MIGRATE_DONE);
+}
