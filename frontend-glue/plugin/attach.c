@@ -16,27 +16,27 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LATER_LEAST (64u << 10) /* shorter copies are over before another thread has begun */
+#define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
 
-/* Held by the thread and by who attached it; either may be gone first. */
+/* Held by the thread and by the communicator; either may go first. */
 struct ibx_attachment {
     _Atomic(struct ibx_session *) session; /* NULL: detached */
     _Atomic unsigned users;
     pid_t process;
-    pthread_mutex_t closing; /* the session, at the end of the thread */
+    pthread_mutex_t closing; /* held while the session is closed at the end of the thread */
     atomic_bool ended;
-    bool preloaded;                 /* the session carries the thread's own calls, too */
+    bool preloaded;                 /* the session carries the thread's own copies too */
     struct ibx_request_watch watch; /* the thread's */
-    int stream_at;                  /* of the request in hand: see stream_at() */
-    bool selects;                   /* the request in hand is cudaSetDevice, not answered yet */
-    int device;                     /* that the thread has selected, -1: none */
+    int stream_at;                  /* of the current request: see stream_at() */
+    bool selects;                   /* the current request is cudaSetDevice, not answered yet */
+    int device;                     /* that the thread has selected, -1: not known */
 };
 
 static _Thread_local struct ibx_attachment *mine;
 static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
-static atomic_bool over_shm; /* the last connection is */
+static atomic_bool over_shm; /* the path of the last connection */
 
 static void drop(struct ibx_attachment *attachment)
 {
@@ -46,7 +46,7 @@ static void drop(struct ibx_attachment *attachment)
     free(attachment);
 }
 
-/* Another thread, which ends the process, may be about to destroy the session. */
+/* At the end of the process another thread may destroy the session meanwhile. */
 static void end_thread(void *argument)
 {
     struct ibx_attachment *attachment = argument;
@@ -61,8 +61,8 @@ static void end_thread(void *argument)
     drop(attachment);
 }
 
-/* The connection stays the parent's: GVirtuS makes another one for the child, whose thread has
- * another id. */
+/* The connection stays the parent's. The child's thread has another id, so GVirtuS connects anew.
+ */
 static void end_parent(void)
 {
     mine = NULL;
@@ -87,13 +87,13 @@ static bool is_over_shm(const struct ibx_session *session)
 
 /* ------------------------------------------------------------------ GVirtuS's requests */
 
-/* Where a request names the stream that it is about: an offset in its body, or one of these. */
-#define NO_STREAM   (-1) /* it asks for nothing that copies could change */
+/* Where a request holds its stream: an offset in its body, or one of these. */
+#define NO_STREAM   (-1) /* copies under way make no difference to it */
 #define LAST_STREAM (-2) /* the body's last bytes */
 #define ANY_STREAM  (-3)
 
-/* An event is recorded when the copies before it are over: so to ask for it is to ask for no
- * stream. */
+/* An event is recorded when the copies before it have ended, so calls about events have no stream.
+ */
 static int stream_at(const char *name)
 {
     static const struct {
@@ -131,7 +131,7 @@ static int stream_at(const char *name)
     return ANY_STREAM;
 }
 
-/* A request's name has come, or all or some of its body. */
+/* `bytes` are a request's name, or its body or a part of that. */
 static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *bytes, size_t n)
 {
     const struct ibx_request_watch *watch = &attachment->watch;
@@ -151,7 +151,7 @@ static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *by
     ibx_async_copy_wait(there ? ibx_get_u64(&r) : 0);
 }
 
-void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, size_t n)
+void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
     static const char capture[] = "cudaStreamBeginCapture";
     if (!attachment || !attachment->preloaded || !n)
@@ -166,8 +166,8 @@ void ibx_attachment_note(struct ibx_attachment *attachment, const void *bytes, s
         ibx_async_copy_forget_failures();
 }
 
-/* A reply begins with the exit code: a device that there is not has not been selected. */
-void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
+/* A reply begins with the exit code: it says whether the device was selected. */
+void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
     if (!attachment || !attachment->selects)
         return;
@@ -179,12 +179,13 @@ void ibx_attachment_note_read(struct ibx_attachment *attachment, const void *byt
 
 /* ---------------------------------------------------------------------- the preload's calls */
 
-/* Whether the copy is run in the background. */
-static bool run_later(const struct ibx_session *session, const struct ibx_frontend_copy *copy)
+/* False: the copy has to be run here. */
+static bool run_in_background(const struct ibx_session *session,
+                              const struct ibx_frontend_copy *copy)
 {
     return copy->async && copy->pinned && !copy->lasting &&
            copy->stream > IBX_ASYNC_COPY_STREAM_SPECIAL &&
-           (copy->n >= LATER_LEAST || ibx_async_copy_pending(copy->stream)) &&
+           (copy->n >= BACKGROUND_LEAST || ibx_async_copy_pending(copy->stream)) &&
            ibx_async_copy_start(session, copy, mine->device);
 }
 
@@ -194,9 +195,9 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     struct ibx_frontend_copy copy = *wish;
     if (!session)
         return -ENOTCONN;
-    /* Only there does it help the back end. */
+    /* Over shm only, the back end maps such memory. */
     copy.lasting = copy.lasting && is_over_shm(session);
-    if (run_later(session, &copy)) {
+    if (run_in_background(session, &copy)) {
         *exit_code = 0;
         return 0;
     }
@@ -225,7 +226,7 @@ static void *map(size_t n)
     return NULL;
 }
 
-/* Over shm where the back end sees it; elsewhere of the kind whose registrations can be cached. */
+/* Over shm memory that the back end maps; elsewhere memory whose registration can be cached. */
 static void *allocate(size_t n)
 {
     void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// libgvirtus-communicators-rdma.so: translates between GVirtuS's C++ interface
-// (generations G2 to G5) and session.h, and does nothing else.
+// libgvirtus-communicators-rdma.so: translates between GVirtuS's C++ interface (generations G2 to
+// G5) and session.h, and does nothing else.
 //
-// The classes below repeat GVirtuS's binary interface: the order of virtual
-// functions and the places of an endpoint's fields (libstdc++'s cxx11 ABI). No
-// header and no symbol of GVirtuS is needed, so one binary serves every
-// generation. An endpoint is told apart by its suite(), never by dynamic_cast,
-// which would need GVirtuS's type information.
+// The classes below repeat GVirtuS's binary interface: the order of virtual functions and the
+// offsets of an endpoint's fields (libstdc++'s cxx11 ABI). No header and no symbol of GVirtuS is
+// needed, so one binary serves every generation. suite() tells the kind of an endpoint;
+// dynamic_cast would need GVirtuS's type information.
 
 #include <cstdint>
 #include <cstdlib>
@@ -79,8 +78,7 @@ using gvirtus::communicators::AddressEndpoint;
 using gvirtus::communicators::Communicator;
 using gvirtus::communicators::Endpoint;
 
-// For Connect and create_communicator only. G3 catches std::string, G5 std::exception: this is
-// both.
+// Thrown by Connect and create_communicator only. G3 catches std::string, G5 std::exception.
 class Failure : public std::string, public std::exception
 {
   public:
@@ -88,8 +86,8 @@ class Failure : public std::string, public std::exception
     const char *what() const noexcept override { return c_str(); }
 };
 
-// Said here as well: a front end of G3 ends in a crash of its own, with GVirtuS's words still in a
-// buffer wherever standard output is no terminal.
+// Logs too: a front end of G3 crashes on the exception, with GVirtuS's message still in the buffer
+// of standard output where that is no terminal.
 [[noreturn]] void fail(const ibx_error &err)
 {
     ibx_log(IBX_LOG_ERROR, "%s", err.message);
@@ -108,8 +106,8 @@ class RdmaCommunicator final : public Communicator
         ibx_session_destroy(session);
     }
 
-    // In the back end's forked child, where an exception would end in abort(3): the sentence and
-    // an exit status serve its operator better.
+    // Runs in the back end's forked child, where an exception would end in abort(3). A message and
+    // an exit status serve the operator better.
     void Serve() override
     {
         ibx_error err{};
@@ -143,7 +141,7 @@ class RdmaCommunicator final : public Communicator
         if (!size || !session)
             return 0;
         if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
-            ibx_attachment_note_read(attachment, buffer, size);
+            ibx_attachment_on_read(attachment, buffer, size);
             return size;
         }
         if (server)
@@ -157,7 +155,7 @@ class RdmaCommunicator final : public Communicator
     {
         if (ibx_attachment_ended(attachment))
             begin_anew();
-        ibx_attachment_note(attachment, buffer, size);
+        ibx_attachment_on_write(attachment, buffer, size);
         if (session)
             ibx_session_write(session, buffer, size);
         return size;
@@ -175,14 +173,14 @@ class RdmaCommunicator final : public Communicator
             ibx_session_close(session);
     }
 
-    // The back end reads a routine's name byte by byte for this answer; others end its child.
+    // With this answer the back end reads a routine's name byte by byte; others end its child.
     std::string to_string() override { return "tcpcommunicator"; }
 
     void run() override {}
 
   private:
-    // GVirtuS knows a thread by its number, which the system gives out again. A failure shows in
-    // the next Read.
+    // GVirtuS knows a thread by its number, which the system uses again. A failure shows in the
+    // next Read.
     void begin_anew()
     {
         ibx_error err{};
@@ -202,9 +200,9 @@ class RdmaCommunicator final : public Communicator
     }
 
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
-    // GVirtuS ignores the 0, runs the routine on what its buffer happens to hold and can take every
-    // other client down with it; so the thread, which serves only this client, ends here. GVirtuS
-    // never deletes what Accept gave it, so all but this object goes now.
+    // GVirtuS ignores the 0 and runs the routine on whatever its buffer holds, which can end every
+    // other client; so the thread, which serves only this client, ends here. GVirtuS never deletes
+    // what Accept returned, so everything but this object is freed now.
     std::size_t server_ended()
     {
         bool in_frame = ibx_session_in_frame(session);
@@ -227,8 +225,8 @@ class RdmaCommunicator final : public Communicator
 #pragma clang diagnostic ignored "-Wreturn-type-c-linkage"
 #endif
 
-// Called by GVirtuS in the parent of what serves later, and on the client inside a static
-// initialiser: reads the configuration and touches nothing else.
+// GVirtuS calls it in the parent of the serving process, and on the client inside a static
+// initialiser: so it only reads the configuration.
 extern "C" __attribute__((visibility("default"))) std::shared_ptr<Communicator>
 create_communicator(std::shared_ptr<Endpoint> endpoint)
 {
@@ -246,7 +244,6 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
         ibx_session_create(config->uri, &config->options, &session, &err))
         fail(err);
     ibx_session_set_gpu(session, &config->gpu);
-    // "server" only decides how failures of this object are told; the listening one has none to
-    // tell.
+    // "server" only decides how a Read reports failures, and the listening object never reads.
     return std::make_shared<RdmaCommunicator>(session, false);
 }

@@ -18,7 +18,7 @@
 #define TUNING       "ibx-tuning.properties"
 #define NONE         "none" /* as a value of rdma.tuning */
 
-/* What rdma.memory has to know of the other keys. */
+/* rdma.memory depends on which other keys are given. */
 struct memory_bound {
     const struct ibx_property *memory;
     bool slots_given, message_given;
@@ -26,26 +26,20 @@ struct memory_bound {
 
 /* ------------------------------------------------------------ finding the file */
 
-enum place { PLACE_TAKEN, PLACE_EMPTY, PLACE_BAD };
-
-/* Puts "DIR/TAIL" into config->file if there is such a file. */
-static enum place try_file(struct ibx_glue_config *config, const char *dir, size_t dir_length,
-                           const char *tail, struct ibx_error *err)
+/* Puts "DIR TAIL" into config->file if there is such a file; 1: there is none. */
+static int try_file(struct ibx_glue_config *config, const char *dir, size_t dir_length,
+                    const char *tail, struct ibx_error *err)
 {
     int n = snprintf(config->file, sizeof(config->file), "%.*s%s", (int)dir_length, dir, tail);
-    if (n < 0 || (size_t)n >= sizeof(config->file)) {
-        ibx_error_set(err, -ENAMETOOLONG, "the path %.64s... of gvirtus.properties is too long",
-                      dir);
-        return PLACE_BAD;
-    }
+    if (n < 0 || (size_t)n >= sizeof(config->file))
+        return ibx_error_set(err, -EINVAL, "the path %.64s... of gvirtus.properties is too long",
+                             dir);
     if (!access(config->file, F_OK))
-        return PLACE_TAKEN;
-    if (errno == ENOENT || errno == ENOTDIR) {
-        config->file[0] = '\0';
-        return PLACE_EMPTY;
-    }
-    ibx_error_set(err, -errno, "cannot look at %s: %s", config->file, strerror(errno));
-    return PLACE_BAD;
+        return 0;
+    if (errno != ENOENT && errno != ENOTDIR)
+        return ibx_error_set(err, -EINVAL, "cannot look at %s: %s", config->file, strerror(errno));
+    config->file[0] = '\0';
+    return 1;
 }
 
 static const char *environment(const char *name)
@@ -54,70 +48,67 @@ static const char *environment(const char *name)
     return value && *value ? value : NULL;
 }
 
-/* The named file, which has to exist. */
-static int take_named(struct ibx_glue_config *config, const char *variable, const char *file,
-                      struct ibx_error *err)
-{
-    enum place place = try_file(config, file, strlen(file), "", err);
-    if (place == PLACE_EMPTY)
-        return ibx_error_set(err, -ENOENT,
-                             "%s names %s, and there is no such file: correct it or "
-                             "unset it",
-                             variable, file);
-    return place == PLACE_TAKEN ? 0 : -EINVAL;
-}
-
-/* `own_file`: what classic GVirtuS reads, or NULL; `beside`: properties.json, or NULL. */
+/* `own_file`: what classic GVirtuS reads, or NULL; `beside`: properties.json, or NULL. No file at
+ * all is fine. */
 static int find_file(struct ibx_glue_config *config, const char *own_file, const char *beside,
                      struct ibx_error *err)
 {
     const char *named = environment("GVIRTUS_RDMA_PROPERTIES");
-    if (named)
-        return take_named(config, "GVIRTUS_RDMA_PROPERTIES", named, err);
-    enum place place = PLACE_EMPTY;
+    const char *home = environment("GVIRTUS_HOME");
+    int rc = 1;
+    if (named) {
+        rc = try_file(config, named, strlen(named), "", err);
+        return rc <= 0 ? rc
+                       : ibx_error_set(err, -ENOENT,
+                                       "GVIRTUS_RDMA_PROPERTIES names %s, and there is no such "
+                                       "file: correct it or unset it",
+                                       named);
+    }
     if (own_file)
-        place = try_file(config, own_file, strlen(own_file), "", err);
-    if (place == PLACE_EMPTY && beside) {
+        rc = try_file(config, own_file, strlen(own_file), "", err);
+    if (rc > 0 && beside) {
         const char *slash = strrchr(beside, '/');
         size_t dir_length = slash ? (size_t)(slash - beside) + 1 : 0;
-        place = try_file(config, beside, dir_length, "gvirtus.properties", err);
+        rc = try_file(config, beside, dir_length, "gvirtus.properties", err);
     }
-    const char *home = environment("GVIRTUS_HOME");
-    if (place == PLACE_EMPTY && home)
-        place = try_file(config, home, strlen(home), "/etc/gvirtus.properties", err);
-    if (place == PLACE_EMPTY)
-        place = try_file(config, "", 0, "/etc/gvirtus/gvirtus.properties", err);
-    return place == PLACE_BAD ? -EINVAL : 0;
+    if (rc > 0 && home)
+        rc = try_file(config, home, strlen(home), "/etc/gvirtus.properties", err);
+    if (rc > 0)
+        rc = try_file(config, "", 0, "/etc/gvirtus/gvirtus.properties", err);
+    return rc > 0 ? 0 : rc;
 }
 
 /* -------------------------------------------------------------------- the keys */
 
+/* The index of `value` among `names`. */
+static int one_of(const char *const *names, unsigned count, const char *key, const char *value,
+                  const char *accepted, struct ibx_error *err)
+{
+    for (unsigned i = 0; i < count; i++) {
+        if (!strcmp(value, names[i]))
+            return (int)i;
+    }
+    return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not accepted: give %s", key, value,
+                         accepted);
+}
+
 static int set_log(const char *value, struct ibx_error *err)
 {
     static const char *const names[] = {"error", "warn", "info", "debug"};
-    for (int i = 0; i <= IBX_LOG_DEBUG; i++) {
-        if (strcmp(value, names[i]))
-            continue;
-        if (!environment("IBX_LOG"))
-            ibx_log_set_level((enum ibx_log_level)i);
-        return 0;
-    }
-    return ibx_error_set(err, -EINVAL,
-                         "log: \"%.64s\" is not accepted: give error, warn, info or debug", value);
+    int level = one_of(names, 4, "log", value, "error, warn, info or debug", err);
+    if (level >= 0 && !environment("IBX_LOG"))
+        ibx_log_set_level((enum ibx_log_level)level);
+    return level < 0 ? level : 0;
 }
 
 static int set_gpu(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
     static const char *const names[] = {
         [IBX_GPU_OFF] = "off", [IBX_GPU_AUTO] = "auto", [IBX_GPU_ON] = "on"};
-    for (int i = IBX_GPU_OFF; i <= IBX_GPU_ON; i++) {
-        if (strcmp(value, names[i]))
-            continue;
-        config->gpu.mode = (enum ibx_gpu_mode)i;
-        return 0;
-    }
-    return ibx_error_set(err, -EINVAL, "gpu: \"%.64s\" is not accepted: give auto, on or off",
-                         value);
+    int mode = one_of(names, 3, "gpu", value, "auto, on or off", err);
+    if (mode >= 0)
+        config->gpu.mode = (enum ibx_gpu_mode)mode;
+    return mode < 0 ? mode : 0;
 }
 
 static int set_gpu_memory(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
@@ -127,7 +118,7 @@ static int set_gpu_memory(struct ibx_glue_config *config, const char *value, str
     if (rc)
         return rc;
     if (bytes < IBX_GLUE_GPU_MEMORY_MIN)
-        return ibx_error_set(err, -EINVAL, "gpu_memory: \"%.64s\" is too little: give 1M or more",
+        return ibx_error_set(err, -EINVAL, "gpu_memory: \"%.64s\" is too small: give 1M or more",
                              value);
     config->gpu.memory = bytes;
     return 0;
@@ -145,7 +136,7 @@ static int set_gpu_threads(struct ibx_glue_config *config, const char *value, st
     return 0;
 }
 
-/* A relative path counts from the properties file, since applications run anywhere. */
+/* A relative path starts at the properties file, since applications run in any directory. */
 static void resolve(const struct ibx_glue_config *config, const char *value,
                     char path[2 * PATH_MAX])
 {
@@ -164,7 +155,7 @@ static int set_path(struct ibx_glue_config *config, const char *key, const char 
     return ibx_options_set(&config->options, key, path, err);
 }
 
-/* What it says is read when all keys have been. */
+/* The file is read after all keys. */
 static int set_tuning(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
     char path[2 * PATH_MAX];
@@ -180,7 +171,7 @@ static int set_tuning(struct ibx_glue_config *config, const char *value, struct 
     return 0;
 }
 
-/* To our callers -ENOENT means a missing file; an option that does not exist is bad input. */
+/* To our callers -ENOENT means a missing file; an unknown option is bad input. */
 static int unknown_is_bad(int rc, struct ibx_error *err)
 {
     if (rc != -ENOENT)
@@ -191,8 +182,8 @@ static int unknown_is_bad(int rc, struct ibx_error *err)
 }
 
 /* One entry whose key is "rdma.KEY". */
-static int apply_key(struct ibx_glue_config *config, const char *key, const char *value,
-                     struct ibx_error *err)
+static int set_key(struct ibx_glue_config *config, const char *key, const char *value,
+                   struct ibx_error *err)
 {
     if (!strcmp(key, "log"))
         return set_log(value, err);
@@ -215,8 +206,8 @@ static int apply_key(struct ibx_glue_config *config, const char *key, const char
     return unknown_is_bad(rc, err);
 }
 
-/* Lowers slots, then message, until no provider's message buffers take more than the limit; not
- * those given by the user. */
+/* Lowers slots, then message, until no provider's message buffers exceed the limit. A number that
+ * the user has given stays. */
 static int bound_memory(struct ibx_glue_config *config, const struct memory_bound *bound,
                         struct ibx_error *err)
 {
@@ -242,12 +233,6 @@ static int bound_memory(struct ibx_glue_config *config, const struct memory_boun
         bound->memory->value, options->slots, options->message, least);
 }
 
-static int blame(const struct ibx_glue_config *config, const struct ibx_property *entry, int rc,
-                 struct ibx_error *err)
-{
-    return ibx_properties_prefix(config->file, entry, rc, err);
-}
-
 static int apply_entries(struct ibx_glue_config *config, const struct ibx_properties *properties,
                          struct ibx_error *err)
 {
@@ -263,19 +248,19 @@ static int apply_entries(struct ibx_glue_config *config, const struct ibx_proper
         else if (!strcmp(key, "memory"))
             bound.memory = entry;
         else
-            rc = apply_key(config, key, entry->value, err);
+            rc = set_key(config, key, entry->value, err);
         if (rc)
-            return blame(config, entry, rc, err);
+            return ibx_properties_prefix(config->file, entry, rc, err);
         bound.slots_given |= !strcmp(key, "slots");
         bound.message_given |= !strcmp(key, "message");
     }
     int rc = bound.memory ? bound_memory(config, &bound, err) : 0;
-    return rc ? blame(config, bound.memory, rc, err) : 0;
+    return rc ? ibx_properties_prefix(config->file, bound.memory, rc, err) : 0;
 }
 
 /* --------------------------------------------------------------------- the URI */
 
-/* Takes a URI that has been checked in every part, its query too. */
+/* Checks every part of the URI, its query too. */
 static int set_uri(struct ibx_glue_config *config, const char *text, struct ibx_error *err)
 {
     struct ibx_uri uri;
@@ -322,10 +307,10 @@ static int set_endpoint(struct ibx_glue_config *config, const char *host, uint16
     return set_uri(config, text, err);
 }
 
-/* ------------------------------------------------------------------- the choices */
+/* ------------------------------------------------------------------- rdma.tuning */
 
-/* NONE too. */
-static void tuning_place(const struct ibx_glue_config *config, char file[2 * PATH_MAX])
+/* May be NONE. */
+static void tuning_path(const struct ibx_glue_config *config, char file[2 * PATH_MAX])
 {
     const char *home = environment("GVIRTUS_HOME");
     if (config->tuning[0])
@@ -337,19 +322,19 @@ static void tuning_place(const struct ibx_glue_config *config, char file[2 * PAT
                  home ? "/etc" : "/etc/gvirtus");
 }
 
-/* `entry` is the key's, or NULL: then there need be no file. */
+/* `entry` is the key's, or NULL: then the file may be missing. */
 static int take_tuning(struct ibx_glue_config *config, const struct ibx_property *entry,
                        struct ibx_error *err)
 {
     char file[2 * PATH_MAX];
     struct ibx_error why = {0};
-    tuning_place(config, file);
+    tuning_path(config, file);
     int rc = strcmp(file, NONE) ? ibx_tuning_load(file, &config->gpu.tuning, &why) : 0;
     if (!rc)
         return 0;
-    if (!entry) { /* nobody asked for it here, and front ends do without */
+    if (!entry) { /* it is not asked for, and front ends do not need it */
         if (rc != -ENOENT && rc != -ENOTDIR)
-            ibx_log(IBX_LOG_WARN, "copies take the usual ways: %s", why.message);
+            ibx_log(IBX_LOG_WARN, "copies take the usual paths: %s", why.message);
         return 0;
     }
     ibx_error_set(err, rc, "%s", why.message);
@@ -358,7 +343,7 @@ static int take_tuning(struct ibx_glue_config *config, const struct ibx_property
     ibx_error_set(err, -EINVAL,
                   "tuning: there is no file %.256s: correct it, or measure by \"ib-bw tune\"",
                   file);
-    return blame(config, entry, -EINVAL, err);
+    return ibx_properties_prefix(config->file, entry, -EINVAL, err);
 }
 
 int ibx_glue_tuning_file(char out[PATH_MAX], struct ibx_error *err)
@@ -374,12 +359,12 @@ int ibx_glue_tuning_file(char out[PATH_MAX], struct ibx_error *err)
     if (entry) {
         rc = set_tuning(&config, entry->value, err);
         if (rc)
-            blame(&config, entry, rc, err);
+            ibx_properties_prefix(config.file, entry, rc, err);
     }
     ibx_properties_fini(&properties);
     if (rc)
         return rc;
-    tuning_place(&config, file);
+    tuning_path(&config, file);
     if (strlen(file) >= PATH_MAX)
         return ibx_error_set(err, -ENAMETOOLONG, "the path %.64s... of " TUNING " is too long",
                              file);
@@ -401,7 +386,7 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
     if (!rc && with_uri && entry && *entry->value) {
         rc = set_uri(config, entry->value, err);
         if (rc)
-            blame(config, entry, rc, err);
+            ibx_properties_prefix(config->file, entry, rc, err);
         config->uri_line = entry->line;
     }
     if (!rc)
@@ -410,14 +395,25 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
     return rc;
 }
 
+/* `communicator`: what classic GVirtuS has read, NULL: the file's or the endpoint's counts. */
+static int load(struct ibx_glue_config *config, const char *own_file, const char *beside,
+                const char *communicator, struct ibx_error *err)
+{
+    *config =
+        (struct ibx_glue_config){.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
+    ibx_options_init(&config->options);
+    int rc = find_file(config, own_file, beside, err);
+    if (rc)
+        return rc;
+    rc = config->file[0] ? read_file(config, !communicator, err) : take_tuning(config, NULL, err);
+    return rc || !communicator ? rc : set_uri(config, communicator, err);
+}
+
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
-    ibx_options_init(&found.options);
-    int rc = find_file(&found, NULL, environment("GVIRTUS_CONFIG"), err);
-    if (!rc)
-        rc = found.file[0] ? read_file(&found, true, err) : take_tuning(&found, NULL, err);
+    struct ibx_glue_config found;
+    int rc = load(&found, NULL, environment("GVIRTUS_CONFIG"), NULL, err);
     if (!rc && !found.uri[0])
         rc = set_endpoint(&found, endpoint_host, endpoint_port, err);
     if (!rc)
@@ -428,13 +424,8 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err)
 {
-    struct ibx_glue_config found = {.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
-    ibx_options_init(&found.options);
-    int rc = find_file(&found, own_file, NULL, err);
-    if (!rc)
-        rc = found.file[0] ? read_file(&found, false, err) : take_tuning(&found, NULL, err);
-    if (!rc)
-        rc = set_uri(&found, communicator, err);
+    struct ibx_glue_config found;
+    int rc = load(&found, own_file, NULL, communicator, err);
     if (!rc)
         *config = found;
     return rc;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/classic/classic_patch.h"
+#include "frontend-glue/classic/patch.h"
 
 #include <dlfcn.h>
 #include <errno.h>

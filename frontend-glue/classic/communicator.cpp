@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// libibx-gvirtus-classic.so: preloaded (LD_PRELOAD) into classic GVirtuS (G1), it adds rdma://,
-// verbs:// and ofi:// to Communicator::Get. Other communicators still come from GVirtuS itself.
+// classic/: libibx-gvirtus-classic.so, preloaded (LD_PRELOAD) into classic GVirtuS (G1). It adds
+// rdma://, verbs:// and ofi:// to Communicator::Get. Other communicators still come from GVirtuS.
 //
 //   front end   its shared library calls Get through the PLT: the symbol below wins
-//   back end    the executable calls its own Get directly: a jump is written over it
+//   back end    the executable calls its own Get directly: patch.c writes a jump over it
 //
-// The class repeats classic GVirtuS's binary interface (the order of virtual functions), and only
-// `const char *` is ever thrown, which is all that classic GVirtuS catches.
+// The class repeats classic GVirtuS's binary interface (the order of virtual functions). It throws
+// `const char *` only, since classic GVirtuS catches nothing else.
 
 #include <atomic>
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 extern "C" {
 #include "common/log.h"
-#include "frontend-glue/classic/classic_patch.h"
+#include "frontend-glue/classic/patch.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
 }
@@ -51,7 +51,7 @@ class ClassicCommunicator
     ClassicCommunicator(const ClassicCommunicator &) = delete;
     ClassicCommunicator &operator=(const ClassicCommunicator &) = delete;
 
-    // From here on the order is GVirtuS's.
+    // From here on GVirtuS defines the order.
     virtual ~ClassicCommunicator() { ibx_session_destroy(session); }
 
     virtual void Serve()
@@ -63,7 +63,7 @@ class ClassicCommunicator
             nullptr, [] { forks++; }, nullptr);
     }
 
-    // Runs in the parent, which then forks a child to use what is returned.
+    // Runs in the parent, which then forks a child that uses the returned object.
     virtual const ClassicCommunicator *Accept() const
     {
         drop_forked();
@@ -119,8 +119,8 @@ class ClassicCommunicator
     }
 
   private:
-    // In the parent: a connection that a child took over in a fork stays open, for the client too,
-    // as long as the parent holds its copy of the socket.
+    // In the parent: frees connections that a child has got by a fork. The parent's copies of their
+    // sockets would keep them open, for the client too.
     void drop_forked() const
     {
         children.remove_if([](ClassicCommunicator *child) {
@@ -132,7 +132,7 @@ class ClassicCommunicator
         });
     }
 
-    // In the child, at its first read: it serves this client and listens no more.
+    // In the child, at its first read: it serves this client and stops listening.
     void take_over()
     {
         used = true;
@@ -141,8 +141,8 @@ class ClassicCommunicator
     }
 
     // Between requests a read of 0 ends the child and nothing else. Inside a request GVirtuS
-    // ignores the 0 and runs the routine on what its buffer happens to hold; so who serves this
-    // client, a process or in older versions a thread, ends here.
+    // ignores the 0 and runs the routine on whatever its buffer holds; so the process (in older
+    // versions the thread) that serves this client ends here.
     std::size_t server_ended()
     {
         if (!session)
@@ -168,8 +168,8 @@ class ClassicCommunicator
 
 // ------------------------------------------------------------------------------ Communicator::Get
 
-// With the std::string of today (cxx11) and of before. Both begin with a pointer to their
-// NUL-terminated characters, so neither type has to be known here.
+// For both ABIs of std::string, cxx11 and the one before. Either type begins with a pointer to its
+// NUL-terminated characters; no more has to be known here.
 constexpr const char *get_symbols[] = {
     "_ZN12Communicator3GetERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
     "_ZN12Communicator3GetERKSs",
@@ -201,7 +201,7 @@ void *make(const char *communicator, bool back_end)
     return new ClassicCommunicator(session, false);
 }
 
-// The executable's own Get, with the jump lifted meanwhile.
+// Calls the executable's own Get, with the jump removed meanwhile.
 void *call_patched(const ibx_classic_patch &patch, const void *string)
 {
     static std::mutex one_at_a_time;
@@ -217,7 +217,7 @@ void *call_patched(const ibx_classic_patch &patch, const void *string)
     return reinterpret_cast<Get *>(patch.function)(string);
 }
 
-// The Get of the library that called: dlsym(RTLD_NEXT) would not find it when that library was
+// The Get of the calling library. dlsym(RTLD_NEXT) alone does not find it in a library that was
 // loaded with RTLD_LOCAL.
 Get *original_of(const void *caller, const char *symbol, const void *self)
 {
@@ -249,8 +249,8 @@ void *get(unsigned abi, const void *string, const void *caller, const void *self
 
 } // namespace
 
-// The code has a hidden name besides the exported one, since in a back end the exported one means
-// the executable's.
+// The functions have hidden names too, since in a back end the exported name means the
+// executable's.
 extern "C" __attribute__((visibility("hidden"))) void *ibx_classic_get_cxx11(const void *string)
 {
     return get(0, string, __builtin_return_address(0),
@@ -270,9 +270,8 @@ EXPORTED __attribute__((alias("ibx_classic_get_cxx11"))) Get exported_get_cxx11 
 EXPORTED __attribute__((alias("ibx_classic_get_old")))
 Get exported_get_old __asm__("_ZN12Communicator3GetERKSs");
 
-// Runs before the executable's own constructors and main, while there is one thread. A front end
-// may call Get even before: there nothing is patched, and all of the above is initialised
-// statically.
+// Runs before the executable's constructors and main, while there is one thread. A front end may
+// call Get earlier: nothing is patched there, and all of the above is initialised statically.
 __attribute__((constructor)) static void begin(int argc, char **argv)
 {
     Get *const replacements[] = {ibx_classic_get_cxx11, ibx_classic_get_old};
