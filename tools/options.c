@@ -112,7 +112,7 @@ static int take_value(const struct ibx_tool_option *option, const char *text, vo
     case IBX_TOOL_OWN:
         break;
     }
-    return option->take(args, text, err);
+    return option->take(at, text, err);
 }
 
 /* -------------------------------------------------------- which commands there are */

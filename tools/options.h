@@ -43,9 +43,9 @@ struct ibx_tool_option {
     enum ibx_tool_type type;
     size_t at; /* offset in the struct of arguments */
     unsigned long min, max;
-    /* Takes a value; `args` is the whole struct. A negative errno with a sentence in `err`, which
-     * names neither the tool nor the option. */
-    int (*take)(void *args, const char *text, struct ibx_error *err);
+    /* IBX_TOOL_OWN: takes a value into what is at the offset. A negative errno with a sentence in
+     * `err`, which names neither the tool nor the option. */
+    int (*take)(void *at, const char *text, struct ibx_error *err);
 };
 
 /* Options that several tools have; TYPE is the struct of arguments, its member is `options`. */

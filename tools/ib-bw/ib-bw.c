@@ -66,9 +66,10 @@ static bool path_known(const char *name, size_t n)
     return false;
 }
 
-static int check_paths(const char *list, struct ibx_error *err)
+static int take_paths(void *at, const char *text, struct ibx_error *err)
 {
-    for (const char *p = list;; p++) {
+    *(const char **)at = text;
+    for (const char *p = text;; p++) {
         size_t n = strcspn(p, ",");
         if (!path_known(p, n))
             return ibx_error_set(err, -EINVAL, "\"%.*s\" is not one of shm, verbs, ofi, tcp, stock",
@@ -79,22 +80,16 @@ static int check_paths(const char *list, struct ibx_error *err)
     }
 }
 
-static int take_paths(void *args, const char *text, struct ibx_error *err)
+/* A file that cannot be made is an error now, and not after the measurement. */
+static int take_json(void *at, const char *text, struct ibx_error *err)
 {
-    ((struct bw_args *)args)->paths = text;
-    return check_paths(text, err);
-}
-
-/* A file that cannot be made is told now, and not when all has been measured. */
-static int take_json(void *args, const char *text, struct ibx_error *err)
-{
-    ((struct bw_args *)args)->json = text;
+    *(const char **)at = text;
     return strcmp(text, "-") ? ibx_bw_file_check(text, err) : 0;
 }
 
-static int take_plot(void *args, const char *text, struct ibx_error *err)
+static int take_plot(void *at, const char *text, struct ibx_error *err)
 {
-    ((struct bw_args *)args)->plot = text;
+    *(const char **)at = text;
     int rc = ibx_bw_plot_check(text, err);
     return rc ? rc : ibx_bw_file_check(text, err);
 }
@@ -131,16 +126,16 @@ static const struct ibx_tool_option options[] = {
     {"long", NULL, "One line for a path, with the 99th percentile", MEASURE, IBX_TOOL_FLAG,
      AT(line_a_path)},
     {"json", "FILE", "Results as JSON; \"-\": on standard output, instead of the table", MEASURE,
-     IBX_TOOL_OWN, .take = take_json},
+     IBX_TOOL_OWN, AT(json), .take = take_json},
     {"plot", "FILE", "Results as FILE.svg or FILE.png, drawn by gnuplot", MEASURE, IBX_TOOL_OWN,
-     .take = take_plot},
+     AT(plot), .take = take_plot},
     {.help = "run and serve:"},
     {"stock", "[HOST:]PORT",
      "serve: answer GVirtuS's own TCP communicator there too, which knows no keys [127.0.0.1]; "
      "run: compare with it",
      SERVE | RUN, IBX_TOOL_TEXT, AT(stock)},
     {.help = "self:"},
-    {"paths", "LIST", "Of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN,
+    {"paths", "LIST", "Of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN, AT(paths),
      .take = take_paths},
     {"no-pin", NULL, "Let the ends run on any processor", SELF, IBX_TOOL_FLAG, AT(no_pin)},
     {.help = "tune:"},

@@ -19,47 +19,44 @@
 #define FETCH (1u << BENCH_FETCH)
 #define SERVE (1u << BENCH_SERVE)
 
-static int take_nice(void *untyped, const char *text, struct ibx_error *err)
+static int take_nice(void *at, const char *text, struct ibx_error *err)
 {
-    struct bench_args *args = untyped;
     char *end;
     long number = strtol(text, &end, 10);
     if (end == text || *end || number < -20 || number > 19)
         return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a number from -20 to 19", text);
-    args->nice = (int)number;
-    args->nice_given = true;
+    *(int *)at = (int)number;
     return 0;
 }
 
-static int take_size(void *untyped, const char *text, struct ibx_error *err)
+static int take_size(void *at, const char *text, struct ibx_error *err)
 {
-    struct bench_args *args = untyped;
     size_t bytes;
     int rc = ibx_size_parse(text, &bytes, err);
     if (rc)
         return rc;
     if (!bytes || bytes % BENCH_HUGE_PAGE || bytes > SIZE_MAX_BYTES)
         return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a multiple of 2M up to 4096G", text);
-    args->size = bytes;
+    *(uint64_t *)at = bytes;
     return 0;
 }
 
-static int take_page(void *untyped, const char *text, struct ibx_error *err)
+static int take_page(void *at, const char *text, struct ibx_error *err)
 {
-    struct bench_args *args = untyped;
     size_t bytes;
     int rc = ibx_size_parse(text, &bytes, err);
     if (rc)
         return rc;
     if (bytes != BENCH_SMALL_PAGE && bytes != BENCH_HUGE_PAGE)
         return ibx_error_set(err, -EINVAL, "\"%.64s\" is neither 4K nor 2M", text);
-    args->page = (uint32_t)bytes;
+    *(uint32_t *)at = (uint32_t)bytes;
     return 0;
 }
 
 /* "0,2-3" */
-static int take_cpus(struct bench_cpus *cpus, const char *text, struct ibx_error *err)
+static int take_cpus(void *into, const char *text, struct ibx_error *err)
 {
+    struct bench_cpus *cpus = into;
     const char *at = text;
     char *end;
     CPU_ZERO(&cpus->set);
@@ -79,21 +76,6 @@ static int take_cpus(struct bench_cpus *cpus, const char *text, struct ibx_error
     return 0;
 }
 
-static int take_server(void *args, const char *text, struct ibx_error *err)
-{
-    return take_cpus(&((struct bench_args *)args)->server, text, err);
-}
-
-static int take_workers(void *args, const char *text, struct ibx_error *err)
-{
-    return take_cpus(&((struct bench_args *)args)->workers, text, err);
-}
-
-static int take_touchers(void *args, const char *text, struct ibx_error *err)
-{
-    return take_cpus(&((struct bench_args *)args)->touchers, text, err);
-}
-
 static const struct ibx_tool_command commands[] = {
     [BENCH_SELF] = {"self", "[URI]", "Both ends on this host [" DEFAULT_URI "]"},
     [BENCH_FETCH] =
@@ -109,16 +91,17 @@ static const struct ibx_tool_option options[] = {
     {.help = "All commands:"},
     IBX_TOOL_OPTION_KEY_FILE(struct bench_args, 0),
     IBX_TOOL_OPTION_SET(struct bench_args, 0),
-    {"nice", "N", "Priority of the process, -20 to 19", 0, IBX_TOOL_OWN, .take = take_nice},
+    {"nice", "N", "Priority of the process, -20 to 19", 0, IBX_TOOL_OWN, AT(nice),
+     .take = take_nice},
     {.help = "self and serve:"},
     {"size", "SIZE", "Memory, a multiple of 2M [512M]; each end holds as much", SELF | SERVE,
-     IBX_TOOL_OWN, .take = take_size},
+     IBX_TOOL_OWN, AT(size), .take = take_size},
     {"page", "4K|2M", "Pages; 2M needs so many of them in vm.nr_hugepages [4K]", SELF | SERVE,
-     IBX_TOOL_OWN, .take = take_page},
+     IBX_TOOL_OWN, AT(page), .take = take_page},
     {"links", "N", "Connections, 1 to 16 [3, and 5 from 8 processors on]", SELF | SERVE,
      IBX_TOOL_UNSIGNED, AT(links), 1, IBX_MIGRATE_LINKS_MAX},
     {"serve-cpus", "LIST", "Processors of the serving end: 0,2-3 [any]", SELF | SERVE, IBX_TOOL_OWN,
-     .take = take_server},
+     AT(server), .take = take_cpus},
     {.help = "self and fetch:"},
     {"fault-workers", "N", "Links for faults alone; one at least does the rest [1]", SELF | FETCH,
      IBX_TOOL_UNSIGNED, AT(fault_workers), 0, IBX_MIGRATE_LINKS_MAX},
@@ -137,9 +120,9 @@ static const struct ibx_tool_option options[] = {
     {"rounds", "N", "Turns in which all is measured [5]", SELF | FETCH, IBX_TOOL_UNSIGNED,
      AT(rounds), 1, BENCH_ROUNDS_MAX},
     {"cpus", "LIST", "Processors of the workers and of READs [any]", SELF | FETCH, IBX_TOOL_OWN,
-     .take = take_workers},
+     AT(workers), .take = take_cpus},
     {"touch-cpus", "LIST", "Processors of the threads that fault [any]", SELF | FETCH, IBX_TOOL_OWN,
-     .take = take_touchers},
+     AT(touchers), .take = take_cpus},
     {"json", "FILE", "All figures of all rounds; \"-\": on standard output, no table", SELF | FETCH,
      IBX_TOOL_TEXT, AT(json)},
     {0},
@@ -170,6 +153,7 @@ void ibx_bench_args_parse(int argc, char **argv, struct bench_args *args)
         .touches = 2000,
         .rounds = 5,
         .seconds = 0.5,
+        .nice = BENCH_NICE_NONE,
         .uri = DEFAULT_URI,
     };
     ibx_options_init(&args->options);

@@ -34,6 +34,7 @@
 #define BENCH_THREADS_MAX 64u
 #define BENCH_ROUNDS_MAX  100u
 #define BENCH_PATIENCE_MS 120000
+#define BENCH_NICE_NONE   100
 
 /* ------------------------------------------------------------- command line */
 
@@ -64,8 +65,7 @@ struct bench_args {
     bool minor;
     const char *json;
     struct bench_cpus workers, touchers, server;
-    int nice;
-    bool nice_given;
+    int nice; /* of the process, or BENCH_NICE_NONE */
 };
 
 /* Fills `args`; ends the process where the line is wrong or asks for help. */

@@ -36,7 +36,7 @@ int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
 
 int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err)
 {
-    if (!args->nice_given || !setpriority(PRIO_PROCESS, 0, args->nice))
+    if (args->nice == BENCH_NICE_NONE || !setpriority(PRIO_PROCESS, 0, args->nice))
         return 0;
     return ibx_error_set(err, -errno, "--nice %d: %s; below 0 it is for root", args->nice,
                          strerror(errno));
