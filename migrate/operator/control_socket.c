@@ -12,10 +12,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LINE_MAX_BYTES  4096u /* of a request */
-#define BACKLOG         16
-#define ACCEPT_PAUSE_MS 1000 /* after a failed accept (no descriptor left): else poll would spin   \
-                              */
+#define LINE_MAX_BYTES 4096u /* of a request */
+#define BACKLOG        16
+#define ACCEPT_PAUSE_MS                                                                            \
+    1000 /* after a failed accept (no descriptor left): else poll would spin                       \
+          */
 
 struct client {
     int fd; /* -1: free */
