@@ -120,7 +120,7 @@ static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
     return rc;
 }
 
-int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_source_vm *vm, uint64_t deadline_ns,
+int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
     int rc = vm->touched ? cancel_migration(qmp, deadline_ns, err) : 0;

@@ -6,7 +6,7 @@
 #include "migrate/journal/journal.h"
 
 /* What ibx_vm_stay() has to undo. */
-struct ibx_source_vm {
+struct ibx_vm_undo {
     bool was_running; /* before the migration */
     bool touched;     /* `migrate` was given */
     json_t *before;   /* capabilities to put back, NULL: untouched */
@@ -22,7 +22,7 @@ int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error
 int ibx_vm_migrate(struct ibx_qmp *qmp, int *stream, uint64_t deadline_ns, struct ibx_error *err);
 /* Cancels any migration, continues the VM if it ran before, and puts the capabilities back. May be
  * repeated. Only when it is certain that the destination does not run the VM. */
-int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_source_vm *vm, uint64_t deadline_ns,
+int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
 /* Tells QEMU to quit. */
 int ibx_vm_quit(struct ibx_qmp *qmp, struct ibx_error *err);

@@ -32,7 +32,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
     struct ibx_migrate_answer answer;
     struct ibx_qmp *qmp;
     struct ibx_error silent = {0};
-    struct ibx_source_vm vm = {.was_running = record->was_running, .touched = true};
+    struct ibx_vm_undo vm = {.was_running = record->was_running, .touched = true};
     uint64_t deadline;
     int lock_fd;
     if (!record->source || ibx_journal_over(record))

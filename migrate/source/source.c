@@ -2,41 +2,76 @@
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
-#include "common/log.h"
 #include "common/thread.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
-#define STAY_MS     60000 /* to bring the VM back */
-#define FAREWELL_MS 1000  /* for the destination to hear that the VM stays */
-#define WORD_MS     1500  /* ... to say why it goes */
 
 /* ---------------------------------------------------------------- states */
 
-static const uint16_t allowed[SOURCE_STATES] = {
-    [SOURCE_ASKING] = 1u << SOURCE_EXPOSING | 1u << SOURCE_KEPT,
-    [SOURCE_EXPOSING] = 1u << SOURCE_STARTING | 1u << SOURCE_KEPT,
-    [SOURCE_STARTING] = 1u << SOURCE_STOPPED | 1u << SOURCE_KEPT,
-    [SOURCE_STOPPED] = 1u << SOURCE_SENDING | 1u << SOURCE_KEPT,
-    [SOURCE_SENDING] = 1u << SOURCE_COMMITTED | 1u << SOURCE_KEPT,
-    [SOURCE_COMMITTED] = 1u << SOURCE_SERVING | 1u << SOURCE_KEPT,
-    [SOURCE_SERVING] = 1u << SOURCE_CONFIRMING,
-    [SOURCE_CONFIRMING] = 1u << SOURCE_DONE,
+static const struct ibx_state source_states[] = {
+    [SOURCE_ASKING] = {"asking",
+                       IBX_TO(SOURCE_EXPOSING) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED),
+                       IBX_STATE_INITIAL},
+    [SOURCE_EXPOSING] = {"exposing",
+                         IBX_TO(SOURCE_STARTING) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED),
+                         0},
+    [SOURCE_STARTING] = {"starting",
+                         IBX_TO(SOURCE_STOPPED) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED), 0},
+    [SOURCE_STOPPED] = {"stopped",
+                        IBX_TO(SOURCE_SENDING) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED), 0},
+    [SOURCE_SENDING] = {"sending",
+                        IBX_TO(SOURCE_COMMITTED) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED),
+                        0},
+    [SOURCE_COMMITTED] = {"committed",
+                          IBX_TO(SOURCE_SERVING) | IBX_TO(SOURCE_LEFT) | IBX_TO(SOURCE_KEPT) |
+                              IBX_TO(SOURCE_STRANDED),
+                          IBX_STATE_INITIAL},
+    [SOURCE_SERVING] = {"serving", IBX_TO(SOURCE_CONFIRMING) | IBX_TO(SOURCE_LEFT),
+                        IBX_STATE_INITIAL},
+    [SOURCE_CONFIRMING] = {"confirming", IBX_TO(SOURCE_DONE), 0},
+    [SOURCE_DONE] = {"done", 0, IBX_STATE_FINAL},
+    [SOURCE_KEPT] = {"kept", 0, IBX_STATE_FINAL},
+    [SOURCE_STRANDED] = {"stranded", 0, IBX_STATE_FINAL},
+    [SOURCE_LEFT] = {"left", 0, IBX_STATE_FINAL},
 };
+static const struct ibx_state_table source_table = IBX_STATE_TABLE("source", source_states);
 
-static const char *const names[SOURCE_STATES] = {
-    "asking",    "exposing", "starting",   "stopped", "sending",
-    "committed", "serving",  "confirming", "done",    "kept",
+static const struct ibx_state peer_states[] = {
+    [SOURCE_PEER_QUIET] = {"quiet", IBX_TO(SOURCE_PEER_READY) | IBX_TO(SOURCE_PEER_ABORTED),
+                           IBX_STATE_INITIAL},
+    [SOURCE_PEER_READY] = {"ready", IBX_TO(SOURCE_PEER_LOADED) | IBX_TO(SOURCE_PEER_ABORTED), 0},
+    [SOURCE_PEER_LOADED] = {"loaded", IBX_TO(SOURCE_PEER_COMPLETE) | IBX_TO(SOURCE_PEER_ABORTED),
+                            IBX_STATE_INITIAL},
+    [SOURCE_PEER_COMPLETE] = {"complete", IBX_TO(SOURCE_PEER_CONFIRMED), 0},
+    [SOURCE_PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
+    [SOURCE_PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
 };
+static const struct ibx_state_table peer_table = IBX_STATE_TABLE("source peer", peer_states);
+
+int ibx_source_begin(struct source *s, enum source_state first)
+{
+    int rc = ibx_state_begin(&s->peer, &peer_table,
+                             first == SOURCE_ASKING ? SOURCE_PEER_QUIET : SOURCE_PEER_LOADED);
+    return rc ? rc : ibx_state_begin(&s->state, &source_table, first);
+}
+
+int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err)
+{
+    if (to == SOURCE_STOPPED)
+        s->still_ns = ibx_now_ns();
+    int rc = ibx_migration_enter(&s->state, "source", to, err);
+    if (!rc && to >= SOURCE_STARTING && to <= SOURCE_COMMITTED)
+        s->busy_until_ns = ibx_migration_busy_until();
+    return rc;
+}
 
 static enum ibx_migrate_phase phase_of(const struct source *s)
 {
-    switch (s->state) {
+    switch (s->state.now) {
     case SOURCE_ASKING:
         return IBX_PHASE_WAITING;
     case SOURCE_EXPOSING:
@@ -46,11 +81,10 @@ static enum ibx_migrate_phase phase_of(const struct source *s)
     case SOURCE_SENDING:
         return IBX_PHASE_SWITCHING;
     case SOURCE_COMMITTED:
+        return source_linked(&s->link) ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
     case SOURCE_SERVING:
     case SOURCE_CONFIRMING:
-        return !s->linked                     ? IBX_PHASE_BROKEN
-               : s->state != SOURCE_COMMITTED ? IBX_PHASE_FILLING
-                                              : IBX_PHASE_SWITCHING;
+        return source_linked(&s->link) ? IBX_PHASE_FILLING : IBX_PHASE_BROKEN;
     case SOURCE_DONE:
         return IBX_PHASE_DONE;
     default:
@@ -58,62 +92,58 @@ static enum ibx_migrate_phase phase_of(const struct source *s)
     }
 }
 
-void ibx_source_move(struct source *s, enum source_state to)
+void ibx_source_update(struct source *s)
 {
-    if (!(allowed[s->state] & 1u << to))
-        ibx_log(IBX_LOG_ERROR, "the source of a move went from %s to %s, which is a defect",
-                names[s->state], names[to]);
-    ibx_log(IBX_LOG_INFO, "move: %s -> %s", names[s->state], names[to]);
-    s->state = to;
-    if (to == SOURCE_STOPPED)
-        s->still_ns = ibx_now_ns();
-    if (to >= SOURCE_STARTING && to <= SOURCE_COMMITTED)
-        s->busy_until_ns = ibx_migration_busy_until();
-    ibx_migration_stop_at("source", names[to]);
+    s->status.ram_bytes = s->vm.ram.bytes;
+    s->status.state_bytes = s->stream.bytes;
+    s->status.source_cpu_ns = s->link.cpu_ns;
+    if (s->state.now != SOURCE_ASKING) {
+        s->status.pages = s->vm.map.pages;
+        s->status.zero_pages = s->vm.map.pages - s->vm.map.data_pages;
+    }
+    if (s->link.pages)
+        memcpy(s->status.path, ibx_page_server_path(s->link.pages)->description,
+               sizeof(s->status.path));
 }
 
-/* What has gone over tells all the time how far it is; before that a VM that stands still is not
- * left to wait (mind_the_clock). */
-static void mind_silence(struct source *s)
+/* The VM waits for nothing here before it stops; after that a destination that is silent for too
+ * long is an error (check_stall), until it runs the VM and sends PROGRESS all the time. */
+static void check_silence(struct source *s)
 {
-    const bool before = s->state == SOURCE_EXPOSING && !s->exposing && !s->ready;
-    const struct migration_expectation heard = {
-        .awaited = s->linked && (before || s->state == SOURCE_SERVING),
-        .count = s->heard,
+    const bool before = s->state.now == SOURCE_EXPOSING &&
+                        s->link.state.now == SOURCE_LINK_EXPOSED &&
+                        s->peer.now == SOURCE_PEER_QUIET;
+    const struct migration_expectation expected = {
+        .awaited = source_linked(&s->link) && (before || s->state.now == SOURCE_SERVING),
+        .count = s->messages,
         .timeout_ms = s->transport.timeout_ms,
         .means = before ? "the VM runs on here (interrupt to give up)"
-                        : "the VM has gone over, and may wait there for pages that are still here",
+                        : "the VM runs there, and may wait for pages that are still here",
     };
-    ibx_migration_check_silence(&s->silence, &heard, &s->status, &s->options->observer);
+    ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
 
-static void show(struct source *s)
+static void report(struct source *s)
 {
-    mind_silence(s);
+    check_silence(s);
     enum ibx_migrate_phase phase = phase_of(s);
     bool changed = phase != s->status.phase;
     s->status.phase = phase;
+    ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, changed);
 }
 
-/* ---------------------------------------------------------------- what others say */
+/* ---------------------------------------------------------------- messages of the destination */
 
-static int heed_complete(struct source *s, const struct ibx_migrate_totals *record,
-                         struct ibx_error *err)
+static int unexpected(const struct source *s, const struct ibx_migrate_any *message,
+                      struct ibx_error *err)
 {
-    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
-    ibx_page_map_hash(&s->map, hash);
-    if (record->pages != s->map.pages || memcmp(record->hash, hash, sizeof(hash)))
-        return ibx_error_set(err, -EPROTO,
-                             "the destination calls the move complete with another page map "
-                             "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
-                             record->pages, s->map.pages);
-    s->record = *record;
-    s->complete = true;
-    return 0;
+    return ibx_error_set(err, -EPROTO, "the destination said %s while the source was %s",
+                         ibx_migrate_message_name(message->type),
+                         ibx_state_name(s->state.table, s->state.now));
 }
 
-static void heed_progress(struct source *s, const struct ibx_migrate_progress *progress)
+static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
 {
     s->status.present = progress->present;
     s->status.bytes = progress->bytes;
@@ -123,477 +153,284 @@ static void heed_progress(struct source *s, const struct ibx_migrate_progress *p
     s->status.fault_max_ns = progress->fault_max_ns;
 }
 
-static void heed_running(struct source *s)
+static int on_running(struct source *s, struct ibx_error *err)
 {
-    uint64_t now = ibx_now_ns();
-    if (!s->stop_ns || s->state != SOURCE_COMMITTED)
-        return;
-    s->status.commit_ns = now - s->loaded_ns;
-    s->status.downtime_ns = now - s->stop_ns;
+    s->status.message[0] = 0; /* that this was overdue */
+    if (s->state.now != SOURCE_COMMITTED)
+        return 0;
+    if (s->vm.stop_ns) {
+        uint64_t now = ibx_now_ns();
+        s->status.commit_ns = now - s->loaded_ns;
+        s->status.downtime_ns = now - s->vm.stop_ns;
+    }
+    return ibx_source_move(s, SOURCE_SERVING, err);
 }
 
-struct hearing {
-    struct source *source;
-    struct ibx_error *err;
-};
-
-static int unexpected(const struct source *s, const struct ibx_migrate_any *message,
-                      struct ibx_error *err)
+static int on_complete(struct source *s, const struct ibx_migrate_totals *totals,
+                       struct ibx_error *err)
 {
-    return ibx_error_set(err, -EPROTO, "the destination said %s while the source was %s",
-                         ibx_migrate_message_name(message->type), names[s->state]);
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
+    const struct ibx_page_map *map = &s->vm.map;
+    on_progress(s, &totals->progress);
+    ibx_page_map_hash(map, hash);
+    if (totals->pages != map->pages || memcmp(totals->hash, hash, sizeof(hash)))
+        return ibx_error_set(err, -EPROTO,
+                             "the destination calls the move complete with another page map "
+                             "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
+                             totals->pages, map->pages);
+    return s->peer.now == SOURCE_PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, SOURCE_PEER_COMPLETE);
 }
 
-static int hear(void *context, const struct ibx_migrate_any *message)
+static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 {
-    struct hearing *h = context;
+    if (ibx_state_allows(s->peer.table, s->peer.now, SOURCE_PEER_ABORTED) &&
+        s->state.now <= SOURCE_COMMITTED)
+        ibx_state_move(&s->peer, SOURCE_PEER_ABORTED);
+    return ibx_error_set(err, -ECONNABORTED, "the destination gave up: %s", why);
+}
+
+int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
+{
+    struct source_hearing *h = context;
     struct source *s = h->source;
-    s->heard++;
+    s->messages++;
     switch (message->type) {
     case IBX_MIGRATE_READY:
-        s->ready = true;
-        return s->state == SOURCE_EXPOSING ? 0 : unexpected(s, message, h->err);
+        if (s->state.now != SOURCE_EXPOSING || s->peer.now != SOURCE_PEER_QUIET)
+            return unexpected(s, message, h->err);
+        return ibx_state_move(&s->peer, SOURCE_PEER_READY);
     case IBX_MIGRATE_LOADED:
-        s->loaded = true;
-        return s->state == SOURCE_SENDING && s->state_sent ? 0 : unexpected(s, message, h->err);
+        if (s->state.now != SOURCE_SENDING || s->stream.state.now != SOURCE_STREAM_SENT ||
+            s->peer.now != SOURCE_PEER_READY)
+            return unexpected(s, message, h->err);
+        return ibx_state_move(&s->peer, SOURCE_PEER_LOADED);
     case IBX_MIGRATE_RUNNING:
+        return source_committed(s) ? on_running(s, h->err) : unexpected(s, message, h->err);
+    case IBX_MIGRATE_PROGRESS:
         if (!source_committed(s))
             return unexpected(s, message, h->err);
-        heed_running(s);
-        if (s->waited)
-            s->status.message[0] = 0;
-        if (s->state == SOURCE_COMMITTED)
-            ibx_source_move(s, SOURCE_SERVING);
+        on_progress(s, &message->is.progress);
         return 0;
-    case IBX_MIGRATE_PROGRESS:
-        heed_progress(s, &message->is.progress);
-        return source_committed(s) ? 0 : unexpected(s, message, h->err);
     case IBX_MIGRATE_COMPLETE:
-        if (s->state == SOURCE_CONFIRMING) /* said again before the answer had come */
+        if (s->state.now == SOURCE_CONFIRMING) /* sent again before CONFIRM had come */
             return 0;
-        if (s->state != SOURCE_SERVING)
-            return unexpected(s, message, h->err);
-        heed_progress(s, &message->is.totals.progress);
-        return heed_complete(s, &message->is.totals, h->err);
+        return s->state.now == SOURCE_SERVING ? on_complete(s, &message->is.totals, h->err)
+                                              : unexpected(s, message, h->err);
     case IBX_MIGRATE_CONFIRMED:
-        s->confirmed = true;
-        return s->state == SOURCE_CONFIRMING ? 0 : unexpected(s, message, h->err);
+        if (s->state.now != SOURCE_CONFIRMING)
+            return unexpected(s, message, h->err);
+        return s->peer.now == SOURCE_PEER_CONFIRMED
+                   ? 0
+                   : ibx_state_move(&s->peer, SOURCE_PEER_CONFIRMED);
     case IBX_MIGRATE_ABORT:
-        s->aborted = true;
-        return ibx_error_set(h->err, -ECONNABORTED, "the destination gave up: %s",
-                             message->is.sentence);
+        return on_abort(s, message->is.sentence, h->err);
     default:
         return unexpected(s, message, h->err);
     }
 }
 
-/* QEMU says STOP before it has waited for its disks, which may still write to guest RAM. It has
- * when it looks at dirty pages for the last time (MIGRATION_PASS; the same lock is held from the
- * STOP to the end), or is at its devices ("device", from QEMU 10 on), or at the end: that is all
- * that a VM says which was paused before. */
-static bool is_quiet(const struct source *s, json_t *event)
+/* ---------------------------------------------------------------- events of QEMU */
+
+/* The VM is written no more; QEMU writes the device state meanwhile. */
+static int on_quiet(struct source *s, struct ibx_error *err)
 {
-    return (s->stopped && ibx_vm_event_is(event, "MIGRATION_PASS", NULL)) ||
-           ibx_vm_event_is(event, "MIGRATION", "device") ||
-           ibx_vm_event_is(event, "MIGRATION", "completed");
+    int rc = ibx_source_move(s, SOURCE_STOPPED, err);
+    if (!rc)
+        rc = ibx_source_vm_find_map(&s->vm, err);
+    return rc ? rc : ibx_source_link_expose(&s->link, err);
+}
+
+static int migration_failed(struct source *s, struct ibx_error *err)
+{
+    char status[32], error[256] = "";
+    ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, sizeof(error),
+                     ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
+    return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
+                         error[0] ? error : "it gave no reason");
 }
 
 /* A VM that somebody else continues changes what is on its way; so does a reset, by somebody or by
  * the guest at the last moment, which writes to guest RAM and would be lost. */
-static int heed_change(struct source *s, const char *what, struct ibx_error *err)
+static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 {
-    if (s->state != SOURCE_STOPPED && s->state != SOURCE_SENDING)
-        return 0;
-    return ibx_error_set(err, -EBUSY, "%s here while it was being moved", what);
-}
-
-static int heed_event(struct source *s, json_t *event, struct ibx_error *err)
-{
+    const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
+    const char *what = "somebody else has continued the VM";
     if (source_committed(s))
         return 0;
-    if (ibx_vm_event_is(event, "MIGRATION", "failed") ||
-        ibx_vm_event_is(event, "MIGRATION", "cancelled"))
-        return -EIO;
-    if (ibx_vm_event_is(event, "RESET", NULL))
-        return heed_change(s, "the VM has been reset", err);
-    if (ibx_vm_event_is(event, "RESUME", NULL)) {
-        s->stopped = false;
-        s->stop_ns = 0;
-        return heed_change(s, "somebody else has continued the VM", err);
+    switch (ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event)) {
+    case SOURCE_VM_QUIET:
+        return s->state.now == SOURCE_STARTING ? on_quiet(s, err) : 0;
+    case SOURCE_VM_FAILED:
+        return migration_failed(s, err);
+    case SOURCE_VM_RESET:
+        what = "the VM has been reset";
+        break;
+    case SOURCE_VM_CONTINUED:
+        break;
+    default:
+        return 0;
     }
-    if (ibx_vm_event_is(event, "STOP", NULL)) {
-        s->stopped = s->state == SOURCE_STARTING;
-        s->stop_ns = ibx_vm_event_ns(event);
-    }
-    s->qemu_completed |= ibx_vm_event_is(event, "MIGRATION", "completed");
-    if (s->state == SOURCE_STARTING && is_quiet(s, event))
-        ibx_source_move(s, SOURCE_STOPPED);
-    return 0;
+    return sent ? ibx_error_set(err, -EBUSY, "%s here while it was being moved", what) : 0;
 }
 
-static int hear_qemu(struct source *s, struct ibx_error *err)
+/* After the commit QEMU is not needed any more: its RAM is mapped and its file open here. */
+static void lose_qemu(struct source *s, const char *why)
+{
+    if (s->state.now == SOURCE_CONFIRMING)
+        ibx_migration_notify(
+            &s->options->observer,
+            "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
+            "with all of its pages, and only the confirmation of that is still on its way",
+            why, s->status.record.peer);
+    else
+        ibx_migration_notify(
+            &s->options->observer,
+            "the source's QEMU has ended (%s); its pages are held here until the move is "
+            "complete: leave this ib-migrate running",
+            why);
+    ibx_source_vm_lose(&s->vm);
+}
+
+static int check_qemu(struct source *s, struct ibx_error *err)
 {
     json_t *event;
-    int rc = ibx_qmp_pump(s->qmp, err);
-    while (!rc && (event = ibx_qmp_event_next(s->qmp))) {
-        rc = heed_event(s, event, err);
+    if (!s->vm.qmp)
+        return 0;
+    int rc = ibx_qmp_pump(s->vm.qmp, err);
+    while (!rc && (event = ibx_qmp_event_next(s->vm.qmp))) {
+        rc = on_event(s, event, err);
         json_decref(event);
     }
-    if (rc == -EIO && !source_committed(s)) {
-        char status[32], error[256] = "";
-        ibx_vm_migration(s->qmp, status, sizeof(status), error, sizeof(error),
-                         ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL);
-        return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
-                             error[0] ? error : "it gave no reason");
-    }
-    return rc;
+    if (!rc || !source_committed(s))
+        return rc;
+    lose_qemu(s, err->message);
+    return 0;
 }
 
 /* ---------------------------------------------------------------- steps */
 
-static int send_map(struct ibx_channel *control, const struct ibx_page_map *map, uint32_t regions,
-                    struct ibx_error *err)
+static int step_exposing(struct source *s, struct ibx_error *err)
 {
-    uint8_t bytes[IBX_MIGRATE_MESSAGE];
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP};
-    size_t room = ibx_channel_room(control), length;
-    uint64_t from = 0;
-    int rc = 0;
-    while (!rc && (length = ibx_page_map_give(map, &from, bytes, room)) > 0) {
-        message.is.map.bytes = bytes;
-        message.is.map.length = length;
-        rc = ibx_channel_send(control, &message);
-    }
-    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_MAP_END};
-    message.is.map_end = (struct ibx_migrate_map_end){
-        .pages = map->pages, .data_pages = map->data_pages, .regions = regions};
-    ibx_page_map_hash(map, message.is.map_end.hash);
+    int rc = ibx_source_link_exposed(&s->link, err);
+    if (rc || s->peer.now != SOURCE_PEER_READY)
+        return rc == -EAGAIN ? 0 : rc;
+    s->status.register_ns = ibx_now_ns() - s->status.began_ns;
+    rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
-        rc = ibx_channel_send(control, &message);
-    return rc ? ibx_error_set(err, rc, "the page map could not be sent: %s", strerror(-rc)) : 0;
-}
-
-static int begin_migration(struct source *s, struct ibx_error *err)
-{
-    int rc = ibx_source_record(s, IBX_JOURNAL_MAY_RUN, err);
-    if (!rc)
-        rc = ibx_watchdog_touched(&s->guard, err);
+        rc = ibx_watchdog_touched(&s->vm.watchdog, err);
     if (rc)
         return rc;
-    s->vm.touched = true;
-    rc = ibx_vm_migrate(s->qmp, &s->stream, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc)
-        ibx_source_move(s, SOURCE_STARTING);
-    return rc;
-}
-
-static int switch_over(struct source *s, struct ibx_error *err)
-{
-    int rc = send_map(&s->control, &s->map, s->regions, err);
-    if (rc)
-        return rc;
-    s->map_sent = true;
-    s->mapped_ns = ibx_now_ns();
-    s->status.map_ns = s->stop_ns ? s->mapped_ns - s->stop_ns : 0; /* 0: it was paused before */
-    ibx_source_move(s, SOURCE_SENDING);
-    return 0;
-}
-
-/* While QEMU writes the device state. */
-static int expose_rest(struct source *s, struct ibx_error *err)
-{
-    int rc = ibx_source_find_map(s, err);
-    return rc ? rc : ibx_source_link_expose(s, err);
-}
-
-/* Passes on what QEMU has written, as long as it does not pile up here. */
-static int carry_state(struct source *s, struct ibx_error *err)
-{
-    uint8_t bytes[IBX_MIGRATE_MESSAGE];
-    size_t room = ibx_channel_room(&s->control);
-    while (s->stream >= 0 && ibx_channel_idle(&s->control)) {
-        ssize_t n = read(s->stream, bytes, room < sizeof(bytes) ? room : sizeof(bytes));
-        if (n < 0 && (errno == EAGAIN || errno == EINTR))
-            return 0;
-        if (n < 0)
-            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
-                                 strerror(errno));
-        if (n == 0) {
-            close(s->stream);
-            s->stream = -1;
-            s->stream_ended = true;
-            return 0;
-        }
-        struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
-        message.is.state.bytes = bytes;
-        message.is.state.length = (size_t)n;
-        int rc = ibx_channel_send(&s->control, &message);
-        if (rc)
-            return ibx_error_set(err, rc, "the device state cannot be sent: %s", strerror(-rc));
-        s->status.state_bytes += (uint64_t)n;
-    }
-    return 0;
-}
-
-static int end_state(struct source *s)
-{
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE_END};
-    message.is.state_bytes = s->status.state_bytes;
-    s->state_sent = true;
-    return ibx_channel_send(&s->control, &message);
-}
-
-static int send_commit(struct source *s)
-{
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMMIT};
-    message.is.epoch = s->status.record.epoch;
-    return ibx_channel_send(&s->control, &message);
+    s->vm.undo.touched = true;
+    rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
 /* The point of no return. What fails from here on is mended by connecting again. */
 static int commit(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_watchdog_commit(&s->guard, err);
+    int rc = ibx_watchdog_commit(&s->vm.watchdog, err);
     if (rc)
         return rc;
     s->loaded_ns = ibx_now_ns();
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
-    ibx_source_move(s, SOURCE_COMMITTED);
-    rc = send_commit(s);
-    return rc ? ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc)) : 0;
+    rc = ibx_source_move(s, SOURCE_COMMITTED, err);
+    return rc ? rc : ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);
 }
 
-/* All of the state may be there already, and nothing else would wake this tool for it. */
 static int step_sending(struct source *s, struct ibx_error *err)
 {
-    int rc = carry_state(s, err);
-    if (!rc && s->stream_ended && s->qemu_completed && !s->state_sent)
-        rc = end_state(s);
-    return rc || !s->loaded ? rc : commit(s, err);
-}
-
-/* After a reconnection: the map again, and the commit if that was lost. */
-static int catch_up(struct source *s, struct ibx_error *err)
-{
-    if (!s->pages || s->map_sent)
-        return 0;
-    int rc = ibx_source_link_exposed(s, err);
-    if (rc)
-        return rc == -EAGAIN ? 0 : rc;
-    rc = send_map(&s->control, &s->map, s->regions, err);
-    s->map_sent = !rc;
-    if (!rc && s->state == SOURCE_COMMITTED && (rc = send_commit(s)))
-        ibx_error_set(err, rc, "the commit could not be sent: %s", strerror(-rc));
-    return rc;
-}
-
-static int step_exposing(struct source *s, struct ibx_error *err)
-{
-    int rc = ibx_source_link_exposed(s, err);
-    if (rc || !s->ready)
-        return rc == -EAGAIN ? 0 : rc;
-    s->status.register_ns = ibx_now_ns() - s->status.began_ns;
-    return begin_migration(s, err);
+    int rc = ibx_source_stream_carry(&s->stream, &s->link.control, err);
+    if (!rc && s->stream.state.now == SOURCE_STREAM_READ && s->vm.state.now == SOURCE_VM_SAVED)
+        rc = ibx_source_stream_end(&s->stream, &s->link.control, err);
+    return rc || s->peer.now != SOURCE_PEER_LOADED ? rc : commit(s, err);
 }
 
 static int step_stopped(struct source *s, struct ibx_error *err)
 {
-    int rc = 0;
-    if (!s->mapped_ns) {
-        s->mapped_ns = 1;
-        rc = expose_rest(s, err);
-    }
+    int rc = ibx_source_link_exposed(&s->link, err);
+    if (rc == -EAGAIN)
+        return ibx_source_stream_carry(&s->stream, &s->link.control, err);
     if (!rc)
-        rc = ibx_source_link_exposed(s, err);
+        rc = ibx_source_link_send_map(&s->link, err);
     if (rc)
-        return rc == -EAGAIN ? 0 : rc;
-    return switch_over(s, err);
+        return rc;
+    s->mapped_ns = ibx_now_ns();
+    s->status.map_ns = s->vm.stop_ns ? s->mapped_ns - s->vm.stop_ns : 0;
+    rc = ibx_source_move(s, SOURCE_SENDING, err);
+    /* All of the state may be here already, and nothing else would wake this tool for it. */
+    return rc ? rc : step_sending(s, err);
 }
 
-/* A destination that is merely slow is waited for, but not with a VM that stands still and can go
- * on here. After the commit there is nothing to do but to say so. */
-static int mind_the_clock(struct source *s, struct ibx_error *err)
+/* After a reconnection: the map again, and COMMIT in case that was lost. */
+static int catch_up(struct source *s, struct ibx_error *err)
 {
-    const uint64_t times = (uint64_t)s->transport.timeout_ms * 5;
-    const uint64_t limit = times > 10000 ? times : 10000;
-    if (s->state < SOURCE_STOPPED || s->state > SOURCE_COMMITTED || !s->still_ns || s->waited ||
-        ibx_now_ns() - s->still_ns < limit * IBX_NS_PER_MS)
+    const unsigned link = s->link.state.now;
+    if (link != SOURCE_LINK_EXPOSING && link != SOURCE_LINK_EXPOSED)
         return 0;
-    if (s->state != SOURCE_COMMITTED)
+    int rc = ibx_source_link_exposed(&s->link, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = ibx_source_link_send_map(&s->link, err);
+    return rc || s->state.now != SOURCE_COMMITTED
+               ? rc
+               : ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);
+}
+
+static int step_serving(struct source *s, struct ibx_error *err)
+{
+    int rc = 0;
+    if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
+        rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
+    if (!rc)
+        rc = catch_up(s, err);
+    return rc || s->peer.now != SOURCE_PEER_COMPLETE ? rc : ibx_source_confirm(s, err);
+}
+
+/* A slow destination is waited for, but not with a VM that stands still and could go on here. After
+ * the commit all that can be done is to notify. */
+static int check_stall(struct source *s, struct ibx_error *err)
+{
+    const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);
+    if (s->state.now < SOURCE_STOPPED || s->state.now > SOURCE_COMMITTED || !s->still_ns ||
+        ibx_now_ns() - s->still_ns < limit_ms * IBX_NS_PER_MS)
+        return 0;
+    if (s->state.now != SOURCE_COMMITTED)
         return ibx_error_set(err, -ETIMEDOUT,
                              "the VM has stood still for %" PRIu64 " s and the destination has not "
                              "taken its state",
-                             limit / 1000);
-    s->waited = true;
+                             limit_ms / 1000);
+    s->still_ns = 0;
     snprintf(s->status.message, sizeof(s->status.message),
              "the VM has been handed over, but for %" PRIu64 " s the destination has not said that "
              "it runs there: look at its ib-migrate and QEMU",
-             limit / 1000);
+             limit_ms / 1000);
     ibx_migration_notify(&s->options->observer, "%s", s->status.message);
     return 0;
 }
 
 static int step(struct source *s, struct ibx_error *err)
 {
-    int rc = mind_the_clock(s, err);
-    if (!rc && s->linked && s->pages)
-        rc = ibx_page_server_failed(s->pages, err);
+    int rc = check_stall(s, err);
+    if (!rc && s->link.pages)
+        rc = ibx_page_server_failed(s->link.pages, err);
     if (rc)
         return rc;
-    switch (s->state) {
+    switch (s->state.now) {
     case SOURCE_EXPOSING:
         return step_exposing(s, err);
     case SOURCE_STARTING:
-        return carry_state(s, err);
+        return ibx_source_stream_carry(&s->stream, &s->link.control, err);
     case SOURCE_STOPPED:
-        rc = step_stopped(s, err);
-        if (rc)
-            return rc;
-        return s->state == SOURCE_SENDING ? step_sending(s, err) : carry_state(s, err);
+        return step_stopped(s, err);
     case SOURCE_SENDING:
         return step_sending(s, err);
     case SOURCE_COMMITTED:
-        return s->linked ? catch_up(s, err) : 0;
+        return catch_up(s, err);
     case SOURCE_SERVING:
-        if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
-            rc = ibx_source_record(s, IBX_JOURNAL_MOVED, err);
-        if (!rc && s->linked)
-            rc = catch_up(s, err);
-        return rc || !s->complete ? rc : ibx_source_confirm(s, err);
+        return step_serving(s, err);
     default:
         return 0;
     }
-}
-
-/* ---------------------------------------------------------------- what goes wrong */
-
-static int hear_farewell(void *context, const struct ibx_migrate_any *message)
-{
-    struct source *s = context;
-    s->aborted |= message->type == IBX_MIGRATE_ABORT;
-    return s->aborted ? -ECONNABORTED : 0;
-}
-
-/* The VM goes on here. */
-int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
-{
-    struct ibx_error why = {0};
-    if (s->linked && err->message[0])
-        ibx_channel_send_abort(&s->control, err->message);
-    /* First: as long as QEMU waits for somebody to read its device state, it does nothing else. */
-    if (s->stream >= 0)
-        close(s->stream);
-    s->stream = -1;
-    const int unkept = ibx_vm_stay(s->qmp, &s->vm, ibx_deadline_in_ms(STAY_MS), &why);
-    /* What was said last may be lost with a connection that is closed at once. */
-    if (s->linked && !s->aborted && code != -ECONNRESET)
-        ibx_channel_take_until(&s->control, hear_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
-                               NULL);
-    if (unkept) {
-        ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
-                         why.message,
-                         source_committed(s) ? "ib-migrate rollback tries again"
-                                             : "another process, left behind, tries again");
-        s->unkept = true;
-        ibx_source_move(s, SOURCE_KEPT);
-        return code;
-    }
-    const bool awaited = s->state_sent && !s->aborted && !source_committed(s);
-    ibx_source_move(s, SOURCE_KEPT);
-    if (awaited)
-        ibx_source_link_disown(s, err->message);
-    if (s->status.record.written_s)
-        ibx_source_record(s, IBX_JOURNAL_KEPT, &why);
-    ibx_watchdog_release(&s->guard);
-    return code;
-}
-
-static int hear_last(void *context, const struct ibx_migrate_any *message)
-{
-    struct hearing *h = context;
-    int rc = hear(context, message);
-    return rc || h->source->state == SOURCE_COMMITTED ? rc : -EISCONN; /* it runs there */
-}
-
-/* A destination that gives up ends its page connections, too, and that may be noticed first: its
- * word is the only one that brings the VM back. */
-static int hear_out(struct source *s, int code, struct ibx_error *err)
-{
-    struct ibx_error last = {0};
-    struct hearing hearing = {s, &last};
-    if (!s->linked || s->state != SOURCE_COMMITTED || s->aborted || code == -EPROTO)
-        return code;
-    int rc = ibx_channel_take_until(&s->control, hear_last, &hearing, ibx_deadline_in_ms(WORD_MS),
-                                    &last);
-    if (!s->aborted)
-        return code;
-    *err = last;
-    return rc;
-}
-
-/* After the commit: 0 to go on and connect again. */
-static int endure(struct source *s, int code, struct ibx_error *err)
-{
-    code = hear_out(s, code, err);
-    if (s->state == SOURCE_COMMITTED && s->aborted)
-        return ibx_source_keep(s, code, err);
-    if (s->linked || !s->lost_ns) {
-        s->lost_ns = ibx_now_ns();
-        ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
-    }
-    memcpy(s->status.message, err->message, sizeof(s->status.message));
-    ibx_source_link_close(s);
-    return 0;
-}
-
-static int link_again(struct source *s, struct ibx_error *err)
-{
-    int rc = ibx_source_link_again(s, err);
-    if (rc == -ECANCELED)
-        return s->state == SOURCE_COMMITTED ? ibx_source_keep(s, rc, err) : rc;
-    if (rc == -EAGAIN) {
-        if (err->message[0])
-            memcpy(s->status.message, err->message, sizeof(s->status.message));
-        const uint64_t limit = (uint64_t)s->options->give_up_s * 1000 * IBX_NS_PER_MS;
-        s->leaving = limit && ibx_now_ns() - s->lost_ns > limit;
-        if (s->leaving)
-            return ibx_error_prefix(err, -ETIMEDOUT,
-                                    "given up after %u s; ib-migrate recover goes "
-                                    "on with the move",
-                                    s->options->give_up_s);
-        return 0;
-    }
-    if (rc)
-        return rc;
-    ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
-    s->status.message[0] = 0;
-    return 0;
-}
-
-static int heed_signals(struct source *s, struct ibx_error *err)
-{
-    s->interrupts += ibx_migration_signals_take(&s->signals);
-    if (s->state == SOURCE_CONFIRMING)
-        return 0;
-    if (source_committed(s)) {
-        s->leaving = s->interrupts > 1;
-        if (s->leaving)
-            return ibx_error_set(err, -EINTR,
-                                 "interrupted; the VM runs at %s and its pages are "
-                                 "still here: ib-migrate recover goes on",
-                                 s->status.record.uri);
-        if (s->interrupts == 1 && !s->cancelled) {
-            s->cancelled = true;
-            ibx_migration_notify(&s->options->observer,
-                                 "the VM runs at the destination already and needs the "
-                                 "pages that are still here; interrupt once more to leave "
-                                 "it to ib-migrate recover");
-        }
-        return 0;
-    }
-    if (s->interrupts || s->cancelled)
-        return ibx_error_set(err, -ECANCELED, "cancelled: the VM goes on here");
-    return 0;
 }
 
 /* ---------------------------------------------------------------- the loop */
@@ -601,74 +438,50 @@ static int heed_signals(struct source *s, struct ibx_error *err)
 static void wait_for_something(struct source *s)
 {
     struct pollfd fds[5 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
-    const bool carry = s->stream >= 0 && ibx_channel_idle(&s->control);
-    fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
+    const bool carry = s->stream.fd >= 0 && ibx_channel_idle(&s->link.control);
+    struct ibx_qmp *qmp = s->vm.qmp;
+    struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
-    if (ibx_channel_arm(&s->control, &fds[0].fd) || (s->qmp && ibx_qmp_has_events(s->qmp)))
+    fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
+    if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)))
         most = 0;
-    fds[1] = (struct pollfd){.fd = s->qmp ? ibx_qmp_fd(s->qmp) : -1, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = qmp ? ibx_qmp_fd(qmp) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
-    fds[3] = (struct pollfd){.fd = s->pages ? ibx_page_server_fd(s->pages) : -1, .events = POLLIN};
-    fds[4] = (struct pollfd){.fd = carry ? s->stream : -1, .events = POLLIN};
-    unsigned n = 5 + ibx_control_socket_poll_fds(s->talk, fds + 5);
+    fds[3] = (struct pollfd){.fd = pages ? ibx_page_server_fd(pages) : -1, .events = POLLIN};
+    fds[4] = (struct pollfd){.fd = carry ? s->stream.fd : -1, .events = POLLIN};
+    unsigned n = 5 + ibx_control_socket_poll_fds(s->socket, fds + 5);
     if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
-        ibx_control_socket_serve(s->talk);
-}
-
-/* After the commit QEMU itself is not needed any more: its RAM is mapped and open here. */
-static int lose_qemu(struct source *s, struct ibx_error *err)
-{
-    if (s->state == SOURCE_CONFIRMING)
-        ibx_migration_notify(
-            &s->options->observer,
-            "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
-            "with all of its pages, and only the confirmation of that is still on its way",
-            err->message, s->status.record.peer);
-    else
-        ibx_migration_notify(
-            &s->options->observer,
-            "the source's QEMU has ended (%s); its pages are held here until the move is "
-            "complete: leave this ib-migrate running",
-            err->message);
-    ibx_qmp_close(s->qmp);
-    s->qmp = NULL;
-    return 0;
+        ibx_control_socket_serve(s->socket);
 }
 
 static int turn(struct source *s, struct ibx_error *err)
 {
-    struct hearing hearing = {s, err};
-    int rc = heed_signals(s, err);
-    if (!rc && s->qmp)
-        rc = hear_qemu(s, err);
-    if (rc && source_committed(s) && s->qmp && !s->leaving)
-        rc = lose_qemu(s, err);
+    struct source_hearing hearing = {s, err};
+    int rc = ibx_source_check_interrupts(s, err);
+    if (!rc)
+        rc = check_qemu(s, err);
     if (rc)
         return rc;
-    if (s->state == SOURCE_CONFIRMING) {
-        ibx_source_await_confirmed(s, hear, &hearing);
-        return 0;
-    }
-    if (source_committed(s) && !s->linked)
-        return link_again(s, err);
-    rc = ibx_channel_take(&s->control, hear, &hearing, err);
+    if (s->state.now == SOURCE_CONFIRMING)
+        return ibx_source_await_confirmed(s, err);
+    if (source_committed(s) && !source_linked(&s->link))
+        return ibx_source_reconnect(s, err);
+    rc = ibx_channel_take(&s->link.control, ibx_source_on_message, &hearing, err);
     return rc ? rc : step(s, err);
 }
 
 int ibx_source_run(struct source *s, struct ibx_error *err)
 {
     int rc = 0;
-    while (s->state != SOURCE_DONE && s->state != SOURCE_KEPT) {
+    while (!rc && !source_over(s)) {
         err->message[0] = 0;
         rc = turn(s, err);
-        if (rc && !source_committed(s) && s->state != SOURCE_KEPT)
-            return ibx_source_keep(s, rc, err);
-        if (rc && s->state != SOURCE_KEPT && !s->leaving)
-            rc = endure(s, rc, err);
+        if (rc && !source_over(s))
+            rc = source_committed(s) ? ibx_source_endure(s, rc, err) : ibx_source_keep(s, rc, err);
         if (rc)
             return rc;
-        show(s);
-        if (source_committed(s) || s->state < SOURCE_COMMITTED)
+        report(s);
+        if (!source_over(s))
             wait_for_something(s);
     }
     return rc;

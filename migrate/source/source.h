@@ -1,5 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The source of a move, between source.c (its states) and source_link.c (its connections). */
+/*
+ * The source of a migration. ibx_migrate_send() and ibx_migrate_send_again() of migrate/migrate.h
+ * are here, nothing else is called from outside.
+ *
+ *   begin.c     those two calls: what is checked and opened, and in the end closed
+ *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
+ *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
+ *   vm.c        QEMU: what its events mean, which pages hold data
+ *   stream.c    the device state, from QEMU to the destination
+ *   link.c      the control connection and the page connections
+ *   watchdog.c  the process that continues the VM when the tool is killed
+ *
+ * begin.c calls source.c, that calls ending.c and the parts, and ending.c the parts. Two functions
+ * of source.c are for ending.c, which has no other way to read a message or to move.
+ */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
 
@@ -8,22 +22,169 @@
 #include "migrate/pages/pages.h"
 #include "migrate/source/watchdog.h"
 
+/* ---------------------------------------------------------------- vm.c */
+
 /*
- *   ASKING ----> EXPOSING ----> STARTING ----> STOPPED ----> SENDING ----> COMMITTED ---> SERVING
- *    HELLO        RAM, READY     QEMU sends     map           device        |  RUNNING       |
- *     |              |             |              |           state         |       COMPLETE |
- *     |              |             |              |              |   GIVEN_UP|  by dest.      v
- *     +--------------+-------------+--------------+--------------+----------+          CONFIRMING
- *                                  |                                                        |
- *                                  v                                              CONFIRMED v
- *                                KEPT: the VM goes on here                                 DONE
+ * state machine: source vm
+ *   [*] -> GOING -> STOPPED -> GOING     STOPPED: by QEMU's STOP, since its migration began
+ *   GOING | STOPPED -> SAVED -> [*]      QEMU has written its device state
+ */
+enum source_vm_state { SOURCE_VM_GOING, SOURCE_VM_STOPPED, SOURCE_VM_SAVED };
+
+struct source_vm {
+    struct ibx_state_machine state;
+    struct ibx_qmp *qmp; /* NULL: QEMU has ended, after the commit */
+    struct ibx_guest_ram ram;
+    struct ibx_page_map map;
+    struct ibx_vm_undo undo;
+    struct ibx_watchdog watchdog;
+    uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
+};
+
+/* What an event of QEMU means for the migration. */
+enum source_vm_event {
+    SOURCE_VM_NOTHING,
+    SOURCE_VM_QUIET,  /* guest RAM is written no more */
+    SOURCE_VM_FAILED, /* QEMU's migration */
+    SOURCE_VM_RESET,
+    SOURCE_VM_CONTINUED, /* by somebody else */
+};
+
+void ibx_source_vm_init(struct source_vm *vm);
+/* Connects to QEMU and finds its RAM. */
+int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
+/* Makes the page map, of RAM that can be migrated. */
+int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err);
+/* Finds which pages hold data at this moment. */
+int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
+/* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
+enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event);
+/* QEMU has ended. */
+void ibx_source_vm_lose(struct source_vm *vm);
+void ibx_source_vm_fini(struct source_vm *vm);
+
+/* ---------------------------------------------------------------- stream.c */
+
+/*
+ * state machine: source stream
+ *   [*] -> CLOSED -> OPEN -> READ -> SENT -> [*]    READ: QEMU has ended it; SENT: with STATE_END
+ *   OPEN -> CLOSED -> [*]                           the migration has ended before that
+ */
+enum source_stream_state {
+    SOURCE_STREAM_CLOSED,
+    SOURCE_STREAM_OPEN,
+    SOURCE_STREAM_READ,
+    SOURCE_STREAM_SENT
+};
+
+struct source_stream {
+    struct ibx_state_machine state;
+    int fd; /* from QEMU; -1 unless OPEN */
+    uint64_t bytes;
+};
+
+void ibx_source_stream_init(struct source_stream *stream);
+/* Starts QEMU's migration into it. */
+int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
+                           struct ibx_error *err);
+/* Sends what QEMU has written, unless messages already wait for credit. */
+int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control,
+                            struct ibx_error *err);
+/* READ: sends STATE_END. */
+int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *control,
+                          struct ibx_error *err);
+void ibx_source_stream_close(struct source_stream *stream);
+
+/* ---------------------------------------------------------------- link.c */
+
+/*
+ * state machine: source link
+ *   [*] -> NONE -> OPEN -> EXPOSING -> EXPOSED -> MAPPED    MAPPED: the page map is sent
+ *   EXPOSED -> EXPOSING                                     what came to hold data since
+ *   OPEN | EXPOSING | EXPOSED | MAPPED -> NONE -> [*]
+ */
+enum source_link_state {
+    SOURCE_LINK_NONE,
+    SOURCE_LINK_OPEN, /* without page connections where the destination has all pages */
+    SOURCE_LINK_EXPOSING,
+    SOURCE_LINK_EXPOSED,
+    SOURCE_LINK_MAPPED
+};
+
+struct source_link {
+    struct ibx_state_machine state;
+    /* What it is made for; not changed here. */
+    const struct ibx_journal *record;
+    const struct ibx_options *transport;
+    const struct source_vm *vm;
+    unsigned wished; /* page connections; 0: any number */
+
+    struct ibx_channel control;
+    struct ibx_page_server *pages;
+    unsigned count; /* page connections, as the destination has answered; 0: not yet */
+    uint32_t regions;
+    uint64_t cpu_ns; /* of closed page servers */
+    uint64_t retry_ns, retry_pause_ms, tried_ns;
+};
+
+void ibx_source_link_init(struct source_link *link, const struct ibx_journal *record,
+                          const struct ibx_options *transport, const struct source_vm *vm,
+                          unsigned wished);
+static inline bool source_linked(const struct source_link *link)
+{
+    return link->state.now != SOURCE_LINK_NONE;
+}
+/* HELLO and its answer, then the page connections. `peer` gets the destination's name. -EPERM with
+ * the destination's blockers: it refuses. */
+int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err);
+/* Exposes, asynchronously, the pages that hold data now. */
+int ibx_source_link_expose(struct source_link *link, struct ibx_error *err);
+/* 0: all is exposed and told to the destination; -EAGAIN: not yet. */
+int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
+/* MAP messages and MAP_END. */
+int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err);
+/* A message with no field, or with the epoch only. */
+int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
+                         struct ibx_error *err);
+/* Whether a try to reconnect is due. */
+bool ibx_source_link_due(struct source_link *link);
+/* After a try, a successful one too: a link that breaks again at once is not made again at once. */
+void ibx_source_link_delay(struct source_link *link);
+/* After the commit: one try to reconnect, with the epoch of the record. `state` gets the state that
+ * the destination answers, 0 without an answer. -EAGAIN: try again later; -ECANCELED: the
+ * destination has given up and the VM never ran there. */
+int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
+                           struct ibx_error *err);
+void ibx_source_link_close(struct source_link *link);
+/* Tells a destination that may wait for the commit, over a connection of its own, that the VM stays
+ * here; its failure has no consequence. The epoch of the record is a new one. */
+void ibx_source_link_disown(struct source_link *link, const char *why);
+
+/* ---------------------------------------------------------------- source.c */
+
+/*
+ * state machine: source
+ *   [*] -> ASKING -> EXPOSING      HELLO is accepted; RAM is registered and READY is awaited
+ *   EXPOSING -> STARTING           QEMU's migration is started
+ *   STARTING -> STOPPED            the VM stands still; the page map is made
+ *   STOPPED -> SENDING             the page map is sent; the device state follows
+ *   SENDING -> COMMITTED           LOADED has come and COMMIT goes: the point of no return
+ *   COMMITTED -> SERVING           RUNNING has come: the VM runs at the destination
+ *   SERVING -> CONFIRMING          COMPLETE has come and is on record
+ *   CONFIRMING -> DONE -> [*]      the destination knows it, or was told for long enough
+ *   [*] -> COMMITTED | SERVING     ib-migrate recover
+ *   ASKING | EXPOSING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED -> [*]
+ *   COMMITTED | SERVING -> LEFT -> [*]
  *
- * The point of no return is the move to COMMITTED: before it whatever goes wrong leads to KEPT;
- * after it only the destination's word that the VM never ran there does. Without that word a lost
- * connection (`linked` is false in COMMITTED and SERVING) is made again for as long as it takes.
+ * KEPT: the VM stays here. Before COMMITTED every failure leads there. In COMMITTED only the
+ * destination's own statement that the VM never ran there does; without it, and in SERVING, a lost
+ * link is made again for as long as it takes. STRANDED: the same, but QEMU could not be told to
+ * continue. LEFT: given up or interrupted after the commit; the pages stay in QEMU, the VM must not
+ * be continued here, and ib-migrate recover goes on. In CONFIRMING the destination needs this side
+ * no more.
  *
- * In CONFIRMING nothing depends on this side any more, and that is on record: only that the
- * destination has heard so is waited for, for a while.
+ * A move that the table refuses is an internal failure: before the commit it ends as any failure
+ * does, in KEPT; after the commit it is a lost link, and every page is kept.
  */
 enum source_state {
     SOURCE_ASKING,
@@ -36,93 +197,90 @@ enum source_state {
     SOURCE_CONFIRMING,
     SOURCE_DONE,
     SOURCE_KEPT,
-    SOURCE_STATES
+    SOURCE_STRANDED,
+    SOURCE_LEFT
+};
+
+/*
+ * What the destination has said.
+ *
+ * state machine: source peer
+ *   [*] -> QUIET -> READY -> LOADED -> COMPLETE -> CONFIRMED -> [*]
+ *   [*] -> LOADED                             ib-migrate recover
+ *   QUIET | READY | LOADED -> ABORTED -> [*]  its own statement, never an error of the network
+ */
+enum source_peer_state {
+    SOURCE_PEER_QUIET,
+    SOURCE_PEER_READY,
+    SOURCE_PEER_LOADED,
+    SOURCE_PEER_COMPLETE,
+    SOURCE_PEER_CONFIRMED,
+    SOURCE_PEER_ABORTED
 };
 
 struct source {
     const struct ibx_send_options *options;
     struct ibx_options transport;
-    enum source_state state;
-    bool linked;
+    struct ibx_state_machine state, peer;
+    struct source_vm vm;
+    struct source_link link;
+    struct source_stream stream;
+
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
     struct migration_signals signals;
-    struct ibx_control_socket *talk;
+    struct ibx_control_socket *socket;
     int lock_fd;
+    unsigned interrupts; /* signals, and a request to cancel */
 
-    struct ibx_qmp *qmp;
-    struct ibx_guest_ram ram;
-    struct ibx_source_vm vm;
-    struct ibx_watchdog guard;
-    struct ibx_page_map map;
-
-    struct ibx_channel control;
-    struct ibx_page_server *pages;
-    unsigned links; /* page connections, as the destination has answered; 0: not yet */
-    uint32_t regions;
-    bool exposing, ready, loaded, complete; /* the other side's word: READY, LOADED, COMPLETE */
-    bool map_sent;                          /* over this control connection */
-    struct ibx_migrate_totals record;       /* of COMPLETE */
-
-    int stream;   /* QEMU's device state; -1: none, or at its end */
-    bool stopped; /* by QEMU's word, since the migration began */
-    bool stream_ended, qemu_completed, state_sent;
-
-    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
-    uint64_t retry_ns, retry_pause_ms, linked_ns, lost_ns;
-    bool cancelled;
-    bool aborted;   /* the destination's own word, never a mere error of the network */
-    bool leaving;   /* after the commit: given up or interrupted, recover goes on */
-    bool unkept;    /* it stays here, but could not be continued */
-    bool waited;    /* RUNNING is long overdue, and it was said */
-    uint64_t heard; /* messages */
+    uint64_t messages; /* from the destination */
     struct migration_silence silence;
-    unsigned interrupts;
-    uint64_t stop_ns, mapped_ns, loaded_ns; /* moments of the downtime */
-    uint64_t still_ns;                      /* since when the VM stands still, by this tool */
-    bool confirmed;                         /* the other side's word: CONFIRMED */
-    uint64_t confirm_by_ns;                 /* until when that is waited for */
+    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
+    uint64_t lost_ns;       /* when the link was */
+    uint64_t still_ns;      /* since when the VM stands still; 0: an overdue RUNNING was notified */
+    uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
+    uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
 };
 
-/* The one place that moves. */
-void ibx_source_move(struct source *s, enum source_state to);
+/* ASKING, or for recover COMMITTED or SERVING. */
+int ibx_source_begin(struct source *s, enum source_state first);
+/* The one place that moves. -EINVAL: refused, nothing has changed. */
+int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
+/* Takes a message of the destination; `context` is a struct source_hearing. */
+struct source_hearing {
+    struct source *source;
+    struct ibx_error *err;
+};
+int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
+/* Puts the figures of the parts into the status. */
+void ibx_source_update(struct source *s);
+/* Until a final state; 0 in DONE. */
+int ibx_source_run(struct source *s, struct ibx_error *err);
+
+/* After the commit: the VM must not be continued here, as far as this side knows. */
 static inline bool source_committed(const struct source *s)
 {
-    return s->state >= SOURCE_COMMITTED && s->state <= SOURCE_CONFIRMING;
+    return s->state.now >= SOURCE_COMMITTED && s->state.now <= SOURCE_CONFIRMING;
+}
+static inline bool source_over(const struct source *s)
+{
+    return s->state.now >= SOURCE_DONE;
 }
 
-/* source.c: until DONE or KEPT, or until it is left to ib-migrate recover. */
-int ibx_source_run(struct source *s, struct ibx_error *err);
-/* Before the commit: the VM goes on here; returns `code`. */
+/* ---------------------------------------------------------------- ending.c */
+
+/* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Does nothing but that where
+ * the table has no move to KEPT: then the VM may run at the destination. */
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
-
-/* ibx_source_confirm.c */
-
-/* All pages are there: puts that on record, goes to CONFIRMING and says so. */
+/* An error after the commit. 0: to go on and connect again. */
+int ibx_source_endure(struct source *s, int code, struct ibx_error *err);
+/* After the commit, without a link: one try to reconnect, when it is time. */
+int ibx_source_reconnect(struct source *s, struct ibx_error *err);
+/* SIGINT, SIGTERM and the cancel command. */
+int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
+/* All pages are at the destination: puts that on record, goes to CONFIRMING, sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
-/* In CONFIRMING: waits for the answer, or says it again over a new connection; DONE in any case. */
-void ibx_source_await_confirmed(struct source *s,
-                                int (*hear)(void *context, const struct ibx_migrate_any *message),
-                                void *context);
-
-/* source_link.c */
-
-/* HELLO and its answer, then the page connections. */
-int ibx_source_link_ask(struct source *s, struct ibx_error *err);
-/* Exposes what holds data now; asynchronously. */
-int ibx_source_link_expose(struct source *s, struct ibx_error *err);
-/* 0: all is exposed and told; -EAGAIN: not yet. */
-int ibx_source_link_exposed(struct source *s, struct ibx_error *err);
-/* After the commit: one try to connect again. -EAGAIN: in vain, later again; -ECANCELED: the
- * destination has given up, the VM never ran there. */
-int ibx_source_link_again(struct source *s, struct ibx_error *err);
-void ibx_source_link_close(struct source *s);
-/* Tells a destination that may wait for the commit, over a connection of its own, that the VM goes
- * on here: as good as that goes. */
-void ibx_source_link_disown(struct source *s, const char *why);
-/* Which pages hold data at this moment. */
-int ibx_source_find_map(struct source *s, struct ibx_error *err);
-/* Writes the record in this state. */
-int ibx_source_record(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
+/* In CONFIRMING: waits for CONFIRMED, or says it again over a new connection; then DONE. */
+int ibx_source_await_confirmed(struct source *s, struct ibx_error *err);
 
 #endif

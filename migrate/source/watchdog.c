@@ -28,7 +28,7 @@
 
 struct watchdog {
     struct ibx_journal record;
-    struct ibx_source_vm vm;
+    struct ibx_vm_undo vm;
     const char *folder;
     bool dismissed; /* committed or released: the VM is none of its business */
     char line[LINE_MAX_BYTES];
@@ -121,8 +121,8 @@ static void watchdog_main(struct watchdog *w, int fd)
 /* ---------------------------------------------------------------- the tool's side */
 
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_journal *record, const struct ibx_source_vm *vm,
-                       int lock_fd, struct ibx_error *err)
+                       const struct ibx_journal *record, const struct ibx_vm_undo *vm, int lock_fd,
+                       struct ibx_error *err)
 {
     int pair[2];
     *watchdog = (struct ibx_watchdog){.fd = -1};

@@ -17,8 +17,8 @@ struct ibx_watchdog {
 /* To be called before any thread is started. `record` is HERE. `lock_fd` is that of
  * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_journal *record, const struct ibx_source_vm *vm,
-                       int lock_fd, struct ibx_error *err);
+                       const struct ibx_journal *record, const struct ibx_vm_undo *vm, int lock_fd,
+                       struct ibx_error *err);
 /* The next three tell it what the tool is about to do. -EPIPE: it has died, and the tool must not
  * go on. */
 

@@ -510,7 +510,7 @@ static const struct lie {
 
 static void take_real_state(void)
 {
-    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    struct ibx_vm_undo vm = {.was_running = true, .touched = true};
     int stream;
     uint64_t deadline = vm_soon();
     real_state = malloc(STATE_MAX);

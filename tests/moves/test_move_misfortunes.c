@@ -233,7 +233,7 @@ static pid_t guardian_of(const struct mover *m)
 static void test_recover_of_a_vm_that_runs(void **state)
 {
     (void)state;
-    struct ibx_source_vm vm = {.was_running = true, .touched = true};
+    struct ibx_vm_undo vm = {.was_running = true, .touched = true};
     struct mover again;
     start_source();
     start_destination();

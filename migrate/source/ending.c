@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/source/source.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define STAY_MS          60000 /* for QEMU to continue the VM */
+#define FAREWELL_MS      1000  /* for the destination to take the ABORT */
+#define LAST_MESSAGE_MS  1500  /* for a destination that ends its connections to say why */
+#define CONFIRM_MS       30000 /* for CONFIRMED */
+#define CONFIRM_RETRY_MS 500   /* between two tries */
+
+/* ---------------------------------------------------------------- before the commit */
+
+static int on_farewell(void *context, const struct ibx_migrate_any *message)
+{
+    struct source *s = context;
+    if (message->type != IBX_MIGRATE_ABORT)
+        return 0;
+    if (ibx_state_allows(s->peer.table, s->peer.now, SOURCE_PEER_ABORTED))
+        ibx_state_move(&s->peer, SOURCE_PEER_ABORTED);
+    return -ECONNABORTED;
+}
+
+/* Whether a destination that has the whole state may still wait for the commit. */
+static bool may_wait(const struct source *s)
+{
+    return s->stream.state.now == SOURCE_STREAM_SENT && s->peer.now != SOURCE_PEER_ABORTED &&
+           !source_committed(s);
+}
+
+int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    const bool aborted = s->peer.now == SOURCE_PEER_ABORTED;
+    if (!ibx_state_allows(s->state.table, s->state.now, SOURCE_KEPT))
+        return code;
+    if (source_linked(&s->link) && err->message[0])
+        ibx_channel_send_abort(&s->link.control, err->message);
+    /* First: as long as QEMU waits for somebody to read its device state, it does nothing else. */
+    ibx_source_stream_close(&s->stream);
+    const int failed = s->vm.qmp
+                           ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
+                           : ibx_error_set(&why, -ESRCH, "its QEMU has ended");
+    /* A message may be lost with a connection that is closed at once. */
+    if (source_linked(&s->link) && !aborted && code != -ECONNRESET)
+        ibx_channel_take_until(&s->link.control, on_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
+                               NULL);
+    if (failed) {
+        ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
+                         why.message,
+                         source_committed(s) ? "ib-migrate rollback tries again"
+                                             : "another process, left behind, tries again");
+        ibx_source_move(s, SOURCE_STRANDED, &why);
+        return code;
+    }
+    const bool disown = may_wait(s);
+    ibx_source_move(s, SOURCE_KEPT, &why);
+    if (disown) {
+        s->status.record.epoch++;
+        ibx_source_link_disown(&s->link, err->message);
+    }
+    if (s->status.record.written_s)
+        ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_KEPT, &why);
+    ibx_watchdog_release(&s->vm.watchdog);
+    return code;
+}
+
+/* ---------------------------------------------------------------- after the commit */
+
+static int on_last_message(void *context, const struct ibx_migrate_any *message)
+{
+    struct source_hearing *h = context;
+    int rc = ibx_source_on_message(context, message);
+    return rc || h->source->state.now == SOURCE_COMMITTED ? rc : -EISCONN; /* it runs there */
+}
+
+/* A destination that gives up ends its page connections too, and that may be noticed before its
+ * ABORT, which alone brings the VM back. */
+static int take_last_messages(struct source *s, int code, struct ibx_error *err)
+{
+    struct ibx_error last = {0};
+    struct source_hearing hearing = {s, &last};
+    if (!source_linked(&s->link) || s->state.now != SOURCE_COMMITTED ||
+        s->peer.now == SOURCE_PEER_ABORTED || code == -EPROTO)
+        return code;
+    int rc = ibx_channel_take_until(&s->link.control, on_last_message, &hearing,
+                                    ibx_deadline_in_ms(LAST_MESSAGE_MS), &last);
+    if (s->peer.now != SOURCE_PEER_ABORTED)
+        return code;
+    *err = last;
+    return rc;
+}
+
+int ibx_source_endure(struct source *s, int code, struct ibx_error *err)
+{
+    code = take_last_messages(s, code, err);
+    if (s->state.now == SOURCE_COMMITTED && s->peer.now == SOURCE_PEER_ABORTED)
+        return ibx_source_keep(s, code, err);
+    if (source_linked(&s->link) || !s->lost_ns) {
+        s->lost_ns = ibx_now_ns();
+        ibx_migration_notify(&s->options->observer, "%s; connecting again", err->message);
+    }
+    memcpy(s->status.message, err->message, sizeof(s->status.message));
+    ibx_source_link_close(&s->link);
+    return 0;
+}
+
+/* A try was in vain. */
+static int check_patience(struct source *s, struct ibx_error *err)
+{
+    const uint64_t limit_ms = (uint64_t)s->options->give_up_s * 1000;
+    if (err->message[0])
+        memcpy(s->status.message, err->message, sizeof(s->status.message));
+    if (!limit_ms || ibx_now_ns() - s->lost_ns <= limit_ms * IBX_NS_PER_MS)
+        return 0;
+    int rc = ibx_source_move(s, SOURCE_LEFT, err);
+    return rc ? rc
+              : ibx_error_prefix(err, -ETIMEDOUT,
+                                 "given up after %u s; ib-migrate recover goes on with the move",
+                                 s->options->give_up_s);
+}
+
+int ibx_source_reconnect(struct source *s, struct ibx_error *err)
+{
+    enum ibx_answer_state there = (enum ibx_answer_state)0;
+    if (!ibx_source_link_due(&s->link))
+        return check_patience(s, err);
+    s->status.record.epoch++;
+    int rc =
+        ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state, err);
+    rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
+    ibx_source_link_delay(&s->link);
+    if ((there == IBX_ANSWER_RUNNING || there == IBX_ANSWER_COMPLETE) &&
+        s->state.now == SOURCE_COMMITTED) {
+        struct ibx_error refused = {0};
+        if (ibx_source_move(s, SOURCE_SERVING, &refused))
+            return ibx_error_set(err, -EINVAL, "%s", refused.message);
+    }
+    if (rc == -ECANCELED) /* it gave up; after RUNNING that says nothing about the VM */
+        return ibx_source_keep(s, rc, err);
+    if (rc)
+        return check_patience(s, err);
+    s->status.reconnects++;
+    ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
+    s->status.message[0] = 0;
+    return 0;
+}
+
+int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
+{
+    const unsigned before = s->interrupts;
+    s->interrupts += ibx_migration_signals_take(&s->signals);
+    if (!s->interrupts || s->state.now == SOURCE_CONFIRMING)
+        return 0;
+    if (!source_committed(s))
+        return ibx_error_set(err, -ECANCELED, "cancelled: the VM goes on here");
+    if (s->interrupts > 1) {
+        int rc = ibx_source_move(s, SOURCE_LEFT, err);
+        return rc ? rc
+                  : ibx_error_set(err, -EINTR,
+                                  "interrupted; the VM runs at %s and its pages are still here: "
+                                  "ib-migrate recover goes on",
+                                  s->status.record.uri);
+    }
+    if (s->interrupts > before)
+        ibx_migration_notify(&s->options->observer,
+                             "the VM runs at the destination already and needs the pages that are "
+                             "still here; interrupt once more to leave it to ib-migrate recover");
+    return 0;
+}
+
+/* ---------------------------------------------------------------- confirmation */
+
+/*
+ * Every page is at the destination, which has that on record, and so has this side before it says
+ * so. The destination has yet to learn it, or a tool there would wait for it. Whoever learns it
+ * knows that nothing is needed any more, so anybody who has the record can tell, at any time and as
+ * often as it takes.
+ */
+int ibx_source_confirm(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_DONE, err);
+    if (!rc)
+        rc = ibx_source_move(s, SOURCE_CONFIRMING, err);
+    if (rc)
+        return rc;
+    s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
+    s->interrupts = 0;
+    if (ibx_source_link_send(&s->link, IBX_MIGRATE_CONFIRM, err))
+        ibx_source_link_close(&s->link);
+    return 0;
+}
+
+/* Over this connection, or by a query over another one. */
+static bool has_confirmed(struct source *s)
+{
+    struct ibx_error silent = {0};
+    struct source_hearing hearing = {s, &silent};
+    const struct ibx_options options = ibx_migration_retry_options(&s->transport);
+    if (s->link.pages) /* that they end is no news any more, but would wake the loop for ever */
+        ibx_page_server_failed(s->link.pages, &silent);
+    if (source_linked(&s->link) &&
+        ibx_channel_take(&s->link.control, ibx_source_on_message, &hearing, &silent) &&
+        s->peer.now != SOURCE_PEER_CONFIRMED) {
+        ibx_source_link_close(&s->link);
+        s->link.retry_ns = ibx_deadline_in_ms(CONFIRM_RETRY_MS);
+    }
+    if (!source_linked(&s->link) && s->peer.now != SOURCE_PEER_CONFIRMED &&
+        ibx_source_link_due(&s->link)) {
+        if (!ibx_migration_confirm(&s->status.record, &options, &silent))
+            ibx_state_move(&s->peer, SOURCE_PEER_CONFIRMED);
+        s->link.retry_ns = ibx_deadline_in_ms(CONFIRM_RETRY_MS);
+    }
+    return s->peer.now == SOURCE_PEER_CONFIRMED;
+}
+
+int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)
+{
+    if (!has_confirmed(s)) {
+        if (!s->interrupts && ibx_now_ns() < s->confirm_by_ns)
+            return 0;
+        ibx_migration_notify(
+            &s->options->observer,
+            "the VM runs at %s with all of its pages, but that this is confirmed may not have "
+            "been heard there: if ib-migrate status there says complete, ib-migrate recover there "
+            "and then here (--qmp %s) lets it end",
+            s->status.record.peer, s->status.record.qmp);
+    }
+    s->status.total_ns = ibx_now_ns() - s->status.began_ns;
+    return ibx_source_move(s, SOURCE_DONE, err);
+}

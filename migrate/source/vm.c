@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/source/source.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static const struct ibx_state vm_states[] = {
+    [SOURCE_VM_GOING] = {"going", IBX_TO(SOURCE_VM_STOPPED) | IBX_TO(SOURCE_VM_SAVED),
+                         IBX_STATE_INITIAL},
+    [SOURCE_VM_STOPPED] = {"stopped", IBX_TO(SOURCE_VM_GOING) | IBX_TO(SOURCE_VM_SAVED), 0},
+    [SOURCE_VM_SAVED] = {"saved", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table vm_table = IBX_STATE_TABLE("source vm", vm_states);
+
+void ibx_source_vm_init(struct source_vm *vm)
+{
+    *vm = (struct source_vm){.watchdog.fd = -1};
+    ibx_state_begin(&vm->state, &vm_table, SOURCE_VM_GOING);
+}
+
+int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
+    if (rc)
+        return rc;
+    rc = ibx_guest_ram_find(vm->qmp, 0, true, &vm->ram, deadline, err);
+    if (rc == -EACCES || rc == -EROFS)
+        rc = ibx_guest_ram_find(vm->qmp, 0, false, &vm->ram, deadline, err);
+    return rc;
+}
+
+int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err)
+{
+    struct ibx_migrate_hello hello = {0};
+    ibx_migrate_hello_describe(&hello, &vm->ram);
+    return ibx_page_map_init(&vm->map, hello.blocks, hello.block_count, err);
+}
+
+int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < vm->ram.count; i++) {
+        const struct ibx_guest_block *block = &vm->ram.blocks[i];
+        uint64_t written, *bits = malloc((block->size / block->page_size + 63) / 64 * 8);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        written = ibx_page_map_get_block(&vm->map, i, bits);
+        rc = written ? ibx_guest_block_written_since(&vm->ram, block, bits, &written, err)
+                     : ibx_guest_block_written(&vm->ram, block, bits, &written, err);
+        if (!rc)
+            ibx_page_map_put_block(&vm->map, i, bits);
+        free(bits);
+    }
+    return rc;
+}
+
+/* QEMU reports STOP before it has waited for its disks, which may still write to guest RAM. They
+ * are done when it looks at dirty pages for the last time (MIGRATION_PASS; it holds the same lock
+ * from the STOP to the end), or saves its devices ("device", since QEMU 10), or has finished: a VM
+ * that was paused before reports only that. */
+static bool is_quiet(const struct source_vm *vm, json_t *event)
+{
+    return (vm->state.now == SOURCE_VM_STOPPED && ibx_vm_event_is(event, "MIGRATION_PASS", NULL)) ||
+           ibx_vm_event_is(event, "MIGRATION", "device") ||
+           ibx_vm_event_is(event, "MIGRATION", "completed");
+}
+
+enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event)
+{
+    if (ibx_vm_event_is(event, "MIGRATION", "failed") ||
+        ibx_vm_event_is(event, "MIGRATION", "cancelled"))
+        return SOURCE_VM_FAILED;
+    if (ibx_vm_event_is(event, "RESET", NULL))
+        return SOURCE_VM_RESET;
+    if (ibx_vm_event_is(event, "RESUME", NULL)) {
+        if (vm->state.now == SOURCE_VM_STOPPED)
+            ibx_state_move(&vm->state, SOURCE_VM_GOING);
+        vm->stop_ns = 0;
+        return SOURCE_VM_CONTINUED;
+    }
+    if (ibx_vm_event_is(event, "STOP", NULL)) {
+        if (starting && vm->state.now == SOURCE_VM_GOING)
+            ibx_state_move(&vm->state, SOURCE_VM_STOPPED);
+        vm->stop_ns = ibx_vm_event_ns(event);
+    }
+    const bool quiet = is_quiet(vm, event);
+    if (ibx_vm_event_is(event, "MIGRATION", "completed") && vm->state.now != SOURCE_VM_SAVED)
+        ibx_state_move(&vm->state, SOURCE_VM_SAVED);
+    return quiet ? SOURCE_VM_QUIET : SOURCE_VM_NOTHING;
+}
+
+void ibx_source_vm_lose(struct source_vm *vm)
+{
+    ibx_qmp_close(vm->qmp);
+    vm->qmp = NULL;
+}
+
+void ibx_source_vm_fini(struct source_vm *vm)
+{
+    json_decref(vm->undo.before);
+    ibx_page_map_fini(&vm->map);
+    ibx_guest_ram_fini(&vm->ram);
+    ibx_source_vm_lose(vm);
+}
