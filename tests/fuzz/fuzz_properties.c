@@ -71,9 +71,9 @@ static void check_tuning(const char *data, size_t size)
     fclose(out);
     require(!ibx_tuning_parse("fuzzed", text, length, &again, &error));
     require(!memcmp(&tuning.choice, &again.choice, sizeof(again.choice)));
-    require(!strcmp(tuning.machine.gpu, again.place.gpu) &&
-            !strcmp(tuning.machine.driver, again.place.driver) &&
-            !strcmp(tuning.machine.host, again.place.host));
+    require(!strcmp(tuning.machine.gpu, again.machine.gpu) &&
+            !strcmp(tuning.machine.driver, again.machine.driver) &&
+            !strcmp(tuning.machine.host, again.machine.host));
     free(text);
 }
 

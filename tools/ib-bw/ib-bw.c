@@ -103,7 +103,7 @@ static const struct ibx_tool_command commands[] = {
     [BW_TUNE] = {"tune", NULL,
                  "Measures on this host's GPU which way the back end's copies should take, and "
                  "stores it"},
-    {NULL},
+    {0},
 };
 
 #define AT(member) .at = offsetof(struct bw_args, member)

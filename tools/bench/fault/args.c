@@ -82,7 +82,7 @@ static const struct ibx_tool_command commands[] = {
         {"fetch", "URI",
          "Listens there, fetches the memory that the other end serves, measures, and ends"},
     [BENCH_SERVE] = {"serve", "URI", "Connects there and serves memory: the source's part"},
-    {NULL},
+    {0},
 };
 
 #define AT(member) .at = offsetof(struct bench_args, member)
