@@ -32,7 +32,7 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
                               (!r->source && !same_process && ibx_journal_qemu_gone(r));
         if (ibx_journal_over(r) || harmless || r->source != source || (!same_process && !same_vm))
             continue;
-        ibx_journal_say(r, said, sizeof(said));
+        ibx_journal_describe(r, said, sizeof(said));
         rc = ibx_error_set(
             err, -EBUSY,
             "an earlier move of this VM is not over: %s; see ib-migrate status, then "
@@ -49,7 +49,7 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
     int rc = ibx_journal_reload(folder, record, err);
     if (rc || !ibx_journal_over(record))
         return rc;
-    ibx_journal_say(record, said, sizeof(said));
+    ibx_journal_describe(record, said, sizeof(said));
     return ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said);
 }
 

@@ -340,7 +340,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
 
 static int send_complete(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal_totals *is = &d->status.record.complete;
+    const struct ibx_journal_totals *is = &d->status.record.totals;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
     struct ibx_migrate_totals *complete = &message.is.totals;
     complete->pages = is->pages;

@@ -27,7 +27,7 @@ static bool failed(struct destination *d, const char *what, const struct ibx_err
 
 int ibx_destination_complete(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_journal_totals *complete = &d->status.record.complete;
+    struct ibx_journal_totals *complete = &d->status.record.totals;
     if (ibx_now_ns() < d->again_ns)
         return 0;
     ibx_destination_vm_stats(d);

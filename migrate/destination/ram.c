@@ -194,7 +194,7 @@ static int await_state(struct destination *d, struct ibx_error *err)
 int ibx_destination_vm_prepare(struct destination *d, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_capabilities_set(d->qmp, IBX_MIGRATE_DESTINATION, &d->capabilities, deadline, err);
+    int rc = ibx_capabilities_set(d->qmp, &d->capabilities, deadline, err);
     if (!rc)
         rc = ibx_uffd_make(d->ram.pid, d->qmp, IBX_UFFD_ANY, &d->uffd, deadline, err);
     if (!rc)

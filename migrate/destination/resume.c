@@ -79,9 +79,9 @@ static int take_over_complete(struct destination *d, struct ibx_error *err)
     ibx_migrate_hello_describe(&d->hello, &d->ram);
     d->taken_over = d->committed = d->ending = d->resumed = true;
     d->state = DESTINATION_COMPLETE;
-    d->status.pages = d->status.present = record->complete.pages;
-    d->status.zero_pages = record->complete.zero_pages;
-    d->discarded = record->complete.discarded_pages;
+    d->status.pages = d->status.present = record->totals.pages;
+    d->status.zero_pages = record->totals.zero_pages;
+    d->discarded = record->totals.discarded_pages;
     ibx_destination_arrived_remove(d);
     if (!ibx_destination_qemu_lives(d))
         return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The files of records: where they are, replaced as a whole, listed, locked. */
+/* The files of journals: where they are, written, listed, locked. */
 #include "migrate/journal/journal_internal.h"
 
 #include <dirent.h>
@@ -19,27 +19,27 @@
 #define LOCK_TRIES   100 /* a lock's file that others remove at the same time */
 #define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
-static void name_of(const struct ibx_journal *record, const char *suffix, char name[NAME_BYTES])
+static void name_of(const struct ibx_journal *journal, const char *suffix, char name[NAME_BYTES])
 {
     size_t at = 0;
     for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
-        at += (size_t)snprintf(name + at, NAME_BYTES - at, "%02x", record->id[i]);
-    snprintf(name + at, NAME_BYTES - at, ".%s%s", record->source ? "source" : "destination",
+        at += (size_t)snprintf(name + at, NAME_BYTES - at, "%02x", journal->id[i]);
+    snprintf(name + at, NAME_BYTES - at, ".%s%s", journal->source ? "source" : "destination",
              suffix);
 }
 
-void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
+void ibx_journal_path(const char *folder, const struct ibx_journal *journal, const char *suffix,
                       char *path, size_t size)
 {
     char name[NAME_BYTES];
-    name_of(record, suffix, name);
+    name_of(journal, suffix, name);
     snprintf(path, size, "%s/%s", folder, name);
 }
 
-void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size)
+void ibx_journal_arrived_path(const struct ibx_journal *journal, char *path, size_t size)
 {
     char name[NAME_BYTES];
-    name_of(record, ".arrived", name);
+    name_of(journal, ".arrived", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
@@ -169,11 +169,11 @@ static int damaged(const char *folder, const char *name, struct ibx_error *err, 
 static bool check_file(const struct stat *st)
 {
     return S_ISREG(st->st_mode) && (st->st_uid == geteuid() || st->st_uid == 0) &&
-           !(st->st_mode & 022) && st->st_size <= (off_t)RECORD_BYTES_MAX;
+           !(st->st_mode & 022) && st->st_size <= (off_t)JOURNAL_BYTES_MAX;
 }
 
-/* -ENOENT without a sentence: there is none. */
-static int load(const char *folder, int dir, const char *name, struct ibx_journal *record,
+/* -ENOENT: there is none; `err` is not set. */
+static int load(const char *folder, int dir, const char *name, struct ibx_journal *journal,
                 struct timespec *changed, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -191,19 +191,19 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
         return damaged(folder, name, err,
                        "it is no regular file of at most 64 KiB that only this user can write");
     }
-    char *text = malloc(RECORD_BYTES_MAX);
-    ssize_t n = text ? read(fd, text, RECORD_BYTES_MAX) : -1;
+    char *text = malloc(JOURNAL_BYTES_MAX);
+    ssize_t n = text ? read(fd, text, JOURNAL_BYTES_MAX) : -1;
     int read_errno = errno;
     close(fd);
     int rc = n < 0 ? ibx_error_set(err, -read_errno, "record %s/%s cannot be read: %s", folder,
                                    name, strerror(read_errno))
                    : 0;
-    if (!rc && ibx_journal_text_parse(text, (size_t)n, record, &why))
+    if (!rc && ibx_journal_text_parse(text, (size_t)n, journal, &why))
         rc = damaged(folder, name, err, why.message);
     free(text);
     if (rc)
         return rc;
-    name_of(record, ".json", expected);
+    name_of(journal, ".json", expected);
     if (strcmp(name, expected) != 0)
         return damaged(folder, name, err, "its id or role is not that of its name");
     *changed = st.st_mtim;
@@ -211,20 +211,20 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
 }
 
 struct listed {
-    struct ibx_journal record;
+    struct ibx_journal journal;
     struct timespec changed; /* orders those of one second */
 };
 
 static int newest_first(const void *one, const void *other)
 {
     const struct listed *a = one, *b = other;
-    if (a->record.written_s != b->record.written_s)
-        return a->record.written_s < b->record.written_s ? 1 : -1;
+    if (a->journal.written_s != b->journal.written_s)
+        return a->journal.written_s < b->journal.written_s ? 1 : -1;
     if (a->changed.tv_sec != b->changed.tv_sec)
         return a->changed.tv_sec < b->changed.tv_sec ? 1 : -1;
     if (a->changed.tv_nsec != b->changed.tv_nsec)
         return a->changed.tv_nsec < b->changed.tv_nsec ? 1 : -1;
-    return memcmp(a->record.id, b->record.id, IBX_MIGRATE_ID_BYTES);
+    return memcmp(a->journal.id, b->journal.id, IBX_MIGRATE_ID_BYTES);
 }
 
 struct list {
@@ -232,11 +232,11 @@ struct list {
     size_t count, room;
 };
 
-static bool has(const struct list *list, const struct ibx_journal *record)
+static bool has(const struct list *list, const struct ibx_journal *journal)
 {
     for (size_t i = 0; i < list->count; i++) {
-        if (list->items[i].record.source == record->source &&
-            !memcmp(list->items[i].record.id, record->id, IBX_MIGRATE_ID_BYTES))
+        if (list->items[i].journal.source == journal->source &&
+            !memcmp(list->items[i].journal.id, journal->id, IBX_MIGRATE_ID_BYTES))
             return true;
     }
     return false;
@@ -254,11 +254,11 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
         list->room = room;
     }
     struct listed *next = &list->items[list->count];
-    int rc = load(folder, dir, name, &next->record, &next->changed, err);
+    int rc = load(folder, dir, name, &next->journal, &next->changed, err);
     if (rc == -ENOENT) /* removed since */
         return 0;
     /* One that is replaced meanwhile may be seen twice. */
-    if (!rc && !has(list, &next->record))
+    if (!rc && !has(list, &next->journal))
         list->count++;
     return rc;
 }
@@ -284,7 +284,7 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
     return rc;
 }
 
-int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
+int ibx_journal_list(const char *folder, struct ibx_journal **journals, size_t *count,
                      struct ibx_error *err)
 {
     struct list list = {0};
@@ -293,16 +293,16 @@ int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *c
     if (!rc && !found)
         rc = ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
     for (size_t i = 0; found && i < list.count; i++)
-        found[i] = list.items[i].record;
+        found[i] = list.items[i].journal;
     free(list.items);
     if (rc)
         return rc;
-    *records = found;
+    *journals = found;
     *count = list.count;
     return 0;
 }
 
-int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_reload(const char *folder, struct ibx_journal *journal, struct ibx_error *err)
 {
     struct ibx_journal now;
     struct timespec changed;
@@ -310,17 +310,17 @@ int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ib
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, ".json", name);
+    name_of(journal, ".json", name);
     int rc = load(folder, dir, name, &now, &changed, err);
     close(dir);
     if (rc == -ENOENT)
         return ibx_error_set(err, rc, "the record of this move was removed from %s", folder);
     if (!rc)
-        *record = now;
+        *journal = now;
     return rc;
 }
 
-int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *record,
+int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *journal,
                      struct ibx_error *err)
 {
     struct ibx_journal *all;
@@ -345,7 +345,7 @@ int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ib
                            "QEMU's monitor (--qmp)",
                            found, source ? "from" : "to", folder);
     else
-        *record = all[first];
+        *journal = all[first];
     free(all);
     return rc;
 }
@@ -373,16 +373,16 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
 }
 
 /* Under another name until it is whole; rename(2) takes the place of the old one at once. */
-static int replace(const char *folder, int dir, const struct ibx_journal *record,
+static int replace(const char *folder, int dir, const struct ibx_journal *journal,
                    struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
     size_t length;
-    int rc = ibx_journal_text_make(record, &text, &length, err);
+    int rc = ibx_journal_text_make(journal, &text, &length, err);
     if (rc)
         return rc;
-    name_of(record, ".json", name);
-    name_of(record, ".new", fresh);
+    name_of(journal, ".json", name);
+    name_of(journal, ".new", fresh);
     rc = write_whole(dir, fresh, text, length);
     free(text);
     if (!rc && renameat(dir, fresh, dir, name))
@@ -398,59 +398,59 @@ static int replace(const char *folder, int dir, const struct ibx_journal *record
               : 0;
 }
 
-static int check_move(const struct ibx_journal *previous, const struct ibx_journal *record,
+static int check_move(const struct ibx_journal *previous, const struct ibx_journal *journal,
                       struct ibx_error *err)
 {
-    if (!ibx_journal_move_allowed(record->source, previous->state, record->state))
+    if (!ibx_journal_move_allowed(journal->source, previous->state, journal->state))
         return ibx_error_set(err, -EINVAL, "a move that is %s at its %s cannot become %s there",
                              previous->state ? ibx_journal_state_name(previous->state) : "new",
-                             record->source ? "source" : "destination",
-                             ibx_journal_state_name(record->state));
-    if (record->epoch < previous->epoch || !record->epoch || record->epoch > INT64_MAX)
+                             journal->source ? "source" : "destination",
+                             ibx_journal_state_name(journal->state));
+    if (journal->epoch < previous->epoch || !journal->epoch || journal->epoch > INT64_MAX)
         return ibx_error_set(err, -EINVAL,
                              "epoch %" PRIu64 " of a move cannot follow epoch %" PRIu64,
-                             record->epoch, previous->epoch);
+                             journal->epoch, previous->epoch);
     return 0;
 }
 
-int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_write(const char *folder, struct ibx_journal *journal, struct ibx_error *err)
 {
-    struct ibx_journal previous = {0}, next = *record;
+    struct ibx_journal previous = {0}, next = *journal;
     struct timespec changed, now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, ".json", name);
+    name_of(journal, ".json", name);
     int rc = load(folder, dir, name, &previous, &changed, err);
     if (!rc || rc == -ENOENT)
-        rc = check_move(&previous, record, err);
+        rc = check_move(&previous, journal, err);
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;
     if (!rc)
         rc = replace(folder, dir, &next, err);
     close(dir);
     if (!rc)
-        record->written_s = next.written_s;
+        journal->written_s = next.written_s;
     return rc;
 }
 
-int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_remove(const char *folder, const struct ibx_journal *journal, struct ibx_error *err)
 {
     static const char *const beside[] = {".new", ".sock", ".lock"};
     char name[NAME_BYTES], arrived[NAME_BYTES + 32];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, ".json", name);
+    name_of(journal, ".json", name);
     int rc = unlinkat(dir, name, 0) || fsync(dir) ? -errno : 0;
     if (rc)
         ibx_error_set(err, rc, "record %s/%s cannot be removed: %s", folder, name, strerror(-rc));
     for (unsigned i = 0; !rc && i < sizeof(beside) / sizeof(beside[0]); i++) {
-        name_of(record, beside[i], name);
+        name_of(journal, beside[i], name);
         unlinkat(dir, name, 0);
     }
-    ibx_journal_arrived_path(record, arrived, sizeof(arrived));
+    ibx_journal_arrived_path(journal, arrived, sizeof(arrived));
     if (!rc)
         unlink(arrived);
     close(dir);
@@ -459,7 +459,7 @@ int ibx_journal_remove(const char *folder, const struct ibx_journal *record, str
 
 /* ------------------------------------------------------------ lock and processes */
 
-static int say_holder(int fd, const char *path, struct ibx_error *err)
+static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
 {
     char text[16] = "";
     ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
@@ -470,8 +470,8 @@ static int say_holder(int fd, const char *path, struct ibx_error *err)
         return ibx_error_set(err, -EBUSY, "another ib-migrate works on this move: process %ld (%s)",
                              pid, path);
     return ibx_error_set(err, -EBUSY,
-                         "process %ld worked on this move and has ended, but one that it left "
-                         "behind brings the VM back: try again (%s)",
+                         "process %ld worked on this move and has ended, but its watchdog still "
+                         "brings the VM back: try again (%s)",
                          pid, path);
 }
 
@@ -485,7 +485,7 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
         return ibx_error_set(err, -errno, "lock %s: %s", path, strerror(errno));
     int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
     if (rc == -EWOULDBLOCK)
-        rc = say_holder(lock, path, err);
+        rc = lock_holder_error(lock, path, err);
     else if (rc)
         ibx_error_set(err, rc, "lock %s: %s", path, strerror(-rc));
     else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
@@ -500,12 +500,12 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
     return rc;
 }
 
-int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
+int ibx_journal_lock(const char *folder, const struct ibx_journal *journal, int *fd,
                      struct ibx_error *err)
 {
     char path[PATH_MAX];
     int rc = -EAGAIN;
-    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
+    ibx_journal_path(folder, journal, ".lock", path, sizeof(path));
     for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
         rc = lock_once(path, fd, err);
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;

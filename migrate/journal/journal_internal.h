@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Between record.c, which keeps the files, and record_text.c, which knows what stands in them. */
+/* Between journal.c, which keeps the files, and text.c, which knows what is in them. */
 #ifndef IBX_MIGRATE_JOURNAL_JOURNAL_INTERNAL_H
 #define IBX_MIGRATE_JOURNAL_JOURNAL_INTERNAL_H
 
@@ -7,17 +7,17 @@
 
 #include <stddef.h>
 
-#define RECORD_BYTES_MAX 65536u /* of a file: several times what a record can need */
+#define JOURNAL_BYTES_MAX 65536u /* of a file: several times what a journal can need */
 
-/* Whether a record may go from `previous` (0: there is none) to `state` on its side. */
+/* Whether a journal may go from `previous` (0: there is none) to `state` on its side. */
 bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
                               enum ibx_journal_state state);
 
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
-int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
+int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t *length,
                           struct ibx_error *err);
 /* The reverse; the sentence says what is wrong, not in which file. */
-int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *journal,
                            struct ibx_error *err);
 
 #endif

@@ -1,77 +1,80 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What stands in a record: its states and their moves, its JSON, its meaning in words. */
+/* What is in a journal: its states and their moves, its JSON, its meaning for an operator. */
 #include "migrate/journal/journal_internal.h"
+
+#include "common/state_machine.h"
 
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define RECORD_VERSION       3
-#define RECORD_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
-#define RECORD_VERSION_2     2 /* without "complete" */
+#define JOURNAL_VERSION       3
+#define JOURNAL_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
+#define JOURNAL_VERSION_2     2 /* without "complete" */
 
-#define BIT(state) (1u << IBX_JOURNAL_##state)
-
-static const char *const state_names[] = {
-    [IBX_JOURNAL_HERE] = "here",         [IBX_JOURNAL_MAY_RUN] = "may-run",
-    [IBX_JOURNAL_MOVED] = "moved",       [IBX_JOURNAL_DONE] = "done",
-    [IBX_JOURNAL_KEPT] = "kept",         [IBX_JOURNAL_ROLLED_BACK] = "rolled-back",
-    [IBX_JOURNAL_NOT_YET] = "not-yet",   [IBX_JOURNAL_RUNNING] = "running",
-    [IBX_JOURNAL_GIVEN_UP] = "given-up", [IBX_JOURNAL_COMPLETE] = "complete",
+/* Every state may also be written again, with a higher epoch for instance. A move may skip states:
+ * a side that was away learns how far the other has come. */
+static const struct ibx_state source_states[] = {
+    [IBX_JOURNAL_HERE] = {"here",
+                          IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_KEPT) |
+                              IBX_TO(IBX_JOURNAL_ROLLED_BACK),
+                          IBX_STATE_INITIAL},
+    [IBX_JOURNAL_MAY_RUN] = {"may-run",
+                             IBX_TO(IBX_JOURNAL_MOVED) | IBX_TO(IBX_JOURNAL_DONE) |
+                                 IBX_TO(IBX_JOURNAL_KEPT) | IBX_TO(IBX_JOURNAL_ROLLED_BACK),
+                             0},
+    [IBX_JOURNAL_MOVED] = {"moved", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_ROLLED_BACK), 0},
+    [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_KEPT] = {"kept", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_ROLLED_BACK] = {"rolled-back", 0, IBX_STATE_FINAL},
 };
-#define STATES (sizeof(state_names) / sizeof(state_names[0]))
+static const struct ibx_state_table source_table = IBX_STATE_TABLE("source journal", source_states);
 
-/*
- * Where each state may lead; 0 is where a side begins. Every state may be written again, with a
- * higher epoch for instance. The way may be shorter than the picture in record.h: a side that was
- * away learns how far the other has come. Nothing leads out of the states that are over.
- */
-static const unsigned source_moves[STATES] = {
-    [0] = BIT(HERE),
-    [IBX_JOURNAL_HERE] = BIT(MAY_RUN) | BIT(KEPT) | BIT(ROLLED_BACK),
-    [IBX_JOURNAL_MAY_RUN] = BIT(MOVED) | BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK),
-    [IBX_JOURNAL_MOVED] = BIT(DONE) | BIT(ROLLED_BACK),
+static const struct ibx_state destination_states[] = {
+    [IBX_JOURNAL_NOT_YET] = {"not-yet", IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_GIVEN_UP),
+                             IBX_STATE_INITIAL},
+    [IBX_JOURNAL_MAY_RUN] = {"may-run",
+                             IBX_TO(IBX_JOURNAL_RUNNING) | IBX_TO(IBX_JOURNAL_COMPLETE) |
+                                 IBX_TO(IBX_JOURNAL_GIVEN_UP),
+                             0},
+    [IBX_JOURNAL_RUNNING] = {"running", IBX_TO(IBX_JOURNAL_COMPLETE) | IBX_TO(IBX_JOURNAL_GIVEN_UP),
+                             0},
+    [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE), 0},
+    [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_GIVEN_UP] = {"given-up", 0, IBX_STATE_FINAL},
 };
-/* A VM that was RUNNING is GIVEN_UP when its QEMU is gone: it can be rolled back at the source. */
-static const unsigned destination_moves[STATES] = {
-    [0] = BIT(NOT_YET),
-    [IBX_JOURNAL_NOT_YET] = BIT(MAY_RUN) | BIT(GIVEN_UP),
-    [IBX_JOURNAL_MAY_RUN] = BIT(RUNNING) | BIT(COMPLETE) | BIT(GIVEN_UP),
-    [IBX_JOURNAL_RUNNING] = BIT(COMPLETE) | BIT(GIVEN_UP),
-    [IBX_JOURNAL_COMPLETE] = BIT(DONE),
-};
+static const struct ibx_state_table destination_table =
+    IBX_STATE_TABLE("destination journal", destination_states);
 
-#define SOURCE_STATES                                                                              \
-    (BIT(HERE) | BIT(MAY_RUN) | BIT(MOVED) | BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK))
-#define DESTINATION_STATES                                                                         \
-    (BIT(NOT_YET) | BIT(MAY_RUN) | BIT(RUNNING) | BIT(COMPLETE) | BIT(DONE) | BIT(GIVEN_UP))
-#define OVER_STATES (BIT(DONE) | BIT(KEPT) | BIT(ROLLED_BACK) | BIT(GIVEN_UP))
-
-static bool among(enum ibx_journal_state state, unsigned set)
+/* NULL: it is no state of this side. */
+static const struct ibx_state *state_of(bool source, unsigned state)
 {
-    unsigned at = (unsigned)state;
-    return at < STATES && (set >> at & 1);
+    const struct ibx_state_table *table = source ? &source_table : &destination_table;
+    return state < table->count && table->states[state].name ? &table->states[state] : NULL;
 }
 
 bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
                               enum ibx_journal_state state)
 {
-    if (!among(state, source ? SOURCE_STATES : DESTINATION_STATES) || (unsigned)previous >= STATES)
-        return false;
-    return previous == state ||
-           among(state, source ? source_moves[previous] : destination_moves[previous]);
+    const struct ibx_state *to = state_of(source, (unsigned)state);
+    if (!previous)
+        return to && to->flags & IBX_STATE_INITIAL;
+    return to && (previous == state || ibx_state_allows(source ? &source_table : &destination_table,
+                                                        (unsigned)previous, (unsigned)state));
 }
 
-bool ibx_journal_over(const struct ibx_journal *record)
+bool ibx_journal_over(const struct ibx_journal *journal)
 {
-    return among(record->state, OVER_STATES);
+    const struct ibx_state *state = state_of(journal->source, (unsigned)journal->state);
+    return state && state->flags & IBX_STATE_FINAL;
 }
 
 const char *ibx_journal_state_name(enum ibx_journal_state state)
 {
-    unsigned at = (unsigned)state;
-    return at && at < STATES ? state_names[at] : "unknown";
+    const struct ibx_state *of_source = state_of(true, (unsigned)state),
+                           *found = of_source ? of_source : state_of(false, (unsigned)state);
+    return found ? found->name : "unknown";
 }
 
 /* ------------------------------------------------------------ to JSON */
@@ -88,9 +91,9 @@ static json_t *name_json(const char *name)
     return json_string(text);
 }
 
-static int check_text(const struct ibx_journal *record, struct ibx_error *err)
+static int check_text(const struct ibx_journal *journal, struct ibx_error *err)
 {
-    const char *const texts[] = {record->qmp, record->uri, record->key_file, record->uuid};
+    const char *const texts[] = {journal->qmp, journal->uri, journal->key_file, journal->uuid};
     for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         json_t *json = json_string(texts[i]);
         if (!json) {
@@ -107,11 +110,11 @@ static int check_text(const struct ibx_journal *record, struct ibx_error *err)
     return 0;
 }
 
-static json_t *blocks_json(const struct ibx_journal *record)
+static json_t *blocks_json(const struct ibx_journal *journal)
 {
     json_t *list = json_array();
-    for (unsigned i = 0; list && i < record->block_count; i++) {
-        const struct ibx_journal_block *b = &record->blocks[i];
+    for (unsigned i = 0; list && i < journal->block_count; i++) {
+        const struct ibx_journal_block *b = &journal->blocks[i];
         json_t *item = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", b->id, "size",
                                  (json_int_t)b->size, "page-size", (json_int_t)b->page_size,
                                  "offset", (json_int_t)b->offset, "address", (json_int_t)b->address,
@@ -130,9 +133,9 @@ static void hex_of(const uint8_t *bytes, unsigned count, char *text)
         snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
 }
 
-static json_t *complete_json(const struct ibx_journal *record)
+static json_t *totals_json(const struct ibx_journal *journal)
 {
-    const struct ibx_journal_totals *c = &record->complete;
+    const struct ibx_journal_totals *c = &journal->totals;
     char hash[2 * IBX_MIGRATE_HASH_BYTES + 1];
     if (!c->pages)
         return json_null();
@@ -142,24 +145,24 @@ static json_t *complete_json(const struct ibx_journal *record)
                      hash);
 }
 
-int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
+int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t *length,
                           struct ibx_error *err)
 {
     char id[2 * IBX_MIGRATE_ID_BYTES + 1];
-    hex_of(record->id, IBX_MIGRATE_ID_BYTES, id);
-    if (check_text(record, err))
+    hex_of(journal->id, IBX_MIGRATE_ID_BYTES, id);
+    if (check_text(journal, err))
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
         "s:o, s:I}",
-        "ibx-record", RECORD_VERSION, "id", id, "role", record->source ? "source" : "destination",
-        "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
-        record->uuid, "name", name_json(record->name), "qmp", record->qmp, "pid",
-        (json_int_t)record->pid, "pid-started", (json_int_t)record->pid_started, "uri", record->uri,
-        "peer", name_json(record->peer), "key-file", record->key_file, "uffd", record->uffd,
-        "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
-        blocks_json(record), "complete", complete_json(record), "written",
-        (json_int_t)record->written_s);
+        "ibx-record", JOURNAL_VERSION, "id", id, "role", journal->source ? "source" : "destination",
+        "epoch", (json_int_t)journal->epoch, "state", ibx_journal_state_name(journal->state),
+        "uuid", journal->uuid, "name", name_json(journal->name), "qmp", journal->qmp, "pid",
+        (json_int_t)journal->pid, "pid-started", (json_int_t)journal->pid_started, "uri",
+        journal->uri, "peer", name_json(journal->peer), "key-file", journal->key_file, "uffd",
+        journal->uffd, "device-way", journal->device_way, "was-running", journal->was_running,
+        "guest-ram", blocks_json(journal), "complete", totals_json(journal), "written",
+        (json_int_t)journal->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -184,31 +187,21 @@ static int take_hex(const char *key, const char *text, uint8_t *bytes, unsigned 
     return 0;
 }
 
-static int take_state(const char *role, const char *state, struct ibx_journal *record,
+static int take_state(const char *role, const char *state, struct ibx_journal *journal,
                       struct ibx_error *err)
 {
-    record->source = !strcmp(role, "source");
-    if (!record->source && strcmp(role, "destination") != 0)
+    journal->source = !strcmp(role, "source");
+    if (!journal->source && strcmp(role, "destination") != 0)
         return ibx_error_set(err, -EINVAL, "role \"%.64s\" is neither source nor destination",
                              role);
-    unsigned all = record->source ? SOURCE_STATES : DESTINATION_STATES;
-    for (unsigned i = 1; i < STATES; i++) {
-        if ((all >> i & 1) && !strcmp(state, state_names[i])) {
-            record->state = (enum ibx_journal_state)i;
+    for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_COMPLETE; i++) {
+        const struct ibx_state *is = state_of(journal->source, i);
+        if (is && !strcmp(state, is->name)) {
+            journal->state = (enum ibx_journal_state)i;
             return 0;
         }
     }
     return ibx_error_set(err, -EINVAL, "state \"%.64s\" is none of a %s", state, role);
-}
-
-static int take_text(const char *key, const char *text, char *out, size_t size,
-                     struct ibx_error *err)
-{
-    if (strlen(text) >= size)
-        return ibx_error_set(err, -EINVAL, "%s has %zu bytes: %zu at most", key, strlen(text),
-                             size - 1);
-    memcpy(out, text, strlen(text) + 1);
-    return 0;
 }
 
 struct fields {
@@ -219,7 +212,7 @@ struct fields {
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
 };
 
-static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_numbers(const struct fields *f, struct ibx_journal *journal, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
         f->uffd > INT_MAX || f->written < 0)
@@ -228,13 +221,13 @@ static int take_numbers(const struct fields *f, struct ibx_journal *record, stru
                              "out of range",
                              (long long)f->epoch, (long long)f->pid, (long long)f->pid_started,
                              (long long)f->uffd, (long long)f->written);
-    record->epoch = (uint64_t)f->epoch;
-    record->pid = (pid_t)f->pid;
-    record->pid_started = (uint64_t)f->pid_started;
-    record->uffd = (int)f->uffd;
-    record->device_way = f->device_way;
-    record->was_running = f->was_running;
-    record->written_s = (uint64_t)f->written;
+    journal->epoch = (uint64_t)f->epoch;
+    journal->pid = (pid_t)f->pid;
+    journal->pid_started = (uint64_t)f->pid_started;
+    journal->uffd = (int)f->uffd;
+    journal->device_way = f->device_way;
+    journal->was_running = f->was_running;
+    journal->written_s = (uint64_t)f->written;
     return 0;
 }
 
@@ -271,38 +264,38 @@ static int take_block(json_t *json, const struct ibx_journal_block *previous,
     return 0;
 }
 
-static int take_blocks(json_t *list, struct ibx_journal *record, struct ibx_error *err)
+static int take_blocks(json_t *list, struct ibx_journal *journal, struct ibx_error *err)
 {
     const size_t count = json_array_size(list);
-    if (list && (!json_is_array(list) || count > (record->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
+    if (list && (!json_is_array(list) || count > (journal->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
         return ibx_error_set(err, -EINVAL,
                              "guest-ram is no list of up to %u blocks, empty for a source",
                              IBX_GUEST_BLOCKS_MAX);
     for (size_t i = 0; i < count; i++) {
-        int rc = take_block(json_array_get(list, i), i ? &record->blocks[i - 1] : NULL,
-                            &record->blocks[i], err);
+        int rc = take_block(json_array_get(list, i), i ? &journal->blocks[i - 1] : NULL,
+                            &journal->blocks[i], err);
         if (rc)
             return rc;
     }
-    record->block_count = (unsigned)count;
+    journal->block_count = (unsigned)count;
     return 0;
 }
 
-/* An earlier version called a move done when all pages were there. */
-static int take_complete(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+/* Earlier versions wrote DONE without totals. */
+static int take_totals(const struct fields *f, struct ibx_journal *journal, struct ibx_error *err)
 {
-    struct ibx_journal_totals *c = &record->complete;
+    struct ibx_journal_totals *c = &journal->totals;
     json_int_t pages, zero, discarded;
     const char *hash;
     json_error_t why;
-    const bool wanted = record->state == IBX_JOURNAL_COMPLETE ||
-                        (record->state == IBX_JOURNAL_DONE && !record->source && f->complete);
+    const bool wanted = journal->state == IBX_JOURNAL_COMPLETE ||
+                        (journal->state == IBX_JOURNAL_DONE && !journal->source && f->complete);
     if (!wanted && (!f->complete || json_is_null(f->complete)))
         return 0;
     if (!wanted || !json_is_object(f->complete))
         return ibx_error_set(err, -EINVAL, "\"complete\" does not fit to a %s in state %s",
-                             record->source ? "source" : "destination",
-                             ibx_journal_state_name(record->state));
+                             journal->source ? "source" : "destination",
+                             ibx_journal_state_name(journal->state));
     if (json_unpack_ex(f->complete, &why, JSON_STRICT, "{s:I, s:I, s:I, s:s}", "pages", &pages,
                        "zero", &zero, "discarded", &discarded, "hash", &hash))
         return ibx_error_set(err, -EINVAL, "complete: %.200s", why.text);
@@ -317,41 +310,51 @@ static int take_complete(const struct fields *f, struct ibx_journal *record, str
     return take_hex("hash", hash, c->hash, IBX_MIGRATE_HASH_BYTES, err);
 }
 
-static int take_fields(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_fields(const struct fields *f, struct ibx_journal *journal, struct ibx_error *err)
 {
-    int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
-    rc = rc ? rc : take_state(f->role, f->state, record, err);
-    rc = rc ? rc : take_complete(f, record, err);
-    rc = rc ? rc : take_numbers(f, record, err);
-    rc = rc ? rc : take_blocks(f->blocks, record, err);
-    rc = rc ? rc : take_text("uuid", f->uuid, record->uuid, sizeof(record->uuid), err);
-    rc = rc ? rc : take_text("name", f->name, record->name, sizeof(record->name), err);
-    rc = rc ? rc : take_text("qmp", f->qmp, record->qmp, sizeof(record->qmp), err);
-    rc = rc ? rc : take_text("uri", f->uri, record->uri, sizeof(record->uri), err);
-    rc = rc ? rc : take_text("peer", f->peer, record->peer, sizeof(record->peer), err);
-    return rc ? rc
-              : take_text("key-file", f->key_file, record->key_file, sizeof(record->key_file), err);
+    const struct {
+        const char *key, *text;
+        char *out;
+        size_t size;
+    } texts[] = {{"uuid", f->uuid, journal->uuid, sizeof(journal->uuid)},
+                 {"name", f->name, journal->name, sizeof(journal->name)},
+                 {"qmp", f->qmp, journal->qmp, sizeof(journal->qmp)},
+                 {"uri", f->uri, journal->uri, sizeof(journal->uri)},
+                 {"peer", f->peer, journal->peer, sizeof(journal->peer)},
+                 {"key-file", f->key_file, journal->key_file, sizeof(journal->key_file)}};
+    int rc = take_hex("id", f->id, journal->id, IBX_MIGRATE_ID_BYTES, err);
+    rc = rc ? rc : take_state(f->role, f->state, journal, err);
+    rc = rc ? rc : take_totals(f, journal, err);
+    rc = rc ? rc : take_numbers(f, journal, err);
+    rc = rc ? rc : take_blocks(f->blocks, journal, err);
+    for (unsigned i = 0; !rc && i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (strlen(texts[i].text) >= texts[i].size)
+            return ibx_error_set(err, -EINVAL, "%s has %zu bytes: %zu at most", texts[i].key,
+                                 strlen(texts[i].text), texts[i].size - 1);
+        memcpy(texts[i].out, texts[i].text, strlen(texts[i].text) + 1);
+    }
+    return rc;
 }
 
 #define FIRST_FIELDS                                                                               \
     "{s:I, s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:b, s:I"
 
-static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
+static int take_json(json_t *json, struct ibx_journal *journal, struct ibx_error *err)
 {
-    /* Before it was on record a VM was taken to have run. */
+    /* Earlier versions did not note it. */
     struct fields f = {.was_running = true};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
         return ibx_error_set(err, -EINVAL, "it has no \"ibx-record\"");
     const json_int_t number = json_integer_value(version);
-    if (number < RECORD_VERSION_FIRST || number > RECORD_VERSION)
+    if (number < JOURNAL_VERSION_FIRST || number > JOURNAL_VERSION)
         return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows %d to %d",
-                             (long long)number, RECORD_VERSION_FIRST, RECORD_VERSION);
+                             (long long)number, JOURNAL_VERSION_FIRST, JOURNAL_VERSION);
     if (json_unpack_ex(json, &why, JSON_STRICT,
-                       number == RECORD_VERSION_FIRST ? FIRST_FIELDS "}"
-                       : number == RECORD_VERSION_2   ? FIRST_FIELDS ", s:b, s:o}"
-                                                      : FIRST_FIELDS ", s:b, s:o, s:o}",
+                       number == JOURNAL_VERSION_FIRST ? FIRST_FIELDS "}"
+                       : number == JOURNAL_VERSION_2   ? FIRST_FIELDS ", s:b, s:o}"
+                                                       : FIRST_FIELDS ", s:b, s:o, s:o}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -359,10 +362,10 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
                        "complete", &f.complete))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
-    return take_fields(&f, record, err);
+    return take_fields(&f, journal, err);
 }
 
-int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *journal,
                            struct ibx_error *err)
 {
     json_error_t why;
@@ -372,7 +375,7 @@ int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *
                   : ibx_error_set(err, -EINVAL, "line %d: %.160s", why.line, why.text);
     json_decref(json);
     if (!rc)
-        *record = found;
+        *journal = found;
     else if (err)
         ibx_text_sanitize(err->message);
     return rc;
@@ -380,54 +383,34 @@ int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *
 
 /* ------------------------------------------------------------ in words */
 
-static const char *say_source(enum ibx_journal_state state)
-{
-    switch (state) {
-    case IBX_JOURNAL_HERE:
-        return "%s is here: its move to %s has not come to the point where it could run there";
-    case IBX_JOURNAL_MAY_RUN:
-        return "%s may run at %s or still be here: only the destination knows, and \"ib-migrate "
-               "recover\" asks it before anything is started";
-    case IBX_JOURNAL_MOVED:
-        return "%s runs at %s and not here, but this side has pages that it needs: leave this QEMU "
-               "as it is; \"ib-migrate recover\" goes on sending";
-    case IBX_JOURNAL_DONE:
-        return "%s runs at %s with all of its pages: this QEMU is not needed any more and must not "
-               "be continued";
-    case IBX_JOURNAL_KEPT:
-        return "%s stayed here: its move to %s ended before it could run there";
-    case IBX_JOURNAL_ROLLED_BACK:
-        return "%s was taken back from %s and runs here from where it had stopped: it must not run "
-               "there";
-    default:
-        return "nothing is known of %s and its move to %s";
-    }
-}
+/* The first %s is the VM, the second the other side. */
+static const char *const source_texts[] = {
+    [IBX_JOURNAL_HERE] = "%s is here: its move to %s has not come to the point where it could run "
+                         "there",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
+                            "\"ib-migrate recover\" asks it before anything is started",
+    [IBX_JOURNAL_MOVED] = "%s runs at %s and not here, but this side has pages that it needs: "
+                          "leave this QEMU as it is; \"ib-migrate recover\" goes on sending",
+    [IBX_JOURNAL_DONE] = "%s runs at %s with all of its pages: this QEMU is not needed any more "
+                         "and must not be continued",
+    [IBX_JOURNAL_KEPT] = "%s stayed here: its move to %s ended before it could run there",
+    [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
+                                "stopped: it must not run there",
+};
+static const char *const destination_texts[] = {
+    [IBX_JOURNAL_NOT_YET] = "%s does not run here yet: it is at %s",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
+                            "recover\" asks it",
+    [IBX_JOURNAL_RUNNING] = "%s runs here and needs pages that are still at %s: leave both QEMUs "
+                            "as they are; \"ib-migrate recover\" goes on fetching",
+    [IBX_JOURNAL_COMPLETE] = "%s runs here with all of its pages, but %s has not confirmed it and "
+                             "keeps them, too: \"ib-migrate recover\" here lets it end, and there "
+                             "when that says done",
+    [IBX_JOURNAL_DONE] = "%s runs here with all of its pages: that at %s is not needed any more",
+    [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its move from %s was given up",
+};
 
-static const char *say_destination(enum ibx_journal_state state)
-{
-    switch (state) {
-    case IBX_JOURNAL_NOT_YET:
-        return "%s does not run here yet: it is at %s";
-    case IBX_JOURNAL_MAY_RUN:
-        return "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate recover\" "
-               "asks it";
-    case IBX_JOURNAL_RUNNING:
-        return "%s runs here and needs pages that are still at %s: leave both QEMUs as they are; "
-               "\"ib-migrate recover\" goes on fetching";
-    case IBX_JOURNAL_COMPLETE:
-        return "%s runs here with all of its pages, but %s has not confirmed it and keeps them, "
-               "too: \"ib-migrate recover\" here lets it end, and there when that says done";
-    case IBX_JOURNAL_DONE:
-        return "%s runs here with all of its pages: that at %s is not needed any more";
-    case IBX_JOURNAL_GIVEN_UP:
-        return "%s does not run here: its move from %s was given up";
-    default:
-        return "nothing is known of %s and its move from %s";
-    }
-}
-
-/* Replaces both %s of a sentence of this file. */
+/* Replaces both %s, which a compiler could not check as a format. */
 static void fill_in(const char *form, const char *vm, const char *peer, char *out, size_t size)
 {
     const char *first = strstr(form, "%s"), *second = strstr(first + 2, "%s");
@@ -435,20 +418,22 @@ static void fill_in(const char *form, const char *vm, const char *peer, char *ou
              first + 2, peer, second + 2);
 }
 
-void ibx_journal_say(const struct ibx_journal *record, char *sentence, size_t size)
+void ibx_journal_describe(const struct ibx_journal *journal, char *text, size_t size)
 {
     char vm[256];
-    bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
-    if (record->name[0])
-        snprintf(vm, sizeof(vm), "VM %s", record->name);
+    bool uuid = journal->uuid[0] && strspn(journal->uuid, "0-") != strlen(journal->uuid);
+    if (journal->name[0])
+        snprintf(vm, sizeof(vm), "VM %s", journal->name);
     else if (uuid)
-        snprintf(vm, sizeof(vm), "VM %s", record->uuid);
+        snprintf(vm, sizeof(vm), "VM %s", journal->uuid);
     else
-        snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
-    const char *peer = record->peer[0]                    ? record->peer
-                       : record->source && record->uri[0] ? record->uri
-                                                          : "the other side";
-    fill_in(record->source ? say_source(record->state) : say_destination(record->state), vm, peer,
-            sentence, size);
-    ibx_text_sanitize(sentence);
+        snprintf(vm, sizeof(vm), "the VM of %.200s", journal->qmp);
+    const char *peer = journal->peer[0]                     ? journal->peer
+                       : journal->source && journal->uri[0] ? journal->uri
+                                                            : "the other side";
+    const char *form = "nothing is known of %s and its move with %s";
+    if (state_of(journal->source, (unsigned)journal->state))
+        form = journal->source ? source_texts[journal->state] : destination_texts[journal->state];
+    fill_in(form, vm, peer, text, size);
+    ibx_text_sanitize(text);
 }

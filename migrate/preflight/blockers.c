@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/preflight/preflight.h"
 
-#include "migrate/qemu/qemu.h"
+#include "migrate/pages/pages.h"
+
+#include "common/locked.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/magic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define TEXT_MAX 256 /* bytes of QEMU's words in one of ours */
+#define TEXT_MAX 256 /* bytes of a QEMU message in one of ours */
 
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
 {
@@ -40,8 +43,8 @@ static bool version_from(const struct ibx_guest_ram *ram, unsigned major, unsign
            (ram->version.major == major && ram->version.minor >= minor);
 }
 
-static void refuse_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
-                         struct ibx_blockers *blockers)
+static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                        struct ibx_blockers *blockers)
 {
     const bool file = !strcmp(block->type, "memory-backend-file");
     const uint64_t mib = block->size >> 20;
@@ -74,7 +77,7 @@ void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blo
 {
     for (size_t i = 0; i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
-        refuse_block(ram, block, blockers);
+        check_block(ram, block, blockers);
         for (size_t k = 0; block->shared && k < i; k++) {
             const struct ibx_guest_block *other = &ram->blocks[k];
             if (other->shared && other->dev == block->dev && other->ino == block->ino)
@@ -93,18 +96,18 @@ void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blo
             ram->machine_bytes >> 20, ram->bytes >> 20);
 }
 
-/* Its pages are the VM's until the move is complete, also when the source's QEMU ends before. */
-static void refuse_discarding(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+/* The VM needs the pages until the migration is complete, even if the source's QEMU ends. */
+static void check_discarding(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
         const char *id = ram->blocks[i].id;
         if (ram->blocks[i].discards)
             ibx_blockers_add(
                 blockers,
-                "guest RAM %s is lost if this QEMU ends before all of it has gone over "
-                "(discard-data=on): turn that off by the QMP command qom-set with path "
-                "/objects/%s, property discard-data and value false, and for the next start "
-                "on its command line (libvirt: no <discard/> in <memoryBacking>)",
+                "guest RAM %s has discard-data=on, so that it is lost if this QEMU ends before "
+                "all pages are at the destination: turn it off by the QMP command qom-set (path "
+                "/objects/%s, property discard-data, value false) and on QEMU's command line "
+                "(libvirt: no <discard/> in <memoryBacking>)",
                 id, id);
     }
 }
@@ -141,16 +144,16 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
             ibx_blockers_add(
                 blockers,
                 "the file system of %s has %" PRIu64 " MiB left and this VM may need %" PRIu64
-                " MiB more: enlarge it (a tmpfs: mount -o remount,size=...) or free space, "
-                "else the VM would hang for want of a page",
+                " MiB more: enlarge it (a tmpfs: mount -o remount,size=...) or free space; the "
+                "VM would hang where a page finds no room",
                 block->path[0] ? block->path : block->id, room >> 20, need >> 20);
     }
 }
 
 /* ------------------------------------------------------------ both sides */
 
-static void refuse_pair_block(const struct ibx_guest_block *from, const struct ibx_guest_block *to,
-                              struct ibx_blockers *blockers)
+static void check_pair_block(const struct ibx_guest_block *from, const struct ibx_guest_block *to,
+                             struct ibx_blockers *blockers)
 {
     if (from->size != to->size)
         ibx_blockers_add(blockers,
@@ -167,8 +170,8 @@ static void refuse_pair_block(const struct ibx_guest_block *from, const struct i
 }
 
 /* Whichever of the destination's blocks has it. */
-static void refuse_same_file(const struct ibx_guest_block *from,
-                             const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
+static void check_same_file(const struct ibx_guest_block *from,
+                            const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
 {
     bool same = false;
     for (size_t i = 0; i < destination->count && from->file; i++)
@@ -176,9 +179,8 @@ static void refuse_same_file(const struct ibx_guest_block *from,
     if (same)
         ibx_blockers_add(
             blockers,
-            "guest RAM %s is in one and the same file here and at the destination, which "
-            "would be emptied under the running VM: give the destination's QEMU another "
-            "mem-path",
+            "guest RAM %s is the same file here and at the destination, which would empty it "
+            "under the running VM: give the destination's QEMU another mem-path",
             from->id);
 }
 
@@ -196,8 +198,8 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
          source->version.minor > destination->version.minor))
         ibx_blockers_add(
             blockers,
-            "QEMU is %u.%u here and %u.%u at the destination: it moves VMs to its own or a "
-            "newer version only; update it there",
+            "QEMU is %u.%u here and %u.%u at the destination, but migrates only to the same or "
+            "a newer version: update it there",
             source->version.major, source->version.minor, destination->version.major,
             destination->version.minor);
     if (strcmp(source->uuid, destination->uuid) && strcmp(destination->uuid, no_uuid))
@@ -208,13 +210,13 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
     for (size_t i = 0; i < source->count; i++) {
         const struct ibx_guest_block *to = ibx_guest_ram_block(destination, source->blocks[i].id);
         if (to)
-            refuse_pair_block(&source->blocks[i], to, blockers);
+            check_pair_block(&source->blocks[i], to, blockers);
         else
             ibx_blockers_add(blockers,
                              "guest RAM %s is missing at the destination: start its QEMU with "
                              "the same -object memory-backend-... and ids as here",
                              source->blocks[i].id);
-        refuse_same_file(&source->blocks[i], destination, blockers);
+        check_same_file(&source->blocks[i], destination, blockers);
     }
     for (size_t i = 0; i < destination->count; i++) {
         const char *id = destination->blocks[i].id;
@@ -228,12 +230,13 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
 
 /* ------------------------------------------------------------ devices */
 
-static const char *const strangers[] = {"vfio-",      "vfio-user",  "x-vfio-user",
+/* Types of devices that reach guest RAM past QEMU's page tables. */
+static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user",
                                         "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
 
-/* Children of a QOM path whose type is one of the strangers. */
-static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
-                           uint64_t deadline_ns, struct ibx_error *err)
+/* Children of a QOM path whose type is one of `bypassing`. */
+static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
+                          uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *list, *item;
     int rc =
@@ -247,13 +250,13 @@ static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blo
         const char *type = json_string_value(json_object_get(item, "type"));
         if (!name || !type || !begins(type, "child<"))
             continue;
-        for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++) {
-            if (!begins(type + 6, strangers[i]))
+        for (size_t i = 0; i < sizeof(bypassing) / sizeof(bypassing[0]); i++) {
+            if (!begins(type + 6, bypassing[i]))
                 continue;
             ibx_blockers_add(
                 blockers,
                 "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                "that are not there yet: unplug it (device_del %.64s) before the move",
+                "that are not there yet: unplug it (device_del %.64s) before the migration",
                 name, (int)strcspn(type + 6, ">"), type + 6, name);
             break;
         }
@@ -263,8 +266,8 @@ static int refuse_children(struct ibx_qmp *qmp, const char *path, struct ibx_blo
 }
 
 /* Network back ends are no QOM objects; the human monitor lists them. */
-static int refuse_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
-                           struct ibx_error *err)
+static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
+                          struct ibx_error *err)
 {
     json_t *text;
     int rc = ibx_qmp_execute(qmp, "human-monitor-command",
@@ -283,7 +286,7 @@ static int refuse_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, u
         ibx_blockers_add(
             blockers,
             "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
-            "(vhost=on is fine) or unplug it before the move",
+            "(vhost=on is fine) or unplug it before the migration",
             (int)strcspn(name, ":\r\n"), name, is_user ? "vhost-user" : "vhost-vdpa");
     }
     json_decref(text);
@@ -297,21 +300,21 @@ int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
                                         "/objects"};
     int rc = 0;
     for (size_t i = 0; !rc && i < sizeof(paths) / sizeof(paths[0]); i++)
-        rc = refuse_children(qmp, paths[i], blockers, deadline_ns, err);
-    return rc ? rc : refuse_networks(qmp, blockers, deadline_ns, err);
+        rc = check_children(qmp, paths[i], blockers, deadline_ns, err);
+    return rc ? rc : check_networks(qmp, blockers, deadline_ns, err);
 }
 
 /* ------------------------------------------------------------ state */
 
-/* A migration that ended leaves one of these behind; without any there is no status at all. */
+/* A QEMU that never migrated has no status. */
 static bool is_over(const char *status)
 {
     return !status || !strcmp(status, "none") || !strcmp(status, "completed") ||
            !strcmp(status, "failed") || !strcmp(status, "cancelled");
 }
 
-static void refuse_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
-                             struct ibx_blockers *blockers)
+static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
+                            struct ibx_blockers *blockers)
 {
     static const char *const gone[] = {
         "postmigrate",    "finish-migrate", "shutdown",   "internal-error",
@@ -326,29 +329,28 @@ static void refuse_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_r
         return;
     }
     if (waits)
-        ibx_blockers_add(blockers,
-                         "this QEMU waits for a VM itself (-incoming): send from the one that "
-                         "runs it");
+        ibx_blockers_add(
+            blockers,
+            "this QEMU waits for a VM itself (-incoming): send from the one that runs it");
     for (size_t i = 0; i < sizeof(gone) / sizeof(gone[0]); i++) {
         if (!strcmp(ram->status, gone[i]))
             ibx_blockers_add(
                 blockers,
-                "the VM is in state %s: only one that runs or is paused can be "
-                "moved; if it was moved away before, ib-migrate status says whether this "
-                "QEMU is still needed",
+                "the VM is in state %s, but must run or be paused to migrate: if it migrated "
+                "before, ib-migrate status tells whether this QEMU is still needed",
                 ram->status);
     }
 }
 
-int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
-                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
-                        uint64_t deadline_ns, struct ibx_error *err)
+static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                       enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                       uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *info, *reason;
     int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &info, deadline_ns, err);
     if (rc)
         return rc;
-    refuse_run_state(ram, role, blockers);
+    check_run_state(ram, role, blockers);
     const char *status = json_string_value(json_object_get(info, "status"));
     if (!is_over(status))
         ibx_blockers_add(blockers,
@@ -360,8 +362,7 @@ int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     {
         const char *text = json_string_value(reason);
         ibx_blockers_add(blockers,
-                         "QEMU itself cannot migrate this VM (%.*s): remove that device or "
-                         "option first",
+                         "QEMU itself cannot migrate this VM (%.*s): remove that device or option",
                          TEXT_MAX, text ? text : "no reason given");
     }
     json_decref(info);
@@ -372,7 +373,7 @@ int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    /* The kernel asks for the same right as for tracing, before it looks at the number. */
+    /* pidfd_getfd checks the right to trace before it looks at the descriptor. */
     int process = (int)syscall(SYS_pidfd_open, ram->pid, 0);
     int copy = process >= 0 ? (int)syscall(SYS_pidfd_getfd, process, INT_MAX, 0) : -1;
     int code = errno;
@@ -399,7 +400,7 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = ibx_preflight_state(qmp, ram, role, blockers, deadline_ns, err);
+    int rc = check_state(qmp, ram, role, blockers, deadline_ns, err);
     if (!rc)
         rc = ibx_preflight_devices(qmp, blockers, deadline_ns, err);
     if (rc)
@@ -409,110 +410,58 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
         ibx_preflight_permissions(ram, blockers);
         ibx_preflight_space(ram, blockers);
     } else {
-        refuse_discarding(ram, blockers);
+        check_discarding(ram, blockers);
     }
     return 0;
 }
 
-/* ------------------------------------------------------------ capabilities */
+/* ------------------------------------------------------------ locked memory */
 
-struct capability {
-    const char *name;
-    bool source, destination; /* wanted there */
-    bool needed;              /* a QEMU without it will not do */
-};
-
-static const struct capability capabilities[] = {
-    {"x-ignore-shared", true, true, true},
-    {"events", true, true, true},
-    /* Waits a millisecond for nothing, and then for a word: is_quiet() of source.c does without. */
-    {"pause-before-switchover", false, false, false},
-    /* Each of these sends RAM in a way of its own, or expects another stream. */
-    {"postcopy-ram", false, false, false},
-    {"postcopy-preempt", false, false, false},
-    {"multifd", false, false, false},
-    {"mapped-ram", false, false, false},
-    {"background-snapshot", false, false, false},
-    {"x-colo", false, false, false},
-    {"block", false, false, false},
-    {"release-ram", false, false, false},
-    {"return-path", false, false, false},
-    {"zero-copy-send", false, false, false},
-    {"compress", false, false, false},
-};
-
-/* The state of a capability in QEMU's list: NULL when it does not know it. */
-static json_t *state_of(json_t *list, const char *name)
+static bool any_set(const uint64_t *bits, uint64_t first, uint64_t end)
 {
-    json_t *item;
-    size_t index;
-    json_array_foreach(list, index, item)
-    {
-        const char *is = json_string_value(json_object_get(item, "capability"));
-        if (is && !strcmp(is, name))
-            return json_object_get(item, "state");
+    for (; first < end; first++)
+        if (bits[first / 64] >> (first % 64) & 1)
+            return true;
+    return false;
+}
+
+static int block_bytes(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                       uint64_t *bytes, struct ibx_error *err)
+{
+    const uint64_t pages = block->size / block->page_size;
+    const uint64_t piece =
+        block->page_size > IBX_EXPORT_PIECE ? 1 : IBX_EXPORT_PIECE / block->page_size;
+    uint64_t written, *bits = malloc((size_t)(pages + 63) / 64 * 8);
+    if (!bits)
+        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    int rc = ibx_guest_block_written(ram, block, bits, &written, err);
+    for (uint64_t at = 0; !rc && at < pages; at += piece) {
+        const uint64_t end = pages - at < piece ? pages : at + piece;
+        *bytes += any_set(bits, at, end) ? (end - at) * block->page_size : 0;
     }
-    return NULL;
-}
-
-static int append_state(json_t *list, const char *name, bool state)
-{
-    return json_array_append_new(list,
-                                 json_pack("{s:s,s:b}", "capability", name, "state", (int)state));
-}
-
-/* What has to change, and what undoes it. */
-static int compare(json_t *list, enum ibx_migrate_role role, json_t *change, json_t *undo,
-                   struct ibx_error *err)
-{
-    for (size_t i = 0; i < sizeof(capabilities) / sizeof(capabilities[0]); i++) {
-        const struct capability *c = &capabilities[i];
-        const bool wanted = role == IBX_MIGRATE_SOURCE ? c->source : c->destination;
-        json_t *state = state_of(list, c->name);
-        if (!state && wanted && c->needed)
-            return ibx_error_set(err, -EOPNOTSUPP,
-                                 "this QEMU does not know the migration "
-                                 "capability %s: use QEMU 4.0 or later",
-                                 c->name);
-        if (!state || json_is_true(state) == wanted)
-            continue;
-        if (append_state(change, c->name, wanted) || append_state(undo, c->name, !wanted))
-            return ibx_error_set(err, -ENOMEM, "out of memory");
-    }
-    return 0;
-}
-
-static int set_states(struct ibx_qmp *qmp, json_t *states, uint64_t deadline_ns,
-                      struct ibx_error *err)
-{
-    if (!json_array_size(states))
-        return 0;
-    return ibx_qmp_execute(qmp, "migrate-set-capabilities",
-                           json_pack("{s:O}", "capabilities", states), NULL, deadline_ns, err);
-}
-
-int ibx_capabilities_set(struct ibx_qmp *qmp, enum ibx_migrate_role role, json_t **before,
-                         uint64_t deadline_ns, struct ibx_error *err)
-{
-    json_t *list;
-    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
-    if (rc)
-        return rc;
-    json_t *change = json_array(), *undo = json_array();
-    rc = compare(list, role, change, undo, err);
-    if (!rc)
-        rc = set_states(qmp, change, deadline_ns, err);
-    json_decref(list);
-    json_decref(change);
-    if (rc)
-        json_decref(undo);
-    else
-        *before = undo;
+    free(bits);
     return rc;
 }
 
-int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
-                             struct ibx_error *err)
+int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
+                               struct ibx_error *err)
 {
-    return set_states(qmp, before, deadline_ns, err);
+    uint64_t sum = 0;
+    int rc = 0;
+    for (size_t i = 0; !rc && i < ram->count; i++)
+        if (ram->blocks[i].fd >= 0)
+            rc = block_bytes(ram, &ram->blocks[i], &sum, err);
+    if (!rc)
+        *bytes = sum;
+    return rc;
+}
+
+void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers)
+{
+    struct ibx_error why = {0};
+    uint64_t limit;
+    if (!ibx_locked_limit(&limit) || bytes <= limit)
+        return;
+    ibx_locked_error(&why, fabric, bytes, limit);
+    ibx_blockers_add(blockers, "%s", why.message);
 }

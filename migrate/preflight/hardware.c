@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What QEMU shows of a VM's hardware. Its tree of devices is in one place only, a text for people:
- * query-pci does not see behind a bridge that no firmware has set up yet. */
+/* Describes a VM's hardware and compares two descriptions. QEMU has its tree of devices only as a
+ * text for people: query-pci does not see behind a bridge that no firmware has set up yet. */
 #include "migrate/preflight/preflight.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define DEPTH_MAX 12 /* buses behind buses */
 #define WORD_MAX  64
+#define NAMED_MAX 3   /* devices in one sentence */
+#define PIECE_MAX 200 /* bytes of a piece that are looked at */
 
 struct text {
     char *bytes;
@@ -43,7 +46,7 @@ struct tree {
     struct text *text;
 };
 
-/* A device of the accelerator stands for one of the board, and their states are the same. */
+/* A device of the accelerator has the same state as the one of the board that it replaces. */
 static const char *plain_type(const char *type)
 {
     static const char *const same[][2] = {
@@ -64,13 +67,13 @@ static bool pluggable(const char *bus)
     return false;
 }
 
-/* The inner half of a virtio device on PCI says nothing that the outer does not. */
+/* The inner half of a virtio device on PCI adds nothing to the outer. */
 static bool inner(const struct level *level)
 {
     return !strcmp(level->bus, "virtio-pci-bus");
 }
 
-/* All properties of a device come before its children: when one of those begins, it is known. */
+/* A device is known when its first child begins: all of its properties come before. */
 static void end_device(struct tree *tree)
 {
     const struct level *own = tree->open >= 0 ? &tree->levels[tree->open] : NULL;
@@ -220,7 +223,7 @@ static int put_processors(struct ibx_qmp *qmp, struct text *t, uint64_t deadline
     return 0;
 }
 
-/* Those that cannot be taken out: of devices that have no medium nobody expects one. */
+/* Disks that are not removable: only those must have a medium. */
 static int put_disks(struct ibx_qmp *qmp, struct text *t, uint64_t deadline_ns,
                      struct ibx_error *err)
 {
@@ -262,4 +265,174 @@ int ibx_hardware_describe(struct ibx_qmp *qmp, char text[IBX_HARDWARE_MAX], uint
         *text = '\0';
     json_decref(qtree);
     return 0;
+}
+
+/* ------------------------------------------------------------ the comparison */
+
+/* The pieces of a text: what lies between two ';'. */
+struct piece {
+    const char *at;
+    size_t length;
+};
+
+static bool next_piece(const char **text, struct piece *piece)
+{
+    if (!**text)
+        return false;
+    *piece = (struct piece){*text, strcspn(*text, ";")};
+    *text += piece->length;
+    *text += **text == ';';
+    return true;
+}
+
+static bool same(const struct piece *a, const struct piece *b)
+{
+    return a->length == b->length && !memcmp(a->at, b->at, a->length);
+}
+
+/* How often it is in `text`, before `till` (NULL: the end). */
+static unsigned count_of(const struct piece *piece, const char *text, const char *till)
+{
+    struct piece other;
+    unsigned n = 0;
+    while ((!till || text < till) && next_piece(&text, &other))
+        n += same(piece, &other);
+    return n;
+}
+
+static bool begins(const struct piece *piece, const char *with)
+{
+    const size_t n = strlen(with);
+    return piece->length >= n && !memcmp(piece->at, with, n);
+}
+
+/* What follows the first `key` of a text; "" when it is not in it. */
+static void value_of(const char *text, const char *key, char *out, size_t size)
+{
+    struct piece piece;
+    const size_t n = strlen(key);
+    *out = '\0';
+    while (next_piece(&text, &piece)) {
+        if (!begins(&piece, key))
+            continue;
+        snprintf(out, size, "%.*s",
+                 (int)(piece.length - n < PIECE_MAX ? piece.length - n : PIECE_MAX), piece.at + n);
+        return;
+    }
+}
+
+static void check_processors(const char *source, const char *destination,
+                             struct ibx_blockers *blockers)
+{
+    char here[PIECE_MAX + 1], there[PIECE_MAX + 1];
+    value_of(source, "cpus=", here, sizeof(here));
+    value_of(destination, "cpus=", there, sizeof(there));
+    if (*here && *there && strcmp(here, there))
+        ibx_blockers_add(
+            blockers,
+            "the VM has %s vCPUs here and %s at the destination: start the destination's "
+            "QEMU with the same -smp",
+            here, there);
+    value_of(source, "cpu=", here, sizeof(here));
+    value_of(destination, "cpu=", there, sizeof(there));
+    if (*here && *there && strcmp(here, there))
+        ibx_blockers_add(blockers,
+                         "the vCPUs are of type %s here and %s at the destination: start the "
+                         "destination's QEMU with the same -cpu",
+                         here, there);
+}
+
+/* Features that only the destination has do no harm. */
+static void check_features(const char *source, const char *destination,
+                           struct ibx_blockers *blockers)
+{
+    struct piece piece;
+    char key[PIECE_MAX + 1], has[PIECE_MAX + 1];
+    while (next_piece(&source, &piece)) {
+        const char *equals = begins(&piece, "cpuid ") ? memchr(piece.at, '=', piece.length) : NULL;
+        if (!equals || equals - piece.at >= PIECE_MAX)
+            continue;
+        snprintf(key, sizeof(key), "%.*s=", (int)(equals - piece.at), piece.at);
+        value_of(destination, key, has, sizeof(has));
+        const unsigned long long missing =
+            strtoull(equals + 1, NULL, 16) & ~strtoull(has, NULL, 16);
+        if (!missing)
+            continue;
+        ibx_blockers_add(
+            blockers,
+            "the vCPUs have features here that they lack at the destination (%.*s, bits "
+            "%#llx): start both QEMUs with a -cpu that both hosts have",
+            (int)(equals - piece.at), piece.at, missing);
+        return;
+    }
+}
+
+static void check_disks(const char *source, const char *destination, struct ibx_blockers *blockers)
+{
+    struct piece piece;
+    for (const char *at = source; next_piece(&at, &piece);) {
+        if (!begins(&piece, "disk=") ||
+            count_of(&piece, source, NULL) <= count_of(&piece, destination, NULL))
+            continue;
+        ibx_blockers_add(
+            blockers,
+            "a disk of %.*s bytes here has none of its size at the destination: both QEMUs "
+            "need the same images, on storage that both hosts reach",
+            (int)(piece.length < PIECE_MAX ? piece.length - 5 : PIECE_MAX), piece.at + 5);
+        return;
+    }
+}
+
+/* Names the devices of `text` that `other` lacks; returns how many. */
+static unsigned list_missing(const char *text, const char *other, bool board, char *names,
+                             size_t size)
+{
+    struct piece piece;
+    unsigned missing = 0;
+    size_t used = 0;
+    *names = '\0';
+    for (const char *at = text; next_piece(&at, &piece);) {
+        if (!begins(&piece, "p ") && (!board || !begins(&piece, "b ")))
+            continue;
+        if (count_of(&piece, text, piece.at) < count_of(&piece, other, NULL) ||
+            missing++ >= NAMED_MAX)
+            continue;
+        const int length = (int)(piece.length < PIECE_MAX ? piece.length - 2 : PIECE_MAX);
+        used += (size_t)snprintf(names + used, size - used, "%s%.*s", used ? ", " : "",
+                                 length < 100 ? length : 100, piece.at + 2);
+    }
+    return missing;
+}
+
+static void check_devices(const char *source, const char *destination, bool board,
+                          struct ibx_blockers *blockers)
+{
+    char names[IBX_ERROR_MAX], more[32];
+    unsigned n = list_missing(source, destination, board, names, sizeof(names));
+    snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
+    if (n)
+        ibx_blockers_add(
+            blockers,
+            "the destination lacks %s%s: start its QEMU with the same devices in the same "
+            "places as here, also those that were plugged in since",
+            names, n > NAMED_MAX ? more : "");
+    n = list_missing(destination, source, board, names, sizeof(names));
+    snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
+    if (n)
+        ibx_blockers_add(
+            blockers,
+            "the destination has %s%s, which the VM here has not: start its QEMU with the "
+            "same devices in the same places as here",
+            names, n > NAMED_MAX ? more : "");
+}
+
+void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
+                            struct ibx_blockers *blockers)
+{
+    if (!*source || !*destination)
+        return;
+    check_processors(source, destination, blockers);
+    check_features(source, destination, blockers);
+    check_disks(source, destination, blockers);
+    check_devices(source, destination, same_version, blockers);
 }

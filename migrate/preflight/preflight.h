@@ -4,7 +4,7 @@
  * with the value and the remedy. Both sides and `ib-migrate check` call it; it needs a monitor and
  * the guest RAM, no migration.
  *
- *   blockers.c       QEMU, its RAM, its devices, this host; the pair of both sides
+ *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   hardware.c       the VM's hardware as a text, and the comparison of two of them
  *   capabilities.c   the migration capabilities of QEMU that a migration needs
  *
@@ -39,10 +39,6 @@ void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blo
 /* Devices that reach guest RAM past QEMU's page tables: VFIO, vhost-user, vhost-vdpa. */
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err);
-/* A QEMU that is migrating, has migrated, waits for another source or cannot migrate at all. */
-int ibx_preflight_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
-                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
-                        uint64_t deadline_ns, struct ibx_error *err);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Destination: file systems that cannot hold the RAM. */
@@ -51,30 +47,30 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
 /* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
                                struct ibx_error *err);
-/* When `who`, the fabric, is to pin so many bytes in all, and this process may not lock them. */
-void ibx_preflight_locked(const char *who, uint64_t bytes, struct ibx_blockers *blockers);
+/* `fabric` has to pin so many bytes in all, and this process may not lock them. */
+void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 
-/* Adds a sentence. */
+/* Adds one. */
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Sets x-ignore-shared and events, and unsets what does not go with them or costs time. `before`
- * gets what ibx_capabilities_restore needs (a reference). -EOPNOTSUPP: this QEMU lacks one of them.
+/* ------------------------------------------------------------ capabilities */
+
+/* Sets x-ignore-shared and events; clears those that do not go with them or that cost time.
+ * `before` gets a reference to what ibx_capabilities_restore() needs. -EOPNOTSUPP: QEMU lacks one.
  */
-int ibx_capabilities_set(struct ibx_qmp *qmp, enum ibx_migrate_role role, json_t **before,
-                         uint64_t deadline_ns, struct ibx_error *err);
-/* Puts back what was changed; does not consume `before`. */
+int ibx_capabilities_set(struct ibx_qmp *qmp, json_t **before, uint64_t deadline_ns,
+                         struct ibx_error *err);
+/* Restores what was changed; does not consume `before`. */
 int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
                              struct ibx_error *err);
 
 /* ------------------------------------------------------------ hardware */
 
 /*
- * What QEMU shows of a VM's hardware, as far as both sides of a move must have the same: as a text,
- * so that one side can send it to the other. What only the host sees (which tap, file or monitor a
- * device has behind it) is not in it.
- *
- * One piece behind the other, each ended by ';', in any order:
+ * The hardware that both sides must have in common, as a text that goes to the other side in HELLO.
+ * It leaves out what only the host sees: the tap, file or monitor behind a device. It consists of
+ * pieces in any order, each ended by ';':
  *
  *   cpus=N   cpu=TYPE   cpuid LEAF.SUB REG=HEX   disk=BYTES
  *   p TYPE @ PLACE   a device on a bus where devices are plugged in (PCI, USB, SCSI, ...)
@@ -82,15 +78,15 @@ int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadl
  */
 #define IBX_HARDWARE_MAX IBX_MIGRATE_HARDWARE /* bytes with the NUL */
 
-/* "" when there is more than fits; what this QEMU does not tell is left out. */
+/* "" when it does not fit; what this QEMU does not report is left out. */
 int ibx_hardware_describe(struct ibx_qmp *qmp, char text[IBX_HARDWARE_MAX], uint64_t deadline_ns,
                           struct ibx_error *err);
 /* The devices of QEMU's "info qtree", for the above: false when they do not fit. */
 bool ibx_hardware_devices(const char *qtree, char *text, size_t size);
 
-/* What is not the same in a way that QEMU's device state would stumble on, or the guest: a sentence
- * each, and one for all missing and one for all surplus devices. `same_version`: of both QEMUs.
- * Nothing when either text is "". The source's is of a peer: any text. */
+/* Differences that break QEMU's device state, or the guest; all missing devices are one blocker,
+ * and all surplus ones. `same_version`: of both QEMUs. None when either text is "". `source` comes
+ * from a peer: it may be any text. */
 void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
                             struct ibx_blockers *blockers);
 

@@ -145,7 +145,7 @@ static int prepare(struct source *s, struct ibx_error *err)
         rc = ask(s, err);
     }
     if (!rc)
-        rc = ibx_capabilities_set(s->vm.qmp, IBX_MIGRATE_SOURCE, &s->vm.undo.before,
+        rc = ibx_capabilities_set(s->vm.qmp, &s->vm.undo.before,
                                   ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         rc = ibx_watchdog_capabilities(&s->vm.watchdog, s->vm.undo.before, err);

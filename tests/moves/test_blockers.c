@@ -114,7 +114,7 @@ static void test_ram_that_is_discarded(void **state)
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
                                               "/dev/shm,share=on,discard-data=on"});
     look(IBX_MIGRATE_SOURCE);
-    only("guest RAM mem0 is lost if this QEMU ends before all of it has gone over");
+    only("guest RAM mem0 has discard-data=on, so that it is lost");
     vm_do(&vm, "qom-set",
           json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
                     0));
@@ -167,7 +167,7 @@ static void test_capabilities(void **state)
     set_capability("postcopy-ram");
     set_capability("pause-before-switchover");
     json_t *before;
-    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MIGRATE_SOURCE, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_true(state_of("events")));
     assert_true(json_is_false(state_of("pause-before-switchover")));
@@ -179,7 +179,7 @@ static void test_capabilities(void **state)
     assert_true(json_is_true(state_of("postcopy-ram")));
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
-    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MIGRATE_DESTINATION, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
     json_decref(before);
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_false(state_of("pause-before-switchover")));
@@ -192,7 +192,7 @@ static void test_migrating_already(void **state)
     (void)state;
     vm_start(&vm, &(struct vm_options){0});
     json_t *before;
-    vm_ok(ibx_capabilities_set(vm.qmp, IBX_MIGRATE_SOURCE, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
     json_decref(before);
     set_capability("pause-before-switchover");
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
@@ -394,14 +394,14 @@ static void test_pairs(void **state)
     only(NULL); /* not known there */
     there.file = 5;
     ibx_preflight_pair(&source, &destination, &blockers);
-    only("mem0 is in one and the same file here and at the destination");
+    only("mem0 is the same file here and at the destination");
     struct ibx_guest_block crossed[2] = {there, there};
     strcpy(crossed[0].id, "other");
     crossed[1].file = 6;
     destination.blocks = crossed;
     destination.count = 2;
     ibx_preflight_pair(&source, &destination, &blockers);
-    assert_true(says("mem0 is in one and the same file here and at the destination"));
+    assert_true(says("mem0 is the same file here and at the destination"));
     memset(&blockers, 0, sizeof(blockers));
     here.file = 0;
     destination = made_up(&there);
@@ -432,7 +432,7 @@ static void test_space(void **state)
     only(NULL);
     block.size = ((uint64_t)fs.f_blocks + 1) * (uint64_t)fs.f_bsize;
     ibx_preflight_space(&ram, &blockers);
-    only("free space, else the VM would hang");
+    only("free space; the VM would hang");
     fclose(file);
 }
 

@@ -192,9 +192,9 @@ static void start_migration(struct move *m)
 {
     json_t *before;
     char uri[128];
-    vm_ok(ibx_capabilities_set(m->from->qmp, IBX_MIGRATE_SOURCE, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(m->from->qmp, &before, vm_soon(), &vm_error));
     json_decref(before);
-    vm_ok(ibx_capabilities_set(m->to->qmp, IBX_MIGRATE_DESTINATION, &before, vm_soon(), &vm_error));
+    vm_ok(ibx_capabilities_set(m->to->qmp, &before, vm_soon(), &vm_error));
     json_decref(before);
     snprintf(uri, sizeof(uri), "unix:%s.state", m->to->socket);
     vm_do(m->to, "migrate-incoming", json_pack("{s:s}", "uri", uri));

@@ -455,7 +455,7 @@ static void test_same_file(void **state)
              VM_RAM_MIB, place);
     refused(&(struct vm_options){.append = "", .ram = ram},
             &(struct vm_options){.append = "", .incoming = true, .ram = ram},
-            "in one and the same file");
+            "is the same file here and");
     unlink(place);
 }
 

@@ -50,7 +50,7 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
  * -ENOENT or -ECONNREFUSED when none works on it. */
 json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
                            struct ibx_error *err);
-/* Where the VM is: as ibx_journal_say(), and whether the QEMU that it ran in has ended. */
+/* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
 void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
 
 /* ------------------------------------------------------------ text.c */

@@ -182,7 +182,7 @@ static bool describe_ended(const struct ibx_journal *record, char *sentence, siz
 void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size)
 {
     if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
-        ibx_journal_say(record, sentence, size);
+        ibx_journal_describe(record, sentence, size);
     ibx_text_sanitize(sentence);
 }
 

@@ -148,7 +148,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
     if (!options.key_file[0])
         snprintf(options.key_file, sizeof(options.key_file), "%s", record.key_file);
     ibx_cli_vm_name(&record, vm, sizeof(vm));
-    ibx_journal_say(&record, state, sizeof(state));
+    ibx_journal_describe(&record, state, sizeof(state));
     ibx_text_sanitize(state);
     fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);
     reply.rc = ibx_migrate_query(&record, &options, &reply.answer, &reply.err);

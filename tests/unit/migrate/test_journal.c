@@ -109,11 +109,11 @@ static void complete_as_its_state(struct ibx_journal *r)
 {
     const bool has =
         !r->source && (r->state == IBX_JOURNAL_COMPLETE || r->state == IBX_JOURNAL_DONE);
-    memset(&r->complete, 0, sizeof(r->complete));
+    memset(&r->totals, 0, sizeof(r->totals));
     if (!has)
         return;
-    r->complete = (struct ibx_journal_totals){1000, 600, 7, {0}};
-    memset(r->complete.hash, 0xa7, sizeof(r->complete.hash));
+    r->totals = (struct ibx_journal_totals){1000, 600, 7, {0}};
+    memset(r->totals.hash, 0xa7, sizeof(r->totals.hash));
 }
 
 /* The states by which one is reached, from new on. */
@@ -162,7 +162,7 @@ static void what_a_complete_move_has_to_say(void **state)
     bring_to(&r, IBX_JOURNAL_COMPLETE);
     assert_false(ibx_journal_over(&r));
     const struct ibx_journal found = only();
-    assert_memory_equal(&found.complete, &r.complete, sizeof(r.complete));
+    assert_memory_equal(&found.totals, &r.totals, sizeof(r.totals));
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
@@ -189,7 +189,7 @@ static void records_of_the_second_version(void **state)
     get_file(path, text, sizeof(text));
     with(path, text, "\"running\"", "\"done\"");
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
-    assert_int_equal(only().complete.pages, 0);
+    assert_int_equal(only().totals.pages, 0);
 }
 
 static void check_step(bool source, unsigned from, unsigned to, bool allowed)
@@ -262,23 +262,23 @@ static void states_have_names_and_sentences(void **state)
         r.state = (enum ibx_journal_state)i;
         assert_int_equal(ibx_journal_over(&r), over[i]);
         assert_string_not_equal(ibx_journal_state_name(r.state), "unknown");
-        ibx_journal_say(&r, said, sizeof(said));
+        ibx_journal_describe(&r, said, sizeof(said));
         if (!strstr(said, "VM db1") || !strstr(said, "node-b") || strchr(said, '%'))
             fail_msg("%s", said);
     }
     struct ibx_journal r = sample(true, 1);
     r.name[0] = r.peer[0] = '\0';
     strcpy(r.uri, "tcp://%s%n\033");
-    ibx_journal_say(&r, said, sizeof(said));
+    ibx_journal_describe(&r, said, sizeof(said));
     assert_non_null(strstr(said, "VM 01234567-89ab"));
     assert_non_null(strstr(said, "tcp://%s%n?"));
     strcpy(r.uuid, "00000000-0000-0000-0000-000000000000");
-    ibx_journal_say(&r, said, sizeof(said));
+    ibx_journal_describe(&r, said, sizeof(said));
     assert_non_null(strstr(said, "the VM of /run/db1.qmp"));
-    ibx_journal_say(&r, said, 10);
+    ibx_journal_describe(&r, said, 10);
     assert_int_equal(strlen(said), 9);
     r.state = (enum ibx_journal_state)99;
-    ibx_journal_say(&r, said, sizeof(said));
+    ibx_journal_describe(&r, said, sizeof(said));
     assert_string_equal(ibx_journal_state_name(r.state), "unknown");
     assert_false(ibx_journal_over(&r));
 }
