@@ -23,6 +23,7 @@
 extern "C" {
 #include "common/log.h"
 #include "frontend-glue/classic/patch.h"
+#include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
 }
@@ -197,7 +198,10 @@ void *make(const char *communicator, bool back_end)
     if (ibx_glue_config_load_classic(communicator, own_file, config.get(), &err) ||
         ibx_session_create(config->uri, &config->options, &session, &err))
         fail(err.message);
-    ibx_session_set_gpu(session, &config->gpu);
+    if (ibx_device_copies_attach(session, &config->gpu, &err)) {
+        ibx_session_destroy(session);
+        fail(err.message);
+    }
     return new ClassicCommunicator(session, false);
 }
 

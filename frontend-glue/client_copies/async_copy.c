@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/client_copies/async_copy.h"
+#include "frontend-glue/client_copies/client_copies.h"
 
 #include "common/log.h"
+#include "common/state_machine.h"
 #include "common/wire.h"
-#include "frontend-glue/session/session_internal.h"
+#include "frontend-glue/session/hooks.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -22,16 +23,25 @@ struct job {
 };
 
 /*
- *   NONE --connects--> STARTING --> READY --the connection is gone--> LOST
- *                         '--> NONE
+ * state machine: copy helper
+ *   [*] -> NONE -> STARTING -> READY
+ *   STARTING -> NONE                  it cannot be made, or does not connect
+ *   READY -> LOST -> [*]              its connection is gone
  */
 enum helper_state { HELPER_NONE, HELPER_STARTING, HELPER_READY, HELPER_LOST };
 
+static const struct ibx_state helper_states[] = {
+    [HELPER_NONE] = {"none", IBX_TO(HELPER_STARTING), IBX_STATE_INITIAL},
+    [HELPER_STARTING] = {"starting", IBX_TO(HELPER_READY) | IBX_TO(HELPER_NONE), 0},
+    [HELPER_READY] = {"ready", IBX_TO(HELPER_LOST), 0},
+    [HELPER_LOST] = {"lost", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table helper_table = IBX_STATE_TABLE("copy helper", helper_states);
+
 struct helper {
-    enum helper_state state;
-    struct ibx_session *session; /* its thread's */
-    int device;                  /* that it has selected, -1: none */
-    struct job *first, **last;   /* in order, the one that is run among them */
+    struct ibx_state_machine state; /* enum helper_state */
+    struct ibx_session *session;    /* its thread's */
+    int device;                     /* that it has selected, -1: none */
+    struct job *first, **last;      /* in order, the one that is run among them */
     unsigned count;
 };
 
@@ -48,7 +58,7 @@ static struct {
     unsigned failure_count;
     bool forbidden;
     uint64_t jobs; /* ever */
-} later = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} async = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 static _Atomic unsigned pending; /* jobs of all helpers */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
@@ -64,27 +74,35 @@ static void at_exit(void)
 
 static void before_fork(void)
 {
-    pthread_mutex_lock(&later.lock);
+    pthread_mutex_lock(&async.lock);
 }
 
 static void after_fork(void)
 {
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_unlock(&async.lock);
+}
+
+static void begin_helpers(void)
+{
+    memset(async.helpers, 0, sizeof(async.helpers));
+    for (unsigned i = 0; i < HELPERS; i++)
+        ibx_state_begin(&async.helpers[i].state, &helper_table, HELPER_NONE);
 }
 
 /* The threads are the parent's, and so are the connections, which nobody touches here. */
 static void forget(void)
 {
-    pthread_mutex_init(&later.lock, NULL);
-    pthread_cond_init(&later.changed, NULL);
-    memset(later.helpers, 0, sizeof(later.helpers));
-    later.failure_count = 0;
+    pthread_mutex_init(&async.lock, NULL);
+    pthread_cond_init(&async.changed, NULL);
+    begin_helpers();
+    async.failure_count = 0;
     atomic_store(&pending, 0);
 }
 
 static void begin(void)
 {
-    later.forbidden = pthread_atfork(before_fork, after_fork, forget) || atexit(at_exit);
+    begin_helpers();
+    async.forbidden = pthread_atfork(before_fork, after_fork, forget) || atexit(at_exit);
 }
 
 /* ------------------------------------------------------------------ a helper's thread */
@@ -97,7 +115,7 @@ static int select_device(struct helper *helper, int device)
     if (helper->device == device)
         return 0;
     ibx_put_u32(&w, (uint32_t)device);
-    int rc = ibx_session_call(helper->session, "cudaSetDevice", body, sizeof(body), &code);
+    int rc = ibx_client_call(helper->session, "cudaSetDevice", body, sizeof(body), &code);
     if (!rc && !code)
         helper->device = device;
     return rc ? IBX_CUDA_ERROR_UNKNOWN : code;
@@ -106,7 +124,7 @@ static int select_device(struct helper *helper, int device)
 static int run(struct helper *helper, const struct job *job)
 {
     int code = select_device(helper, job->device);
-    if (!code && ibx_session_copy(helper->session, &job->copy, &code))
+    if (!code && ibx_client_copy(helper->session, &job->copy, &code))
         code = IBX_CUDA_ERROR_UNKNOWN;
     return code;
 }
@@ -114,10 +132,10 @@ static int run(struct helper *helper, const struct job *job)
 /* Locked. Where there is no room, the last one stands for all that follow. */
 static void note_failure(uint64_t stream, int code)
 {
-    if (later.failure_count < FAILURES)
-        later.failures[later.failure_count++] = (struct failure){stream, code};
+    if (async.failure_count < FAILURES)
+        async.failures[async.failure_count++] = (struct failure){stream, code};
     else
-        later.failures[FAILURES - 1].stream = 0;
+        async.failures[FAILURES - 1].stream = 0;
 }
 
 /* Locked. */
@@ -130,10 +148,10 @@ static void finish(struct helper *helper, int code)
     if (!helper->first)
         helper->last = &helper->first;
     helper->count--;
-    if (helper->session->state != SESSION_LIVE)
-        helper->state = HELPER_LOST;
+    if (helper->state.now == HELPER_READY && !ibx_session_live(helper->session))
+        ibx_state_move(&helper->state, HELPER_LOST);
     atomic_fetch_sub(&pending, 1);
-    pthread_cond_broadcast(&later.changed);
+    pthread_cond_broadcast(&async.changed);
     free(job);
 }
 
@@ -164,22 +182,22 @@ static void *help(void *argument)
     struct helper *helper = start.helper;
     free(argument);
     bool good = connected(helper, start.device);
-    pthread_mutex_lock(&later.lock);
-    helper->state = good ? HELPER_READY : HELPER_NONE;
-    later.forbidden = later.forbidden || !good;
-    pthread_cond_broadcast(&later.changed);
+    pthread_mutex_lock(&async.lock);
+    good = !ibx_state_move(&helper->state, good ? HELPER_READY : HELPER_NONE) && good;
+    async.forbidden = async.forbidden || !good;
+    pthread_cond_broadcast(&async.changed);
     while (good) {
         if (!helper->first) {
-            pthread_cond_wait(&later.changed, &later.lock);
+            pthread_cond_wait(&async.changed, &async.lock);
             continue;
         }
         const struct job *job = helper->first;
-        pthread_mutex_unlock(&later.lock);
+        pthread_mutex_unlock(&async.lock);
         int code = run(helper, job);
-        pthread_mutex_lock(&later.lock);
+        pthread_mutex_lock(&async.lock);
         finish(helper, code);
     }
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_unlock(&async.lock);
     ibx_session_destroy(helper->session);
     return NULL;
 }
@@ -212,18 +230,20 @@ static bool thread_begin(struct helper *helper, int device)
 static bool helper_begin(struct helper *helper, const struct ibx_session *session, int device)
 {
     struct ibx_error err = {0};
-    *helper = (struct helper){.state = HELPER_STARTING, .device = -1};
+    helper->device = -1;
+    helper->first = NULL;
     helper->last = &helper->first;
-    bool good = !ibx_session_create_like(session, &helper->session, &err);
+    bool good = !ibx_state_move(&helper->state, HELPER_STARTING) &&
+                !ibx_session_create_like(session, &helper->session, &err);
     if (good && !thread_begin(helper, device)) {
         ibx_session_destroy(helper->session);
         good = false;
     }
     if (!good)
-        helper->state = HELPER_NONE;
-    while (helper->state == HELPER_STARTING)
-        pthread_cond_wait(&later.changed, &later.lock);
-    return helper->state == HELPER_READY;
+        ibx_state_move(&helper->state, HELPER_NONE);
+    while (helper->state.now == HELPER_STARTING)
+        pthread_cond_wait(&async.changed, &async.lock);
+    return helper->state.now == HELPER_READY;
 }
 
 static bool is_of(const struct job *job, uint64_t stream)
@@ -235,9 +255,9 @@ static bool is_of(const struct job *job, uint64_t stream)
 static struct helper *helper_of_stream(uint64_t stream, uint64_t end)
 {
     for (unsigned i = 0; i < HELPERS; i++) {
-        for (const struct job *job = later.helpers[i].first; job; job = job->next) {
+        for (const struct job *job = async.helpers[i].first; job; job = job->next) {
             if (job->number < end && is_of(job, stream))
-                return &later.helpers[i];
+                return &async.helpers[i];
         }
     }
     return NULL;
@@ -248,13 +268,13 @@ static struct helper *helper_of_stream(uint64_t stream, uint64_t end)
 static struct helper *pick(const struct ibx_session *session, uint64_t stream, int device)
 {
     struct helper *least = NULL, *none = NULL, *same = helper_of_stream(stream, UINT64_MAX);
-    if (same || later.forbidden)
-        return same && same->state == HELPER_READY ? same : NULL;
+    if (same || async.forbidden)
+        return same && same->state.now == HELPER_READY ? same : NULL;
     for (unsigned i = 0; i < HELPERS; i++) {
-        struct helper *helper = &later.helpers[i];
-        if (helper->state == HELPER_NONE)
+        struct helper *helper = &async.helpers[i];
+        if (helper->state.now == HELPER_NONE)
             none = helper;
-        if (helper->state == HELPER_READY && (!least || helper->count < least->count))
+        if (helper->state.now == HELPER_READY && (!least || helper->count < least->count))
             least = helper;
     }
     if (!none || (least && !least->count))
@@ -267,26 +287,26 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
                           int device)
 {
     pthread_once(&begun, begin);
-    struct job *job = session->state == SESSION_LIVE ? malloc(sizeof(*job)) : NULL;
+    struct job *job = ibx_session_live(session) ? malloc(sizeof(*job)) : NULL;
     if (!job)
         return false;
     *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};
-    pthread_mutex_lock(&later.lock);
+    pthread_mutex_lock(&async.lock);
     struct helper *helper = NULL;
     do { /* while this waits the stream's copies may come to be another helper's, or nobody's */
         if (helper)
-            pthread_cond_wait(&later.changed, &later.lock);
+            pthread_cond_wait(&async.changed, &async.lock);
         helper = pick(session, copy->stream, job->device);
     } while (helper && helper->count >= JOBS);
     if (helper) {
-        job->number = later.jobs++;
+        job->number = async.jobs++;
         *helper->last = job;
         helper->last = &job->next;
         helper->count++;
         atomic_fetch_add(&pending, 1);
-        pthread_cond_broadcast(&later.changed);
+        pthread_cond_broadcast(&async.changed);
     }
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_unlock(&async.lock);
     if (!helper)
         free(job);
     return helper;
@@ -295,9 +315,9 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
 void ibx_async_copy_forbid(void)
 {
     pthread_once(&begun, begin);
-    pthread_mutex_lock(&later.lock);
-    later.forbidden = true;
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_lock(&async.lock);
+    async.forbidden = true;
+    pthread_mutex_unlock(&async.lock);
 }
 
 bool ibx_async_copy_any(void)
@@ -309,9 +329,9 @@ bool ibx_async_copy_pending(uint64_t stream)
 {
     if (!ibx_async_copy_any())
         return false;
-    pthread_mutex_lock(&later.lock);
+    pthread_mutex_lock(&async.lock);
     bool found = helper_of_stream(stream, UINT64_MAX);
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_unlock(&async.lock);
     return found;
 }
 
@@ -319,18 +339,18 @@ void ibx_async_copy_wait(uint64_t stream)
 {
     if (!ibx_async_copy_any())
         return;
-    pthread_mutex_lock(&later.lock);
-    const uint64_t end = later.jobs; /* not for what others begin meanwhile */
+    pthread_mutex_lock(&async.lock);
+    const uint64_t end = async.jobs; /* not for what others begin meanwhile */
     while (helper_of_stream(stream, end))
-        pthread_cond_wait(&later.changed, &later.lock);
-    pthread_mutex_unlock(&later.lock);
+        pthread_cond_wait(&async.changed, &async.lock);
+    pthread_mutex_unlock(&async.lock);
 }
 
 /* Locked. */
 static bool is_touched(const uint8_t *address, size_t n)
 {
     for (unsigned i = 0; i < HELPERS; i++) {
-        for (const struct job *job = later.helpers[i].first; job; job = job->next) {
+        for (const struct job *job = async.helpers[i].first; job; job = job->next) {
             const uint8_t *host = job->copy.host;
             if (host < address + n && address < host + job->copy.n)
                 return true;
@@ -343,30 +363,30 @@ void ibx_async_copy_wait_memory(const void *address, size_t n)
 {
     if (!ibx_async_copy_any())
         return;
-    pthread_mutex_lock(&later.lock);
+    pthread_mutex_lock(&async.lock);
     while (is_touched(address, n))
-        pthread_cond_wait(&later.changed, &later.lock);
-    pthread_mutex_unlock(&later.lock);
+        pthread_cond_wait(&async.changed, &async.lock);
+    pthread_mutex_unlock(&async.lock);
 }
 
 int ibx_async_copy_failure(uint64_t stream)
 {
     int code = 0;
-    pthread_mutex_lock(&later.lock);
-    for (unsigned i = 0; i < later.failure_count && !code; i++) {
-        const struct failure *failure = &later.failures[i];
+    pthread_mutex_lock(&async.lock);
+    for (unsigned i = 0; i < async.failure_count && !code; i++) {
+        const struct failure *failure = &async.failures[i];
         if (stream > IBX_ASYNC_COPY_STREAM_SPECIAL && failure->stream && failure->stream != stream)
             continue;
         code = failure->code;
-        later.failures[i] = later.failures[--later.failure_count];
+        async.failures[i] = async.failures[--async.failure_count];
     }
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_unlock(&async.lock);
     return code;
 }
 
 void ibx_async_copy_forget_failures(void)
 {
-    pthread_mutex_lock(&later.lock);
-    later.failure_count = 0;
-    pthread_mutex_unlock(&later.lock);
+    pthread_mutex_lock(&async.lock);
+    async.failure_count = 0;
+    pthread_mutex_unlock(&async.lock);
 }

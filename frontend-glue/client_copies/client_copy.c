@@ -4,7 +4,6 @@
  * stays in the application's memory and comes back there.
  */
 #include "frontend-glue/client_copies/client_copy.h"
-#include "frontend-glue/client_copies/client_stage.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -86,43 +85,23 @@ static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
 static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     size_t payload = client_payload(copy);
-    return payload >= s->caps->rendezvous ||
+    return payload >= ibx_session_caps(s)->rendezvous ||
            (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
-}
-
-/* Says where the reply's payload goes; where that cannot be said the reply comes as any other. Of
- * rows servers send all replies so. */
-static int send_aim(struct ibx_session *s, const struct ibx_frontend_copy *copy)
-{
-    uint8_t bytes[1 + IBX_REMOTE_BYTES];
-    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    struct ibx_remote remote;
-    if (copy->to_device || copy->rows || !by_reference(s, copy) ||
-        ibx_rendezvous_prepost(s, copy->host, copy->n, &remote))
-        return 0;
-    ibx_put_u8(&w, SEGMENT_AIM);
-    ibx_remote_put(&w, &remote);
-    return ibx_session_add_segment(s, bytes, w.length);
 }
 
 int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           const struct ibx_remote *remote)
 {
-    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX], segment[1 + IBX_REMOTE_BYTES];
+    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
     struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
-                      end = ibx_writer_of(tail, sizeof(tail)),
-                      at = ibx_writer_of(segment, sizeof(segment));
+                      end = ibx_writer_of(tail, sizeof(tail));
     put_head(&w, copy);
     put_tail(&end, copy);
-    ibx_put_u8(&at, copy->to_device ? SEGMENT_EXPOSED : SEGMENT_AIM);
-    ibx_remote_put(&at, remote);
-    int rc = copy->to_device ? 0 : ibx_session_add_segment(s, segment, at.length);
+    int rc = copy->to_device ? 0 : ibx_session_cts_registered(s, remote);
     if (!rc)
         rc = ibx_session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
-        rc = ibx_session_add_segment(s, segment, at.length);
-        if (!rc && ibx_rendezvous_note(s, copy->host, copy->n))
-            rc = ibx_session_fail(s, -ENOMEM, "no memory to note a copy of %zu bytes", copy->n);
+        rc = ibx_session_write_registered(s, copy->host, remote);
         if (!rc)
             rc = ibx_session_gather(s, tail, end.length);
     }
@@ -140,7 +119,7 @@ static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *c
             return rc;
     }
     if (!from && by_reference(s, copy))
-        rc = ibx_session_write_body(s, copy->host, payload);
+        rc = ibx_session_write_payload(s, copy->host, payload);
     return !from && rc > 0 ? ibx_session_gather(s, copy->host, payload) : rc;
 }
 
@@ -152,8 +131,10 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
                       end = ibx_writer_of(tail, sizeof(tail));
     put_head(&w, copy);
     put_tail(&end, copy);
-    ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
-    int rc = flushed < 0 ? (int)flushed : send_aim(s, copy);
+    int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
+    /* Servers send the replies to copies of rows as any other. */
+    if (!rc && !copy->to_device && !copy->rows && by_reference(s, copy))
+        rc = ibx_session_cts(s, copy->host, copy->n);
     if (!rc)
         rc = ibx_session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
@@ -211,17 +192,13 @@ int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *c
     if (!rc)
         rc = ibx_client_take_reply(s, copy, rows, exit_code);
     if (!rc)
-        ibx_rendezvous_unpost(s);
+        ibx_session_cts_end(s);
     return rc;
 }
 
-int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+/* The outcome of a call: an error has ended the session. */
+static int finish(struct ibx_session *s, int rc, int *exit_code)
 {
-    if (s->state != SESSION_LIVE || s->out_length)
-        return -ENOTCONN;
-    int rc = copy->rows                        ? ibx_client_copy_rows(s, copy, exit_code)
-             : ibx_client_stage_wants(s, copy) ? ibx_client_stage_copy(s, copy, exit_code)
-                                               : ibx_client_exchange(s, copy, NULL, exit_code);
     if (rc) {
         ibx_session_tell_end(s);
         *exit_code = IBX_CUDA_ERROR_UNKNOWN;
@@ -229,13 +206,23 @@ int ibx_session_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy
     return 0;
 }
 
-int ibx_session_call(struct ibx_session *s, const char *name, const void *body, size_t n,
-                     int *exit_code)
+int ibx_client_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    if (!ibx_session_idle(s))
+        return -ENOTCONN;
+    int rc = copy->rows                        ? ibx_client_copy_rows(s, copy, exit_code)
+             : ibx_client_stage_wants(s, copy) ? ibx_client_stage_copy(s, copy, exit_code)
+                                               : ibx_client_exchange(s, copy, NULL, exit_code);
+    return finish(s, rc, exit_code);
+}
+
+int ibx_client_call(struct ibx_session *s, const char *name, const void *body, size_t n,
+                    int *exit_code)
 {
     uint8_t length[8];
     struct ibx_writer w = ibx_writer_of(length, sizeof(length));
     uint64_t out = 0;
-    if (s->state != SESSION_LIVE || s->out_length)
+    if (!ibx_session_idle(s))
         return -ENOTCONN;
     ibx_put_u64(&w, n);
     int rc = ibx_session_gather(s, (const uint8_t *)name, strlen(name) + 1);
@@ -249,9 +236,5 @@ int ibx_session_call(struct ibx_session *s, const char *name, const void *body, 
         rc = take_head(s, exit_code, &out);
     if (!rc)
         rc = drain(s, out);
-    if (rc) {
-        ibx_session_tell_end(s);
-        *exit_code = IBX_CUDA_ERROR_UNKNOWN;
-    }
-    return 0;
+    return finish(s, rc, exit_code);
 }

@@ -4,7 +4,8 @@
 #ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPY_H
 #define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPY_H
 
-#include "frontend-glue/session/session_internal.h"
+#include "frontend-glue/client_copies/client_copies.h"
+#include "frontend-glue/session/hooks.h"
 
 #define CLIENT_SCRATCH (64u << 10)
 
@@ -34,6 +35,14 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
                           const struct ibx_remote *remote);
 int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           const struct client_rows *rows, int *exit_code);
+
+/* client_stage.c */
+
+/* Whether a copy goes in parts, through memory that both ends map. */
+bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy);
+/* Runs it. *exit_code is the copy's result as CUDA has it. */
+int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          int *exit_code);
 
 /* client_rows.c */
 

@@ -95,7 +95,7 @@ int ibx_client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *
         return ibx_client_exchange(s, copy, NULL, exit_code);
     if (!copy->to_device)
         return copy_from_device(s, copy, exit_code);
-    if (copy->n * copy->rows < s->caps->rendezvous) {
+    if (copy->n * copy->rows < ibx_session_caps(s)->rendezvous) {
         struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
         struct ibx_frontend_copy packed = *copy;
         packed.host_pitch = copy->n;

@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/client_copies/client_stage.h"
+/*
+ * Long copies of an application's pageable memory, where both ends map memory that the back end has
+ * pinned. The application's bytes are copied there, by several threads where one is slower than the
+ * GPU, while the GPU already takes (or still brings) others. The back end's process could reach the
+ * application's memory too, but the kernel lets few of its threads do so at once.
+ *
+ * Such a copy goes out as several requests, each a frame of GVirtuS of its own; it has ended when
+ * the last one has.
+ */
+#include "frontend-glue/client_copies/client_copy.h"
 
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/stream_copy.h"
-#include "frontend-glue/client_copies/client_copy.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -22,41 +30,42 @@
 #define SHRINK      3u           /* or each so much shorter than the one before ... */
 #define LAST_MIN    (64u << 10)  /* ... down to this */
 #define SPEED_MIN   (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
-#define WAIT_PARTS  3u         /* eighths of the time of copying: to wait longer is too long ... */
-#define BEHIND_MAX  3u         /* ... that many copies in a row ... */
-#define EVEN_COPIES 64u        /* ... and so many do without, before it is tried again */
-#define CREW_TO     (1u << 20) /* to the device: shorter copies are over before others have begun */
-#define CREW_FROM   (2u << 20) /* from it */
-#define IN_FLIGHT   3u         /* frames without an answer: of 4 message slots one is for a GRANT */
-#define ANSWER_US   1000u      /* none takes longer, unless the GPU has others to serve */
-#define USELESS_MAX 3u         /* copies in a row */
-#define SHORT       (PARTS * SLOT)
+#define WAIT_PARTS  3u          /* eighths of the time of copying: to wait longer is too long ... */
+#define BEHIND_MAX  3u          /* ... that many copies in a row ... */
+#define EVEN_COPIES 64u         /* ... and so many do without, before it is tried again */
+#define THREADS_TO  (1u << 20)  /* to the device: shorter copies are over before others have begun \
+                                 */
+#define THREADS_FROM (2u << 20) /* from it */
+#define IN_FLIGHT    3u         /* frames without an answer: of 4 message slots one is for a CTS */
+#define ANSWER_US    1000u      /* none takes longer, unless the GPU has others to serve */
+#define USELESS_MAX  3u         /* copies in a row */
+#define SHORT        (PARTS * SLOT)
 
+/* Of a session: the context of its hooks. */
 struct client_stage {
+    struct ibx_session *s;
     uint8_t *memory; /* both ends map it; NULL: there is none, or it was given up */
     struct ibx_mr *mr;
-    struct ibx_copy_threads *crew; /* NULL: not made yet, or not wanted */
-    bool alone;                    /* there will be none */
-    unsigned useless;              /* copies in a row of which the GPU took nothing from here ... */
-    size_t least;                  /* ... and what was given up for it, bytes */
-    unsigned behind;               /* of BEHIND_MAX */
-    unsigned even;                 /* copies in parts of one length that are still to come */
+    unsigned useless; /* copies in a row of which the GPU took nothing from here */
+    size_t least;     /* shorter copies do not go this way any more */
+    unsigned behind;  /* of BEHIND_MAX */
+    unsigned even;    /* copies in parts of one length that are still to come */
 };
 
 /*
  * A copy is units of bytes, each in a slot for a while, in the order of their numbers:
  *
- *   to the device    posted to the crew -> copied -> sent in a frame -> settled
+ *   to the device    posted to the copy threads -> copied -> sent in a frame -> settled
  *   from the device  sent for by a frame -> posted -> copied, and so settled
  */
 struct run {
     struct ibx_session *s;
     struct client_stage *stage;
     const struct ibx_frontend_copy *copy;
-    struct ibx_copy_threads *crew; /* NULL: this thread alone */
-    size_t unit;                   /* bytes, of the last one perhaps fewer; 0: see begins */
-    size_t begins[PARTS];          /* of units that shrink */
-    unsigned per_frame;            /* units */
+    struct ibx_copy_threads *threads; /* NULL: this thread alone */
+    size_t unit;                      /* bytes, of the last one perhaps fewer; 0: see begins */
+    size_t begins[PARTS];             /* of units that shrink */
+    unsigned per_frame;               /* units */
     uint64_t units, frames;
     uint64_t posted, copied; /* units: begun, and whole up to here */
     uint32_t done;           /* slots that are whole beyond that */
@@ -69,26 +78,24 @@ struct run {
 
 /* ----------------------------------------------------------------------- the memory */
 
-static int make_memory(struct ibx_session *s, struct client_stage *stage)
+static void make_memory(struct client_stage *stage)
 {
     struct ibx_error err = {0};
     unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
     uint8_t *memory = ibx_shared_allocate((size_t)SLOTS * SLOT + PAGE, &err);
     struct ibx_span span = ibx_span_host(memory, (size_t)SLOTS * SLOT + PAGE);
-    if (memory && !ibx_mr_register(s->conn, &span, both, &stage->mr, &err)) {
+    if (memory && !ibx_mr_register(ibx_session_conn(stage->s), &span, both, &stage->mr, &err)) {
         stage->memory = memory;
-        return 0;
+        return;
     }
     ibx_log(IBX_LOG_INFO, "pageable memory is copied by the back end: %s", err.message);
     if (memory)
         ibx_shared_free(memory);
-    return -ENOMEM;
 }
 
 static void give_up(struct client_stage *stage)
 {
-    ibx_copy_threads_destroy(stage->crew); /* first: it may be copying */
-    stage->crew = NULL;
+    ibx_session_drop_threads(stage->s); /* first: they may be copying */
     ibx_mr_deregister(stage->mr);
     stage->mr = NULL;
     if (stage->memory)
@@ -96,42 +103,34 @@ static void give_up(struct client_stage *stage)
     stage->memory = NULL;
 }
 
+static void end_stage(void *context)
+{
+    give_up(context);
+}
+
+static const struct ibx_session_hooks stage_hooks = {.ending = end_stage, .destroy = free};
+
 static struct client_stage *stage_of(struct ibx_session *s)
 {
-    if (s->stage)
-        return s->stage;
-    s->stage = calloc(1, sizeof(*s->stage));
-    if (s->stage)
-        make_memory(s, s->stage);
-    return s->stage;
+    struct client_stage *stage = ibx_session_context(s, &stage_hooks);
+    if (stage)
+        return stage;
+    stage = calloc(1, sizeof(*stage));
+    if (!stage)
+        return NULL;
+    stage->s = s;
+    make_memory(stage);
+    ibx_session_set_hooks(s, &stage_hooks, stage);
+    return stage;
 }
 
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
-    if (copy->rows || copy->whole || copy->n < STAGE_MIN || strcmp(s->path.provider, "shm") != 0 ||
-        ibx_shared_holds(copy->host, copy->n))
+    if (copy->rows || copy->whole || copy->n < STAGE_MIN ||
+        strcmp(ibx_session_path(s)->provider, "shm") != 0 || ibx_shared_holds(copy->host, copy->n))
         return false;
     const struct client_stage *stage = stage_of(s);
     return stage && stage->memory && copy->n >= stage->least;
-}
-
-void ibx_client_stage_destroy(struct client_stage *stage)
-{
-    if (!stage)
-        return;
-    give_up(stage);
-    free(stage);
-}
-
-static struct ibx_copy_threads *crew_of(const struct ibx_session *s, struct client_stage *stage)
-{
-    struct ibx_error err = {0};
-    unsigned asked = s->copies.options.threads;
-    unsigned threads = stage->crew || stage->alone ? 0 : asked ? asked : ibx_copy_threads_count();
-    if (threads > 1 && ibx_copy_threads_create(threads, &stage->crew, &err))
-        ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
-    stage->alone = !stage->crew;
-    return stage->crew;
 }
 
 /* ------------------------------------------------------------------------ the units */
@@ -155,8 +154,8 @@ static size_t length_of(const struct run *run, uint64_t unit, uint64_t units)
     return (size_t)(end - offset_of(run, unit));
 }
 
-/* The crew's: slot and application. It is the GPU that reads a slot, unless the back end cannot pin
- * it, which is noticed. */
+/* The copy threads': slot and application. It is the GPU that reads a slot, unless the back end
+ * cannot pin it, which is noticed. */
 static int move(void *context, void *slot, uint64_t offset, size_t n)
 {
     const struct ibx_frontend_copy *copy = context;
@@ -175,8 +174,8 @@ static void post(struct run *run)
     void *slot = slot_of(run, unit);
     uint64_t offset = offset_of(run, unit);
     size_t n = length_of(run, unit, 1);
-    if (run->crew) {
-        ibx_copy_threads_post(run->crew, (unsigned)(unit % SLOTS), slot, offset, n);
+    if (run->threads) {
+        ibx_copy_threads_post(run->threads, (unsigned)(unit % SLOTS), slot, offset, n);
         return;
     }
     move((void *)(uintptr_t)run->copy, slot, offset, n);
@@ -227,11 +226,10 @@ static int send_frame(struct run *run)
     struct client_stage *stage = run->stage;
     struct ibx_frontend_copy copy = frame_of(run, run->sent);
     struct ibx_remote remote;
-    uint8_t settle = SEGMENT_SETTLE;
     int rc =
         ibx_mr_remote(stage->mr, (size_t)((uint8_t *)copy.host - stage->memory), copy.n, &remote);
     if (!rc && settles(run, run->sent))
-        rc = ibx_session_add_segment(s, &settle, 1);
+        rc = ibx_session_settle(s);
     if (!rc)
         rc = ibx_client_send_frame(s, &copy, &remote);
     run->sent += !rc;
@@ -245,17 +243,15 @@ static int take_answer(struct run *run)
     struct ibx_session *s = run->s;
     struct ibx_frontend_copy copy = frame_of(run, run->answered);
     int exit_code;
-    s->placed = false;
     if (!copy.to_device)
-        s->aim =
-            (struct aim){.mr = run->stage->mr, .lent = true, .to = copy.host, .length = copy.n};
-    ibx_expect(s->conn, ANSWER_US);
+        ibx_session_cts_expect(s, copy.host, copy.n);
+    ibx_expect(ibx_session_conn(s), ANSWER_US);
     int rc = ibx_client_take_reply(s, &copy, NULL, &exit_code);
-    s->aim.mr = NULL;
     if (rc)
         return rc;
+    ibx_session_cts_end(s);
     run->exit_code = run->exit_code ? run->exit_code : exit_code;
-    run->placed = run->placed || s->placed;
+    run->placed = ibx_session_take_placed(s) || run->placed;
     uint64_t end = end_of(run, run->answered);
     if (run->copy->to_device && settles(run, run->answered))
         run->settled = end;
@@ -288,10 +284,10 @@ static bool finished(const struct run *run)
     return run->answered == run->frames && (run->copy->to_device || run->copied == run->units);
 }
 
-/* One unit to copy, without a crew; or all that fit, for it. */
+/* One unit to copy, by this thread alone; or all that fit, for several. */
 static void post_to_device(struct run *run)
 {
-    bool all = run->crew;
+    bool all = run->threads;
     while (!run->exit_code && run->posted < run->units && run->posted - run->settled < SLOTS) {
         post(run);
         if (!all)
@@ -301,28 +297,25 @@ static void post_to_device(struct run *run)
 
 static int step(struct run *run)
 {
-    struct ibx_session *s = run->s;
     uint64_t before = run->copied + run->answered + run->sent;
     if (run->copy->to_device)
         post_to_device(run);
-    if (run->crew)
-        ibx_copy_threads_take(run->crew, false, &run->done);
+    if (run->threads)
+        ibx_copy_threads_take(run->threads, false, &run->done);
     note_copied(run);
     int rc = send_frames(run);
     if (rc)
         return rc;
     if (run->answered < run->sent) {
         /* What has come counts, also when the end has come behind it. */
-        rc = s->stream.count ? 0 : ibx_session_poll(s);
-        if (rc < 0)
-            return rc;
-        if (s->stream.count)
-            return take_answer(run);
+        rc = ibx_session_poll_reply(run->s);
+        if (rc)
+            return rc < 0 ? rc : take_answer(run);
     }
     if (run->copied + run->answered + run->sent != before)
         return 0;
     if (run->copied < run->posted) {
-        ibx_copy_threads_take(run->crew, true, &run->done);
+        ibx_copy_threads_take(run->threads, true, &run->done);
         return 0;
     }
     return take_answer(run);
@@ -348,7 +341,7 @@ static void divide_shrinking(struct run *run)
  * it; who takes the answers is one of them, and should be back soon. */
 static void divide_evenly(struct run *run)
 {
-    unsigned parts = run->crew && !run->copy->to_device ? PARTS * PER_FRAME : PARTS;
+    unsigned parts = run->threads && !run->copy->to_device ? PARTS * PER_FRAME : PARTS;
     size_t n = run->copy->n, part = n / parts / UNIT_STEP * UNIT_STEP;
     part = part < UNIT_MIN ? UNIT_MIN : part < SLOT ? part : SLOT;
     run->units = (n + part - 1) / part;
@@ -362,7 +355,7 @@ static void divide_evenly(struct run *run)
 static void divide(struct run *run)
 {
     struct client_stage *stage = run->stage;
-    bool may_shrink = run->copy->to_device && !run->crew && run->copy->n < SHORT;
+    bool may_shrink = run->copy->to_device && !run->threads && run->copy->n < SHORT;
     if (may_shrink && !stage->even) {
         divide_shrinking(run);
         return;
@@ -403,20 +396,21 @@ static void judge_use(struct client_stage *stage, size_t n, bool placed)
 int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           int *exit_code)
 {
-    struct run run = {.s = s, .stage = s->stage, .copy = copy};
-    run.crew = copy->n < (copy->to_device ? CREW_TO : CREW_FROM) ? NULL : crew_of(s, s->stage);
+    struct run run = {.s = s, .stage = stage_of(s), .copy = copy};
+    if (copy->n >= (copy->to_device ? THREADS_TO : THREADS_FROM))
+        run.threads = ibx_session_threads(s);
     divide(&run);
     run.began_ns = ibx_now_ns();
-    if (run.crew)
-        ibx_copy_threads_begin(run.crew, move, (void *)(uintptr_t)copy);
-    ssize_t flushed = ibx_session_write(s, NULL, 0); /* what earlier bodies need */
-    int rc = flushed < 0 ? (int)flushed : 0;
+    if (run.threads)
+        ibx_copy_threads_begin(run.threads, move, (void *)(uintptr_t)copy);
+    ibx_session_take_placed(s);
+    int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
     while (!rc && !finished(&run))
         rc = step(&run);
     if (rc)
         return rc; /* the stage went with the session */
-    if (run.crew)
-        ibx_copy_threads_stop(run.crew);
+    if (run.threads)
+        ibx_copy_threads_stop(run.threads);
     if (!run.exit_code) {
         judge_speed(&run);
         judge_use(run.stage, copy->n, run.placed);

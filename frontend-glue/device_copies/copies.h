@@ -1,106 +1,207 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The server runs copies itself: requests of cudaMemcpy, cudaMemcpyAsync,
- * cudaMemcpy2D and cudaMemcpyToSymbol are taken out of the stream before GVirtuS reads them, run on
- * the calling thread's current context and answered as GVirtuS's handler would.
- *
- * Whatever is in doubt is left in the stream, untouched, and GVirtuS's handler
- * runs it: a frame that is not recognised byte for byte, device memory that is
- * not one allocation of the current device, no current context yet, no free
- * chunk, and each copy that CUDA refuses, so that exit code and cudaGetLastError
- * are the runtime's own.
- *
- * Part of a session (session_internal.h), of which it is told each byte read and
- * written.
- */
+/* Shared by the files of device_copies/ and by its tests only. */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 
-#include "frontend-glue/session/frames.h"
-#include "frontend-glue/session/session.h"
+#include "frontend-glue/device_copies/device_copies.h"
+#include "frontend-glue/session/hooks.h"
 #include "gpudirect/gpudirect.h"
 
+/* ----------------------------------------------------------------------------- replies */
+
+enum ibx_reply_shape {
+    IBX_REPLY_UNKNOWN,
+    IBX_REPLY_PLAIN, /* exit code, length */
+    IBX_REPLY_TIMED, /* exit code, seconds, length */
+    IBX_REPLY_ODD,   /* this back end's replies are of some other kind */
+};
+
+/* Learns the shape from the writes of the back end. */
+struct ibx_reply_watch {
+    enum ibx_reply_shape shape;
+    unsigned count;
+    size_t sizes[4];
+    uint64_t second, third; /* as numbers */
+    int32_t exit_code;      /* of the last one */
+};
+
+void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);
+/* The reply is complete. */
+void ibx_reply_note_sync(struct ibx_reply_watch *watch);
+
+#define IBX_REPLY_HEAD_MAX 20u
+/* Writes what precedes `out`; returns its length. The shape is PLAIN or TIMED. */
+size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
+                      uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX]);
+
+/* ------------------------------------------------------------------------------ copies */
+
+struct copies;
+
+/* What a copy asks of a path. */
+enum copy_stage {
+    COPY_FROM_MESSAGE, /* to the device, the payload came with the request */
+    COPY_FROM_CLIENT,  /* to the device, out of the client's memory */
+    COPY_TO_CLIENT,    /* from the device into the client's memory, before the reply begins */
+    COPY_TO_REPLY,     /* from the device: what is to be done before the reply begins */
+    COPY_PART,         /* and then the next bytes of the reply, into the client's memory */
+};
+
+/* A way that bytes take. */
+struct copy_path {
+    const char *name;
+    bool holds; /* able() has the client's memory held, and the calls below release it */
+    /* Whether the copy in hand can go this way. A better path that is refused leaves the reason in
+     * copies->refused. */
+    bool (*able)(struct copies *x);
+    /* Each is for the stages that able() takes: an outcome, or as ibx_session_fail(). */
+    int (*to_device)(struct copies *x);
+    int (*to_client)(struct copies *x);
+    int (*to_reply)(struct copies *x);
+    int (*part)(struct copies *x, size_t n); /* 0, or as ibx_session_fail() */
+};
+
+/* The copy in hand. */
+struct copy {
+    enum copy_stage stage;
+    struct ibx_frame frame;
+    struct ibx_gpu_copy gpu;  /* the same for the driver */
+    uint64_t bytes;           /* of the payload, or of the part of it */
+    bool settle;              /* it may be answered only when it has ended */
+    const uint8_t *payload;   /* FROM_MESSAGE */
+    uint8_t *out;             /* TO_REPLY: for a payload that goes inline */
+    struct ibx_remote remote; /* the client's memory ... */
+    uint64_t remote_at;       /* ... and where in it the payload begins */
+
+    int path;               /* the last that was taken, in ibx_copy_paths; -1: none */
+    struct ibx_reach reach; /* of the client's memory, if it is held */
+    bool held;
+    struct ibx_remote part; /* what of it is held */
+    bool early;             /* mapped: it may be answered while it is under way */
+    bool placed;            /* mapped: the GPU itself was at the client's memory */
+    struct ibx_mr *mr;      /* direct: the registration of the device's memory */
+    uint64_t delivered;     /* direct: bytes of the reply that have been WRITten */
+};
+
+/* In the order in which a copy asks them. */
+enum { PATH_INLINE, PATH_MAPPED, PATH_POOLED, PATH_DIRECT, PATH_STAGED, PATHS };
+extern const struct copy_path *const ibx_copy_paths[PATHS];
+extern const struct copy_path ibx_path_inline, ibx_path_mapped, ibx_path_pooled, ibx_path_direct,
+    ibx_path_staged;
+
+/* The context of a session's hooks. */
 struct copies {
+    struct ibx_session *s;
     struct ibx_gpu_options options; /* its mode becomes OFF where there is no CUDA */
 
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
     bool answering; /* what is written now is ours */
 
-    const struct ibx_cuda *cuda;   /* NULL: not looked for yet */
-    struct ibx_choice choice;      /* of the device ... */
-    int chosen_for;                /* ... with this number, -1: none yet */
-    struct ibx_staging *staging;   /* NULL: not made yet */
-    unsigned resets;               /* of contexts of the process, that this session has heeded */
-    void *losing;                  /* the context that the request in hand takes away ... */
-    bool loses;                    /* ... if it takes one; NULL: nobody knows which */
-    bool poor;                     /* it was said why copies are not staged */
-    struct ibx_gpu_spans spans;    /* GPU memory registered with the connection */
-    bool indirect;                 /* it never will be */
-    bool refusal_told;             /* and it was said why, or why not some of it */
-    struct ibx_client_pins pins;   /* the client's memory, as far as it is mapped here */
-    bool unpinned;                 /* it was said why that is not done */
-    bool placed;                   /* the GPU itself was at the client's memory */
-    bool early;                    /* the copy in hand may be answered before it is done */
-    bool straight;                 /* the last copy from the device went into such memory */
-    struct ibx_copy_threads *crew; /* NULL: not made yet, or not wanted */
-    bool alone;                    /* there will be none */
-    struct ibx_mr **regions;       /* the pool's chunks as far as registered here */
+    const struct ibx_cuda *cuda; /* NULL: not looked for yet */
+    struct ibx_choice choice;    /* of the device ... */
+    int chosen_for;              /* ... with this number, -1: none yet */
+    struct ibx_staging *staging; /* NULL: not made yet */
+    unsigned resets;             /* of contexts of the process, that this session knows of */
+    void *losing;                /* the context that the request in hand takes away ... */
+    bool loses;                  /* ... if it takes one; NULL: nobody knows which */
+    struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
+    bool indirect;               /* it never will be */
+    struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
+    bool straight;               /* the last reply with a payload went into such memory */
+    bool told_staging, told_direct, told_pins; /* it was logged why that is not done */
+    struct ibx_mr **regions;                   /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
-    uint8_t *held;          /* a request that came in pieces */
-    size_t held_size;
+    uint32_t arrived;       /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
-    /* the copy in hand */
-    struct ibx_frame frame;
-    struct ibx_remote remote; /* the peer's side ... */
-    uint64_t remote_at;       /* ... and where in it the payload begins */
-    uint32_t arrived;         /* a bit for each READ or WRITE that is over, by cookie - 1 */
-    const uint8_t *payload;   /* or it came with the request */
-    struct ibx_mr *source;    /* from the device, which the fabric reads itself, or NULL ... */
-    uint64_t delivered;       /* ... and bytes that it has taken */
-    unsigned long ran;        /* copies so far */
-    unsigned long inlined;    /* of these, between a message and the driver ... */
-    unsigned long in_place;   /* ... without any copy of ours ... */
-    unsigned long by_crew;    /* ... by several threads ... */
-    unsigned long by_fabric;  /* ... and by the fabric alone */
-    char refused[256];        /* why the last one that could not take a better way could not */
+    struct copy copy;
+    unsigned long ran;          /* copies so far */
+    unsigned long taken[PATHS]; /* of these, by path */
+    char refused[256];          /* why the last one that could not take a better path could not */
 };
 
-void ibx_copies_init(struct copies *copies, const struct ibx_gpu_options *options);
-/* Where a request begins: runs and answers copies until there is something for GVirtuS to read.
- * 0, or as ibx_session_fail(). */
-int ibx_copies_run(struct ibx_session *s);
-/* What GVirtuS reads and writes; what ibx_copies_run() does is not told. */
-void ibx_copies_note_read(struct ibx_session *s, const void *bytes, size_t n);
-void ibx_copies_note_write(struct ibx_session *s, const void *bytes, size_t n);
-void ibx_copies_note_sync(struct ibx_session *s);
-/* WRITEs the next n bytes of the reply in hand to where the client wants them. As
- * ibx_session_fail().
- */
-int ibx_copies_deliver(struct ibx_session *s, const struct ibx_remote *remote, size_t n);
-/* At the session's end, before its connection is closed and after. */
-void ibx_copies_release(struct ibx_session *s);
-void ibx_copies_fini(struct ibx_session *s);
+/* Bits of copies->arrived. */
+#define COPIES_PLACES  ((1u << IBX_STAGING_DEPTH) - 1)
+#define COPIES_HEAD    (1u << IBX_STAGING_DEPTH)
+#define COPIES_TAIL    (COPIES_HEAD << 1)
+#define COPIES_WINDOWS (COPIES_HEAD | COPIES_TAIL)
 
-/* copies_reach.c */
+/* device_copies.c */
 
-/* Threads that copy with this one, made at the first call; NULL: there are to be none. */
-struct ibx_copy_threads *ibx_copies_threads(struct copies *copies);
+/* The context of the session's hooks, or NULL. */
+struct copies *ibx_copies_of(const struct ibx_session *s);
+/* The reply up to its payload of `out` bytes; a whole reply. As ibx_session_fail(). */
+int ibx_copies_write_head(struct copies *x, uint64_t began, uint64_t out);
+int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n);
+/* What a copy's end means: DONE, PASS, or as ibx_session_fail(). */
+int ibx_copies_outcome(const struct copies *x, int rc);
 
-/* copies_choice.c */
+/* to_device.c, from_device.c: an outcome, or as ibx_session_fail(). From the device DONE means
+ * answered, too. */
 
-/* Which ways copies take from now on, to and from the current device: its number. */
-void ibx_copies_choose(struct ibx_session *s, int device);
+bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame);
+int ibx_copies_to_device(struct copies *x, const struct ibx_request *q);
+int ibx_copies_from_device(struct copies *x, const struct ibx_request *q, uint64_t began);
+int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n);
 
-/* copies_check.c */
+/* paths.c */
+
+/* Which paths copies take from now on, to and from the current device: its number. */
+void ibx_copies_choose(struct copies *x, int device);
+/* The sizes that count for copies in the direction of the copy in hand. */
+const struct ibx_choice_way *ibx_copies_way(const struct copies *x);
+/* Begins a stage of the copy in hand, whose frame is known: `bytes` are to move. */
+void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes);
+/* The first path of the table that is able; NULL: none is. */
+const struct copy_path *ibx_copies_path(struct copies *x);
+/* For ibx_device_copies_refused(). */
+void ibx_copies_note_refusal(struct copies *x, const char *why);
+
+/* staged.c */
+
+/* The staging pipeline, with no chunks; NULL: there is no memory for it. */
+struct ibx_staging *ibx_copies_lane(struct copies *x);
+/* Takes the chunks for a copy of `bytes`, for the fabric or not. */
+bool ibx_copies_take_chunks(struct copies *x, uint64_t bytes, bool fabric);
+/* READs of the client's memory into them. */
+struct ibx_staging_wire ibx_copies_wire_read(struct copies *x);
+/* After a call of ibx_staging_*, with its result: gives the chunks back; an outcome. */
+int ibx_copies_staged_outcome(struct copies *x, int rc);
+/* The next n bytes of a reply, into its message; as ibx_session_fail(). */
+int ibx_copies_write_staged(struct copies *x, size_t n);
+/* The GPU has failed while a reply is on its way; as ibx_session_fail(). */
+int ibx_copies_broke_off(struct copies *x, int code);
+
+/* direct.c */
+
+/* Whether this connection reaches GPU memory, as far as that is known. */
+bool ibx_copies_direct_likely(struct copies *x);
+
+/* check.c */
 
 /* Whether this thread can run copies now: CUDA is there, and the context that the runtime would use
  * is current. */
-bool ibx_copies_able(struct ibx_session *s);
+bool ibx_copies_able(struct copies *x);
 /* Whether all that the frame names is what it should be: device memory of one allocation, of the
  * current device unless the copy is between two, and a stream that is not being captured. Fills in
  * where a symbol is. */
-bool ibx_copies_sound(const struct copies *copies, struct ibx_frame *frame);
+bool ibx_copies_sound(const struct copies *x, struct ibx_frame *frame);
+
+/* symbol.c */
+
+/* Fills in where the symbol is that the frame names: false when this process does not know, or its
+ * memory is not what it should be. */
+bool ibx_copies_symbol(struct ibx_frame *frame);
+
+/* resets.c */
+
+/* Contexts that went before are none of this session's. */
+void ibx_copies_resets_begin(struct copies *x);
+/* Forgets what the session had in contexts that have gone since the last call. */
+void ibx_copies_handle_resets(struct copies *x);
+/* A request takes a context away: before its handler runs, and when that has answered. */
+void ibx_copies_lose_context(struct copies *x);
+void ibx_copies_lost_context(struct copies *x, int exit_code);
 
 #endif

@@ -5,7 +5,7 @@
 #include "common/wire.h"
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/preload/attach_table.h"
-#include "frontend-glue/client_copies/async_copy.h"
+#include "frontend-glue/client_copies/client_copies.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -202,7 +202,7 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
         return 0;
     }
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
-    return ibx_session_copy(session, &copy, exit_code);
+    return ibx_client_copy(session, &copy, exit_code);
 }
 
 static void prepare(void *address, size_t n)

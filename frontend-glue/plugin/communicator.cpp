@@ -19,6 +19,7 @@
 
 extern "C" {
 #include "common/log.h"
+#include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
 #include "frontend-glue/session/session.h"
@@ -243,7 +244,10 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
     if (ibx_glue_config_load(address.c_str(), port, config.get(), &err) ||
         ibx_session_create(config->uri, &config->options, &session, &err))
         fail(err);
-    ibx_session_set_gpu(session, &config->gpu);
+    if (ibx_device_copies_attach(session, &config->gpu, &err)) {
+        ibx_session_destroy(session);
+        fail(err);
+    }
     // "server" only decides how a Read reports failures, and the listening object never reads.
     return std::make_shared<RdmaCommunicator>(session, false);
 }

@@ -23,7 +23,7 @@
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_CONFIG_H
 #define IBX_FRONTEND_GLUE_PLUGIN_CONFIG_H
 
-#include "frontend-glue/session/session.h"
+#include "frontend-glue/device_copies/device_copies.h"
 
 #include <limits.h>
 

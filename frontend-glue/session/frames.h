@@ -101,31 +101,4 @@ void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, s
 /* Whether the next byte is the first of a request. */
 bool ibx_request_begins(const struct ibx_request_watch *watch);
 
-/* ---------------------------------------------------------------------- replies */
-
-enum ibx_reply_shape {
-    IBX_REPLY_UNKNOWN,
-    IBX_REPLY_PLAIN, /* exit code, length */
-    IBX_REPLY_TIMED, /* exit code, seconds, length */
-    IBX_REPLY_ODD,   /* this back end's replies are of some other kind */
-};
-
-/* Learns the shape from the writes of the back end. */
-struct ibx_reply_watch {
-    enum ibx_reply_shape shape;
-    unsigned count;
-    size_t sizes[4];
-    uint64_t second, third; /* as numbers */
-    int32_t exit_code;      /* of the last one */
-};
-
-void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);
-/* The reply is complete. */
-void ibx_reply_note_sync(struct ibx_reply_watch *watch);
-
-#define IBX_REPLY_HEAD_MAX 20u
-/* Writes what precedes `out`; returns its length. The shape is PLAIN or TIMED. */
-size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
-                      uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX]);
-
 #endif

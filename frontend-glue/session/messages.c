@@ -53,11 +53,11 @@ static struct ibx_event queue_pop(struct message_queue *queue)
 static int file_message(struct ibx_session *s, const struct ibx_event *event)
 {
     uint8_t type = type_of(event);
-    if (!s->server && ibx_message_is(event, MESSAGE_LANDED)) {
+    if (!s->server && ibx_message_is(event, MESSAGE_POSTED_DONE)) {
         ibx_message_release(s->conn, event);
-        return ibx_posted_reply_arrived(s);
+        return ibx_posted_reply_written(s);
     }
-    bool control = type == MESSAGE_GRANT || type == MESSAGE_DONE || type == MESSAGE_FLUSHED;
+    bool control = type == MESSAGE_CTS || type == MESSAGE_DONE || type == MESSAGE_FLUSHED;
     struct message_queue *queue = control ? &s->control : &s->stream;
     if (queue->count == queue->size)
         return ibx_session_fail(s, -EPROTO, "%s sent more messages than it had credit for",
@@ -76,8 +76,8 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
         s->ops_pending--;
         if (event->status && !s->ops_status)
             s->ops_status = event->status;
-        if (event->cookie)
-            s->copies.arrived |= 1u << (event->cookie - 1);
+        if (event->cookie && s->hooks->arrived)
+            s->hooks->arrived(s->context, event->cookie);
         return 0;
     case IBX_EVENT_SEND:
         return 0;
@@ -93,7 +93,7 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
 static int end(struct ibx_session *s)
 {
     const char *why = ibx_conn_reason(s->conn);
-    if (s->end_status == -ECONNRESET && !s->bodies && !s->ops_pending)
+    if (s->end_status == -ECONNRESET && !s->payloads && !s->ops_pending)
         return ibx_session_leave(s, why);
     return ibx_session_fail(s, s->end_status ? s->end_status : -ECONNRESET,
                             "connection with %s: %s", s->path.peer, why);
@@ -111,6 +111,12 @@ int ibx_session_poll(struct ibx_session *s)
             return rc;
     }
     return n;
+}
+
+int ibx_session_poll_reply(struct ibx_session *s)
+{
+    int rc = s->stream.count ? 0 : ibx_session_poll(s);
+    return rc < 0 ? rc : s->stream.count != 0;
 }
 
 int ibx_session_pump(struct ibx_session *s)
@@ -147,9 +153,8 @@ int ibx_session_send_short(struct ibx_session *s, enum message_type type)
     return ibx_session_send(s, &iov, 1);
 }
 
-/* Server, while it waits for a grant: a client that has sent FLUSH grants nothing before the
- * answer. It gets it when everything before the FLUSH has been read; otherwise neither side can go
- * on. */
+/* Server, while it waits for a CTS: a client that has sent FLUSH sends none before the answer. The
+ * answer comes when everything before the FLUSH has been read; otherwise neither side can go on. */
 static int answer_early_flush(struct ibx_session *s)
 {
     bool behind = s->behind.kind && s->behind.left;
@@ -159,9 +164,7 @@ static int answer_early_flush(struct ibx_session *s)
             continue;
         if (i || !all_read)
             return ibx_session_fail(
-                s, -EDEADLK,
-                "%s sends requests with long bodies ahead of long replies that it "
-                "does not read",
+                s, -EDEADLK, "%s sends long requests ahead of long replies that it does not read",
                 s->path.peer);
         struct ibx_event event = queue_pop(&s->stream);
         ibx_message_release(s->conn, &event);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Long pieces of the stream: moved one-sidedly, always by the server. */
+/* Long writes of the stream: moved one-sidedly, always by the server. */
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/log.h"
@@ -12,7 +12,7 @@
 #define CACHE_BYTES   (4ull << 30)
 #define CACHE_ENTRIES 64u
 
-#define CREW_MIN       (3u << 20)   /* below it a crew gains nothing */
+#define THREADS_MIN    (3u << 20)   /* below it several threads gain nothing */
 #define DIRECT_AT_ONCE (512u << 10) /* what a stopped back end may still copy: docs/security.md */
 
 /* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
@@ -46,145 +46,112 @@ void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
 {
     struct ibx_mr *mr;
     unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
-    if (s->state == SESSION_LIVE && !s->caps->register_free && !pin(s, address, n, both, &mr))
+    if (ibx_session_live(s) && !s->caps->register_free && !pin(s, address, n, both, &mr))
         unpin(s, mr);
 }
 
-static struct body *body_add(struct ibx_session *s, const void *data, size_t length)
+/* -------------------------------------------------------------- payloads of this side */
+
+static struct payload *payload_add(struct ibx_session *s, const void *data, size_t length)
 {
-    struct body *body = malloc(sizeof(*body));
-    if (!body)
+    struct payload *payload = malloc(sizeof(*payload));
+    if (!payload)
         return NULL;
-    *body = (struct body){.data = data, .length = length};
-    *s->bodies_tail = body;
-    s->bodies_tail = &body->next;
-    return body;
+    *payload = (struct payload){.data = data, .length = length};
+    *s->payloads_tail = payload;
+    s->payloads_tail = &payload->next;
+    return payload;
 }
 
-static void body_pop(struct ibx_session *s)
+static void payload_pop(struct ibx_session *s)
 {
-    struct body *body = s->bodies;
-    s->bodies = body->next;
-    if (!s->bodies)
-        s->bodies_tail = &s->bodies;
-    if (body->mr)
-        unpin(s, body->mr);
-    free(body);
+    struct payload *payload = s->payloads;
+    s->payloads = payload->next;
+    if (!s->payloads)
+        s->payloads_tail = &s->payloads;
+    unpin(s, payload->mr);
+    free(payload);
 }
 
-int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,
-                          struct ibx_remote *remote)
+int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length,
+                            const struct ibx_remote *posted)
 {
-    struct ibx_mr *mr;
-    int rc = pin(s, data, length, IBX_ACCESS_REMOTE_READ, &mr);
-    if (rc)
-        return rc;
-    rc = ibx_mr_remote(mr, (size_t)((const char *)data - (const char *)ibx_mr_address(mr)), length,
-                       remote);
-    struct body *body = rc ? NULL : body_add(s, data, length);
-    if (!body) {
-        unpin(s, mr);
-        return rc ? rc : -ENOMEM;
-    }
-    body->mr = mr;
-    return 0;
-}
-
-int ibx_rendezvous_note(struct ibx_session *s, const void *data, size_t length)
-{
-    return body_add(s, data, length) ? 0 : -ENOMEM;
-}
-
-int ibx_rendezvous_prepost(struct ibx_session *s, void *to, size_t n, struct ibx_remote *remote)
-{
-    struct ibx_mr *mr;
-    int rc = pin(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr);
-    if (rc)
-        return rc;
-    rc = ibx_mr_remote(mr, (size_t)((char *)to - (char *)ibx_mr_address(mr)), n, remote);
-    if (rc) {
-        unpin(s, mr);
-        return rc;
-    }
-    s->aim = (struct aim){.mr = mr, .to = to, .length = n};
-    return 0;
-}
-
-void ibx_rendezvous_unpost(struct ibx_session *s)
-{
-    if (!s->aim.lent)
-        unpin(s, s->aim.mr);
-    s->aim.mr = NULL;
-}
-
-int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length)
-{
-    struct body *body = body_add(s, data, length);
-    if (!body)
-        return -ENOMEM;
-    if (ibx_posted_reply_fits(s, length)) {
-        body->landing = s->landing.remote;
-        s->landing.remote.length = 0;
-    }
+    struct payload *payload = payload_add(s, data, length);
+    if (!payload)
+        return ibx_session_fail(s, -ENOMEM, "no memory to note a reply of %zu bytes", length);
+    payload->posted = *posted;
     return 0;
 }
 
 void ibx_rendezvous_drop(struct ibx_session *s)
 {
-    while (s->bodies) {
-        body_pop(s);
-        s->bodies_read++;
+    while (s->payloads) {
+        payload_pop(s);
+        s->payloads_read++;
     }
     s->synced = false;
 }
 
-int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t bodies_read)
+int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t payloads_read)
 {
-    while (s->bodies_read != bodies_read) {
-        if (!s->bodies)
-            return ibx_session_fail(s, -EPROTO, "%s says that it has read bodies never sent",
+    while (s->payloads_read != payloads_read) {
+        if (!s->payloads)
+            return ibx_session_fail(s, -EPROTO, "%s says that it has read payloads never sent",
                                     s->path.peer);
-        body_pop(s);
-        s->bodies_read++;
+        payload_pop(s);
+        s->payloads_read++;
     }
-    s->synced = s->synced && s->bodies;
+    s->synced = s->synced && s->payloads;
     return 0;
 }
 
 void ibx_rendezvous_fini(struct ibx_session *s)
 {
     ibx_rendezvous_drop(s);
-    ibx_rendezvous_unpost(s);
+    ibx_session_cts_end(s);
     unpin(s, s->in_use);
     s->in_use = NULL;
     ibx_mr_deregister(s->bounce);
     s->bounce = NULL;
-    ibx_mr_deregister(s->landing.mr);
-    s->landing.mr = NULL;
     ibx_regcache_destroy(s->cache);
     s->cache = NULL;
 }
 
 /* ------------------------------------------------------------------ the server */
 
-static int wait_ops(struct ibx_session *s, unsigned at_most)
+bool ibx_session_posts_pending(const struct ibx_session *s)
 {
-    while (s->ops_pending > at_most) {
+    return s->ops_pending;
+}
+
+int ibx_session_copied(struct ibx_session *s, int rc)
+{
+    return rc < 0
+               ? ibx_session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
+               : rc;
+}
+
+int ibx_session_check_posts(struct ibx_session *s)
+{
+    return ibx_session_copied(s, s->ops_status);
+}
+
+int ibx_session_finish_posts(struct ibx_session *s)
+{
+    while (s->ops_pending) {
         int rc = ibx_session_pump(s);
         if (rc)
             return rc;
     }
-    if (s->ops_status)
-        return ibx_session_fail(s, s->ops_status, "copying with %s failed: %s", s->path.peer,
-                                strerror(-s->ops_status));
-    return 0;
+    return ibx_session_check_posts(s);
 }
 
-static int post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local,
-                const struct ibx_remote *remote, uint64_t offset, size_t n)
+int ibx_session_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
+                     unsigned flags)
 {
-    int rc = read ? ibx_read(s->conn, mr, local, remote, offset, n, 0, 0)
-                  : ibx_write(s->conn, mr, local, remote, offset, n, 0, 0);
+    int rc = read ? ibx_read(s->conn, mr, local, remote, offset, n, cookie, flags)
+                  : ibx_write(s->conn, mr, local, remote, offset, n, cookie, flags);
     if (rc)
         return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s",
                                 read ? "READ" : "WRITE", n, s->path.peer, strerror(-rc));
@@ -220,12 +187,12 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
             uint8_t *piece = pieces + (size_t)i * BOUNCE_PIECE_BYTES;
             if (!read)
                 memcpy(piece, data + given, length);
-            rc = post(s, read, s->bounce, piece, remote, offset + given, length);
+            rc = ibx_session_post(s, read, s->bounce, piece, remote, offset + given, length, 0, 0);
             if (rc)
                 return rc;
             given += length;
         }
-        rc = wait_ops(s, 0);
+        rc = ibx_session_finish_posts(s);
         if (rc)
             return rc;
         if (read)
@@ -242,7 +209,8 @@ static void finish_use(struct ibx_session *s)
     s->in_use = NULL;
 }
 
-/* For a crew: memory of the client that is held. Its pieces are named by their addresses there. */
+/* Memory of the client that is held for the copy threads. Its pieces are named by their addresses
+ * there. */
 struct held {
     struct ibx_conn *conn;
     const struct ibx_remote *remote;
@@ -266,14 +234,14 @@ static int copy_held(void *context, void *local, uint64_t address, size_t n)
 }
 
 /* Where this host has processors to spare: several threads copy between GVirtuS's memory and the
- * client's. 1: the fabric has to. */
-static int move_by_crew(struct ibx_session *s, bool read, uint8_t *data,
-                        const struct ibx_remote *remote, uint64_t offset, size_t n)
+ * client's. 1: the fabric has to; otherwise as ibx_session_fail(). */
+static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
+                           const struct ibx_remote *remote, uint64_t offset, size_t n)
 {
     unsigned access = read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
-    if (n < CREW_MIN || s->copies.alone || s->ops_pending || offset > remote->length ||
+    if (n < THREADS_MIN || s->alone || s->ops_pending || offset > remote->length ||
         n > remote->length - offset)
         return 1;
     part.address += offset;
@@ -281,27 +249,25 @@ static int move_by_crew(struct ibx_session *s, bool read, uint8_t *data,
     if (ibx_remote_hold(s->conn, &part, access, &reach))
         return 1;
     struct held held = {s->conn, &part, &reach, read};
-    struct ibx_copy_threads *crew = ibx_copies_threads(&s->copies);
+    struct ibx_copy_threads *threads = ibx_session_threads(s);
     /* The kernel may have become unwilling since the last time. */
-    bool able = crew && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
-    int rc = able ? ibx_copy_threads_run(crew, copy_held, &held, data, part.address, n) : 1;
+    bool able = threads && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
+    int rc = able ? ibx_copy_threads_run(threads, copy_held, &held, data, part.address, n) : 1;
     ibx_remote_release(s->conn);
-    return rc < 0
-               ? ibx_session_fail(s, rc, "copying with %s failed: %s", s->path.peer, strerror(-rc))
-               : rc;
+    return ibx_session_copied(s, rc);
 }
 
 static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ibx_remote *remote,
                 uint64_t offset, size_t n)
 {
-    int by_crew = move_by_crew(s, read, data, remote, offset, n);
-    if (by_crew <= 0)
-        return by_crew;
+    int by_threads = move_by_threads(s, read, data, remote, offset, n);
+    if (by_threads <= 0)
+        return by_threads;
     if (pin(s, data, n, IBX_ACCESS_LOCAL, &s->in_use))
         return move_bounced(s, read, data, remote, offset, n);
-    int rc = post(s, read, s->in_use, data, remote, offset, n);
+    int rc = ibx_session_post(s, read, s->in_use, data, remote, offset, n, 0, 0);
     if (!rc)
-        rc = wait_ops(s, 0);
+        rc = ibx_session_finish_posts(s);
     if (!rc)
         finish_use(s);
     return rc;
@@ -314,12 +280,12 @@ int ibx_rendezvous_take(struct ibx_session *s, uint8_t *to, size_t n)
     if (!rc) {
         segment->remote_at += n;
         segment->left -= n;
-        s->bodies_read += !segment->left;
+        s->payloads_read += !segment->left;
     }
     return rc;
 }
 
-static int next_grant(struct ibx_session *s, size_t at_most, struct ibx_remote *grant)
+static int next_cts(struct ibx_session *s, size_t at_most, struct ibx_remote *cts)
 {
     struct ibx_event event;
     int rc = ibx_session_next_message(s, &s->control, &event);
@@ -327,33 +293,33 @@ static int next_grant(struct ibx_session *s, size_t at_most, struct ibx_remote *
         return rc;
     struct ibx_reader r = ibx_reader_of(event.data, event.length);
     uint8_t type = ibx_get_u8(&r);
-    ibx_remote_get(&r, grant);
-    bool bad = r.failed || type != MESSAGE_GRANT || ibx_reader_left(&r) || !grant->length ||
-               grant->length > at_most;
+    ibx_remote_get(&r, cts);
+    bool bad = r.failed || type != MESSAGE_CTS || ibx_reader_left(&r) || !cts->length ||
+               cts->length > at_most;
     ibx_message_release(s->conn, &event);
-    return bad ? ibx_session_fail(s, -EPROTO, "%s sent message %u where a grant was due",
+    return bad ? ibx_session_fail(s, -EPROTO, "%s sent message %u where a CTS was due",
                                   s->path.peer, type)
                : 0;
 }
 
-/* The next n bytes of a reply's body. */
-static int deliver_part(struct ibx_session *s, const struct body *body, size_t at,
+/* The next n bytes of a reply's payload. */
+static int deliver_part(struct ibx_session *s, const struct payload *payload, size_t at,
                         const struct ibx_remote *remote, size_t n)
 {
-    if (!body->data)
-        return ibx_copies_deliver(s, remote, n);
-    return move(s, false, (uint8_t *)(uintptr_t)body->data + at, remote, 0, n);
+    if (!payload->data)
+        return s->hooks->deliver(s->context, remote, n);
+    return move(s, false, (uint8_t *)(uintptr_t)payload->data + at, remote, 0, n);
 }
 
-static int deliver_granted(struct ibx_session *s, const struct body *body)
+static int deliver_by_cts(struct ibx_session *s, const struct payload *payload)
 {
-    for (size_t at = 0; at < body->length;) {
-        struct ibx_remote grant;
-        int rc = next_grant(s, body->length - at, &grant);
+    for (size_t at = 0; at < payload->length;) {
+        struct ibx_remote cts;
+        int rc = next_cts(s, payload->length - at, &cts);
         if (rc)
             return rc;
-        size_t n = (size_t)grant.length;
-        rc = deliver_part(s, body, at, &grant, n);
+        size_t n = (size_t)cts.length;
+        rc = deliver_part(s, payload, at, &cts, n);
         if (!rc)
             rc = ibx_session_send_short(s, MESSAGE_DONE);
         if (rc)
@@ -363,53 +329,123 @@ static int deliver_granted(struct ibx_session *s, const struct body *body)
     return 0;
 }
 
-static int deliver_landing(struct ibx_session *s, const struct body *body)
+static int deliver_posted(struct ibx_session *s, const struct payload *payload)
 {
-    int rc = deliver_part(s, body, 0, &body->landing, body->length);
-    return rc ? rc : ibx_session_send_short(s, MESSAGE_LANDED);
+    int rc = deliver_part(s, payload, 0, &payload->posted, payload->length);
+    return rc ? rc : ibx_session_send_short(s, MESSAGE_POSTED_DONE);
 }
 
-/* A failure ends the session and its bodies with it. */
+/* A failure ends the session and its payloads with it. */
 int ibx_rendezvous_deliver(struct ibx_session *s)
 {
-    while (s->bodies) {
-        const struct body *body = s->bodies;
-        int rc = body->landing.length ? deliver_landing(s, body) : deliver_granted(s, body);
+    while (s->payloads) {
+        const struct payload *payload = s->payloads;
+        int rc = payload->posted.length ? deliver_posted(s, payload) : deliver_by_cts(s, payload);
         if (rc)
             return rc;
-        body_pop(s);
+        payload_pop(s);
     }
     return 0;
 }
 
 /* ------------------------------------------------------------------ the client */
 
-static int grant(struct ibx_session *s, struct ibx_mr *mr, const uint8_t *to, size_t n)
+/* Registers [data, data + length) and names it as the server does. -errno: it cannot be. */
+static int pin_remote(struct ibx_session *s, const void *data, size_t length, unsigned access,
+                      struct ibx_mr **mr, struct ibx_remote *remote)
 {
-    uint8_t bytes[1 + IBX_REMOTE_BYTES];
+    int rc = pin(s, data, length, access, mr);
+    if (rc)
+        return rc;
+    size_t at = (size_t)((const char *)data - (const char *)ibx_mr_address(*mr));
+    rc = ibx_mr_remote(*mr, at, length, remote);
+    if (rc)
+        unpin(s, *mr);
+    return rc;
+}
+
+int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,
+                          struct ibx_remote *remote)
+{
+    struct ibx_mr *mr;
+    int rc = pin_remote(s, data, length, IBX_ACCESS_REMOTE_READ, &mr, remote);
+    if (rc)
+        return rc;
+    struct payload *payload = payload_add(s, data, length);
+    if (!payload) {
+        unpin(s, mr);
+        return -ENOMEM;
+    }
+    payload->mr = mr;
+    return 0;
+}
+
+int ibx_session_write_registered(struct ibx_session *s, const void *data,
+                                 const struct ibx_remote *remote)
+{
+    int rc = ibx_session_add_remote(s, SEGMENT_RTS_READ, remote);
+    if (!rc && !payload_add(s, data, (size_t)remote->length))
+        rc = ibx_session_fail(s, -ENOMEM, "no memory to note a copy of %zu bytes",
+                              (size_t)remote->length);
+    return rc;
+}
+
+int ibx_session_cts(struct ibx_session *s, void *to, size_t n)
+{
+    struct ibx_mr *mr;
+    struct ibx_remote remote;
+    if (pin_remote(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr, &remote))
+        return 0;
+    s->early_cts.mr = mr;
+    ibx_session_cts_expect(s, to, n);
+    return ibx_session_cts_registered(s, &remote);
+}
+
+int ibx_session_cts_registered(struct ibx_session *s, const struct ibx_remote *remote)
+{
+    return ibx_session_add_remote(s, SEGMENT_EARLY_CTS, remote);
+}
+
+void ibx_session_cts_expect(struct ibx_session *s, void *to, size_t n)
+{
+    s->early_cts.to = to;
+    s->early_cts.length = n;
+}
+
+void ibx_session_cts_end(struct ibx_session *s)
+{
+    unpin(s, s->early_cts.mr);
+    s->early_cts.mr = NULL;
+    s->early_cts.to = NULL;
+}
+
+/* Has the server WRITE the next n bytes to `to`. */
+static int clear_to_send(struct ibx_session *s, struct ibx_mr *mr, const uint8_t *to, size_t n)
+{
+    uint8_t bytes[SEGMENT_REMOTE_BYTES];
     struct ibx_remote remote;
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     int rc = ibx_mr_remote(mr, (size_t)(to - (const uint8_t *)ibx_mr_address(mr)), n, &remote);
     if (rc)
         return ibx_session_fail(s, rc, "cannot name the reply's memory: %s", strerror(-rc));
-    ibx_put_u8(&w, MESSAGE_GRANT);
+    ibx_put_u8(&w, MESSAGE_CTS);
     ibx_remote_put(&w, &remote);
-    struct iovec iov = {bytes, w.length};
-    rc = ibx_session_send(s, &iov, 1);
+    rc = ibx_session_send(s, &(struct iovec){bytes, w.length}, 1);
+    if (rc)
+        return rc;
+    ibx_session_expect(s, n);
     struct ibx_event event;
-    if (!rc)
-        ibx_session_expect(s, n);
-    if (!rc)
-        rc = ibx_session_next_message(s, &s->control, &event);
+    rc = ibx_session_next_message(s, &s->control, &event);
     if (rc)
         return rc;
     bool done = ibx_message_is(&event, MESSAGE_DONE);
     ibx_message_release(s->conn, &event);
-    return done ? 0
-                : ibx_session_fail(s, -EPROTO, "%s did not confirm a reply's body", s->path.peer);
+    return done
+               ? 0
+               : ibx_session_fail(s, -EPROTO, "%s did not confirm a reply's payload", s->path.peer);
 }
 
-/* A reply's body for memory that cannot be registered: through a piece that can. */
+/* A reply's payload for memory that cannot be registered: through a piece that can. */
 static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
 {
     if (!s->bounce) {
@@ -422,7 +458,7 @@ static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
     }
     for (size_t at = 0; at < n; at += BOUNCE_PIECE_BYTES) {
         size_t length = n - at < BOUNCE_PIECE_BYTES ? n - at : BOUNCE_PIECE_BYTES;
-        int rc = grant(s, s->bounce, ibx_mr_address(s->bounce), length);
+        int rc = clear_to_send(s, s->bounce, ibx_mr_address(s->bounce), length);
         if (rc)
             return rc;
         memcpy(to + at, ibx_mr_address(s->bounce), length);
@@ -436,7 +472,7 @@ int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n)
     if (pin(s, to, n, IBX_ACCESS_REMOTE_WRITE, &s->in_use)) {
         rc = receive_bounced(s, to, n);
     } else {
-        rc = grant(s, s->in_use, to, n);
+        rc = clear_to_send(s, s->in_use, to, n);
         if (!rc)
             finish_use(s);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* `name NUL, u64 length, body`: a frame that parses, written again from what was understood, is the
  * same byte for byte; and what it says is sound. Before it, one byte chooses replies to watch. */
-#include "frontend-glue/session/frames.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/wire.h"
 

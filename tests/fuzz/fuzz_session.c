@@ -12,6 +12,8 @@
  * bytes (the last three 20000), 200 and up syncs; a client from 240 on copies as run_copy() says
  * messages     of the peer, each after its length in two bytes
  */
+#include "frontend-glue/client_copies/client_copies.h"
+#include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/log.h"
@@ -305,7 +307,7 @@ int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_
             memcpy(sent + length, iov[i].iov_base, iov[i].iov_len);
         length += iov[i].iov_len;
     }
-    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_LANDED);
+    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_POSTED_DONE);
     return 0;
 }
 
@@ -447,7 +449,7 @@ void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
     ibx_mr_deregister(mr);
 }
 
-/* In place of answer.c, which has nothing more to say to a fuzzer. */
+/* In place of dead_backend.c, which has nothing more to say to a fuzzer. */
 void ibx_session_tell_end(struct ibx_session *s)
 {
     s->answering = true;
@@ -480,11 +482,11 @@ static bool run_copy(struct ibx_session *s, uint8_t step)
         .host_pitch = step & 2 ? (step & 4 ? 1900 : 1000) : 0,
         .device_pitch = step & 2 ? 1024 : 0,
     };
-    int rc = ibx_session_copy(s, &wish, &code);
+    int rc = ibx_client_copy(s, &wish, &code);
     require(rc == 0 || rc == -ENOTCONN);
-    require(s->state == SESSION_LIVE || code == IBX_CUDA_ERROR_UNKNOWN);
-    require(rc || s->state == SESSION_DEAD || !s->aim.mr);
-    return s->state == SESSION_LIVE;
+    require(ibx_session_live(s) || code == IBX_CUDA_ERROR_UNKNOWN);
+    require(rc || s->state.now == SESSION_DEAD || !s->early_cts.mr);
+    return ibx_session_live(s);
 }
 
 /* False when the session has come to its end. */
@@ -501,9 +503,9 @@ static bool run_step(struct ibx_session *s, uint8_t step)
     else
         return ibx_session_sync(s) == 0;
     require(rc <= 0 || rc == (ssize_t)n);
-    require(rc >= 0 || s->state == SESSION_DEAD);
+    require(rc >= 0 || s->state.now == SESSION_DEAD);
     require(rc >= 0 || ibx_session_reason(s)[0]);
-    return s->state == SESSION_LIVE;
+    return ibx_session_live(s);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -542,16 +544,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (flags & 1) {
         require(!ibx_session_connect(s, NULL));
     } else { /* as ibx_session_accept() leaves it */
-        s->server = true;
-        s->conn = &fake;
-        s->state = SESSION_KNOCKED;
-        require(ibx_session_read(s, incoming, 0) == 0 && s->state == SESSION_LIVE);
+        require(!ibx_session_adopt(s, &fake));
+        require(ibx_session_read(s, incoming, 0) == 0 && ibx_session_live(s));
         if (flags & 32) {
             struct ibx_gpu_options gpu = {
                 .mode = IBX_GPU_ON, .memory = 2 * (size_t)IBX_PINNED_STRIDE, .threads = 1};
             gpu.tuning = tunings[count % 3];
-            ibx_session_set_gpu(s, &gpu);
-            s->copies.replies.shape = IBX_REPLY_TIMED;
+            require(!ibx_device_copies_attach(s, &gpu, NULL));
+            ibx_copies_of(s)->replies.shape = IBX_REPLY_TIMED;
         }
         fake_cuda_fail_in = flags & 64 ? 1 + count % 8u : 0;
     }

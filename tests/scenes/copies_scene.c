@@ -61,8 +61,8 @@ int serve(struct session_pair *p, void *argument)
         if (rc != (ssize_t)length)
             return 0;
         back->requests++;
-        ibx_session_count_copies(p->server, &back->copies);
-        snprintf(back->refused, sizeof(back->refused), "%s", ibx_session_refused_way(p->server));
+        ibx_device_copies_count(p->server, &back->copies);
+        snprintf(back->refused, sizeof(back->refused), "%s", ibx_device_copies_refused(p->server));
         note(back);
         if (!strcmp(back->last_name, "cudaDeviceReset"))
             app->primary_reset(0);
@@ -162,7 +162,7 @@ int set_up(void **state)
     cuda_application_use(0);
     assert_int_equal(app->mem_alloc(&device, DEVICE_BYTES), 0);
     session_pair_open(&pair);
-    ibx_session_set_gpu(pair.server, &gpu);
+    assert_int_equal(ibx_device_copies_attach(pair.server, &gpu, NULL), 0);
     note(&(struct back_end){0});
     joined = false;
     session_pair_start(&pair, serve, NULL);

@@ -7,6 +7,8 @@
 #ifndef TESTS_CUDA_COPIES_SCENE_H
 #define TESTS_CUDA_COPIES_SCENE_H
 
+#include "frontend-glue/client_copies/client_copies.h"
+#include "frontend-glue/device_copies/copies.h"
 #include "tests/scenes/cuda_application.h"
 #include "tests/scenes/session_pair.h"
 

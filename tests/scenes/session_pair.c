@@ -20,7 +20,7 @@ void session_pair_use(const char *name, const char *address, const char *key, co
     more_value = value;
 }
 
-unsigned session_crew;
+unsigned session_threads;
 
 static const char *listen_uri(void)
 {
@@ -61,8 +61,7 @@ static void open_listening(struct session_pair *pair)
     if (ibx_session_create(listen_uri(), &options, &pair->listening, &err) ||
         ibx_session_serve(pair->listening, &err))
         fail_msg("%s", err.message);
-    struct ibx_gpu_options gpu = {.mode = IBX_GPU_OFF, .threads = session_crew};
-    ibx_session_set_gpu(pair->listening, &gpu);
+    ibx_session_set_threads(pair->listening, session_threads);
     pthread_create(&pair->thread, NULL, accept_one, pair);
 }
 
@@ -84,7 +83,7 @@ void session_pair_open(struct session_pair *pair)
     pthread_join(pair->thread, NULL);
     if (!rc && session_faults_client)
         rc = ibx_fault_injection_attach(pair->client->conn, session_faults_client, &err);
-    if (rc || pair->server->state != SESSION_LIVE)
+    if (rc || pair->server->state.now != SESSION_LIVE)
         fail_msg("no pair: %s", err.message);
     note_caps(pair, pair->client->caps);
 }
@@ -98,7 +97,7 @@ struct ibx_conn *session_pair_open_bare_client(struct session_pair *pair)
     set_options(&options);
     int rc = ibx_connect(ibx_session_uri(pair->listening), &options, &conn, &err);
     pthread_join(pair->thread, NULL);
-    if (rc || pair->server->state != SESSION_LIVE)
+    if (rc || pair->server->state.now != SESSION_LIVE)
         fail_msg("no pair: %s", err.message);
     note_caps(pair, ibx_conn_caps(conn));
     return conn;

@@ -25,7 +25,7 @@ void session_pair_use(const char *provider, const char *host, const char *key, c
 extern struct ibx_injected_faults *session_faults_server, *session_faults_client;
 
 /* Threads that the server's sessions copy with, from now on; 0: by the processors. */
-extern unsigned session_crew;
+extern unsigned session_threads;
 
 /* Both ends established; aborts the test when that fails. */
 void session_pair_open(struct session_pair *pair);

@@ -95,8 +95,12 @@ static int gpu_open(struct back *back, size_t bytes, uint64_t *device, struct ib
 static bool read_request(struct bw_stream *stream, char name[BW_NAME_MAX], uint8_t *scratch)
 {
     uint8_t length[8];
-    if (!ibx_bw_read_name(stream, name) ||
-        stream->ops->read(stream, length, sizeof(length)) != sizeof(length))
+    unsigned n = 0;
+    do {
+        if (n == BW_NAME_MAX || stream->ops->read(stream, &name[n], 1) != 1)
+            return false;
+    } while (name[n++]);
+    if (stream->ops->read(stream, length, sizeof(length)) != sizeof(length))
         return false;
     struct ibx_reader r = ibx_reader_of(length, sizeof(length));
     for (uint64_t left = ibx_get_u64(&r); left;) {
@@ -113,13 +117,14 @@ static void put_counts(const struct ibx_session *s, uint8_t out[TUNE_COUNT_REPLY
     struct ibx_copy_counts counts;
     struct ibx_writer w = ibx_writer_of(out, TUNE_COUNT_REPLY);
     memset(out, 0, TUNE_COUNT_REPLY);
-    ibx_session_count_copies(s, &counts);
+    ibx_device_copies_count(s, &counts);
     ibx_put_u64(&w, counts.all);
     ibx_put_u64(&w, counts.inlined);
     ibx_put_u64(&w, counts.in_place);
-    ibx_put_u64(&w, counts.by_crew);
+    ibx_put_u64(&w, counts.by_threads);
     ibx_put_u64(&w, counts.direct);
-    snprintf((char *)out + w.length, TUNE_COUNT_REPLY - w.length, "%s", ibx_session_refused_way(s));
+    snprintf((char *)out + w.length, TUNE_COUNT_REPLY - w.length, "%s",
+             ibx_device_copies_refused(s));
 }
 
 static void *serve(void *argument)
@@ -151,31 +156,36 @@ static int accept_one(const struct back *back, struct ibx_session *listener,
     struct ibx_gpu_options gpu = {.mode = IBX_GPU_ON, .memory = POOL_BYTES};
     struct connection *connection = malloc(sizeof(*connection));
     pthread_t thread;
-    if (!connection || ibx_session_accept(listener, &connection->session, NULL))
-        return -ENOMEM;
     gpu.tuning.found = true;
     gpu.tuning.choice = way->choice;
-    ibx_session_set_gpu(connection->session, &gpu);
+    if (!connection || ibx_session_accept(listener, &connection->session, NULL) ||
+        ibx_device_copies_attach(connection->session, &gpu, NULL))
+        return -ENOMEM;
     connection->back = back;
     return -pthread_create(&thread, NULL, serve, connection);
 }
 
 /* ---------------------------------------------------------------------- the process */
 
+static int listen_at(const char *uri, const struct bw_args *args, struct ibx_session **listener,
+                     struct ibx_error *err)
+{
+    int rc = ibx_session_create(uri, &args->options, listener, err);
+    return rc ? rc : ibx_session_serve(*listener, err);
+}
+
 static void back_main(void *argument, FILE *out)
 {
     struct back *back = argument;
     const struct tune *tune = back->tune;
-    const struct ibx_options *options = &back->args->options;
-    const char *over = back->args->over;
     struct ibx_session *near = NULL, *far = NULL;
     struct ibx_tuning_machine machine;
     struct ibx_error err = {0};
     uint64_t device = 0;
     int rc = gpu_open(back, tune->sizes[tune->size_count - 1], &device, &err);
     if (!rc)
-        rc = ibx_bw_session_listen(URI_ANYPORT, options, &near, &err);
-    if (!rc && over && (rc = ibx_bw_session_listen(over, options, &far, &err)))
+        rc = listen_at(URI_ANYPORT, back->args, &near, &err);
+    if (!rc && back->args->over && (rc = listen_at(back->args->over, back->args, &far, &err)))
         ibx_error_prefix(&err, rc, "--over");
     if (rc) {
         fprintf(out, "error %s\n", err.message);

@@ -13,7 +13,8 @@
 #ifndef IBX_TOOLS_IB_BW_TUNE_H
 #define IBX_TOOLS_IB_BW_TUNE_H
 
-#include "frontend-glue/session/session.h"
+#include "frontend-glue/client_copies/client_copies.h"
+#include "frontend-glue/device_copies/device_copies.h"
 #include "tools/ib-bw/ib-bw.h"
 
 enum tune_kind {
@@ -24,7 +25,6 @@ enum tune_kind {
     TUNE_IN_PLACE,
     TUNE_FAR,    /* chunks, over the fabric of --over */
     TUNE_DIRECT, /* the adapter itself, over the same fabric */
-    TUNE_KINDS,
 };
 
 #define TUNE_WAYS_MAX 12u

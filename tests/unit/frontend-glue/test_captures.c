@@ -113,7 +113,7 @@ static int copy(struct ibx_frontend_copy wish)
 {
     int code = -1;
     wish.device = device;
-    assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
+    assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
     return code;
 }
 
@@ -443,7 +443,7 @@ static void leave_while_a_context_goes(struct session_pair *whose, void *context
     int code = -1;
     wish.to_device = true;
     session_pair_open(&second);
-    ibx_session_set_gpu(second.server, &gpu);
+    assert_int_equal(ibx_device_copies_attach(second.server, &gpu, NULL), 0);
     session_pair_start(&second, serve, NULL);
     app->get_stats(&before);
     app->slow(100000);
@@ -451,7 +451,7 @@ static void leave_while_a_context_goes(struct session_pair *whose, void *context
     handler_says = answer;
     destroy_context(whose->client, context);
     handler_says = HANDLED;
-    assert_int_equal(ibx_session_copy(pair.client, &other, &code), 0);
+    assert_int_equal(ibx_client_copy(pair.client, &other, &code), 0);
     assert_int_equal(code, 0);
     ibx_session_close(pair.client);
     join_server();

@@ -54,7 +54,7 @@ static int set_up_tuned(void **state)
 static int set_up_elsewhere(void **state)
 {
     int rc = set_up_tuned(state);
-    strcpy(pair.server->copies.options.tuning.machine.gpu, "another");
+    strcpy(ibx_copies_of(pair.server)->options.tuning.machine.gpu, "another");
     return rc;
 }
 
@@ -74,7 +74,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
     int code = -1;
     put_u64(&other, 5);
     app->get_stats(&before);
-    assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
+    assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
     assert_int_equal(code, 0);
     app->get_stats(&after);
     send_frame("cudaOther", &other); /* brings seen() up to date */
@@ -87,7 +87,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
         .async = after.copies_async - before.copies_async,
         .ways = {.inlined = is.inlined - was.inlined,
                  .in_place = is.in_place - was.in_place,
-                 .by_crew = is.by_crew - was.by_crew},
+                 .by_threads = is.by_threads - was.by_threads},
     };
 }
 
@@ -115,7 +115,7 @@ static void test_as_said(void **state)
     assert_true(from.sync == 1 && from.async == 0 && from.ways.inlined == 1);
     both(own, n, &to, &from);
     assert_int_equal(to.async, (n + (64u << 10) - 1) / (64u << 10));
-    assert_true(to.ways.by_crew == 1 && from.ways.by_crew == 0);
+    assert_true(to.ways.by_threads == 1 && from.ways.by_threads == 0);
     both(shared, n, &to, &from);
     assert_true(to.async > 1 && from.async > 1 && !to.ways.in_place && !from.ways.in_place);
     assert_int_equal(seen().requests, 9);
@@ -138,7 +138,7 @@ static void test_threads_behind_a_long_body(void **state)
     assert_int_equal(receive_reply(NULL, 0), HANDLED);
     assert_int_not_equal(threads_made, unusual.threads);
     both(own, n, &to, &from);
-    assert_int_equal(to.ways.by_crew, 1);
+    assert_int_equal(to.ways.by_threads, 1);
     assert_int_equal(threads_made, unusual.threads);
     free(module.bytes);
     free(own);
@@ -156,7 +156,7 @@ static void test_elsewhere(void **state)
     both(own, 8000, &to, &from);
     assert_true(from.sync == 0 && from.async == 1);
     both(own, n, &to, &from);
-    assert_true(to.ways.by_crew == 0 && from.ways.by_crew == 0);
+    assert_true(to.ways.by_threads == 0 && from.ways.by_threads == 0);
     both(shared, n, &to, &from);
     assert_true(to.sync == 1 && from.sync == 1 && to.ways.in_place && from.ways.in_place);
     assert_true(ibx_shared_free(shared));

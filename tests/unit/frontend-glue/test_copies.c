@@ -199,7 +199,7 @@ static void test_by_crew(void **state)
         send_frame("cudaOther", &other);
         assert_int_equal(receive_reply(NULL, 0), HANDLED);
         copies += over_shm ? (n >= 4 << 20 ? 3 : 1) : 0;
-        assert_int_equal(seen().copies.by_crew, copies);
+        assert_int_equal(seen().copies.by_threads, copies);
         free(bytes);
         free(out);
         free(request.bytes);
@@ -223,13 +223,13 @@ static void test_aimed(void **state)
         struct ibx_frontend_copy copy = {
             .async = i % 2, .device = device + i, .host = out, .n = sizes[i]};
         memset(out, 0, DEVICE_BYTES);
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 0);
         assert_memory_equal(out, bytes + i, sizes[i]);
         assert_int_equal(out[sizes[i]], 0);
         assert_int_equal(seen().requests, requests);
         app->inject("dma", i == 3 ? 4 : 1, 700, true);
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         app->inject(NULL, 0, 0, false);
         assert_int_equal(code, HANDLED);
         assert_in_range(seen().requests, requests + 1, requests + (over_shm ? PARTS_OUT : 1));
@@ -245,7 +245,7 @@ static void test_aimed_at_nothing(void **state)
     (void)state;
     struct ibx_mr *mr;
     struct ibx_remote remote = {.address = 4096, .length = 1000000, .keys = {77}};
-    uint8_t segment[1 + IBX_REMOTE_BYTES] = {SEGMENT_AIM};
+    uint8_t segment[1 + IBX_REMOTE_BYTES] = {SEGMENT_EARLY_CTS};
     struct frame back = from_device(remote.length);
     if (over_shm) {
         assert_int_equal(
@@ -339,7 +339,7 @@ static void test_stream_of_another_device(void **state)
         bool early = over_shm && i % 2 == 0;
         pattern_fill(memory, 65536, (unsigned)i);
         app->hold(early);
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 0);
         assert_int_equal(app->stream_query(stream), early ? IBX_CUDA_NOT_READY : 0);
         app->hold(false);
@@ -461,7 +461,7 @@ static void test_flush_before_all_is_read(void **state)
     (void)state;
     struct session_pair by_hand;
     struct ibx_conn *client = session_pair_open_bare_client(&by_hand);
-    ibx_session_set_gpu(by_hand.server, &gpu);
+    assert_int_equal(ibx_device_copies_attach(by_hand.server, &gpu, NULL), 0);
     session_pair_start(&by_hand, serve, NULL);
     uint8_t bytes[128] = {1, 1, 14, 0, 0, 0, 'f', 'i', 'r', 's', 't'};
     say(client, bytes, 20);

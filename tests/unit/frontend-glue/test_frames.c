@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Golden frames of GVirtuS, and what differs from them in a byte or a length. */
-#include "frontend-glue/session/frames.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/wire.h"
 

@@ -7,7 +7,7 @@
 #include "tests/scenes/session_pair.h"
 
 #include "common/log.h"
-#include "frontend-glue/session/session_internal.h"
+#include "frontend-glue/client_copies/client_copies.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -84,7 +84,7 @@ static void to_device_golden_bytes(void **state)
     for (unsigned async = 0; async < 2; async++) {
         struct ibx_frontend_copy copy = copy_of(true, async, BODY);
         say_reply(server, async + 1, 17, 0, NULL, 0);
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 17);
         size_t n = hear(server, heard, sizeof(heard)), tail = async ? 20 : 12;
         struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
@@ -122,7 +122,7 @@ static void from_device_golden_bytes(void **state)
     for (unsigned i = 0; i < 2; i++) {
         struct ibx_frontend_copy copy = copy_of(false, false, BODY);
         say_reply(server, 0, 0, BODY + 8, end, payload_at(end, BODY, 7, BODY));
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 0);
         struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
         ibx_put_u8(&w, 1);
@@ -166,7 +166,7 @@ static void rows_golden_bytes(void **state)
         ibx_put_u64(&reply, 12);
         ibx_put_bytes(&reply, "ABCDEFGHIJKL", 12);
         say_reply(server, 0, 0, to_device ? 0 : 20, end, to_device ? 0 : reply.length);
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 0);
         assert_memory_equal(memory, to_device ? "abc..def..ghi..jkl.." : "ABC..DEF..GHI..JKL..",
                             20);
@@ -230,7 +230,7 @@ static void answers_of_handlers(void **state)
         }
         say_reply(server, 0, answers[i].code, answers[i].out, end, w.length);
         code = -1;
-        assert_int_equal(ibx_session_copy(pair.client, answers[i].to_device ? &to : &from, &code),
+        assert_int_equal(ibx_client_copy(pair.client, answers[i].to_device ? &to : &from, &code),
                          0);
         assert_int_equal(code, answers[i].expected);
         assert_true(hear(server, heard, sizeof(heard)) > 0);
@@ -263,12 +263,12 @@ static void nonsense_instead_of_an_answer(void **state)
         if (i == 3)
             say(server, "\1\0\0\0\0\1\1\0\0\0x", 11);
         memset(memory, 'm', sizeof(memory));
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), 0);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         if (code != UNKNOWN || !*ibx_session_reason(pair.client))
             fail_msg("answer %u: %d \"%s\"", i, code, ibx_session_reason(pair.client));
         expect_reason(pair.client);
         /* From now on GVirtuS is asked, and answers likewise. */
-        assert_int_equal(ibx_session_copy(pair.client, &copy, &code), -ENOTCONN);
+        assert_int_equal(ibx_client_copy(pair.client, &copy, &code), -ENOTCONN);
         ibx_close(server);
         session_pair_close(&pair);
     }
@@ -283,7 +283,7 @@ static void not_between_requests(void **state)
     struct ibx_conn *server = open_server(&pair, false);
     struct ibx_frontend_copy copy = copy_of(true, false, 10);
     assert_int_equal(ibx_session_write(pair.client, "cuda", 4), 4);
-    assert_int_equal(ibx_session_copy(pair.client, &copy, &code), -ENOTCONN);
+    assert_int_equal(ibx_client_copy(pair.client, &copy, &code), -ENOTCONN);
     assert_int_equal(code, -1);
     ibx_close(server);
     session_pair_close(&pair);

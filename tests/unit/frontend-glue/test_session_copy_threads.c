@@ -63,7 +63,7 @@ int __wrap_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_co
 static void open_pair(struct session_pair *pair, const char *direct)
 {
     session_pair_use("shm", NULL, "shm_direct", direct);
-    session_crew = THREADS;
+    session_threads = THREADS;
     session_pair_open(pair);
     crew.copies = 0;
     crew.there = crew.leaving = crew.left = crew.over = false;
@@ -252,5 +252,5 @@ int main(void)
     };
     ibx_log_set_level(IBX_LOG_ERROR);
     alarm(110);
-    return cmocka_run_group_tests_name("session_crew", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("session_threads", tests, NULL, NULL);
 }

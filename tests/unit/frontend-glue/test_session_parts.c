@@ -5,6 +5,8 @@
  */
 #include "tests/scenes/session_pair.h"
 
+#include "frontend-glue/client_copies/client_copies.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -70,7 +72,7 @@ static int copy(bool to_device, uint8_t *host, size_t n)
     int code = -1;
     struct ibx_frontend_copy wish = {
         .to_device = to_device, .device = DEVICE, .host = host, .n = n};
-    assert_int_equal(ibx_session_copy(pair.client, &wish, &code), 0);
+    assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
     return code;
 }
 

@@ -81,11 +81,11 @@ static void replies_land(void **state)
         session_pair_start(&pair, serve_replies, &reply);
         for (unsigned call = 0; call < reply.calls; call++) {
             ask(pair.client, i * 10 + call);
-            assert_int_equal(pair.client->landing.lent, lends);
+            assert_int_equal(pair.client->posted.state.now == POSTED_POSTED, lends);
             expect_reply(pair.client, reply.bytes, i * 10 + call);
             lends = lends || reply.bytes <= most;
             bool landed = i >= 2 && reply.bytes >= pair.rendezvous && reply.bytes <= most;
-            assert_int_equal(pair.client->landing.lent, i >= 2 && !landed);
+            assert_int_equal(pair.client->posted.state.now == POSTED_POSTED, i >= 2 && !landed);
         }
         assert_int_equal(session_pair_join(&pair), 0);
     }
@@ -123,7 +123,7 @@ static void without_landing_memory(void **state)
     session_pair_start(&pair, serve_replies, &reply);
     for (uint32_t call = 0; call < 3; call++) {
         ask(pair.client, call);
-        assert_false(pair.client->landing.lent);
+        assert_false(pair.client->posted.state.now == POSTED_POSTED);
         expect_reply(pair.client, reply.bytes, call);
     }
     assert_int_equal(session_pair_join(&pair), 0);

@@ -35,7 +35,7 @@ static int set_up_crew(void **state)
     int rc = set_up_long(state);
     struct ibx_gpu_options options = gpu;
     options.threads = 3;
-    ibx_session_set_gpu(pair.client, &options);
+    assert_int_equal(ibx_device_copies_attach(pair.client, &options, NULL), 0);
     return rc;
 }
 
@@ -52,7 +52,7 @@ static int copy_by(struct ibx_session *client, bool to_device, bool async, uint8
     int code = -1;
     struct ibx_frontend_copy wish = {
         .to_device = to_device, .async = async, .device = far + at, .host = host, .n = n};
-    assert_int_equal(ibx_session_copy(client, &wish, &code), 0);
+    assert_int_equal(ibx_client_copy(client, &wish, &code), 0);
     return code;
 }
 
@@ -203,7 +203,7 @@ static int serve_twin(struct session_pair *twin, void *argument)
     const struct ibx_gpu_options off = {.mode = IBX_GPU_OFF, .threads = 1};
     if (ibx_session_accept(twin->listening, &twin->server, NULL))
         return -1;
-    ibx_session_set_gpu(twin->server, &off);
+    assert_int_equal(ibx_device_copies_attach(twin->server, &off, NULL), 0);
     return serve(twin, argument);
 }
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What CUDA says about a copy before it is run; none of these calls changes anything. */
-#include "frontend-glue/device_copies/copies_internal.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
 
-bool ibx_copies_able(struct ibx_session *s)
+bool ibx_copies_able(struct copies *x)
 {
-    struct copies *x = &s->copies;
     struct ibx_error err = {0};
     if (!x->cuda) {
         x->cuda = ibx_cuda_load(&err);
@@ -22,7 +21,7 @@ bool ibx_copies_able(struct ibx_session *s)
     if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
         return false;
     if (x->chosen_for != device)
-        ibx_copies_choose(s, device);
+        ibx_copies_choose(x, device);
     return x->requests.device < 0 || x->requests.device == device;
 }
 

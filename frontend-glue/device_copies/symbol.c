@@ -4,7 +4,7 @@
  * CUDA's runtime under the address that it has in the client, and looks it up by that: so the same
  * runtime tells us, too. It is the handler's own if it is the only one in this process.
  */
-#include "frontend-glue/device_copies/copies_internal.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include <dlfcn.h>
 #include <link.h>

@@ -4,7 +4,7 @@
  * they make their own, and with it goes what sessions have there: events, which
  * nobody may touch any more. What copies wait for in other contexts stays.
  */
-#include "frontend-glue/device_copies/copies_internal.h"
+#include "frontend-glue/device_copies/copies.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

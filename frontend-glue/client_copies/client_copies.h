@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * client_copies/: copies that an application's front end runs itself, over the connection that
+ * GVirtuS made, in GVirtuS's own frames. plugin/ calls this header for libibx-frontend.so, and
+ * ib-bw does for its measurements.
+ *
+ *   client_copy.c   one request and its reply: the payload stays in the application's memory
+ *   client_rows.c   cudaMemcpy2D
+ *   client_stage.c  long copies of pageable memory, in parts, over shm
+ *   async_copy.c    asynchronous copies in the background
+ */
+#ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPIES_H
+#define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPIES_H
+
+#include "frontend-glue/preload/attach_table.h"
+#include "frontend-glue/session/session.h"
+
+/* Where GVirtuS would begin a request: the copy, between the caller's memory and the device, with
+ * no buffer of GVirtuS's in between. 0: *exit_code is what the call returns, 999 when the back end
+ * is gone (logged the first time). -ENOTCONN: it was gone before, or a request has begun: nothing
+ * was done. The frames are those of G2 and later. */
+int ibx_client_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                    int *exit_code);
+/* Likewise: a call of GVirtuS's that answers nothing but its exit code. */
+int ibx_client_call(struct ibx_session *session, const char *name, const void *body, size_t n,
+                    int *exit_code);
+
+/*
+ * Asynchronous copies. GVirtuS has one connection for each thread, and one request on it at a time.
+ * So what is to go on while the application does is run by helper threads, each with a connection
+ * of its own: to the back end they are further clients. Copies of one stream run one after the
+ * other, in their order; whoever asks the back end for something that has to come after them in
+ * CUDA's order waits for them first. So to the application they are in their stream from the call
+ * on.
+ *
+ * Streams are the back end's handles. Those up to IBX_ASYNC_COPY_STREAM_SPECIAL are none of one
+ * stream and stand for all. From any thread. A forked child has none of the copies. exit(3) waits
+ * for all.
+ */
+#define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
+
+/* Has a copy in such a stream run, with `device` selected, over a connection as that of `session`,
+ * which lives. Its memory belongs to it until it is over. False: it cannot be, now or ever. */
+bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                          int device);
+/* None is started any more: what is recorded into a graph has to come from one thread. */
+void ibx_async_copy_forbid(void);
+
+/* Whether there is any copy that is not over. */
+bool ibx_async_copy_any(void);
+/* Whether there is one in that stream. */
+bool ibx_async_copy_pending(uint64_t stream);
+/* Returns when there is none in that stream, or none in that memory. */
+void ibx_async_copy_wait(uint64_t stream);
+void ibx_async_copy_wait_memory(const void *address, size_t n);
+/* The first error of such a copy in that stream that was not returned yet, or 0. */
+int ibx_async_copy_failure(uint64_t stream);
+/* Earlier errors are not returned any more: streams and errors end with their context. */
+void ibx_async_copy_forget_failures(void);
+
+#endif

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of a client's memory that are pinned here at most. They are the client's own: its
+ * allocations in the shared region. */
+#define PINS_MAX (4ull << 30)
+
+/* ------------------------------------------------------------------------------ replies */
+
+int ibx_copies_write_head(struct copies *x, uint64_t began, uint64_t out)
+{
+    uint8_t head[IBX_REPLY_HEAD_MAX];
+    double seconds = (double)(ibx_now_ns() - began) / 1e9;
+    size_t n = ibx_reply_head(x->replies.shape, 0, seconds, out, head);
+    ssize_t rc = ibx_session_write(x->s, head, n);
+    return rc < 0 ? (int)rc : 0;
+}
+
+int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n)
+{
+    int rc = ibx_copies_write_head(x, began, n);
+    ssize_t wrote = !rc && n ? ibx_session_write(x->s, out, n) : 0;
+    if (rc || wrote < 0)
+        return rc ? rc : (int)wrote;
+    return ibx_session_sync(x->s);
+}
+
+int ibx_copies_outcome(const struct copies *x, int rc)
+{
+    if (rc <= 0)
+        return rc ? rc : IBX_REQUEST_DONE;
+    if (rc != IBX_STAGING_REFUSED)
+        ibx_log(IBX_LOG_DEBUG, "a copy goes to GVirtuS: %s", ibx_cuda_error_name(x->cuda, rc));
+    return IBX_REQUEST_PASS;
+}
+
+/* ----------------------------------------------------------------------------- requests */
+
+/* Asynchronous towards the host, as in CUDA. */
+static int run_on_device(struct copies *x)
+{
+    const struct ibx_frame *f = &x->copy.frame;
+    void *stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY;
+    if (f->height == 1)
+        return ibx_copies_outcome(x,
+                                  x->cuda->memcpy_async(f->dst, f->src, (size_t)f->width, stream));
+    struct ibx_cuda_memcpy2d rows = {
+        .src_type = IBX_CUDA_MEMORY_DEVICE,
+        .src_device = f->src,
+        .src_pitch = (size_t)f->spitch,
+        .dst_type = IBX_CUDA_MEMORY_DEVICE,
+        .dst_device = f->dst,
+        .dst_pitch = (size_t)f->dpitch,
+        .width = (size_t)f->width,
+        .height = (size_t)f->height,
+    };
+    return ibx_copies_outcome(x, x->cuda->memcpy_2d_async(&rows, stream));
+}
+
+static int run(struct copies *x, const struct ibx_request *q)
+{
+    uint64_t began = ibx_now_ns();
+    int rc;
+    x->copy = (struct copy){.settle = q->settle, .path = -1};
+    if (q->body && (!ibx_copies_parse(q, &x->copy.frame) || !ibx_copies_sound(x, &x->copy.frame)))
+        return IBX_REQUEST_PASS;
+    if (q->body && x->copy.frame.kind == IBX_FRAME_D2H)
+        return ibx_copies_from_device(x, q, began);
+    if (q->body && x->copy.frame.kind == IBX_FRAME_D2D)
+        rc = run_on_device(x);
+    else
+        rc = ibx_copies_to_device(x, q);
+    if (rc != IBX_REQUEST_DONE)
+        return rc;
+    ibx_session_consume(x->s, q);
+    rc = x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
+    if (!rc)
+        rc = ibx_copies_answer(x, began, NULL, 0);
+    return rc ? rc : IBX_REQUEST_DONE;
+}
+
+/* Captures, other clients' and this one's, neither stand in the way nor come to harm, as by CUDA's
+ * own copies, if the captured stream does not wait for the legacy one; what would be a part of one
+ * is not run here. GVirtuS's handlers, the client's own cudaThreadExchangeStreamCaptureMode among
+ * them, find the thread as it was. */
+static int run_request(void *context, const struct ibx_request *q)
+{
+    struct copies *x = context;
+    if (!ibx_copies_able(x))
+        return IBX_REQUEST_PASS;
+    int mode = ibx_cuda_capture_relax(x->cuda);
+    x->answering = true;
+    int rc = run(x, q);
+    x->answering = false;
+    /* Copies before it may be under way still, in memory that the client uses anew after this one's
+     * answer, for which GVirtuS's handler does not wait. */
+    if (rc == IBX_REQUEST_PASS && q->settle) {
+        ibx_copies_handle_resets(x);
+        ibx_client_pins_wait(&x->pins, x->cuda);
+    }
+    ibx_cuda_capture_restore(x->cuda, mode);
+    x->ran += rc == IBX_REQUEST_DONE;
+    if (rc == IBX_REQUEST_DONE && x->copy.path >= 0)
+        x->taken[x->copy.path]++;
+    return rc;
+}
+
+static bool wants_request(void *context)
+{
+    const struct copies *x = context;
+    enum ibx_reply_shape shape = x->replies.shape;
+    return x->options.mode != IBX_GPU_OFF &&
+           (shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED) &&
+           ibx_request_begins(&x->requests);
+}
+
+/* --------------------------------------------------------------- what GVirtuS does itself */
+
+static void note_read(void *context, const void *bytes, size_t n)
+{
+    struct copies *x = context;
+    unsigned resets = x->requests.resets;
+    ibx_request_note_read(&x->requests, bytes, n);
+    /* The handler has not begun yet: what it takes away is let go before. */
+    if (x->requests.resets != resets)
+        ibx_copies_lose_context(x);
+    if (x->requests.resets)
+        ibx_gpu_spans_drop(&x->spans, 0);
+    else if (x->requests.freed)
+        ibx_gpu_spans_drop(&x->spans, x->requests.freed);
+    x->requests.freed = 0;
+}
+
+static void note_write(void *context, const void *bytes, size_t n)
+{
+    struct copies *x = context;
+    if (!x->answering)
+        ibx_reply_note_write(&x->replies, bytes, n);
+}
+
+static void note_sync(void *context)
+{
+    struct copies *x = context;
+    if (x->answering)
+        return;
+    ibx_reply_note_sync(&x->replies);
+    if (x->requests.resets)
+        ibx_copies_lost_context(x, x->replies.exit_code);
+    x->requests.resets = 0;
+}
+
+static void arrived(void *context, uint64_t cookie)
+{
+    struct copies *x = context;
+    x->arrived |= 1u << (cookie - 1);
+}
+
+/* -------------------------------------------------------------------- beginning and end */
+
+/* The connection is still there. */
+static void ending(void *context)
+{
+    struct copies *x = context;
+    for (unsigned i = 0; i < x->region_count; i++)
+        ibx_mr_deregister(x->regions[i]);
+    ibx_mr_deregister(x->windows);
+    ibx_gpu_spans_drop(&x->spans, 0);
+    ibx_copies_handle_resets(x);
+    ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
+    free(x->regions);
+    x->regions = NULL;
+    x->region_count = 0;
+    x->windows = NULL;
+}
+
+static void ended(void *context)
+{
+    struct copies *x = context;
+    if (x->ran)
+        ibx_log(IBX_LOG_INFO,
+                "%lu copies were run for %s: %lu by the fabric in GPU memory, %lu in memory that "
+                "both map, %lu by several threads, %lu straight from or into messages, the others "
+                "by chunks",
+                x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT], x->taken[PATH_MAPPED],
+                x->taken[PATH_POOLED], x->taken[PATH_INLINE]);
+    ibx_copies_handle_resets(x);
+    ibx_staging_destroy(x->staging);
+    x->staging = NULL;
+    x->ran = 0;
+    memset(x->taken, 0, sizeof(x->taken));
+    x->options.mode = IBX_GPU_OFF;
+}
+
+static void destroy(void *context)
+{
+    struct copies *x = context;
+    free(x->regions);
+    free(x);
+}
+
+static int inherit(void *context, struct ibx_session *heir, struct ibx_error *err)
+{
+    const struct copies *x = context;
+    return ibx_device_copies_attach(heir, &x->options, err);
+}
+
+static const struct ibx_session_hooks hooks = {
+    .inherit = inherit,
+    .wants_request = wants_request,
+    .request = run_request,
+    .deliver = ibx_copies_deliver,
+    .note_read = note_read,
+    .note_write = note_write,
+    .note_sync = note_sync,
+    .arrived = arrived,
+    .ending = ending,
+    .ended = ended,
+    .destroy = destroy,
+};
+
+struct copies *ibx_copies_of(const struct ibx_session *s)
+{
+    return ibx_session_context(s, &hooks);
+}
+
+int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options *options,
+                             struct ibx_error *err)
+{
+    struct copies *x = malloc(sizeof(*x));
+    if (!x)
+        return ibx_error_set(err, -ENOMEM, "no memory for a session's copies");
+    *x = (struct copies){.s = s,
+                         .options = *options,
+                         .choice = ibx_choice_default,
+                         .chosen_for = -1,
+                         .pins = {.bytes_max = PINS_MAX}};
+    ibx_request_watch_init(&x->requests);
+    ibx_copies_resets_begin(x);
+    ibx_session_set_hooks(s, &hooks, x);
+    ibx_session_set_threads(s, options->threads);
+    return 0;
+}
+
+void ibx_device_copies_count(const struct ibx_session *s, struct ibx_copy_counts *counts)
+{
+    const struct copies *x = ibx_copies_of(s);
+    *counts = (struct ibx_copy_counts){0};
+    if (x)
+        *counts = (struct ibx_copy_counts){.all = x->ran,
+                                           .inlined = x->taken[PATH_INLINE],
+                                           .in_place = x->taken[PATH_MAPPED],
+                                           .by_threads = x->taken[PATH_POOLED],
+                                           .direct = x->taken[PATH_DIRECT]};
+}
+
+const char *ibx_device_copies_refused(const struct ibx_session *s)
+{
+    const struct copies *x = ibx_copies_of(s);
+    return x ? x->refused : "";
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * device_copies/: the back end runs copies itself. Requests of cudaMemcpy, cudaMemcpyAsync,
+ * cudaMemcpy2D and cudaMemcpyToSymbol are taken out of a session's stream before GVirtuS reads
+ * them, run on the calling thread's current context and answered as GVirtuS's handler would.
+ * plugin/, classic/ and ib-bw attach it to their sessions by this header.
+ *
+ * Whatever is in doubt is left in the stream, untouched, and GVirtuS's handler runs it: a frame
+ * that is not recognised byte for byte, device memory that is not one allocation of the current
+ * device, no current context yet, no free chunk, and each copy that CUDA refuses, so that exit code
+ * and cudaGetLastError are the runtime's own.
+ *
+ *   device_copies.c  the session's hooks, and one request after the other
+ *   to_device.c      copies to the device
+ *   from_device.c    copies from it, and their replies
+ *   paths.c          the table of paths that bytes may take, and the choice of one; inline
+ *   mapped.c         in place: the GPU is at the client's memory
+ *   staged.c         pinned chunks, filled and emptied by the fabric, or (pooled) by several
+ * threads direct.c         the fabric is at the GPU's memory check.c          what CUDA says before
+ * a copy is run symbol.c         where a symbol of the program is resets.c         contexts that
+ * clients reset or destroy replies.c        the shape of GVirtuS's replies tuning.c         the
+ * file of `ib-bw tune`: which path from which size
+ */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
+
+#include "frontend-glue/device_copies/tuning.h"
+#include "frontend-glue/session/session.h"
+
+/* Whether a back end runs copies between its client and the GPU itself. */
+enum ibx_gpu_mode {
+    IBX_GPU_OFF,
+    IBX_GPU_AUTO, /* where CUDA is there */
+    IBX_GPU_ON,   /* the same, and a warning where it is not */
+};
+
+struct ibx_gpu_options {
+    enum ibx_gpu_mode mode;
+    size_t memory;    /* bytes of pinned memory that this process's sessions share */
+    unsigned threads; /* of one session, that copy; 0: as tuned, or by the processors there are */
+    struct ibx_tuning tuning; /* counts where it fits the GPU */
+};
+
+/* Copies that were run, by path (tuning.h); all others were staged. */
+struct ibx_copy_counts {
+    unsigned long all, inlined, in_place, by_threads, direct;
+};
+
+/* How the session, and those that it accepts from now on, treat copies. Without this call GVirtuS
+ * runs them all. A client's session takes the number of threads from it and nothing else.
+ * -ENOMEM. */
+int ibx_device_copies_attach(struct ibx_session *session, const struct ibx_gpu_options *options,
+                             struct ibx_error *err);
+/* In the session's thread. */
+void ibx_device_copies_count(const struct ibx_session *session, struct ibx_copy_counts *counts);
+/* Likewise: why the last copy that could not take a better path could not; "" where all could. */
+const char *ibx_device_copies_refused(const struct ibx_session *session);
+
+#endif

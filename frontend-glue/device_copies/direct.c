@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The path direct: the fabric READs the client's memory straight into the GPU's, or WRITEs the
+ * GPU's into it. The fabric knows no streams: what came before in the copy's stream is waited for
+ * first, and what was written is flushed, where the GPU wants that, before the reply tells of it.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+
+static int enter(void *context, const struct ibx_span *span, void **registration,
+                 struct ibx_error *err)
+{
+    struct copies *x = context;
+    struct ibx_mr *mr;
+    int rc = ibx_mr_register(ibx_session_conn(x->s), span, IBX_ACCESS_LOCAL, &mr, err);
+    if (!rc)
+        *registration = mr;
+    return rc;
+}
+
+static void leave(void *context, void *registration)
+{
+    (void)context;
+    ibx_mr_deregister(registration);
+}
+
+static void tell(struct copies *x, enum ibx_log_level level, const struct ibx_error *err)
+{
+    if (!err->code)
+        return;
+    if (!x->told_direct)
+        ibx_log(level, "copies for %s go through chunks, not straight into GPU memory: %s",
+                ibx_session_path(x->s)->peer, err->message);
+    ibx_copies_note_refusal(x, err->message);
+    x->told_direct = true;
+}
+
+bool ibx_copies_direct_likely(struct copies *x)
+{
+    const struct ibx_caps *caps = ibx_session_caps(x->s);
+    struct ibx_error err = {0};
+    if (x->indirect)
+        return false;
+    if (!caps->dmabuf && !caps->gpu_pointers) {
+        x->indirect = true;
+        if (!caps->register_free) /* a fabric that could */
+            ibx_error_set(&err, -EOPNOTSUPP,
+                          "this fabric's device registers no dma-buf, and no nvidia-peermem is "
+                          "loaded");
+        tell(x, IBX_LOG_INFO, &err);
+        return false;
+    }
+    if (x->spans.registrar.enter)
+        return true;
+    x->indirect = !ibx_gpu_writes_ordered(x->cuda, &err);
+    tell(x, IBX_LOG_WARN, &err);
+    x->spans.registrar = (struct ibx_gpu_registrar){
+        .by_dmabuf = caps->dmabuf,
+        .by_pointer = caps->gpu_pointers,
+        .enter = enter,
+        .leave = leave,
+        .context = x,
+    };
+    return !x->indirect;
+}
+
+static bool direct_able(struct copies *x)
+{
+    struct copy *c = &x->copy;
+    struct ibx_error err = {0};
+    void *mr = NULL;
+    bool stage = c->stage == COPY_FROM_CLIENT || c->stage == COPY_TO_CLIENT ||
+                 (c->stage == COPY_TO_REPLY && c->frame.out == c->frame.width &&
+                  c->frame.out >= ibx_session_caps(x->s)->rendezvous);
+    if (!stage || c->frame.height != 1 || c->gpu.width < ibx_copies_way(x)->direct_min)
+        return false;
+    if (!ibx_copies_direct_likely(x) || !ibx_copies_lane(x))
+        return false;
+    if (ibx_gpu_span_get(&x->spans, x->cuda, c->gpu.device, (size_t)c->gpu.width, &mr, &err))
+        tell(x, IBX_LOG_WARN, &err);
+    c->mr = mr;
+    return mr;
+}
+
+/* READs or WRITEs the next n bytes and waits. 0 or as ibx_session_fail(). */
+static int move(struct copies *x, bool read, size_t n)
+{
+    struct copy *c = &x->copy;
+    void *device = (void *)(uintptr_t)(c->gpu.device + c->delivered);
+    int rc = ibx_session_post(x->s, read, c->mr, device, &c->remote, c->remote_at, n, 0, 0);
+    if (!rc)
+        rc = ibx_session_finish_posts(x->s);
+    if (!rc)
+        c->delivered += n;
+    return rc;
+}
+
+/* Earlier work of the stream, by which its errors have shown. */
+static int settle(struct copies *x)
+{
+    return ibx_staging_settle(x->staging, x->copy.gpu.stream);
+}
+
+static int direct_to_device(struct copies *x)
+{
+    int rc = settle(x);
+    if (rc)
+        return ibx_copies_outcome(x, rc);
+    rc = move(x, true, (size_t)x->copy.gpu.width);
+    return rc ? rc : ibx_copies_outcome(x, ibx_gpu_writes_flush(x->cuda));
+}
+
+static int direct_to_client(struct copies *x)
+{
+    int rc = settle(x);
+    if (!rc)
+        rc = move(x, false, (size_t)x->copy.gpu.width);
+    return ibx_copies_outcome(x, rc);
+}
+
+static int direct_to_reply(struct copies *x)
+{
+    return ibx_copies_outcome(x, settle(x));
+}
+
+static int direct_part(struct copies *x, size_t n)
+{
+    if (n > x->copy.frame.out - x->copy.delivered)
+        return ibx_session_fail(x->s, -ERANGE, "%s wants more than there is",
+                                ibx_session_path(x->s)->peer);
+    return move(x, false, n);
+}
+
+const struct copy_path ibx_path_direct = {
+    .name = "direct",
+    .able = direct_able,
+    .to_device = direct_to_device,
+    .to_client = direct_to_client,
+    .to_reply = direct_to_reply,
+    .part = direct_part,
+};

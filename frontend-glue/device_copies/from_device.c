@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/device_copies/copies.h"
+
+int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
+{
+    struct copies *x = context;
+    x->copy.remote = *remote;
+    x->copy.remote_at = 0;
+    if (x->copy.mr)
+        return ibx_path_direct.part(x, n);
+    ibx_copies_begin(x, COPY_PART, n);
+    const struct copy_path *path = ibx_copies_path(x);
+    x->straight = path == &ibx_path_mapped;
+    return path->part(x, n); /* there is one: staged is able to move any part */
+}
+
+/* The reply up to its payload of n bytes. Its count stays inline: so a client can have the bytes,
+ * and nothing else, where it wants them. */
+static int begin_reply(struct copies *x, uint64_t began, uint64_t n)
+{
+    uint8_t count[8];
+    struct ibx_writer w = ibx_writer_of(count, sizeof(count));
+    ibx_put_u64(&w, n);
+    int rc = ibx_copies_write_head(x, began, sizeof(count) + n);
+    return rc ? rc : ibx_session_gather(x->s, count, sizeof(count));
+}
+
+/* The payload is in `out`, behind room for its count. */
+static int answer_inline(struct copies *x, uint64_t began, uint8_t *out)
+{
+    struct ibx_writer w = ibx_writer_of(out, 8);
+    ibx_put_u64(&w, x->copy.bytes);
+    return ibx_copies_answer(x, began, out, 8 + (size_t)x->copy.bytes);
+}
+
+/* The payload is still the GPU's, or in chunks as far as it has come. */
+static int answer_delivered(struct copies *x, uint64_t began)
+{
+    size_t n = (size_t)x->copy.bytes;
+    bool direct = x->copy.mr;
+    int rc = begin_reply(x, began, n);
+    if (rc)
+        return rc;
+    rc = n >= ibx_session_caps(x->s)->rendezvous ? ibx_session_write_payload(x->s, NULL, n)
+                                                 : ibx_copies_write_staged(x, n);
+    if (!rc)
+        rc = ibx_session_sync(x->s);
+    if (!rc && !direct)
+        ibx_staging_end(x->staging);
+    return rc;
+}
+
+static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t began)
+{
+    uint8_t out[8 + IBX_CHOICE_FROM_MAX];
+    ibx_copies_begin(x, COPY_TO_REPLY, x->copy.frame.out);
+    x->copy.out = out + 8;
+    const struct copy_path *path = ibx_copies_path(x);
+    int rc = path ? path->to_reply(x) : IBX_REQUEST_PASS;
+    if (rc != IBX_REQUEST_DONE)
+        return rc;
+    ibx_session_consume(x->s, q);
+    rc = path == &ibx_path_inline ? answer_inline(x, began, out) : answer_delivered(x, began);
+    return rc ? rc : IBX_REQUEST_DONE;
+}
+
+/* To where the client said it wants the payload. All of it is there before the reply begins: so
+ * GVirtuS runs whatever fails on the GPU. */
+static int run_to_client(struct copies *x, const struct ibx_request *q, uint64_t began)
+{
+    if (!ibx_copies_lane(x))
+        return IBX_REQUEST_PASS;
+    x->copy.remote = q->reply_to;
+    ibx_copies_begin(x, COPY_TO_CLIENT, x->copy.frame.width);
+    const struct copy_path *path = ibx_copies_path(x);
+    int rc = path ? path->to_client(x) : IBX_REQUEST_PASS;
+    if (rc != IBX_REQUEST_DONE)
+        return rc;
+    ibx_session_consume(x->s, q);
+    rc = x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
+    if (!rc)
+        rc = begin_reply(x, began, x->copy.bytes);
+    if (!rc)
+        rc = ibx_session_reply_early(x->s, x->copy.bytes);
+    if (!rc)
+        rc = ibx_session_sync(x->s);
+    return rc ? rc : IBX_REQUEST_DONE;
+}
+
+int ibx_copies_from_device(struct copies *x, const struct ibx_request *q, uint64_t began)
+{
+    const struct ibx_frame *f = &x->copy.frame;
+    x->arrived = 0;
+    bool one_row = f->height == 1 && f->out == f->width;
+    return one_row && q->reply_to.length == f->out ? run_to_client(x, q, began)
+                                                   : run_by_reply(x, q, began);
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/device_copies/copies.h"
+
+#include <string.h>
+
+bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame)
+{
+    uint8_t first[IBX_FRAME_WINDOW] = {0}, last[IBX_FRAME_WINDOW] = {0};
+    struct ibx_frame_body body = {first, last, q->length};
+    if (q->body) {
+        size_t window = q->length < IBX_FRAME_WINDOW ? (size_t)q->length : IBX_FRAME_WINDOW;
+        body.first = q->body;
+        body.last = q->body + q->length - window;
+        return ibx_frame_parse(q->call, &body, frame);
+    }
+    memcpy(first, q->head, q->head_length);
+    memcpy(last + IBX_FRAME_WINDOW - q->tail_length, q->tail, q->tail_length);
+    return ibx_frame_parse(q->call, &body, frame) && frame->kind == IBX_FRAME_H2D &&
+           frame->payload_at == q->head_length && frame->payload == q->remote.length;
+}
+
+/* ------------------------------------------------------------------------- windows */
+
+/* The ends of a long body say what it is; they are fetched while its first chunks are. */
+static int windows_fetch(struct copies *x)
+{
+    struct ibx_error err = {0};
+    const struct ibx_remote *remote = &x->copy.remote;
+    int rc = x->windows ? 0
+                        : ibx_mr_allocate(ibx_session_conn(x->s), (size_t)2 * IBX_FRAME_WINDOW,
+                                          IBX_ACCESS_LOCAL, &x->windows, &err);
+    if (rc)
+        return ibx_session_fail(x->s, rc, "no memory for a request's ends: %s", err.message);
+    uint8_t *at = ibx_mr_address(x->windows);
+    x->arrived &= ~COPIES_WINDOWS;
+    rc = ibx_session_post(x->s, true, x->windows, at, remote, 0, IBX_FRAME_WINDOW,
+                          IBX_STAGING_DEPTH + 1, IBX_URGENT);
+    return rc ? rc
+              : ibx_session_post(x->s, true, x->windows, at + IBX_FRAME_WINDOW, remote,
+                                 remote->length - IBX_FRAME_WINDOW, IBX_FRAME_WINDOW,
+                                 IBX_STAGING_DEPTH + 2, IBX_URGENT);
+}
+
+static bool windows_here(const struct copies *x)
+{
+    return (x->arrived & COPIES_WINDOWS) == COPIES_WINDOWS;
+}
+
+static int windows_wait(struct copies *x)
+{
+    int rc = ibx_session_check_posts(x->s);
+    while (!rc && !windows_here(x)) {
+        rc = ibx_session_pump(x->s);
+        if (!rc)
+            rc = ibx_session_check_posts(x->s);
+    }
+    return rc;
+}
+
+/* Both windows are here: whether they are those of a good copy to the device. */
+static bool windows_parse(struct copies *x, enum ibx_frame_call call)
+{
+    const uint8_t *at = ibx_mr_address(x->windows);
+    struct ibx_frame_body body = {at, at + IBX_FRAME_WINDOW, x->copy.remote.length};
+    return ibx_frame_parse(call, &body, &x->copy.frame) && x->copy.frame.kind == IBX_FRAME_H2D &&
+           ibx_copies_sound(x, &x->copy.frame);
+}
+
+/* ------------------------------------------------------------- bodies to be READ whole */
+
+/* ibx_staging_wire.open; the call is in copy.frame.call. */
+static int open_body(void *context, struct ibx_gpu_copy *gpu)
+{
+    struct copies *x = context;
+    if (!windows_here(x))
+        return 1;
+    if (!windows_parse(x, x->copy.frame.call))
+        return IBX_STAGING_REFUSED;
+    ibx_copies_begin(x, COPY_FROM_CLIENT, x->copy.frame.payload);
+    *gpu = x->copy.gpu;
+    return 0;
+}
+
+/* A plain copy's payload begins and ends where every such body's does: so its first chunks come
+ * together with the windows. */
+static int run_plain(struct copies *x, const struct ibx_request *q)
+{
+    uint64_t bytes = q->length - ibx_frame_plain_bytes(q->call);
+    struct ibx_gpu_copy size = {.width = bytes, .height = 1};
+    struct ibx_staging_wire wire = ibx_copies_wire_read(x);
+    wire.open = open_body;
+    x->copy.remote_at = IBX_FRAME_PAYLOAD_AT;
+    x->copy.frame.call = q->call;
+    x->copy.path = PATH_STAGED;
+    if (!ibx_copies_take_chunks(x, bytes, true))
+        return IBX_REQUEST_PASS;
+    int rc = windows_fetch(x);
+    if (rc)
+        return rc;
+    rc = ibx_staging_to_device(x->staging, &wire, &size);
+    int windows = rc >= 0 ? windows_wait(x) : 0;
+    return windows ? windows : ibx_copies_staged_outcome(x, rc);
+}
+
+/* Whether the copy threads will copy a body of that length, as far as can be said before it is
+ * held. */
+static bool threads_likely(struct copies *x, uint64_t length)
+{
+    return length >= IBX_FRAME_WINDOW &&
+           length - IBX_FRAME_WINDOW >= ibx_copies_way(x)->threads_min &&
+           ibx_session_caps(x->s)->direct && ibx_session_threads(x->s);
+}
+
+/* ------------------------------------------------------------------------- the whole */
+
+/* The frame is known, and good. */
+static int run_known(struct copies *x)
+{
+    if (!ibx_copies_lane(x))
+        return IBX_REQUEST_PASS;
+    ibx_copies_begin(x, COPY_FROM_CLIENT, x->copy.frame.payload);
+    const struct copy_path *path = ibx_copies_path(x);
+    return path ? path->to_device(x) : IBX_REQUEST_PASS;
+}
+
+static int run_from_message(struct copies *x, const struct ibx_request *q)
+{
+    x->copy.payload = q->body + x->copy.frame.payload_at;
+    ibx_copies_begin(x, COPY_FROM_MESSAGE, x->copy.frame.payload);
+    const struct copy_path *path = ibx_copies_path(x);
+    return path ? path->to_device(x) : IBX_REQUEST_PASS;
+}
+
+int ibx_copies_to_device(struct copies *x, const struct ibx_request *q)
+{
+    x->arrived = 0;
+    if (q->body)
+        return run_from_message(x, q);
+    x->copy.remote = q->remote;
+    x->copy.stage = COPY_FROM_CLIENT;
+    if (q->tail_length)
+        return ibx_copies_parse(q, &x->copy.frame) && ibx_copies_sound(x, &x->copy.frame)
+                   ? run_known(x)
+                   : IBX_REQUEST_PASS;
+    bool direct = q->length >= ibx_copies_way(x)->direct_min && ibx_copies_direct_likely(x);
+    if (ibx_frame_plain_bytes(q->call) && !threads_likely(x, q->length) && !direct)
+        return run_plain(x, q);
+    int rc = windows_fetch(x);
+    if (!rc)
+        rc = windows_wait(x);
+    if (rc)
+        return rc;
+    if (!windows_parse(x, q->call))
+        return IBX_REQUEST_PASS;
+    x->copy.remote_at = x->copy.frame.payload_at;
+    return run_known(x);
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What client_copies/ and device_copies/ add to a session, and what a session offers them beyond
+ * session.h. The session calls the hooks and knows nothing else of the two; they call the functions
+ * below and never each other.
+ *
+ * All is called by the session's thread. "As ibx_session_fail()": 0, or a negative errno after
+ * which the session has ended: its connection and registrations are gone, and the hooks `ending`
+ * and `ended` have run.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_HOOKS_H
+#define IBX_FRONTEND_GLUE_SESSION_HOOKS_H
+
+#include "frontend-glue/session/frames.h"
+#include "frontend-glue/session/session.h"
+#include "gpudirect/gpudirect.h"
+
+#define IBX_CUDA_ERROR_UNKNOWN 999 /* what every call returns once the back end is gone */
+
+/* Server: a request at the beginning of the stream, still in it. */
+struct ibx_request {
+    enum ibx_frame_call call;
+    uint64_t length;                 /* of its body, bytes */
+    const uint8_t *body;             /* NULL: to be READ from `remote`, or its payload is */
+    struct ibx_remote remote;        /* the body, or its payload if there is a tail */
+    const uint8_t *head, *tail;      /* of the body, in front of that payload and behind it */
+    size_t head_length, tail_length; /* both 0: `remote` is the whole body */
+    struct ibx_remote reply_to; /* where the client wants the reply's payload; length 0: unsaid */
+    bool settle;                /* it may be answered only when its copy has ended */
+    /* ibx_session_consume()'s: where the stream goes on */
+    size_t inline_length; /* bytes of it in the current segment, with name and length */
+    struct ibx_reader after;
+    const uint8_t *rest; /* of the segment that has the tail */
+    size_t rest_length;
+};
+
+enum ibx_request_outcome {
+    IBX_REQUEST_PASS, /* it stays in the stream, and GVirtuS runs it */
+    IBX_REQUEST_DONE, /* it was run */
+};
+
+/* Any of them may be NULL. */
+struct ibx_session_hooks {
+    /* Extends `heir`, which was accepted by the session or created like it, likewise. 0 or a
+     * negative errno. */
+    int (*inherit)(void *context, struct ibx_session *heir, struct ibx_error *err);
+
+    /* Server: whether GVirtuS is about to read a request that may be one for `request`. */
+    bool (*wants_request)(void *context);
+    /* Server: a request of a known name begins. An outcome (DONE: consumed and answered), or as
+     * ibx_session_fail(). */
+    int (*request)(void *context, const struct ibx_request *request);
+    /* Server: WRITEs the next n bytes of a payload that was written as NULL to the client's memory.
+     * As ibx_session_fail(). */
+    int (*deliver)(void *context, const struct ibx_remote *remote, size_t n);
+    /* Server: what GVirtuS has read, is about to write, and is about to send. */
+    void (*note_read)(void *context, const void *bytes, size_t n);
+    void (*note_write)(void *context, const void *bytes, size_t n);
+    void (*note_sync)(void *context);
+
+    /* A READ or WRITE with this cookie, never 0, is over. */
+    void (*arrived)(void *context, uint64_t cookie);
+    /* The session has ended, and no READ or WRITE is under way any more: before its connection is
+     * closed, and after. `ending` is not called for a connection that a fork has inherited. */
+    void (*ending)(void *context);
+    void (*ended)(void *context);
+    /* With the session; `ended` has run. */
+    void (*destroy)(void *context);
+};
+
+/* Replaces those that there were, whose context is destroyed. */
+void ibx_session_set_hooks(struct ibx_session *session, const struct ibx_session_hooks *hooks,
+                           void *context);
+/* The context, if these are its hooks; otherwise NULL. */
+void *ibx_session_context(const struct ibx_session *session, const struct ibx_session_hooks *hooks);
+
+/* ------------------------------------------------------------------------ either side */
+
+bool ibx_session_live(const struct ibx_session *session);
+/* Of a live session. */
+struct ibx_conn *ibx_session_conn(const struct ibx_session *session);
+const struct ibx_caps *ibx_session_caps(const struct ibx_session *session);
+/* The threads that copy with this one, made at the first call; NULL: there are to be none. */
+struct ibx_copy_threads *ibx_session_threads(struct ibx_session *session);
+/* How many there are, or would be. */
+unsigned ibx_session_thread_count(const struct ibx_session *session);
+/* Ends them until they are wanted again. None is copying. */
+void ibx_session_drop_threads(struct ibx_session *session);
+
+/* Ends the session: logs the message, closes, returns `code`. */
+int ibx_session_fail(struct ibx_session *session, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Waits for at least one event and handles it; as ibx_session_fail(). */
+int ibx_session_pump(struct ibx_session *session);
+/* The same without waiting: how many there were. */
+int ibx_session_poll(struct ibx_session *session);
+/* Adds bytes to the message being gathered, which leaves whenever it is full; as
+ * ibx_session_fail(). Unlike ibx_session_write() the bytes are copied, however many. */
+int ibx_session_gather(struct ibx_session *session, const uint8_t *from, size_t n);
+/* A long write by reference. Server: of NULL, the hook `deliver` has the bytes. 1: the bytes have
+ * to be gathered; otherwise as ibx_session_fail(). */
+int ibx_session_write_payload(struct ibx_session *session, const void *data, size_t n);
+
+/* ------------------------------------------------------------------------- the server */
+
+/* Takes a request out of the stream. */
+void ibx_session_consume(struct ibx_session *session, const struct ibx_request *request);
+/* The payload of n bytes is where the request's `reply_to` says; as ibx_session_fail(). */
+int ibx_session_reply_early(struct ibx_session *session, uint64_t n);
+/* The reply that follows is of a copy that the GPU alone has made; as ibx_session_fail(). */
+int ibx_session_reply_placed(struct ibx_session *session);
+
+/* Posts a READ or WRITE of n bytes at `offset` of the client's memory. The hook `arrived` is told
+ * its end unless the cookie is 0. As ibx_session_fail(). */
+int ibx_session_post(struct ibx_session *session, bool read, struct ibx_mr *mr, void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
+                     unsigned flags);
+bool ibx_session_posts_pending(const struct ibx_session *session);
+/* Whether all posts that are over have succeeded; as ibx_session_fail(). */
+int ibx_session_check_posts(struct ibx_session *session);
+/* Waits until all are over; likewise. */
+int ibx_session_finish_posts(struct ibx_session *session);
+/* After a copy by other means, with its result; a negative one as ibx_session_fail(). */
+int ibx_session_copied(struct ibx_session *session, int rc);
+
+/* ------------------------------------------------------------------------- the client */
+
+/* Whether a request may begin: the session is live, and nothing is gathered. */
+bool ibx_session_idle(const struct ibx_session *session);
+/* n bytes are about to move: a thread that slept meanwhile would wake up too late. */
+void ibx_session_expect(struct ibx_session *session, uint64_t n);
+/* Logs that the back end is gone, once a session. */
+void ibx_session_tell_end(struct ibx_session *session);
+
+/* A long write of memory that the caller keeps registered, at `remote`; as ibx_session_fail(). */
+int ibx_session_write_registered(struct ibx_session *session, const void *data,
+                                 const struct ibx_remote *remote);
+/* Before a request: the server may put the payload of its reply, n bytes, straight to `to`, which
+ * is registered until ibx_session_cts_end(). Memory that cannot be is not offered. As
+ * ibx_session_fail(). */
+int ibx_session_cts(struct ibx_session *session, void *to, size_t n);
+/* The same of memory that the caller keeps registered, at `remote`. */
+int ibx_session_cts_registered(struct ibx_session *session, const struct ibx_remote *remote);
+/* Before the reply to such a request is read: that is the memory. */
+void ibx_session_cts_expect(struct ibx_session *session, void *to, size_t n);
+/* After the reply: the memory is the caller's alone. */
+void ibx_session_cts_end(struct ibx_session *session);
+/* Before a request: it may be answered only when its copy has ended. */
+int ibx_session_settle(struct ibx_session *session);
+/* Whether ibx_session_reply_placed() came since the last call. */
+bool ibx_session_take_placed(struct ibx_session *session);
+/* Whether a message of the stream is there; as ibx_session_fail(). */
+int ibx_session_poll_reply(struct ibx_session *session);
+
+#endif

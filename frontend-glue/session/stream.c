@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The stream of a session as segments of DATA messages: read on one side, written on the other. */
+#include "frontend-glue/session/session_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define SEND_ALONG 2048u /* a write of so many bytes is not worth a copy of its own */
+
+/* --------------------------------------------------------------------- reading */
+
+static int malformed(struct ibx_session *s)
+{
+    return ibx_session_fail(s, -EPROTO, "%s sent a malformed message of %zu bytes", s->path.peer,
+                            s->current.length);
+}
+
+/* Makes the next DATA message current; answers the FLUSHes that may stand between two of them. */
+static int next_data(struct ibx_session *s)
+{
+    for (;;) {
+        struct ibx_event event;
+        int rc = ibx_session_next_message(s, &s->stream, &event);
+        if (rc)
+            return rc;
+        s->reader = ibx_reader_of(event.data, event.length);
+        uint8_t type = ibx_get_u8(&s->reader);
+        if (type == MESSAGE_DATA) {
+            s->current = event;
+            s->has_current = true;
+            if (s->server)
+                return 0;
+            uint32_t payloads_read = ibx_get_u32(&s->reader);
+            return s->reader.failed ? malformed(s) : ibx_rendezvous_confirm(s, payloads_read);
+        }
+        bool flush = s->server && ibx_message_is(&event, MESSAGE_FLUSH);
+        ibx_message_release(s->conn, &event);
+        if (!flush)
+            return ibx_session_fail(s, -EPROTO, "%s sent message %u where data was due",
+                                    s->path.peer, type);
+        rc = ibx_session_send_short(s, MESSAGE_FLUSHED);
+        if (rc)
+            return rc;
+    }
+}
+
+/* Server: memory for a reply's payload. No bytes of the stream. */
+static int next_memory(struct ibx_session *s, enum segment_kind kind)
+{
+    struct ibx_remote remote;
+    ibx_remote_get(&s->reader, &remote);
+    if (s->reader.failed || !s->server || !remote.length)
+        return malformed(s);
+    if (kind == SEGMENT_POSTED)
+        return ibx_posted_reply_accept(s, &remote) ? 0 : malformed(s);
+    if (s->early_cts.remote.length)
+        return malformed(s);
+    s->early_cts.remote = remote;
+    return 0;
+}
+
+/* Reads the head of the next segment of the current message. */
+static int next_segment(struct ibx_session *s)
+{
+    struct ibx_reader *r = &s->reader;
+    struct segment segment = {.kind = ibx_get_u8(r)};
+    switch (segment.kind) {
+    case SEGMENT_INLINE:
+        segment.left = ibx_get_u32(r);
+        segment.inline_at = ibx_get_bytes(r, segment.left);
+        break;
+    case SEGMENT_RTS_READ:
+        r->failed = r->failed || !s->server;
+        ibx_remote_get(r, &segment.remote);
+        segment.left = segment.remote.length;
+        break;
+    case SEGMENT_RTS_WRITE:
+        r->failed = r->failed || s->server;
+        segment.left = ibx_get_u64(r);
+        break;
+    case SEGMENT_IN_POSTED:
+        segment.left = ibx_get_u64(r);
+        r->failed = r->failed || s->server || !ibx_posted_reply_expects(s, segment.left);
+        break;
+    case SEGMENT_EARLY_DONE:
+        segment.left = ibx_get_u64(r);
+        r->failed =
+            r->failed || s->server || !s->early_cts.to || segment.left != s->early_cts.length;
+        break;
+    case SEGMENT_POSTED:
+    case SEGMENT_EARLY_CTS:
+        return next_memory(s, segment.kind);
+    case SEGMENT_SETTLE:
+        s->settle = s->server;
+        return s->server ? 0 : malformed(s);
+    case SEGMENT_PLACED:
+        s->placed = !s->server;
+        return s->server ? malformed(s) : 0;
+    default:
+        r->failed = true;
+    }
+    bool empty = segment.kind != SEGMENT_INLINE && !segment.left;
+    if (r->failed || empty)
+        return malformed(s);
+    if (!s->server)
+        ibx_posted_reply_prepare(s, segment.kind, segment.left);
+    s->segment = segment;
+    return 0;
+}
+
+int ibx_session_refill(struct ibx_session *s)
+{
+    while (!s->segment.left) {
+        int rc = 0;
+        if (s->behind.kind) {
+            s->segment = s->behind;
+            s->behind.kind = SEGMENT_NONE;
+        } else if (s->has_current && ibx_reader_left(&s->reader)) {
+            rc = next_segment(s);
+        } else {
+            if (s->has_current)
+                ibx_message_release(s->conn, &s->current);
+            s->has_current = false;
+            rc = next_data(s);
+        }
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
+{
+    switch (s->segment.kind) {
+    case SEGMENT_RTS_READ:
+        return ibx_rendezvous_take(s, to, n);
+    case SEGMENT_RTS_WRITE:
+        return ibx_rendezvous_receive(s, to, n);
+    case SEGMENT_IN_POSTED:
+        return ibx_posted_reply_take(s, to, n);
+    case SEGMENT_EARLY_DONE:
+        s->segment.left -= n;
+        return to == s->early_cts.to && !s->segment.left ? 0 : malformed(s);
+    default:
+        memcpy(to, s->segment.inline_at, n);
+        s->segment.inline_at += n;
+        s->segment.left -= n;
+        return 0;
+    }
+}
+
+ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
+{
+    uint8_t *to = buffer;
+    if (s->state.now == SESSION_ACCEPTED)
+        ibx_session_establish(s);
+    if (!ibx_session_live(s))
+        return 0;
+    int rc = s->server && n ? ibx_session_run_requests(s) : 0;
+    for (size_t got = 0; got < n && !rc;) {
+        rc = ibx_session_refill(s);
+        if (rc)
+            break;
+        size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
+        rc = ibx_session_read_some(s, to + got, some);
+        got += some;
+    }
+    if (rc == -ENOTCONN)
+        return 0;
+    s->in_frame = s->in_frame || (n && !rc);
+    if (!rc && s->server && s->hooks->note_read)
+        s->hooks->note_read(s->context, buffer, n);
+    return rc ? rc : (ssize_t)n;
+}
+
+/* --------------------------------------------------------------------- writing */
+
+/* Sends the gathered message, and perhaps more that is not copied into it. A server delivers the
+ * payloads that it announces at once: the client, waiting for one, takes nothing else meanwhile. */
+static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+{
+    s->out_length = 0;
+    s->out_inline = 0;
+    if (s->server) {
+        struct ibx_writer w = ibx_writer_of(s->out + 1, 4);
+        ibx_put_u32(&w, s->payloads_read);
+    }
+    int rc = ibx_session_send(s, iov, iovcnt);
+    return !rc && s->server && s->payloads ? ibx_rendezvous_deliver(s) : rc;
+}
+
+static int send_gathered(struct ibx_session *s)
+{
+    struct iovec iov = {s->out, s->out_length};
+    return s->out_length ? send_data(s, &iov, 1) : 0;
+}
+
+/* Room for `n` more bytes in the gathered message; what is there may leave first. */
+static int make_room(struct ibx_session *s, size_t n)
+{
+    if (s->out_length && s->out_length + n > s->caps->message_max) {
+        int rc = send_gathered(s);
+        if (rc)
+            return rc;
+    }
+    if (!s->out_length) {
+        s->out[0] = MESSAGE_DATA;
+        s->out_length = s->server ? 5 : 1; /* send_data() fills the server's count in */
+        if (!s->server)
+            s->out_length += ibx_posted_reply_post(s, s->out + 1, SEGMENT_REMOTE_BYTES);
+    }
+    return 0;
+}
+
+static void patch_inline(struct ibx_session *s, size_t length)
+{
+    struct ibx_writer w = ibx_writer_of(s->out + s->out_inline, 4);
+    ibx_put_u32(&w, (uint32_t)length);
+}
+
+int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
+{
+    while (n) {
+        int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
+        if (rc)
+            return rc;
+        if (!s->out_inline) {
+            s->out[s->out_length] = SEGMENT_INLINE;
+            s->out_inline = s->out_length + 1;
+            s->out_length += SEGMENT_HEAD_INLINE;
+        }
+        size_t room = s->caps->message_max - s->out_length;
+        size_t some = n < room ? n : room;
+        memcpy(s->out + s->out_length, from, some);
+        s->out_length += some;
+        patch_inline(s, s->out_length - s->out_inline - 4);
+        from += some;
+        n -= some;
+    }
+    return 0;
+}
+
+/* Sends what was gathered and n more bytes straight from where they are: for the transport copies
+ * them anyway. */
+static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
+{
+    while (n) {
+        int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
+        if (rc)
+            return rc;
+        size_t room = s->caps->message_max - s->out_length - SEGMENT_HEAD_INLINE;
+        size_t some = n < room ? n : room;
+        s->out[s->out_length] = SEGMENT_INLINE;
+        s->out_inline = s->out_length + 1;
+        s->out_length += SEGMENT_HEAD_INLINE;
+        patch_inline(s, some);
+        struct iovec iov[2] = {{s->out, s->out_length}, {(void *)(uintptr_t)from, some}};
+        rc = send_data(s, iov, 2);
+        if (rc)
+            return rc;
+        from += some;
+        n -= some;
+    }
+    return 0;
+}
+
+int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
+{
+    int rc = make_room(s, n);
+    if (rc)
+        return rc;
+    s->out_inline = 0;
+    memcpy(s->out + s->out_length, bytes, n);
+    s->out_length += n;
+    return 0;
+}
+
+int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
+                           const struct ibx_remote *remote)
+{
+    uint8_t bytes[SEGMENT_REMOTE_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u8(&w, kind);
+    ibx_remote_put(&w, remote);
+    return ibx_session_add_segment(s, bytes, w.length);
+}
+
+/* Server: the payload goes to the pre-posted buffer, or its RTS waits for a CTS. */
+static int announce(struct ibx_session *s, const void *data, size_t n)
+{
+    uint8_t bytes[SEGMENT_HEAD_INLINE + 9];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    struct ibx_remote posted = ibx_posted_reply_claim(s, n);
+    if (!posted.length) { /* an empty segment tells the client that a posted buffer would be used */
+        ibx_put_u8(&w, SEGMENT_INLINE);
+        ibx_put_u32(&w, 0);
+    }
+    ibx_put_u8(&w, posted.length ? SEGMENT_IN_POSTED : SEGMENT_RTS_WRITE);
+    ibx_put_u64(&w, n);
+    int rc = ibx_session_add_segment(s, bytes, w.length);
+    return rc ? rc : ibx_rendezvous_announce(s, data, n, &posted);
+}
+
+int ibx_session_write_payload(struct ibx_session *s, const void *data, size_t n)
+{
+    struct ibx_remote remote;
+    if (s->server)
+        return announce(s, data, n);
+    if (ibx_rendezvous_expose(s, data, n, &remote))
+        return 1;
+    return ibx_session_add_remote(s, SEGMENT_RTS_READ, &remote);
+}
+
+/* A client that writes again without having read a reply: the server may still need its earlier
+ * payloads, and this caller may be about to reuse their memory. */
+static int flush_payloads(struct ibx_session *s)
+{
+    struct ibx_event event;
+    int rc = ibx_session_send_short(s, MESSAGE_FLUSH);
+    if (!rc)
+        rc = ibx_session_next_message(s, &s->control, &event);
+    if (rc)
+        return rc;
+    bool good = ibx_message_is(&event, MESSAGE_FLUSHED);
+    ibx_message_release(s->conn, &event);
+    if (!good)
+        return ibx_session_fail(s, -EPROTO, "%s did not confirm a request's payload", s->path.peer);
+    ibx_rendezvous_drop(s);
+    return 0;
+}
+
+ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
+{
+    if (!ibx_session_live(s))
+        return -ENOTCONN;
+    int rc = s->synced ? flush_payloads(s) : 0;
+    if (rc)
+        return rc;
+    if (s->server && s->hooks->note_write)
+        s->hooks->note_write(s->context, buffer, n);
+    rc = n >= s->caps->rendezvous ? ibx_session_write_payload(s, buffer, n) : 1;
+    if (rc > 0)
+        rc = n >= SEND_ALONG ? send_along(s, buffer, n) : ibx_session_gather(s, buffer, n);
+    return rc ? rc : (ssize_t)n;
+}
+
+int ibx_session_sync(struct ibx_session *s)
+{
+    s->in_frame = false;
+    if (s->server && s->hooks->note_sync)
+        s->hooks->note_sync(s->context); /* before the client knows what its request has done */
+    if (!ibx_session_live(s))
+        return -ENOTCONN;
+    int rc = send_gathered(s);
+    if (s->server) {
+        s->early_cts.remote.length = 0;
+        s->settle = false;
+    }
+    s->synced = s->payloads != NULL;
+    uint64_t exposed = 0;
+    for (const struct payload *payload = s->payloads; payload; payload = payload->next)
+        exposed += payload->length;
+    if (exposed && !rc)
+        ibx_session_expect(s, exposed);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ for hooks */
+
+int ibx_session_reply_early(struct ibx_session *s, uint64_t n)
+{
+    uint8_t segment[9];
+    struct ibx_writer w = ibx_writer_of(segment, sizeof(segment));
+    ibx_put_u8(&w, SEGMENT_EARLY_DONE);
+    ibx_put_u64(&w, n);
+    return ibx_session_add_segment(s, segment, w.length);
+}
+
+int ibx_session_reply_placed(struct ibx_session *s)
+{
+    return ibx_session_add_segment(s, &(uint8_t){SEGMENT_PLACED}, 1);
+}
+
+int ibx_session_settle(struct ibx_session *s)
+{
+    return ibx_session_add_segment(s, &(uint8_t){SEGMENT_SETTLE}, 1);
+}
+
+bool ibx_session_take_placed(struct ibx_session *s)
+{
+    bool placed = s->placed;
+    s->placed = false;
+    return placed;
+}
