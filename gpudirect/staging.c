@@ -345,7 +345,8 @@ static int take_arrivals(struct ibx_staging *st, const struct ibx_staging_wire *
 {
     uint32_t slots = 0;
     int rc = wire->arrived(wire->context, wait, &slots);
-    for (unsigned i = 0; i < st->count && !rc; i++) {
+    /* With an error the wire may have destroyed `st`. */
+    for (unsigned i = 0; !rc && i < st->count; i++) {
         if (!(slots & 1u << i) || st->slots[i].state.now != SLOT_MOVING)
             continue;
         st->moving--;
@@ -390,7 +391,7 @@ static int free_slots(struct ibx_staging *st, bool wait)
 static int fill_slots(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
     int rc = 0;
-    for (unsigned i = 0; i < st->count && st->begun < st->total && !rc; i++) {
+    for (unsigned i = 0; !rc && i < st->count && st->begun < st->total; i++) {
         struct slot *slot = &st->slots[i];
         if (slot->state.now != SLOT_FREE)
             continue;
