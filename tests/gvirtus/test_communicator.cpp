@@ -4,136 +4,25 @@
 // nothing but its C++ interface.
 //
 //   test_communicator PLUGIN.so [PROVIDER [HOST]]
-#include "tests/gvirtus/checks.h"
-#include "tests/doubles/gvirtus/gvirtus.h"
+#include "tests/gvirtus/scene.h"
 
-#include <arpa/inet.h>
-#include <cstdio>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <functional>
-#include <csignal>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
 namespace
 {
 
-Create create;
-std::string provider = "auto", host = "127.0.0.1", folder;
-// What both ends are configured with. 64 processes that ask libfabric at once for its providers
-// take longer than the default time on two cores.
-std::string common;
 unsigned client_count = 64;
-
-/* ------------------------------------------------------------------- processes */
-
-void write_file(const std::string &file, const std::string &text, mode_t mode = 0600)
-{
-    int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
-    if (fd < 0 || write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-        std::abort();
-    fchmod(fd, mode);
-    close(fd);
-}
-
-// Runs `body` in a process of its own that dies with this one; its exit status is the result.
-pid_t spawn(const std::function<int()> &body)
-{
-    std::fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        std::_Exit(body());
-    }
-    return pid;
-}
-
-int result_of(pid_t pid)
-{
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-struct BackEnd {
-    pid_t pid;
-    std::uint16_t port;
-
-    // The parent creates, the forked child serves, as GVirtuS does.
-    explicit BackEnd(const std::string &more = "") : port(free_port())
-    {
-        std::string properties = folder + "/server.properties";
-        write_file(properties, common + more);
-        setenv("GVIRTUS_RDMA_PROPERTIES", properties.c_str(), 1);
-        auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, port);
-        pid = spawn([&]() -> int { back_end_child(listening); });
-        wait_until_open();
-    }
-    ~BackEnd()
-    {
-        if (pid > 0) {
-            kill(pid, SIGKILL);
-            result_of(pid);
-        }
-    }
-    bool alive() const { return kill(pid, 0) == 0 && waitpid(pid, nullptr, WNOHANG) == 0; }
-
-  private:
-    void wait_until_open() const
-    {
-        sockaddr_in address{};
-        address.sin_family = AF_INET;
-        address.sin_port = htons(port);
-        inet_pton(AF_INET, host.c_str(), &address.sin_addr);
-        for (int tries = 0; tries < 2000; tries++) {
-            int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-            int rc = connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
-            close(fd);
-            if (!rc)
-                return;
-            usleep(5000); // one poll's pause
-        }
-        std::fprintf(stderr, "the back end does not open port %u\n", port);
-        std::exit(1);
-    }
-};
-
-std::shared_ptr<Communicator> connected(std::uint16_t port, const std::string &more = "",
-                                        const char *suite = "tcp/ip",
-                                        const char *protocol = "oldtcp")
-{
-    std::string file = folder + "/client" + std::to_string(getpid()) + ".properties";
-    write_file(file, common + more);
-    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
-    auto communicator = make_communicator(create, suite, protocol, host, port);
-    unlink(file.c_str());
-    communicator->Connect();
-    return communicator;
-}
-
-/* ----------------------------------------------------------------------- tests */
-
-void fill(std::vector<char> *bytes, unsigned seed)
-{
-    std::uint32_t x = seed * 2654435761u + 1;
-    for (char &c : *bytes) {
-        x = x * 1664525u + 1013904223u;
-        c = static_cast<char>(x >> 24);
-    }
-}
 
 // There and back again, with a gap on both sides that has to stay as it was.
 bool round_trip(FrontEnd *front, std::uint64_t at, std::size_t n, unsigned seed)
 {
-    std::vector<char> sent(n), got(n + 2, 'x');
-    fill(&sent, seed);
+    std::vector<char> sent = random_bytes(n, seed), got(n + 2, 'x');
     REQUIRE(front->copy_to(at, sent.data(), n) == 0);
     REQUIRE(front->copy_from(at, got.data() + 1, n) == 0);
     REQUIRE(n == 0 || std::memcmp(sent.data(), got.data() + 1, n) == 0);
@@ -325,11 +214,11 @@ bool threads_that_end()
 // The application must never take an old success for the answer of a dead back end.
 bool back_end_killed()
 {
-    auto *back = new BackEnd;
-    auto over = connected(back->port);
+    BackEnd back;
+    auto over = connected(back.port);
     FrontEnd front(over.get());
     REQUIRE(round_trip(&front, 0, 1000, 1));
-    delete back;
+    back.end();
     std::vector<char> bytes(1 << 20);
     for (int i = 0; i < 3; i++) {
         REQUIRE(front.copy_to(0, bytes.data(), 4) == 999);
@@ -433,20 +322,10 @@ int main(int argc, char **argv)
         std::fprintf(stderr, "usage: test_communicator PLUGIN.so [PROVIDER [HOST]]\n");
         return 2;
     }
-    create = load_plugin(argv[1]);
-    if (argc > 2)
-        provider = argv[2];
-    if (argc > 3)
-        host = argv[3];
-    common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
-    // In the guest the client's address is not the server's; the tests with keys have keys.
-    if (host != "127.0.0.1")
-        common += "rdma.insecure : yes\n";
+    scene_open(argv[1], argc > 2 ? argv[2] : nullptr, argc > 3 ? argv[3] : nullptr);
     // libfabric's emulations hold some 150 MB a connection.
     if (provider == "ofi")
         client_count = 12;
-    char name[] = "/tmp/test_communicatorXXXXXX";
-    folder = mkdtemp(name);
 
     check("all sizes, there and back (tcp/ip + oldtcp)", [] {
         BackEnd back;
@@ -465,9 +344,5 @@ int main(int argc, char **argv)
     check("keys: right, wrong, missing, readable by others", keys);
     check("bad properties", bad_properties);
 
-    std::string remove = "rm -rf " + folder;
-    if (std::system(remove.c_str()))
-        std::perror(folder.c_str());
-    std::printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return scene_close();
 }

@@ -4,87 +4,26 @@
 // before a libcudart that does what GVirtuS's does, and a back-end process with the plugin.
 //
 //   test_frontend PLUGIN.so PRELOAD.so APPLICATION APPLICATION_LOCAL LIBCUDART.so PROVIDER
-#include "tests/gvirtus/checks.h"
 #include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/scene.h"
 
-#include <arpa/inet.h>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fcntl.h>
 #include <fstream>
-#include <functional>
 #include <iterator>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 namespace
 {
 
-std::string plugin, preload, application, application_local, cudart, provider, folder;
-Create create;
+std::string plugin, preload, application, application_local, cudart;
 
-void configure(const std::string &more)
-{
-    std::string file = folder + "/gvirtus.properties";
-    std::ofstream(file) << "rdma.provider : " << provider << "\nrdma.timeout_ms : 60000\n" << more;
-    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
-}
-
-int result_of(pid_t pid)
-{
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-struct BackEnd {
-    pid_t pid;
-    std::uint16_t port;
-
-    explicit BackEnd(const std::string &more = "rdma.gpu : on\n") : port(free_port())
+struct GpuBackEnd : BackEnd {
+    explicit GpuBackEnd(bool taken = true)
+        : BackEnd(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n",
+                  [](auto listening) { cuda_back_end_child(listening, true); })
     {
-        configure(more + "rdma.log : error\n"); // of knocks by wait_until_open()
-        auto listening = make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", port);
-        std::fflush(stdout);
-        pid = fork();
-        if (!pid) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            cuda_back_end_child(listening, true);
-        }
-        wait_until_open();
-        configure(more);
-    }
-    ~BackEnd() { end(); }
-    void end()
-    {
-        if (pid > 0) {
-            kill(pid, SIGKILL);
-            result_of(pid);
-        }
-        pid = -1;
-    }
-
-  private:
-    void wait_until_open() const
-    {
-        sockaddr_in address{};
-        address.sin_family = AF_INET;
-        address.sin_port = htons(port);
-        inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
-        for (int tries = 0; tries < 2000; tries++) {
-            int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-            int rc = connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
-            close(fd);
-            if (!rc)
-                return;
-            usleep(5000); // one poll's pause
-        }
-        std::fprintf(stderr, "the back end does not open port %u\n", port);
-        std::exit(1);
     }
 };
 
@@ -101,10 +40,7 @@ struct Application {
         int ends[2], back_ends[2];
         if (pipe2(ends, O_CLOEXEC) || pipe2(back_ends, O_CLOEXEC))
             std::abort();
-        std::fflush(stdout);
-        pid = fork();
-        if (!pid) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pid = spawn([&]() -> int {
             dup2(ends[1], STDOUT_FILENO);
             dup2(back_ends[0], STDIN_FILENO);
             dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
@@ -119,8 +55,8 @@ struct Application {
                 setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
             }
             execl(program.c_str(), program.c_str(), argument.c_str(), more, nullptr);
-            std::_Exit(127);
-        }
+            return 127;
+        });
         close(ends[1]);
         close(back_ends[0]);
         out = ends[0];
@@ -159,7 +95,7 @@ std::size_t lines_with(const std::string &text, const char *part)
 // One of the application's own tests.
 bool run(const char *test, bool taken)
 {
-    BackEnd back(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n");
+    GpuBackEnd back(taken);
     Application app(&back, application, test, taken ? "taken" : nullptr);
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 0);
@@ -169,7 +105,7 @@ bool run(const char *test, bool taken)
 // Over shm the back end sees page-locked memory where it is.
 bool pinned()
 {
-    BackEnd back;
+    GpuBackEnd back;
     Application app(&back, application, "pinned");
     char byte;
     REQUIRE(read(app.out, &byte, 1) == 1 || (app.good(), false));
@@ -186,8 +122,8 @@ bool pinned()
 // Asynchronous copies beside everything else; the GPU stands still when the application says so.
 bool background(const char *test, bool taken)
 {
-    BackEnd back(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n");
-    auto over = make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", back.port);
+    GpuBackEnd back(taken);
+    auto over = make_communicator(create, "tcp/ip", "oldtcp", host, back.port);
     over->Connect();
     Remote remote(over.get());
     Application app(&back, application, test, taken ? "taken" : nullptr);
@@ -203,7 +139,7 @@ bool background(const char *test, bool taken)
 // Its copies are waited for, and its memory is let go.
 bool leaves()
 {
-    BackEnd back;
+    GpuBackEnd back;
     Application app(&back, application, "leaves");
     REQUIRE(app.good());
     Application next(&back, application, "after");
@@ -214,7 +150,7 @@ bool leaves()
 bool killed()
 {
     for (unsigned i = 0; i < 6; i++) {
-        BackEnd back;
+        GpuBackEnd back;
         Application app(&back, application, "killed");
         char byte;
         REQUIRE(read(app.out, &byte, 1) == 1);
@@ -230,7 +166,7 @@ bool killed()
 bool killed_background()
 {
     for (unsigned i = 0; i < 4; i++) {
-        BackEnd back;
+        GpuBackEnd back;
         Application app(&back, application, "killed-background");
         char byte;
         REQUIRE(read(app.out, &byte, 1) == 1);
@@ -262,7 +198,7 @@ bool other_version()
 
 bool loaded_locally()
 {
-    BackEnd back;
+    GpuBackEnd back;
     Application app(&back, application_local, cudart);
     REQUIRE(app.good());
     REQUIRE(app.said().empty());
@@ -279,10 +215,8 @@ int main(int argc, char **argv)
         return 2;
     }
     plugin = argv[1], preload = argv[2], application = argv[3];
-    application_local = argv[4], cudart = argv[5], provider = argv[6];
-    create = load_plugin(plugin.c_str());
-    char name[] = "/tmp/test_frontendXXXXXX";
-    folder = mkdtemp(name);
+    application_local = argv[4], cudart = argv[5];
+    scene_open(argv[1], argv[6]);
 
     check("all sizes and offsets", [] { return run("sizes", true); });
     check("all sizes, run by GVirtuS's handlers", [] { return run("sizes", false); });
@@ -322,9 +256,5 @@ int main(int argc, char **argv)
     check("a communicator of GVirtuS's own", stock);
     check("a plugin of another build", other_version);
 
-    std::string remove = "rm -rf " + folder;
-    if (std::system(remove.c_str()))
-        std::perror(folder.c_str());
-    std::printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return scene_close();
 }

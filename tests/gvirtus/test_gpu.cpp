@@ -4,105 +4,36 @@
 // double of libcuda, and front ends that send it what GVirtuS's front end does.
 //
 //   test_gpu PLUGIN.so PROVIDER [HOST]
-#include "tests/gvirtus/checks.h"
 #include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/scene.h"
 
-#include <arpa/inet.h>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <fstream>
-#include <functional>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 namespace
 {
 
-Create create;
-std::string provider, host = "127.0.0.1", folder, common;
-
-/* ------------------------------------------------------------------- processes */
-
-std::shared_ptr<Communicator> configured(std::uint16_t port, const std::string &more)
-{
-    std::string file = folder + "/" + std::to_string(getpid()) + ".properties";
-    std::ofstream(file) << common << more << "rdma.gpu : auto\n"; // unless `more` says otherwise
-    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
-    auto communicator = make_communicator(create, "tcp/ip", "oldtcp", host, port);
-    unlink(file.c_str());
-    return communicator;
-}
-
-int result_of(pid_t pid)
-{
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-pid_t spawn(const std::function<int()> &body)
-{
-    std::fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        std::_Exit(body());
-    }
-    return pid;
-}
-
-struct BackEnd {
-    pid_t pid;
-    std::uint16_t port;
-
-    explicit BackEnd(const std::string &more = "", bool timed = true) : port(free_port())
+// `timed`: replies carry seconds, as from G2 on.
+struct CudaBackEnd : BackEnd {
+    explicit CudaBackEnd(const std::string &more = "", bool timed = true)
+        : BackEnd(more, [timed](auto listening) { cuda_back_end_child(listening, timed); })
     {
-        auto listening = configured(port, more);
-        pid = spawn([&]() -> int { cuda_back_end_child(listening, timed); });
     }
-    ~BackEnd()
-    {
-        kill(pid, SIGKILL);
-        result_of(pid);
-    }
-    bool alive() const { return waitpid(pid, nullptr, WNOHANG) == 0; }
 };
 
-std::shared_ptr<Communicator> connected(std::uint16_t port)
-{
-    for (int tries = 0;; tries++) {
-        try {
-            auto communicator = configured(port, "");
-            communicator->Connect();
-            return communicator;
-        } catch (const std::string &why) {
-            if (tries == 2000) {
-                std::fprintf(stderr, "%s\n", why.c_str());
-                std::exit(1);
-            }
-            usleep(5000); // one poll's pause until it listens
-        }
-    }
-}
+struct Gpu {
+    CudaBackEnd back;
+    std::shared_ptr<Communicator> over;
+    Remote remote;
 
-/* ------------------------------------------------------------------------ bytes */
-
-std::vector<char> random_bytes(std::size_t n, unsigned seed)
-{
-    std::vector<char> bytes(n);
-    std::uint32_t x = seed * 2654435761u + 1;
-    for (char &c : bytes) {
-        x = x * 1664525u + 1013904223u;
-        c = static_cast<char>(x >> 24);
+    explicit Gpu(const std::string &more = "", bool timed = true)
+        : back(more, timed), over(connected(back.port)), remote(over.get(), timed)
+    {
     }
-    return bytes;
-}
+};
 
 bool device_has(Remote *remote, std::uint64_t device, const std::vector<char> &bytes)
 {
@@ -142,9 +73,8 @@ bool on_double; // not on a real driver, to which such things are better not don
 
 bool all_sizes(const std::string &more, bool timed, bool ours)
 {
-    BackEnd back(more, timed);
-    auto over = connected(back.port);
-    Remote remote(over.get(), timed);
+    Gpu gpu(more, timed);
+    Remote &remote = gpu.remote;
     std::uint64_t device = remote.malloc(device_size);
     REQUIRE(device);
     std::uint64_t copies = 0;
@@ -159,9 +89,8 @@ bool all_sizes(const std::string &more, bool timed, bool ours)
 
 bool streams_and_device()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     std::uint64_t a = remote.malloc(device_size), b = remote.malloc(device_size);
     std::uint64_t stream = remote.stream_create();
     REQUIRE(a && b && stream);
@@ -222,9 +151,8 @@ bool rows_of(Remote *remote, std::uint64_t a, std::uint64_t b, std::size_t width
 
 bool rows()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     std::uint64_t a = remote.malloc(device_size), b = remote.malloc(device_size);
     REQUIRE(rows_of(&remote, a, b, 3, 4, 8, 5));
     REQUIRE(rows_of(&remote, a, b, 1000, 1111, 2048, 60));
@@ -237,9 +165,8 @@ bool rows()
 // What is not exactly a copy arrives at the handler byte for byte, whatever its length.
 bool passes_through()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     std::uint64_t device = remote.malloc(device_size), handled = 0;
     for (std::size_t n : {std::size_t{64}, std::size_t{30000}, std::size_t{3000000}}) {
         auto sent = random_bytes(n, 7);
@@ -287,9 +214,8 @@ bool saw_symbol(Remote *remote, const Body &body)
 
 bool symbols()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     const std::uint64_t variable = 0x55aa00004010, other = 0x55aa00009000, moved = 0x55aa0000a000;
     std::uint64_t device = remote.malloc(device_size), handled = 0;
     if (!remote.register_var(variable, device + 512, device_size - 1024))
@@ -340,9 +266,8 @@ bool symbols()
 
 bool errors()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     std::uint64_t device = remote.malloc(device_size), handled = 0;
     for (std::size_t n : {std::size_t{64}, std::size_t{100000}, std::size_t{6000000}}) {
         // The driver refuses one of ours: the handler copies, and all is well.
@@ -369,9 +294,8 @@ bool errors()
 
 bool devices_and_reset()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     auto bytes = random_bytes(1000000, 3);
     // Before any call made a context, and before any reply, the handler copies.
     REQUIRE(remote.to_device(4096, bytes.data(), 4) == 1);
@@ -404,7 +328,7 @@ bool devices_and_reset()
 // More connections than chunks: what finds none, GVirtuS copies.
 bool many_clients()
 {
-    BackEnd back("rdma.gpu_memory : 2M\n");
+    CudaBackEnd back("rdma.gpu_memory : 2M\n");
     std::vector<pid_t> clients;
     // An emulated fabric of two processors loses packets of more.
     unsigned count = provider == "verbs" ? 2 : 6;
@@ -435,16 +359,15 @@ bool many_clients()
 // Front ends die while their bytes are on the way: the chunks come back.
 bool killed()
 {
-    BackEnd back("rdma.gpu_memory : 2M\n");
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu("rdma.gpu_memory : 2M\n");
+    Remote &remote = gpu.remote;
     std::uint64_t device = remote.malloc(device_size);
     remote.slow(500);
     for (unsigned i = 0; i < 12; i++) {
         int ready[2];
         REQUIRE(pipe(ready) == 0);
         pid_t pid = spawn([&]() -> int {
-            auto mine = connected(back.port);
+            auto mine = connected(gpu.back.port);
             Remote victim(mine.get());
             std::uint64_t memory = victim.malloc(device_size);
             auto bytes = random_bytes(device_size, i);
@@ -466,7 +389,7 @@ bool killed()
         close(ready[1]);
     }
     remote.slow(0);
-    REQUIRE(back.alive());
+    REQUIRE(gpu.back.alive());
     // They come back when the sessions have noticed; from then on nothing is left to GVirtuS.
     std::uint64_t before;
     do {
@@ -551,9 +474,8 @@ bool random_rows(Remote *remote, Dice *dice, Twin *twins)
 // On the legacy stream and blocking ones, whose order with it is CUDA's.
 bool random_programs()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     Twin twins[2];
     std::uint64_t streams[4] = {0, 1, 0, 0};
     for (Twin &twin : twins) {
@@ -583,17 +505,14 @@ bool random_programs()
 
 bool is_double()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    return Remote(over.get()).slow(0);
+    return Gpu().remote.slow(0);
 }
 
 // A front end may run where there is no driver, and a probe could poison its context.
 bool front_end_stays_away()
 {
-    BackEnd back;
-    auto over = connected(back.port);
-    Remote remote(over.get());
+    Gpu gpu;
+    Remote &remote = gpu.remote;
     std::uint64_t device = remote.malloc(device_size);
     REQUIRE(round_trip(&remote, device, 3000000, 1));
     std::ifstream maps("/proc/self/maps");
@@ -610,18 +529,9 @@ int main(int argc, char **argv)
         std::fprintf(stderr, "usage: test_gpu PLUGIN.so PROVIDER [HOST]\n");
         return 2;
     }
-    create = load_plugin(argv[1]);
-    provider = argv[2];
-    if (argc > 3)
-        host = argv[3];
-    common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
-    if (host != "127.0.0.1")
-        common += "rdma.insecure : yes\n";
+    scene_open(argv[1], argv[2], argc > 3 ? argv[3] : nullptr);
     if (provider == "verbs" || getenv("IBX_CONTRACT_SMALL")) // an emulator, or a sanitizer
         programs = 60;
-    char name[] = "/tmp/test_gpuXXXXXX";
-    folder = mkdtemp(name);
-
     on_double = is_double();
     check("the front end loads no CUDA", front_end_stays_away);
     check("all sizes, none of them seen by GVirtuS", [] { return all_sizes("", true, true); });
@@ -642,9 +552,5 @@ int main(int argc, char **argv)
     check("more clients than chunks", many_clients);
     check("clients killed in the middle", killed);
 
-    std::string remove = "rm -rf " + folder;
-    if (std::system(remove.c_str()))
-        std::perror(folder.c_str());
-    std::printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return scene_close();
 }

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/gvirtus/scene.h"
+
+#include <arpa/inet.h>
+#include <csignal>
+#include <cstdlib>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+void scene_open(const char *plugin, const char *the_provider, const char *the_host)
+{
+    char name[] = "/tmp/test_gvirtusXXXXXX";
+    create = load_plugin(plugin);
+    folder = mkdtemp(name);
+    provider = the_provider ? the_provider : provider;
+    host = the_host ? the_host : host;
+    common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
+    // In the guest the client's address is not the server's; the tests with keys have keys.
+    if (host != "127.0.0.1")
+        common += "rdma.insecure : yes\n";
+}
+
+int scene_close()
+{
+    std::string remove = "rm -rf " + folder;
+    if (std::system(remove.c_str()))
+        std::perror(folder.c_str());
+    std::printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
+
+void write_file(const std::string &file, const std::string &text, mode_t mode)
+{
+    int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+    if (fd < 0 || write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+        std::abort();
+    fchmod(fd, mode);
+    close(fd);
+}
+
+void configure(const std::string &more)
+{
+    std::string file = folder + "/" + std::to_string(getpid()) + ".properties";
+    write_file(file, common + more);
+    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
+}
+
+std::shared_ptr<Communicator> connected(std::uint16_t port, const std::string &more,
+                                        const char *suite, const char *protocol)
+{
+    configure(more);
+    auto communicator = make_communicator(create, suite, protocol, host, port);
+    communicator->Connect();
+    return communicator;
+}
+
+pid_t spawn(const std::function<int()> &body)
+{
+    std::fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        std::_Exit(body());
+    }
+    return pid;
+}
+
+int result_of(pid_t pid)
+{
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::uint16_t free_port()
+{
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    socklen_t length = sizeof(address);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    bind(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
+    getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length);
+    return ntohs(address.sin_port);
+}
+
+static void wait_until_open(std::uint16_t port)
+{
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    inet_pton(AF_INET, host.c_str(), &address.sin_addr);
+    for (int tries = 0; tries < 2000; tries++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        int rc = connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
+        close(fd);
+        if (!rc)
+            return;
+        usleep(5000); // one poll's pause
+    }
+    std::fprintf(stderr, "the back end does not open port %u\n", port);
+    std::exit(1);
+}
+
+BackEnd::BackEnd(const std::string &more,
+                 const std::function<void(std::shared_ptr<Communicator>)> &serve)
+    : port(free_port())
+{
+    configure(more + "rdma.log : error\n"); // no warning of what wait_until_open() connects
+    auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, port);
+    pid = spawn([&]() -> int {
+        serve(listening);
+        return 1;
+    });
+    wait_until_open(port);
+    configure(more);
+}
+
+void BackEnd::end()
+{
+    if (pid > 0) {
+        kill(pid, SIGKILL);
+        result_of(pid);
+    }
+    pid = -1;
+}
+
+bool BackEnd::alive() const
+{
+    return kill(pid, 0) == 0 && waitpid(pid, nullptr, WNOHANG) == 0;
+}
+
+std::vector<char> random_bytes(std::size_t n, unsigned seed)
+{
+    std::vector<char> bytes(n);
+    std::uint32_t x = seed * 2654435761u + 1;
+    for (char &c : bytes) {
+        x = x * 1664525u + 1013904223u;
+        c = static_cast<char>(x >> 24);
+    }
+    return bytes;
+}

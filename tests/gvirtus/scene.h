@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// The plugin between processes of a test: one back end, and front ends that connect to it.
+#ifndef TESTS_GVIRTUS_SCENE_H
+#define TESTS_GVIRTUS_SCENE_H
+
+#include "tests/doubles/gvirtus/gvirtus.h"
+#include "tests/gvirtus/checks.h"
+
+#include <functional>
+#include <sys/types.h>
+
+inline Create create;
+inline std::string provider = "auto", host = "127.0.0.1", folder;
+// What both ends are configured with. 64 processes that ask libfabric at once for its providers
+// take longer than the default time on two cores.
+inline std::string common;
+
+// Loads the plugin and makes `folder`.
+void scene_open(const char *plugin, const char *the_provider, const char *the_host = nullptr);
+// Removes the folder and prints the totals. The test's exit status.
+int scene_close();
+
+void write_file(const std::string &file, const std::string &text, mode_t mode = 0600);
+// What this process's next communicator, and processes that it starts, read.
+void configure(const std::string &more);
+std::shared_ptr<Communicator> connected(std::uint16_t port, const std::string &more = "",
+                                        const char *suite = "tcp/ip",
+                                        const char *protocol = "oldtcp");
+
+// Runs `body` in a process of its own that dies with this one; its exit status is the result.
+pid_t spawn(const std::function<int()> &body);
+int result_of(pid_t pid);
+
+// A port that is free until somebody who sets SO_REUSEADDR listens there, as back ends do: this
+// process keeps a socket bound to it, so that the kernel gives it to nobody else.
+std::uint16_t free_port();
+
+// The parent creates, the forked child serves, as GVirtuS does. Its port is open.
+struct BackEnd {
+    pid_t pid;
+    std::uint16_t port;
+
+    explicit BackEnd(
+        const std::string &more = "",
+        const std::function<void(std::shared_ptr<Communicator>)> &serve = back_end_child);
+    BackEnd(const BackEnd &) = delete;
+    BackEnd &operator=(const BackEnd &) = delete;
+    ~BackEnd() { end(); }
+    void end();
+    bool alive() const;
+};
+
+std::vector<char> random_bytes(std::size_t n, unsigned seed);
+
+#endif
