@@ -1,0 +1,560 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ibx_gvirtus.py IBX-GVIRTUS PLUGIN NO-PLUGIN CRASH GVIRTUS.PROPERTIES.5 IB-BW [TEST...]
+
+ibx-gvirtus on GVirtuS homes of our own making; ib-bw is the back end that answers."""
+import copy
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+from harness import LIMIT, Skip, equal, free_port, run_all, test
+
+PLUGIN, NO_PLUGIN, CRASH, MANUAL, IB_BW = (os.path.abspath(path) for path in sys.argv[2:7])
+STOCK = """{ "communicator": [ { "endpoint": { "suite": "tcp/ip", "protocol": "tcp",
+  "server_address": "10.1.2.3", "port": "8888", "extra": 1.5 },
+  "plugins": ["cudart", "cublas"] }, { "endpoint": {} } ],
+  "secure_application": false, "mine": [true] }"""
+CONFIG, PROPERTIES = "etc/properties.json", "etc/gvirtus.properties"
+LIBRARY = "lib/libgvirtus-communicators-oldtcp.so"
+ENVIRONMENT = {name: value for name, value in os.environ.items()
+               if name not in ("GVIRTUS_HOME", "GVIRTUS_CONFIG", "GVIRTUS_RDMA_PROPERTIES")}
+
+
+class Home:
+    def __init__(self, scene):
+        self.scene, self.folder, self.said = scene, scene.path("home"), ""
+        for name in ("lib", "etc", "bin"):
+            os.makedirs(self.path(name))
+        self.write("lib/libgvirtus-communicators.so", "upstream")
+        self.write("lib/libgvirtus-communicators-tcp.so", "upstream tcp")
+        self.write(CONFIG, STOCK)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def exists(self, name):
+        return os.path.lexists(self.path(name))
+
+    def write(self, name, text, mode="w"):
+        with open(self.path(name), mode, encoding="ascii") as file:
+            file.write(text)
+
+    def read(self, name):
+        with open(self.path(name), encoding="ascii") as file:
+            return file.read()
+
+    def unlink(self, name):
+        os.unlink(self.path(name))
+
+    def snapshot(self):
+        """All that the home holds: names, inodes, modes, owners, times, contents."""
+        found = []
+        for folder, folders, names in os.walk(self.folder):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                st = os.lstat(path)
+                if stat.S_ISLNK(st.st_mode):
+                    content = os.readlink(path)
+                else:
+                    with open(path, "rb") as file:
+                        content = file.read()
+                found.append((path, st.st_ino, st.st_mode, st.st_uid, st.st_mtime_ns, content))
+        return found
+
+    def bare(self, *args, **environment):
+        """Exit status without --home; what was printed is in `said`."""
+        done = subprocess.run([self.scene.program, *args], stdin=subprocess.DEVNULL, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT,
+                              check=False, env={**ENVIRONMENT, "IBX_LOG": "error", **environment})
+        self.said = done.stdout
+        return done.returncode
+
+    def run(self, *args, **environment):
+        return self.bare("--home", self.folder, *args, **environment)
+
+    def install(self, *args):
+        equal((self.run("install", "--library", PLUGIN, *args), self.said.count("ibx-gvirtus: ")),
+              (0, 0))
+
+    def remove(self):
+        equal(self.run("remove"), 0)
+
+    def says(self, *words):
+        for one in words:
+            assert one in self.said, f"no {one!r} in {self.said!r}"
+
+    def fails(self, words, *args):
+        """With one sentence, and nothing has changed."""
+        before = self.snapshot()
+        equal(self.run(*args), 1)
+        self.says(words)
+        equal((self.said.count("\n"), self.said.startswith("ibx-gvirtus: ")), (1, True))
+        equal(self.snapshot(), before)
+
+    def fails_to_install(self, words, *args):
+        self.fails(words, "install", "--library", PLUGIN, *args)
+
+    def endpoint(self):
+        return json.loads(self.read(CONFIG))["communicator"][0]["endpoint"]
+
+    def expect(self, suite, protocol, address, port, uri):
+        """What is selected, by the endpoint and by the first communicator."""
+        found = self.endpoint()
+        equal([found[key] for key in ("suite", "protocol", "server_address", "port")],
+              [suite, protocol, address, port])
+        equal(re.search(r"^communicator *: *(.*)", self.read(PROPERTIES), re.M).group(1), uri)
+
+    def serve(self, *args):
+        """A back end that answers: its process and URI."""
+        server = copy.copy(self.scene)
+        server.program = IB_BW
+        return server.serve(*args)
+
+
+@test
+def install_and_remove(scene):
+    home = Home(scene)
+    before = home.snapshot()
+    home.install()
+    home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
+    now, stock = json.loads(home.read(CONFIG)), json.loads(STOCK)
+    now["communicator"][0]["endpoint"]["protocol"] = "tcp"
+    equal(now, stock)  # nothing else was touched
+    equal(stat.S_IMODE(os.stat(home.path(LIBRARY)).st_mode), 0o755)
+    home.remove()
+    home.says("properties.json: restored\n", "gvirtus.properties: removed\n")
+    equal(home.snapshot(), before)
+    home.fails("nothing is installed", "remove")
+
+
+@test
+def generated_keys_work_and_are_in_the_manual(scene):
+    home = Home(scene)
+    home.install("--uri", f"rdma://127.0.0.1:{free_port()}")
+    text = home.read(PROPERTIES)
+    keys = sorted(re.findall(r"^#rdma\.(\w+)", text, re.M))
+    with open(MANUAL, encoding="utf-8") as manual:
+        equal(keys, sorted(re.findall(r"^\.It Cm rdma\.(\w+)$", manual.read(), re.M)))
+    assert {"memory", "gpu", "gpu_memory", "log", "chunk"} <= set(keys), keys
+    home.write(PROPERTIES, re.sub(r"^#rdma\.", "rdma.", text, flags=re.M))
+    equal(home.run("show"), 1)
+    home.says("is not reachable: ")  # and all of it was read
+    equal(sorted(re.findall(r"rdma\.(\w+) :", home.said)), keys)
+    home.remove()
+    home.says("gvirtus.properties: removed; what was changed since")
+    assert home.exists(PROPERTIES + ".with-ibx") and not home.exists(PROPERTIES)
+
+
+@test
+def what_was_there_is_kept(scene):
+    home = Home(scene)
+    ib = "lib/libgvirtus-communicators-ib.so"
+    home.write(ib + ".1", "upstream ib")
+    os.symlink("libgvirtus-communicators-ib.so.1", home.path(ib))
+    home.write(PROPERTIES, "# mine\ncommunicator : tcp://gpu-1:7\nfoo : bar\nrdma.slots : 5\n"
+                           "communicator : second")
+    os.chmod(home.path(PROPERTIES), 0o640)
+    if not os.geteuid():
+        os.chown(home.path(PROPERTIES), 65534, 65534)
+    before = home.snapshot()
+    owner = os.stat(home.path(PROPERTIES)).st_uid
+    home.install("--slot", "ib")
+    # The same place, no longer by GVirtuS's own tcp.
+    home.expect("infiniband-rdma", "ib", "10.1.2.3", "7", "rdma://gpu-1:7")
+    equal(home.read(PROPERTIES), "# mine\n# communicator : tcp://gpu-1:7\n"
+          "communicator : rdma://gpu-1:7\nfoo : bar\nrdma.slots : 5\ncommunicator : second\n")
+    st = os.stat(home.path(PROPERTIES))
+    equal((stat.S_IMODE(st.st_mode), st.st_uid), (0o640, owner))
+    equal(home.read(ib + ".1"), "upstream ib")  # the link was replaced, not its target
+    home.remove()
+    equal(home.snapshot(), before)
+
+
+@test
+def uris(scene):
+    home = Home(scene)
+    for uri, address, port in (("verbs://[fe80::1]:4321", "10.1.2.3", "4321"),
+                               ("rdma://192.0.2.9:1?chunk=1M", "192.0.2.9", "1")):
+        home.install("--uri", uri)
+        home.expect("tcp/ip", "oldtcp", address, port, uri)
+        home.remove()
+    # Who has chosen a path already keeps it.
+    home.write(PROPERTIES, "communicator : verbs://gpu-1:7?rails=2")
+    home.install()
+    home.expect("tcp/ip", "oldtcp", "10.1.2.3", "7", "verbs://gpu-1:7?rails=2")
+    home.remove()
+    home.unlink(PROPERTIES)
+    for uri, words in (("rdma://host", "has no port"), ("rdma://host:0", "port 0"),
+                       ("ucx://host:1", "use rdma, shm, verbs, ofi or tcp"),
+                       ("rdma://host:1?slots=x", 'slots: "x"')):
+        home.fails_to_install(words, "--uri", uri)
+    # Nothing is configured yet: GVirtuS's defaults, and the plugins of a gvirtus.properties.
+    home.unlink(CONFIG)
+    home.write(PROPERTIES, "plugins : cudart,cufft\n")
+    home.install()
+    home.expect("tcp/ip", "oldtcp", "127.0.0.1", "9999", "rdma://127.0.0.1:9999")
+    assert '"cufft"' in home.read(CONFIG)
+    home.remove()
+    assert not home.exists(CONFIG)
+
+
+@test
+def other_places(scene):
+    home = Home(scene)
+    os.mkdir(home.path("conf"))
+    home.write("conf/gpu.json", STOCK)
+    before = home.snapshot()
+    home.install("--config", home.path("bin/../conf/gpu.json"), "--properties", home.path("bin/p"))
+    home.says("GVIRTUS_RDMA_PROPERTIES=")
+    assert home.exists("bin/p") and home.exists("conf/gpu.json.before-ibx")
+    home.remove()
+    equal(home.snapshot(), before)
+    home.fails_to_install("/nonexistent/x.json has no directory: ", "--config", "/nonexistent/x.json")
+
+
+@test
+def refusals(scene):
+    home = Home(scene)
+    for library, words in ((NO_PLUGIN, "has no create_communicator"),
+                           (home.path(CONFIG), "cannot be loaded here"),
+                           ("/nonexistent", "cannot be found")):
+        home.fails(words, "install", "--library", library)
+    home.write(LIBRARY + ".before-ibx", "precious")
+    home.fails_to_install("is a backup that would be overwritten")
+    home.unlink(LIBRARY + ".before-ibx")
+    home.install()
+    home.fails_to_install('installed there already, in the slot "oldtcp"', "--slot", "ib")
+    home.remove()
+    for text, words in (('{\n"communicator": oops\n}', "etc/properties.json line 2 is not JSON"),
+                        ('{"communicator": {}}', "no communicator[0].endpoint"),
+                        ('{"communicator":[{"endpoint":{}}],"secure_application":true}',
+                         "secure_application")):
+        home.write(CONFIG, text)
+        home.fails_to_install(words)
+    home.write(CONFIG, STOCK)
+    home.write(PROPERTIES, "communicator\n")
+    home.fails_to_install("gvirtus.properties line 1")
+
+
+@test
+def homes(scene):
+    home = Home(scene)
+    home.write("lib/libgvirtus-communicators-ucx.so", "")
+    home.fails_to_install("UCX")
+    for name in ("-ucx", "", "-tcp"):
+        home.unlink(f"lib/libgvirtus-communicators{name}.so")
+    home.fails_to_install("is not a GVirtuS home")
+    home.write("bin/gvirtus-backend", "")
+    home.fails_to_install("classic GVirtuS")
+    equal(home.bare("install", "--home", home.path("bin/gvirtus-backend")), 1)
+    home.says("is not a directory")
+    equal(home.bare("remove", "--home", home.path("none")), 1)
+    home.says("none: No such file or directory")
+    equal(home.bare("install"), 1)
+    home.says("Give --home DIR or set GVIRTUS_HOME")
+
+
+@test
+def a_home_of_root_is_not_nobodys(scene):
+    home = Home(scene)
+    os.chmod(scene.path(""), 0o755)
+    nobody = ["setpriv", "--reuid=65534", "--clear-groups", scene.program]
+    if os.geteuid() or not shutil.which("setpriv") or subprocess.run(
+            [*nobody, "--version"], check=False, capture_output=True).returncode:
+        raise Skip("needs root, setpriv, and a build that others can run")
+    before = home.snapshot()
+    done = subprocess.run([*nobody, "install", "--library", PLUGIN, "--home", home.folder],
+                          env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    equal((done.returncode, done.stderr.count("\n")), (1, 1))
+    assert "Permission denied: run it as the owner, or with sudo" in done.stderr, done.stderr
+    equal(home.snapshot(), before)
+
+
+@test
+def a_file_that_was_edited_since_is_kept(scene):
+    home = Home(scene)
+    before = home.snapshot()
+    home.install()
+    home.write(CONFIG, '{"mine": 1}')
+    os.rename(home.path(CONFIG + ".before-ibx"), home.path("bin/b"))
+    home.fails("before-ibx is gone", "remove")  # nothing was begun
+    os.rename(home.path("bin/b"), home.path(CONFIG + ".before-ibx"))
+    home.remove()
+    home.says("properties.json: restored; what was changed since")
+    equal(home.read(CONFIG + ".with-ibx"), '{"mine": 1}')
+    home.unlink(CONFIG + ".with-ibx")
+    # What each of several installations was edited to is kept.
+    endings = (".with-ibx", ".with-ibx.2", ".with-ibx.3")
+    for ending in endings:
+        home.install()
+        home.write(PROPERTIES, f"rdma.slots : {ending}\n")
+        home.remove()
+        home.says(f"gvirtus.properties: removed; what was changed since is in the file ending in "
+                  f"{ending}\n")
+    for ending in endings:
+        equal(home.read(PROPERTIES + ending), f"rdma.slots : {ending}\n")
+        home.unlink(PROPERTIES + ending)
+    equal(home.snapshot(), before)
+
+
+@test
+def a_state_file_of_another_kind_is_refused(scene):
+    home = Home(scene)
+    home.install()
+    file = {"path": "/x", "existed": True, "sha256": "0" * 64}
+    whole = {"version": 1, "phase": "installed", "slot": "ib", "files": [file] * 3}
+    for bad in ("", "[]", '{"version": 2}', json.dumps({**whole, "version": 2}),
+                json.dumps({**whole, "files": [file] * 2}),
+                json.dumps({**whole, "files": [{"path": "/x", "existed": True}] * 3}),
+                json.dumps({**whole, "files": [{**file, "path": "x"}] * 3})):
+        home.write("lib/ibx-gvirtus.json", bad)
+        home.fails("is not a state file", "remove")
+        home.fails_to_install("is not a state file")
+
+
+# --------------------------------------------------------------------------------------- crashes
+
+
+def home_for_crashes(scene):
+    """A home where one file is replaced, one edited and one made; and what it holds."""
+    home = Home(scene)
+    home.write(LIBRARY, "somebody's")
+    return home, home.snapshot()
+
+
+def struck(home, mode, number, *args):
+    """Runs a command that is struck at its n-th change of the file system: whether it had so many,
+    and its exit status."""
+    mark = home.scene.path("mark")
+    if os.path.exists(mark):
+        os.unlink(mark)
+    status = home.run(*args, "--library", PLUGIN, CRASH_AT=str(number), CRASH_MODE=mode,
+                      CRASH_MARK=mark, LD_PRELOAD=CRASH, ASAN_OPTIONS="verify_asan_link_order=0")
+    return os.path.exists(mark), status
+
+
+@test
+def an_install_that_fails_puts_everything_back(scene):
+    home, before = home_for_crashes(scene)
+    number = 1
+    while True:
+        hit, status = struck(home, "fail", number, "install")
+        if not hit:
+            break
+        if not status:  # it did not need that one
+            home.remove()
+        else:
+            equal(status, 1)
+            home.says("Input/output error")
+        equal(home.snapshot(), before)
+        number += 1
+    equal(status, 0)
+    assert number > 20, number
+
+
+@test
+def either_command_mends_an_install_that_was_killed(scene):
+    home, before = home_for_crashes(scene)
+    olds = {name: home.read(name) for name in (LIBRARY, CONFIG)}
+    number = 1
+    while True:
+        hit, status = struck(home, "kill", number, "install", "--uri", "rdma://9.8.7.6:5555")
+        if not hit:
+            break
+        equal(status, -9)
+        for name, old in olds.items():  # whole, old or new
+            text = open(home.path(name), "rb").read()
+            assert text == old.encode() or text.startswith((b"\x7fELF", b"{\n")), name
+        if number & 1:
+            if home.run("install", "--library", PLUGIN):  # struck after the very last file
+                home.says("installed there already")
+            else:  # nothing is left of what the other was told
+                home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
+        if home.run("remove"):
+            home.says("nothing is installed")
+        equal(home.snapshot(), before)
+        number += 1
+    assert number > 20, number
+
+
+@test
+def remove_completes_one_that_was_killed(scene):
+    home, before = home_for_crashes(scene)
+    number = 1
+    while True:
+        home.install()
+        home.write(PROPERTIES, "rdma.slots : 7\n")
+        hit, status = struck(home, "kill", number, "remove")
+        if not hit:
+            break
+        if home.run("remove"):
+            home.says("nothing is installed")
+        equal(home.read(PROPERTIES + ".with-ibx"), "rdma.slots : 7\n")
+        home.unlink(PROPERTIES + ".with-ibx")
+        equal(home.snapshot(), before)
+        number += 1
+    equal(status, 0)
+    assert number > 8, number
+
+
+@test
+def without_hard_links(scene):
+    home, before = home_for_crashes(scene)
+    equal(struck(home, "nolink", 1000, "install"), (False, 0))
+    home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
+    home.remove()
+    equal(home.snapshot(), before)
+
+
+# ------------------------------------------------------------------------------------------ show
+
+
+@test
+def show_says_what_is_selected(scene):
+    home = Home(scene)
+    equal(home.run("show"), 1)
+    home.says('ibx-gvirtus: GVirtuS\'s own communicator "tcp" is selected in ',
+              "run ibx-gvirtus install\n")
+    home.install("--uri", "rdma://127.0.0.1:9")
+    home.unlink(LIBRARY)
+    equal(home.run("show"), 1)
+    home.says("libgvirtus-communicators-oldtcp.so (missing)",
+              "ibx-gvirtus: oldtcp is selected, but there is no ")
+    home.write(LIBRARY, "another")
+    equal(home.run("show"), 1)
+    home.says("(not installed by ibx-gvirtus)")
+
+
+@test
+def show_of_a_back_end_that_is_not_there(scene):
+    home = Home(scene)
+    port = free_port()
+    uri = f"rdma://127.0.0.1:{port}"
+    home.install("--uri", uri)
+    home.write(PROPERTIES, "rdma.slots : 9\n", "a")
+    equal(home.run("show"), 1)
+    home.says("oldtcp.so (as installed by ibx-gvirtus)\n", "rdma.slots : 9\n",
+              "rdma.message : 16K (default)\n", "rdma.device : (default)\n",
+              "rdma.memory : (default)\n", "rdma.log : warn (default)\n",
+              "rdma.gpu : auto (default)\n", "rdma.gpu_memory : 64M (default)\n",
+              "rdma.gpu_threads : 0 (default)\n",
+              "IBX_LOG=error in the environment wins over rdma.log\n",
+              f"ibx-gvirtus: the back end at {uri} is not reachable: nobody answers at 127.0.0.1 "
+              f"port {port}: Connection refused; start the server there, or correct the URI\n")
+    home.write(PROPERTIES, "rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n", "a")
+    equal(home.run("show"), 1)
+    home.says("rdma.memory : 1M\n", "rdma.log : info\n", "rdma.gpu_memory : 2M\n")
+    home.write("etc/query", f"communicator : tcp://127.0.0.1:{port}?slots=11&chunk=1M\n"
+                            "rdma.slots : 9\n")
+    equal(home.run("show", "--properties", home.path("etc/query")), 1)
+    home.says("rdma.message : 16K (default)\n", *(
+        f"rdma.{key} (by the communicator, which wins)\n"
+        for key in ("provider : tcp", "slots : 11", "chunk : 1M")))
+    home.write(PROPERTIES, "rdma.slots2 : 9\n", "a")
+    equal(home.run("show"), 1)
+    home.says('(rdma.slots2): there is no option "slots2"')
+
+
+@test
+def show_of_a_back_end_that_answers(scene):
+    home = Home(scene)
+    uri = home.serve()[1]
+    port = uri.rsplit(":", 1)[1]
+    home.install("--uri", uri)
+    home.write(PROPERTIES, "rdma.provider : verbs,tcp\n", "a")
+    equal(home.run("show"), 0)
+    home.says(f"communicator  {uri} (line ", "connection    tcp", ", to 127.0.0.1",
+              "refused       verbs: ")
+    # A properties file by its name says all that a classic GVirtuS has.
+    equal(home.bare("show", "--properties", home.path(PROPERTIES)), 0)
+    home.says("connection    tcp")
+    home.write("etc/silent", "rdma.slots : 9\n")
+    equal(home.bare("show", "--properties", home.path("etc/silent")), 1)
+    home.says('etc/silent does not say where the back end is: write "communicator')
+    # Without the line the endpoint says where.
+    home.write(PROPERTIES, "rdma.provider : tcp\n")
+    equal(home.run("show"), 0)
+    home.says(" (from the endpoint)\n", f"endpoint      127.0.0.1 port {port}\n")
+    # The communicator moves the back end; the endpoint does not follow and does not count.
+    home.remove()
+    home.install("--uri", "rdma://127.0.0.1:9")
+    home.write(PROPERTIES, f"communicator : {uri}\n")
+    equal(home.run("show"), 0)
+    home.says("endpoint      127.0.0.1 port 9, not used: the communicator below wins over it\n")
+    assert "ignored" not in home.said, home.said
+    home.write(PROPERTIES, "communicator : rdma://127.0.0.1:9\n", "a")
+    equal(home.run("show"), 0)
+    home.says("ignored       line 2: communicator is in line 1 already, which counts\n")
+
+
+@test
+def show_with_keys(scene):
+    home = Home(scene)
+    for name in ("key", "other"):
+        home.write(name, f"{name}, another, another, another key")
+        os.chmod(home.path(name), 0o600)
+    uri = home.serve("--key-file", home.path("key"))[1]
+    home.install("--uri", uri)
+    for more in ("", f"rdma.key_file : {home.path('other')}\n"):
+        home.write(PROPERTIES, more, "a")
+        equal(home.run("show"), 1)
+        home.says("is not reachable: ")
+    home.write("etc/right", f"communicator : {uri}\nrdma.key_file : ../key\n")
+    equal(home.run("show", "--properties", home.path("etc/right")), 0)
+    os.chmod(home.path("key"), 0o644)
+    equal(home.run("show", "--properties", home.path("etc/right")), 1)
+    home.says("chmod 600")
+
+
+@test
+def show_says_what_to_preload(scene):
+    home = Home(scene)
+    os.mkdir(home.path("ibx"))
+    plugin = shutil.copy(PLUGIN, home.path("ibx/plugin.so"))
+    server, uri = home.serve()
+    home.install("--uri", uri)
+    equal(home.run("show", "--library", plugin), 0)
+    home.says(f"preload       there is no libibx-frontend.so with {plugin}: ")
+    home.write("libibx-frontend.so", "")
+    line = f"preload       LD_PRELOAD={os.path.realpath(home.path('libibx-frontend.so'))} program\n"
+    equal(home.run("show", "--library", plugin), 0)
+    home.says(line, "the back end takes its copies\n")
+    home.write("ibx/plugin.so", "of another build")
+    equal(home.run("show", "--library", plugin), 0)
+    home.says(line, "it may not fit the plugin in the home")
+    server.kill()
+    server.wait()
+    shutil.copy(PLUGIN, plugin)
+    equal(home.run("show", "--library", plugin), 1)
+    home.says(line, "whether the back end takes its copies shows when it answers\n",
+              "is not reachable: ")
+
+
+# ----------------------------------------------------------------------------------------- usage
+
+
+@test
+def usage(scene):
+    home = Home(scene)
+    for args, words in (((), "give install, remove or show"),
+                        (("install", "remove"), '"remove" is one argument too many'),
+                        (("instal",), 'no command "instal"'),
+                        (("install", "--slot", "ucx"), 'no slot "ucx": give oldtcp or ib'),
+                        (("install", "--frob"), "unrecognized option '--frob'"),
+                        (("install", "--uri"), "option '--uri' requires an argument")):
+        equal(home.run(*args), 2)
+        home.says(words)
+    equal(home.run("--help"), 0)
+    home.says("Usage: ibx-gvirtus [OPTION...] install\n")
+    equal(home.run("--version"), 0)
+    assert re.fullmatch(r"ibx-gvirtus \d+\.\d+\.\d+\n", home.said), home.said
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[7:]))
