@@ -16,48 +16,46 @@
 /* ------------------------------------------------------------ control connection */
 
 /*
- * The control connection of a move: whole messages out, with a queue for what finds no credit, and
- * whole decoded messages in. The last credit is kept for an ABORT, which so leaves at once also
- * when the other side stands still. Owned by one thread, never blocks.
+ * The control connection of a migration: whole messages out, with a queue for those that find no
+ * credit, and whole decoded messages in. The last credit is kept for ABORT, so that it leaves at
+ * once also when the other side takes nothing. Owned by one thread; never blocks.
  */
-struct control_queued;
-
 struct ibx_channel {
     struct ibx_conn *conn; /* NULL: there is none */
-    struct control_queued *head, **tail;
+    struct ibx_channel_item *head, **tail;
     uint64_t sent; /* bytes of all messages */
 };
 
-/* Takes over an established connection. */
-void ibx_channel_init(struct ibx_channel *control, struct ibx_conn *conn);
-/* At once or, without credit, as soon as ibx_channel_take() finds some. -ENOTCONN, -ENOMEM. */
-int ibx_channel_send(struct ibx_channel *control, const struct ibx_migrate_any *message);
-/* A message without fields. */
-int ibx_channel_send_plain(struct ibx_channel *control, enum ibx_migrate_message type);
-/* In place of all that still waits for credit. */
-int ibx_channel_send_abort(struct ibx_channel *control, const char *sentence);
+/* Handles one message, of which it copies what it keeps. An error ends the taking. */
+typedef int (*ibx_channel_handler)(void *context, const struct ibx_migrate_any *message);
 
-/* Sends what waits and hands every message that has arrived to `each`; stops at its first error.
- * `each` must copy what it keeps. An end of the connection or a message that cannot be decoded is
- * an error with its sentence. */
-int ibx_channel_take(struct ibx_channel *control,
-                     int (*each)(void *context, const struct ibx_migrate_any *message),
-                     void *context, struct ibx_error *err);
+/* Takes over an established connection. */
+void ibx_channel_init(struct ibx_channel *channel, struct ibx_conn *conn);
+/* Sends at once or, without credit, as soon as ibx_channel_take() finds some. -ENOTCONN, -ENOMEM,
+ * -EINVAL. */
+int ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message);
+/* A message without fields. */
+int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message type);
+/* Drops what still waits for credit. */
+int ibx_channel_send_abort(struct ibx_channel *channel, const char *reason);
+
+/* Sends what waits and hands every message that has arrived to `handle`; stops at its first error.
+ * Else an error says why the connection has ended or what is wrong with a message. */
+int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
+                     struct ibx_error *err);
+/* Takes and waits until there is such an error, or the deadline is over: 0. Takes at least once. */
+int ibx_channel_take_until(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
+                           uint64_t deadline_ns, struct ibx_error *err);
 /* Before poll(2): 1 when there is something to take at once. fd is -1 without connection. */
-int ibx_channel_arm(struct ibx_channel *control, int *fd);
+int ibx_channel_arm(struct ibx_channel *channel, int *fd);
 /* Nothing waits to be sent. */
-bool ibx_channel_idle(const struct ibx_channel *control);
+bool ibx_channel_idle(const struct ibx_channel *channel);
 /* Bytes of STATE or MAP that one message can carry. */
-size_t ibx_channel_room(const struct ibx_channel *control);
-/* The same again and again, waiting, until there is such an error or the deadline is over: 0. What
- * has come is taken also when that has passed. */
-int ibx_channel_take_until(struct ibx_channel *control,
-                           int (*each)(void *context, const struct ibx_migrate_any *message),
-                           void *context, uint64_t deadline_ns, struct ibx_error *err);
-/* Waits until the peer has closed, or the deadline: for the side that said the last word. */
-void ibx_channel_linger(struct ibx_channel *control, uint64_t deadline_ns);
-/* Closes it. NULL-safe in all fields. */
-void ibx_channel_fini(struct ibx_channel *control);
+size_t ibx_channel_room(const struct ibx_channel *channel);
+/* After the last message: waits until the peer has closed, or the deadline. */
+void ibx_channel_linger(struct ibx_channel *channel, uint64_t deadline_ns);
+/* Closes the connection, if there is one. */
+void ibx_channel_fini(struct ibx_channel *channel);
 
 /* ------------------------------------------------------------ acceptor */
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the two tools of a move say to each other (docs/protocol.md, "ib-migrate").
+ * The messages between the source and the destination (docs/protocol.md, "ib-migrate").
  *
- * The source knocks at the destination's door. Its first connection is the *control* connection and
- * begins with HELLO; the others are *page* connections and begin with JOIN. The destination READs
- * pages over page connections; all else travels as messages of the control connection, each of
- * which is encoded and decoded here: u8 type, then the fields, little-endian.
+ * The source connects. Its first connection is the *control* connection and begins with HELLO; the
+ * others are *page* connections and begin with JOIN. The destination READs pages over page
+ * connections; all else goes over the control connection. A message is a u8 type and its fields,
+ * little-endian.
  *
  *      source                                   destination
  *        HELLO move ----------------------------->  refuses, or
@@ -19,15 +19,15 @@
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
  *        <------------------------------- RUNNING
  *        <---------------- PROGRESS ... COMPLETE    every page is there
- *        CONFIRM -------------------------------->  the source may go
- *        <------------------------------ CONFIRMED   and the destination has that on record
+ *        CONFIRM -------------------------------->  the source needs to keep nothing
+ *        <------------------------------ CONFIRMED  the destination has written that down
  *
- * Either side says ABORT before the commit; after it only the destination: without RUNNING only
- * when the VM is certain never to have run there, after RUNNING when its QEMU has ended, which
- * brings nothing back. After the commit a lost connection is made again by the source:
- * HELLO resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END, and on it goes from
- * where the destination stands. A source that has not heard CONFIRMED says HELLO confirm instead,
- * to which the answer is enough.
+ * Before the commit either side may send ABORT; after it only the destination may: until RUNNING
+ * when the VM certainly never ran there, and after RUNNING when its QEMU has ended (which brings
+ * nothing back). A connection that is lost after the commit is made again by the source: HELLO
+ * resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END; then both continue from the
+ * state in the ANSWER. A source that got no CONFIRMED sends HELLO confirm, and the ANSWER is
+ * enough.
  */
 #ifndef IBX_MIGRATE_CHANNEL_PROTOCOL_H
 #define IBX_MIGRATE_CHANNEL_PROTOCOL_H
@@ -70,17 +70,17 @@ enum ibx_migrate_message {
 
 enum ibx_migrate_purpose {
     IBX_PURPOSE_MOVE = 1, /* take this VM */
-    IBX_PURPOSE_CHECK,    /* would you? the destination answers and goes on waiting */
+    IBX_PURPOSE_CHECK,    /* could you? the destination answers and goes on waiting */
     IBX_PURPOSE_RESUME,   /* of move `id`: the connection was lost after the commit */
     IBX_PURPOSE_QUERY,    /* what do you know of move `id`? */
-    IBX_PURPOSE_CONFIRM,  /* what CONFIRM says, which may have been lost; then as QUERY */
+    IBX_PURPOSE_CONFIRM,  /* as CONFIRM, which may have been lost; then as QUERY */
 };
 
-/* How far the destination is with a move: the answer to RESUME and QUERY. */
+/* How far the destination is with a migration: in the answer to RESUME and QUERY. */
 enum ibx_answer_state {
     IBX_ANSWER_NONE = 1, /* knows nothing of it, which proves nothing */
     IBX_ANSWER_WAITING,  /* everything but the commit is there: the VM does not run there yet */
-    IBX_ANSWER_RUNNING,  /* the VM runs there, or will without any further word */
+    IBX_ANSWER_RUNNING,  /* the VM runs there, or will without any further message */
     IBX_ANSWER_COMPLETE, /* and has all of its pages */
     IBX_ANSWER_GIVEN_UP, /* it ended there without ever running */
 };
@@ -172,7 +172,7 @@ struct ibx_migrate_any {
         uint64_t epoch;       /* COMMIT, CONFIRM */
         struct ibx_migrate_progress progress;
         struct ibx_migrate_totals totals;
-        char sentence[IBX_ERROR_MAX]; /* ABORT */
+        char reason[IBX_ERROR_MAX]; /* ABORT */
     } is;
 };
 

@@ -76,8 +76,7 @@ static int on_answer(void *context, const struct ibx_migrate_any *message)
     if (g->answered)
         return 0;
     if (message->type == IBX_MIGRATE_ABORT)
-        return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s",
-                             message->is.sentence);
+        return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s", message->is.reason);
     if (message->type != IBX_MIGRATE_ANSWER)
         return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
                              ibx_migrate_message_name(message->type));

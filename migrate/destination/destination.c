@@ -234,7 +234,7 @@ static int hear(void *context, const struct ibx_migrate_any *message)
         return d->confirmed ? 0 : unexpected(d, message, h->err);
     case IBX_MIGRATE_ABORT:
         d->aborted = true;
-        return ibx_error_set(h->err, -ECONNABORTED, "the source gave up: %s", message->is.sentence);
+        return ibx_error_set(h->err, -ECONNABORTED, "the source gave up: %s", message->is.reason);
     default:
         return unexpected(d, message, h->err);
     }

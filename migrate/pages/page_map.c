@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Bits, word by word. On the wire (docs/protocol.md, "The page map") a segment begins at a multiple
- * of its size, so at a word of its own, whichever blocks it holds pages of.
- */
+/* On the wire (docs/protocol.md, "The page map") a segment begins at a multiple of its size, and so
+ * at a word of `bits`. */
 #include "migrate/pages/pages.h"
 
 #include "common/wire.h"
@@ -56,10 +54,9 @@ int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_migrate_block *
         fresh.blocks[i].pages = blocks[i].size / blocks[i].page_size;
         fresh.blocks[i].page_size = blocks[i].page_size;
         if (fresh.blocks[i].pages > PAGES_MAX - fresh.pages)
-            return ibx_error_set(err, -E2BIG,
-                                 "guest RAM up to %s has more than 2^40 pages: that is beyond "
-                                 "what can be moved",
-                                 blocks[i].id);
+            return ibx_error_set(
+                err, -E2BIG, "guest RAM up to %s has more than 2^40 pages, which cannot migrate",
+                blocks[i].id);
         fresh.pages += fresh.blocks[i].pages;
     }
     fresh.bits = calloc(words_of(fresh.pages) + 1, sizeof(uint64_t));
@@ -110,14 +107,7 @@ static void bits_fill(struct ibx_page_map *map, uint64_t first, uint64_t count, 
 /* The first page from `page` on that differs from it, or `end`. */
 static uint64_t run_end(const struct ibx_page_map *map, uint64_t page, uint64_t end)
 {
-    uint64_t flip = ibx_page_map_data(map, page) ? UINT64_MAX : 0;
-    while (page < end) {
-        uint64_t differs = (map->bits[page / 64] ^ flip) >> page % 64;
-        if (differs)
-            return min_u64(page + (unsigned)__builtin_ctzll(differs), end);
-        page += 64 - page % 64;
-    }
-    return end;
+    return ibx_guest_bits_next(map->bits, page, end, !ibx_page_map_data(map, page));
 }
 
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits)
@@ -164,7 +154,7 @@ static uint64_t segment_end(const struct ibx_page_map *map, uint64_t first)
     return min_u64(map->pages, first + IBX_PAGE_MAP_SEGMENT);
 }
 
-/* As far as it matters: more than `most` is any number above it. */
+/* Stops counting above `most`. */
 static unsigned count_runs(const struct ibx_page_map *map, uint64_t first, uint64_t end,
                            unsigned most)
 {
@@ -288,7 +278,7 @@ int ibx_page_map_take(struct ibx_page_map *map, const uint8_t *bytes, size_t len
     uint64_t first = ibx_get_u64(&r);
     int rc = 0;
     if (!ibx_reader_left(&r))
-        rc = ibx_error_set(err, -EPROTO, "%zu bytes are none", length);
+        rc = ibx_error_set(err, -EPROTO, "%zu bytes are no piece", length);
     else if (first != map->next)
         rc = ibx_error_set(err, -EPROTO, "page %" PRIu64 " comes where page %" PRIu64 " should",
                            first, map->next);
@@ -341,7 +331,7 @@ void ibx_page_map_hash(const struct ibx_page_map *map, uint8_t hash[IBX_MIGRATE_
                 EVP_DigestUpdate(md, head, w.length) == 1 && hash_bits(md, map) &&
                 EVP_DigestFinal_ex(md, hash, NULL) == 1;
     EVP_MD_CTX_free(md);
-    /* When OpenSSL has no memory for a digest, it may match none by accident. */
+    /* OpenSSL has no memory: a random hash matches no other. */
     if (!good && getentropy(hash, IBX_MIGRATE_HASH_BYTES))
         abort();
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The destination's side of a page connection: a page source of the fault engine.
- *
- * A request is cut where regions meet, and arrives when all of its READs are over. Requests that
- * are not urgent leave room for those that are.
+ * The destination's side of a page connection: a page reader of the fault engine. A request is cut
+ * where regions meet, and arrives when all of its READs have completed. Requests that are not
+ * urgent leave room for those that are.
  */
 #include "migrate/pages/pages.h"
+
+#include "common/state_machine.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -14,16 +15,31 @@
 #include <string.h>
 
 #define REGIONS_MAX    (1u << 20)
-#define FLIGHTS        96u
-#define FLIGHTS_BULK   32u /* of them, open to requests that are not urgent */
+#define FETCHES_MAX    96u
+#define FETCHES_BULK   32u /* of them, open to requests that are not urgent */
 #define EVENTS_AT_ONCE 16
+
+/*
+ * state machine: page reader
+ *   [*] -> COLLECTING -> ARMED -> CLOSED -> [*]      all regions are there; the connection ended
+ *   COLLECTING -> CLOSED       a closed one touches no buffer
+ *   COLLECTING | ARMED -> [*]
+ */
+enum reader_state { READER_COLLECTING, READER_ARMED, READER_CLOSED };
+static const struct ibx_state reader_states[] = {
+    [READER_COLLECTING] = {"collecting", IBX_TO(READER_ARMED) | IBX_TO(READER_CLOSED),
+                           IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [READER_ARMED] = {"armed", IBX_TO(READER_CLOSED), IBX_STATE_FINAL},
+    [READER_CLOSED] = {"closed", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table reader_table = IBX_STATE_TABLE("page reader", reader_states);
 
 struct region {
     uint64_t start, length; /* bytes, at the source: through all blocks */
     struct ibx_remote remote;
 };
 
-struct flight {
+struct fetch {
     uint64_t cookie;
     size_t length;
     unsigned parts; /* READs that are not over */
@@ -44,12 +60,12 @@ struct ibx_page_reader {
     unsigned block_count;
     struct region *regions; /* by their start, once armed */
     size_t region_count, region_room;
-    bool armed;
+    struct ibx_state_machine state;
     struct ibx_mr *buffer;
-    struct flight flights[FLIGHTS];
-    unsigned flying;
-    int ended;                  /* the connection has, and touches no buffer any more */
-    char reason[IBX_ERROR_MAX]; /* of ours to end it; else the connection's own counts */
+    struct fetch fetches[FETCHES_MAX];
+    unsigned in_flight;
+    int error;                  /* of the closed connection */
+    char reason[IBX_ERROR_MAX]; /* of this side to end it; else the connection's own counts */
 };
 
 /* -------------------------------------------------------------------- beginning */
@@ -58,81 +74,88 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
                            unsigned block_count, struct ibx_page_reader **out,
                            struct ibx_error *err)
 {
-    struct ibx_page_reader *source = calloc(1, sizeof(*source));
+    struct ibx_page_reader *reader = calloc(1, sizeof(*reader));
     struct block *own = calloc(block_count ? block_count : 1, sizeof(*own));
     uint64_t bytes = 0;
-    int rc = source && own ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page source");
+    int rc = reader && own ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page reader");
     for (unsigned i = 0; !rc && i < block_count; i++) {
         own[i].first = bytes;
         own[i].size = blocks[i].size;
         own[i].page_size = blocks[i].page_size;
         snprintf(own[i].id, sizeof(own[i].id), "%s", blocks[i].id);
         if (!own[i].page_size || own[i].size > UINT64_MAX - bytes)
-            rc = ibx_error_set(err, -EINVAL, "memory backend %s of %llu bytes cannot be", own[i].id,
+            rc = ibx_error_set(err, -EINVAL, "memory backend %s cannot have %llu bytes", own[i].id,
                                (unsigned long long)own[i].size);
         bytes += own[i].size;
     }
     if (rc) {
-        free(source);
+        free(reader);
         free(own);
         return rc;
     }
-    source->conn = conn;
-    source->blocks = own;
-    source->block_count = block_count;
-    *out = source;
+    ibx_state_begin(&reader->state, &reader_table, READER_COLLECTING);
+    reader->conn = conn;
+    reader->blocks = own;
+    reader->block_count = block_count;
+    *out = reader;
     return 0;
 }
 
-struct ibx_conn *ibx_page_reader_conn(struct ibx_page_reader *source)
+struct ibx_conn *ibx_page_reader_conn(struct ibx_page_reader *reader)
 {
-    return source->conn;
+    return reader->conn;
 }
 
-const struct ibx_path *ibx_page_reader_path(const struct ibx_page_reader *source)
+const struct ibx_path *ibx_page_reader_path(const struct ibx_page_reader *reader)
 {
-    return ibx_conn_path(source->conn);
+    return ibx_conn_path(reader->conn);
 }
 
-const char *ibx_page_reader_reason(const struct ibx_page_reader *source)
+const char *ibx_page_reader_reason(const struct ibx_page_reader *reader)
 {
-    return source->reason[0] ? source->reason : ibx_conn_reason(source->conn);
+    return reader->reason[0] ? reader->reason : ibx_conn_reason(reader->conn);
 }
 
-void ibx_page_reader_destroy(struct ibx_page_reader *source)
+void ibx_page_reader_destroy(struct ibx_page_reader *reader)
 {
-    if (!source)
+    if (!reader)
         return;
-    ibx_close(source->conn); /* and its registrations */
-    free(source->regions);
-    free(source->blocks);
-    free(source);
+    ibx_close(reader->conn); /* and its registrations */
+    free(reader->regions);
+    free(reader->blocks);
+    free(reader);
 }
 
-/* Ends the connection for a reason of our own. */
-static void give_up(struct ibx_page_reader *source, const char *format, ...)
+/* Ends the connection for a reason of this side. */
+static void give_up(struct ibx_page_reader *reader, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-static void give_up(struct ibx_page_reader *source, const char *format, ...)
+static void give_up(struct ibx_page_reader *reader, const char *format, ...)
 {
     va_list args;
-    if (!source->reason[0] && !ibx_conn_reason(source->conn)[0]) {
+    if (!reader->reason[0] && !ibx_conn_reason(reader->conn)[0]) {
         va_start(args, format);
-        vsnprintf(source->reason, sizeof(source->reason), format, args);
+        vsnprintf(reader->reason, sizeof(reader->reason), format, args);
         va_end(args);
     }
-    ibx_abort(source->conn);
+    ibx_abort(reader->conn);
+}
+
+static void on_closed(struct ibx_page_reader *reader, int error)
+{
+    reader->error = error;
+    ibx_state_move(&reader->state, READER_CLOSED);
 }
 
 /* ---------------------------------------------------------------------- regions */
 
-static int region_check(const struct ibx_page_reader *source, const struct ibx_migrate_region *part,
+static int region_check(const struct ibx_page_reader *reader, const struct ibx_migrate_region *part,
                         struct ibx_error *err)
 {
-    if (part->block >= source->block_count)
+    if (part->block >= reader->block_count)
         return ibx_error_set(err, -EPROTO,
                              "the source exposes block %u, but there are %u memory backends",
-                             part->block, source->block_count);
-    const struct block *block = &source->blocks[part->block];
+                             part->block, reader->block_count);
+    const struct block *block = &reader->blocks[part->block];
     const char *wrong = NULL;
     if (part->offset > block->size || part->length > block->size - part->offset)
         wrong = "lies outside of it";
@@ -148,65 +171,66 @@ static int region_check(const struct ibx_page_reader *source, const struct ibx_m
         (unsigned long long)part->length, (unsigned long long)part->offset, block->id, wrong);
 }
 
-static int region_add(struct ibx_page_reader *source, const struct ibx_migrate_region *part,
+static int region_add(struct ibx_page_reader *reader, const struct ibx_migrate_region *part,
                       struct ibx_error *err)
 {
-    int rc = region_check(source, part, err);
+    int rc = region_check(reader, part, err);
     if (rc)
         return rc;
-    if (source->region_count == REGIONS_MAX)
+    if (reader->region_count == REGIONS_MAX)
         return ibx_error_set(err, -EPROTO, "the source exposes more than %u regions", REGIONS_MAX);
-    if (source->region_count == source->region_room) {
-        size_t room = source->region_room ? source->region_room * 2 : 64;
-        struct region *more = realloc(source->regions, room * sizeof(*more));
+    if (reader->region_count == reader->region_room) {
+        size_t room = reader->region_room ? reader->region_room * 2 : 64;
+        struct region *more = realloc(reader->regions, room * sizeof(*more));
         if (!more)
             return ibx_error_set(err, -ENOMEM, "no memory for %zu regions", room);
-        source->regions = more;
-        source->region_room = room;
+        reader->regions = more;
+        reader->region_room = room;
     }
-    source->regions[source->region_count++] = (struct region){
-        source->blocks[part->block].first + part->offset, part->length, part->remote};
+    reader->regions[reader->region_count++] = (struct region){
+        reader->blocks[part->block].first + part->offset, part->length, part->remote};
     return 0;
 }
 
-static int message_heed(struct ibx_page_reader *source, const struct ibx_event *event,
-                        struct ibx_error *err)
+static int on_message(struct ibx_page_reader *reader, const struct ibx_event *event,
+                      struct ibx_error *err)
 {
     struct ibx_migrate_any message;
     int rc = ibx_migrate_decode(event->data, event->length, &message, err);
     if (rc)
         return rc;
     if (message.type == IBX_MIGRATE_REGION)
-        return region_add(source, &message.is.region, err);
+        return region_add(reader, &message.is.region, err);
     ibx_error_set(err, -EPROTO, "%s on a page connection, where REGION is expected",
                   ibx_migrate_message_name(message.type));
     ibx_migrate_message_free(&message);
     return -EPROTO;
 }
 
-int ibx_page_reader_regions(struct ibx_page_reader *source, struct ibx_error *err)
+int ibx_page_reader_regions(struct ibx_page_reader *reader, struct ibx_error *err)
 {
     struct ibx_event events[EVENTS_AT_ONCE];
     struct ibx_error why = {0};
     int n;
-    if (source->armed)
-        return ibx_error_set(err, -EBUSY, "the page source is in use");
-    while (!source->ended && (n = ibx_poll(source->conn, events, EVENTS_AT_ONCE)) > 0)
+    if (reader->state.now == READER_ARMED)
+        return ibx_error_set(err, -EBUSY, "the page reader is in use");
+    while (reader->state.now == READER_COLLECTING &&
+           (n = ibx_poll(reader->conn, events, EVENTS_AT_ONCE)) > 0)
         for (int i = 0; i < n; i++) {
             if (events[i].type == IBX_EVENT_CLOSED)
-                source->ended = events[i].status;
+                on_closed(reader, events[i].status);
             if (events[i].type != IBX_EVENT_MESSAGE)
                 continue;
-            if (!source->reason[0] && message_heed(source, &events[i], &why))
-                give_up(source, "%s", why.message);
-            ibx_message_release(source->conn, &events[i]);
+            if (!reader->reason[0] && on_message(reader, &events[i], &why))
+                give_up(reader, "%s", why.message);
+            ibx_message_release(reader->conn, &events[i]);
         }
     if (why.code)
         return ibx_error_set(err, why.code, "%s", why.message);
-    if (source->ended || source->reason[0])
-        return ibx_error_set(err, source->ended ? source->ended : -EPROTO,
-                             "a page connection has ended: %s", ibx_page_reader_reason(source));
-    return (int)source->region_count;
+    if (reader->error || reader->reason[0])
+        return ibx_error_set(err, reader->error ? reader->error : -EPROTO,
+                             "a page connection has ended: %s", ibx_page_reader_reason(reader));
+    return (int)reader->region_count;
 }
 
 static int region_order(const void *one, const void *other)
@@ -215,13 +239,13 @@ static int region_order(const void *one, const void *other)
     return (a->start > b->start) - (a->start < b->start);
 }
 
-static int regions_sort(struct ibx_page_reader *source, struct ibx_error *err)
+static int regions_sort(struct ibx_page_reader *reader, struct ibx_error *err)
 {
-    if (!source->region_count)
+    if (!reader->region_count)
         return 0;
-    qsort(source->regions, source->region_count, sizeof(*source->regions), region_order);
-    for (size_t i = 1; i < source->region_count; i++) {
-        const struct region *before = &source->regions[i - 1], *after = &source->regions[i];
+    qsort(reader->regions, reader->region_count, sizeof(*reader->regions), region_order);
+    for (size_t i = 1; i < reader->region_count; i++) {
+        const struct region *before = &reader->regions[i - 1], *after = &reader->regions[i];
         if (after->start - before->start < before->length)
             return ibx_error_set(err, -EPROTO,
                                  "the source exposes byte 0x%llx of the memory in two regions",
@@ -231,12 +255,12 @@ static int regions_sort(struct ibx_page_reader *source, struct ibx_error *err)
 }
 
 /* The region with this byte, or the next one: its index, or their number. */
-static size_t region_find(const struct ibx_page_reader *source, uint64_t byte)
+static size_t region_find(const struct ibx_page_reader *reader, uint64_t byte)
 {
-    size_t low = 0, high = source->region_count;
+    size_t low = 0, high = reader->region_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (source->regions[middle].start + source->regions[middle].length > byte)
+        if (reader->regions[middle].start + reader->regions[middle].length > byte)
             high = middle;
         else
             low = middle + 1;
@@ -245,11 +269,11 @@ static size_t region_find(const struct ibx_page_reader *source, uint64_t byte)
 }
 
 /* The first byte of [from, from + length) that no region has, or its end. */
-static uint64_t regions_reach(const struct ibx_page_reader *source, uint64_t from, uint64_t length)
+static uint64_t regions_reach(const struct ibx_page_reader *reader, uint64_t from, uint64_t length)
 {
     uint64_t at = from;
-    for (size_t i = region_find(source, from); i < source->region_count; i++) {
-        const struct region *r = &source->regions[i];
+    for (size_t i = region_find(reader, from); i < reader->region_count; i++) {
+        const struct region *r = &reader->regions[i];
         if (r->start > at || at - from >= length)
             break;
         at = r->start + r->length;
@@ -259,11 +283,11 @@ static uint64_t regions_reach(const struct ibx_page_reader *source, uint64_t fro
 
 /* ------------------------------------------------------------ what the engine calls */
 
-static struct ibx_mr *local_of(const struct ibx_page_reader *source, const void *buffer,
+static struct ibx_mr *local_of(const struct ibx_page_reader *reader, const void *buffer,
                                size_t length)
 {
-    for (unsigned i = 0; i <= source->block_count; i++) {
-        struct ibx_mr *mr = i ? source->blocks[i - 1].alias : source->buffer;
+    for (unsigned i = 0; i <= reader->block_count; i++) {
+        struct ibx_mr *mr = i ? reader->blocks[i - 1].alias : reader->buffer;
         if (!mr)
             continue;
         uintptr_t at = (uintptr_t)buffer - (uintptr_t)ibx_mr_address(mr);
@@ -273,122 +297,122 @@ static struct ibx_mr *local_of(const struct ibx_page_reader *source, const void 
     return NULL;
 }
 
-static struct flight *flight_take(struct ibx_page_reader *source, bool urgent)
+static struct fetch *fetch_take(struct ibx_page_reader *reader, bool urgent)
 {
-    if (source->flying >= (urgent ? FLIGHTS : FLIGHTS_BULK))
+    if (reader->in_flight >= (urgent ? FETCHES_MAX : FETCHES_BULK))
         return NULL;
-    for (unsigned i = 0; i < FLIGHTS; i++)
-        if (!source->flights[i].busy)
-            return &source->flights[i];
+    for (unsigned i = 0; i < FETCHES_MAX; i++)
+        if (!reader->fetches[i].busy)
+            return &reader->fetches[i];
     return NULL;
 }
 
-/* Posts one READ a region. What is posted before one fails has to come back first. */
-static int flight_start(struct ibx_page_reader *source, struct flight *flight,
-                        const struct ibx_fault_request *request, struct ibx_mr *mr)
+/* Posts one READ a region. What was posted before a failure has to come back first. */
+static int fetch_start(struct ibx_page_reader *reader, struct fetch *fetch,
+                       const struct ibx_fault_request *request, struct ibx_mr *mr)
 {
-    const struct region *r = &source->regions[region_find(source, request->offset)];
+    const struct region *r = &reader->regions[region_find(reader, request->offset)];
     uint64_t at = request->offset, end = at + request->length;
     int rc = 0;
     for (; at < end && !rc; r++) {
         uint64_t stop = r->start + r->length < end ? r->start + r->length : end;
-        rc = ibx_read(source->conn, mr, (char *)request->buffer + (at - request->offset),
+        rc = ibx_read(reader->conn, mr, (char *)request->buffer + (at - request->offset),
                       &r->remote, at - r->start, (size_t)(stop - at),
-                      (uint64_t)(flight - source->flights), request->urgent ? IBX_URGENT : 0);
-        flight->parts += !rc;
+                      (uint64_t)(fetch - reader->fetches), request->urgent ? IBX_URGENT : 0);
+        fetch->parts += !rc;
         at = stop;
     }
-    if (rc && flight->parts)
-        flight->status = rc;
-    return flight->parts ? 0 : rc;
+    if (rc && fetch->parts)
+        fetch->status = rc;
+    return fetch->parts ? 0 : rc;
 }
 
 static int request_read(void *context, const struct ibx_fault_request *request)
 {
-    struct ibx_page_reader *source = context;
-    if (ibx_page_reader_reason(source)[0])
-        return -EAGAIN; /* poll is about to say so */
-    struct ibx_mr *mr = local_of(source, request->buffer, request->length);
-    uint64_t reach = regions_reach(source, request->offset, request->length);
+    struct ibx_page_reader *reader = context;
+    if (ibx_page_reader_reason(reader)[0])
+        return -EAGAIN; /* poll is about to report it */
+    struct ibx_mr *mr = local_of(reader, request->buffer, request->length);
+    uint64_t reach = regions_reach(reader, request->offset, request->length);
     if (!mr || reach != request->offset + request->length) {
-        give_up(source, "byte 0x%llx of the memory is wanted, but %s", (unsigned long long)reach,
+        give_up(reader, "byte 0x%llx of the memory is wanted, but %s", (unsigned long long)reach,
                 mr ? "the source does not expose it" : "not into registered memory");
         return -EAGAIN;
     }
-    struct flight *flight = flight_take(source, request->urgent);
-    if (!flight)
+    struct fetch *fetch = fetch_take(reader, request->urgent);
+    if (!fetch)
         return -EAGAIN;
-    *flight = (struct flight){.cookie = request->cookie, .length = request->length};
-    int rc = flight_start(source, flight, request, mr);
+    *fetch = (struct fetch){.cookie = request->cookie, .length = request->length};
+    int rc = fetch_start(reader, fetch, request, mr);
     if (rc)
         return rc == -ENOTCONN ? -EAGAIN : rc;
-    flight->busy = true;
-    source->flying++;
+    fetch->busy = true;
+    reader->in_flight++;
     return 0;
 }
 
-/* The engine cancels only when it stops: then the connection is of no more use, and what is in
- * flight comes back at once, also from a link that is dead. */
+/* The engine cancels only when it stops. The connection is of no more use then, and without it
+ * requests come back at once, also over a dead network. */
 static void cancel(void *context, uint64_t cookie)
 {
     (void)cookie;
     give_up(context, "%s", "the pages are no longer wanted");
 }
 
-/* 1 when the flight is over. */
-static int read_heed(struct ibx_page_reader *source, const struct ibx_event *event,
-                     struct ibx_fault_arrival *arrival)
+/* 1: all parts of the request have completed. */
+static int on_read(struct ibx_page_reader *reader, const struct ibx_event *event,
+                   struct ibx_fault_arrival *arrival)
 {
-    struct flight *flight = &source->flights[event->cookie];
-    if (event->status && !flight->status)
-        flight->status = event->status;
-    if (--flight->parts)
+    struct fetch *fetch = &reader->fetches[event->cookie];
+    if (event->status && !fetch->status)
+        fetch->status = event->status;
+    if (--fetch->parts)
         return 0;
-    /* With the connection all of its READs fail: why, poll says when all are back. */
-    if (flight->status && ibx_page_reader_reason(source)[0])
-        flight->status = -ECANCELED;
-    *arrival = (struct ibx_fault_arrival){.cookie = flight->cookie,
-                                          .status = flight->status,
-                                          .length = flight->status ? 0 : flight->length};
-    flight->busy = false;
-    source->flying--;
+    /* All READs fail with the connection; poll reports why when the last is back. */
+    if (fetch->status && ibx_page_reader_reason(reader)[0])
+        fetch->status = -ECANCELED;
+    *arrival = (struct ibx_fault_arrival){.cookie = fetch->cookie,
+                                          .status = fetch->status,
+                                          .length = fetch->status ? 0 : fetch->length};
+    fetch->busy = false;
+    reader->in_flight--;
     return 1;
 }
 
 static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int max)
 {
-    struct ibx_page_reader *source = context;
+    struct ibx_page_reader *reader = context;
     struct ibx_event events[EVENTS_AT_ONCE];
     int arrived = 0, want, n;
-    if (source->ended)
-        return source->ended;
+    if (reader->state.now == READER_CLOSED)
+        return reader->error;
     do {
         want = max - arrived < EVENTS_AT_ONCE ? max - arrived : EVENTS_AT_ONCE;
-        n = ibx_poll(source->conn, events, want);
+        n = ibx_poll(reader->conn, events, want);
         for (int i = 0; i < n; i++) {
             if (events[i].type == IBX_EVENT_READ)
-                arrived += read_heed(source, &events[i], &arrivals[arrived]);
+                arrived += on_read(reader, &events[i], &arrivals[arrived]);
             if (events[i].type == IBX_EVENT_CLOSED)
-                source->ended = events[i].status;
+                on_closed(reader, events[i].status);
             if (events[i].type != IBX_EVENT_MESSAGE)
                 continue;
-            ibx_message_release(source->conn, &events[i]);
-            give_up(source, "%s", "the source sent a message where pages are expected");
+            ibx_message_release(reader->conn, &events[i]);
+            give_up(reader, "%s", "the source sent a message where pages are expected");
         }
-    } while (n == want && arrived < max && !source->ended);
-    return arrived ? arrived : source->ended;
+    } while (n == want && arrived < max && reader->state.now != READER_CLOSED);
+    return arrived ? arrived : reader->error;
 }
 
 static int arm(void *context)
 {
-    const struct ibx_page_reader *source = context;
-    return source->ended ? 1 : ibx_arm(source->conn);
+    const struct ibx_page_reader *reader = context;
+    return reader->state.now == READER_CLOSED ? 1 : ibx_arm(reader->conn);
 }
 
 static int fd(void *context)
 {
-    const struct ibx_page_reader *source = context;
-    return ibx_fd(source->conn);
+    const struct ibx_page_reader *reader = context;
+    return ibx_fd(reader->conn);
 }
 
 static const struct ibx_fault_reader_ops operations = {
@@ -396,57 +420,56 @@ static const struct ibx_fault_reader_ops operations = {
 
 /* ------------------------------------------------------------------ into the engine */
 
-int ibx_page_reader_serve(struct ibx_page_reader *source, size_t buffer_bytes,
+int ibx_page_reader_serve(struct ibx_page_reader *reader, size_t buffer_bytes,
                           struct ibx_fault_reader *as, struct ibx_error *err)
 {
-    if (buffer_bytes && !source->buffer) {
+    if (buffer_bytes && !reader->buffer) {
         int rc =
-            ibx_mr_allocate(source->conn, buffer_bytes, IBX_ACCESS_LOCAL, &source->buffer, err);
+            ibx_mr_allocate(reader->conn, buffer_bytes, IBX_ACCESS_LOCAL, &reader->buffer, err);
         if (rc)
             return rc;
     }
     *as =
         (struct ibx_fault_reader){.ops = &operations,
-                                  .context = source,
-                                  .buffer = source->buffer ? ibx_mr_address(source->buffer) : NULL};
+                                  .context = reader,
+                                  .buffer = reader->buffer ? ibx_mr_address(reader->buffer) : NULL};
     return 0;
 }
 
-int ibx_page_reader_arm(struct ibx_page_reader *source, size_t buffer_bytes,
+int ibx_page_reader_arm(struct ibx_page_reader *reader, size_t buffer_bytes,
                         struct ibx_fault_reader *as, struct ibx_error *err)
 {
-    int rc = ibx_page_reader_regions(source, err);
+    int rc = ibx_page_reader_regions(reader, err);
     if (rc < 0)
         return rc;
-    rc = regions_sort(source, err);
+    rc = regions_sort(reader, err);
     if (!rc)
-        rc = ibx_page_reader_serve(source, buffer_bytes, as, err);
-    source->armed = !rc;
-    return rc;
+        rc = ibx_page_reader_serve(reader, buffer_bytes, as, err);
+    return rc ? rc : ibx_state_move(&reader->state, READER_ARMED);
 }
 
-int ibx_page_reader_aliases(struct ibx_page_reader *source, const struct ibx_page_reader *other,
+int ibx_page_reader_aliases(struct ibx_page_reader *reader, const struct ibx_page_reader *other,
                             void *const *aliases, struct ibx_error *err)
 {
     int rc = 0;
-    for (unsigned i = 0; !rc && i < source->block_count; i++) {
-        struct block *block = &source->blocks[i];
+    for (unsigned i = 0; !rc && i < reader->block_count; i++) {
+        struct block *block = &reader->blocks[i];
         const struct ibx_mr *there = other ? other->blocks[i].alias : NULL;
         if (!aliases[i] || block->alias)
             continue;
         struct ibx_span span = ibx_span_host(aliases[i], (size_t)block->size);
-        rc = there ? ibx_mr_share(source->conn, there, &block->alias, err)
-                   : ibx_mr_register(source->conn, &span, IBX_ACCESS_LOCAL, &block->alias, err);
+        rc = there ? ibx_mr_share(reader->conn, there, &block->alias, err)
+                   : ibx_mr_register(reader->conn, &span, IBX_ACCESS_LOCAL, &block->alias, err);
     }
     return rc;
 }
 
-int ibx_page_reader_remote(const struct ibx_page_reader *source, uint64_t offset, size_t length,
+int ibx_page_reader_remote(const struct ibx_page_reader *reader, uint64_t offset, size_t length,
                            struct ibx_remote *remote)
 {
-    size_t i = region_find(source, offset);
-    const struct region *r = &source->regions[i];
-    if (i == source->region_count || offset < r->start || length > r->length - (offset - r->start))
+    size_t i = region_find(reader, offset);
+    const struct region *r = &reader->regions[i];
+    if (i == reader->region_count || offset < r->start || length > r->length - (offset - r->start))
         return -ERANGE;
     *remote = r->remote;
     remote->address += offset - r->start;
@@ -457,7 +480,7 @@ int ibx_page_reader_remote(const struct ibx_page_reader *source, uint64_t offset
 /* ------------------------------------------------------------------ before the commit */
 
 struct cover {
-    const struct ibx_page_reader *source;
+    const struct ibx_page_reader *reader;
     const struct ibx_page_map *map;
     struct ibx_error *err;
 };
@@ -466,9 +489,9 @@ struct cover {
 static int run_covered(void *context, uint64_t first, uint64_t count, bool data)
 {
     const struct cover *cover = context;
-    const struct ibx_page_reader *source = cover->source;
-    for (unsigned i = 0; data && i < source->block_count; i++) {
-        const struct block *block = &source->blocks[i];
+    const struct ibx_page_reader *reader = cover->reader;
+    for (unsigned i = 0; data && i < reader->block_count; i++) {
+        const struct block *block = &reader->blocks[i];
         uint64_t from = cover->map->blocks[i].first, end = from + cover->map->blocks[i].pages;
         uint64_t low = first > from ? first : from;
         uint64_t high = first + count < end ? first + count : end;
@@ -476,7 +499,7 @@ static int run_covered(void *context, uint64_t first, uint64_t count, bool data)
             continue;
         uint64_t at = block->first + (low - from) * block->page_size;
         uint64_t length = (high - low) * block->page_size;
-        uint64_t reach = regions_reach(source, at, length);
+        uint64_t reach = regions_reach(reader, at, length);
         if (reach != at + length)
             return ibx_error_set(
                 cover->err, -EPROTO,
@@ -486,14 +509,14 @@ static int run_covered(void *context, uint64_t first, uint64_t count, bool data)
     return 0;
 }
 
-int ibx_page_reader_covers(const struct ibx_page_reader *source, const struct ibx_page_map *map,
+int ibx_page_reader_covers(const struct ibx_page_reader *reader, const struct ibx_page_map *map,
                            struct ibx_error *err)
 {
-    struct cover cover = {source, map, err};
-    bool same = map->block_count == source->block_count;
-    for (unsigned i = 0; same && i < source->block_count; i++)
-        same = map->blocks[i].pages * map->blocks[i].page_size == source->blocks[i].size &&
-               map->blocks[i].page_size == source->blocks[i].page_size;
+    struct cover cover = {reader, map, err};
+    bool same = map->block_count == reader->block_count;
+    for (unsigned i = 0; same && i < reader->block_count; i++)
+        same = map->blocks[i].pages * map->blocks[i].page_size == reader->blocks[i].size &&
+               map->blocks[i].page_size == reader->blocks[i].page_size;
     if (!same)
         return ibx_error_set(err, -EINVAL, "the page map (%u blocks) is not of this memory",
                              map->block_count);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The source's side of page connections.
- *
- * What is to be exposed is one list that only grows. Each connection's thread takes what no other
- * has taken yet and registers it; then it walks the list at its own pace, shares what others have
- * registered, and tells the destination. Registering goes on while a REGION waits for credit.
+ * The source's side of page connections. What is to be exposed is one list that only grows. Each
+ * connection's thread takes entries that no other has taken and registers them; then it goes
+ * through the list, shares what others have registered, and sends a REGION for each entry.
+ * Registering goes on while a REGION waits for credit.
  */
 #include "migrate/pages/pages.h"
 
+#include "common/state_machine.h"
 #include "common/thread.h"
 
 #include <errno.h>
@@ -25,28 +25,41 @@
 #define EVENTS_AT_ONCE 16
 #define MESSAGE_BYTES  512 /* of a JOIN or a REGION, and more */
 
-/* On 16 processors three links of a move brought 0.68 of what one brings with READs alone, five all
- * of it; where processors are few, more links only wait for each other. */
+/* Measured on 16 processors: three links bring 0.68 of the bandwidth of plain READs, five all of
+ * it. On few processors more links only wait for each other. */
 #define LINKS_FEW       3
 #define LINKS_MANY      5
 #define MANY_PROCESSORS 8
 
+/*
+ * state machine: page server
+ *   [*] -> OPEN -> CLOSING -> [*]
+ *   OPEN -> FAILED -> CLOSING         a connection has ended
+ */
+enum server_state { SERVER_OPEN, SERVER_FAILED, SERVER_CLOSING };
+static const struct ibx_state server_states[] = {
+    [SERVER_OPEN] = {"open", IBX_TO(SERVER_FAILED) | IBX_TO(SERVER_CLOSING), IBX_STATE_INITIAL},
+    [SERVER_FAILED] = {"failed", IBX_TO(SERVER_CLOSING), 0},
+    [SERVER_CLOSING] = {"closing", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table server_table = IBX_STATE_TABLE("page server", server_states);
+
 struct exposure {
     unsigned block;
     uint64_t offset, length;      /* bytes in the block */
-    struct ibx_mr *_Atomic first; /* of whoever took it, once it is registered */
+    struct ibx_mr *_Atomic first; /* of the connection that took it, once registered */
 };
 
 struct link {
-    struct ibx_page_server *pages;
+    struct ibx_page_server *server;
     struct ibx_conn *conn;
     pthread_t thread;
     bool started;
     unsigned index;
-    struct ibx_mr **mrs; /* of the exposures in their order; the thread's own, as the next two */
-    size_t registered;   /* so many from the first on */
+    struct ibx_mr **mrs; /* of the exposures; only the thread uses these and the next two */
+    size_t registered;   /* exposures, from the first on */
     size_t sent;
-    size_t told;             /* `sent`, for others: under the lock */
+    size_t announced;        /* `sent` for other threads; under the lock */
     _Atomic uint64_t cpu_ns; /* of the thread when its last REGION was sent */
 };
 
@@ -68,17 +81,26 @@ struct ibx_page_server {
     _Atomic size_t taken; /* of them, to be registered by somebody */
     bool *exposed;        /* a piece; the caller's thread only */
     int event_fd;
-    _Atomic bool closing;
+    _Atomic unsigned state; /* enum server_state; moved under the lock */
     pthread_mutex_t lock;
     pthread_cond_t closes;
     struct ibx_error failure; /* the first; under the lock */
 };
 
-static void changed(struct ibx_page_server *pages)
+static void changed(struct ibx_page_server *server)
 {
     uint64_t one = 1;
-    ssize_t ignored = write(pages->event_fd, &one, sizeof(one));
-    (void)ignored; /* it is full: readable all the same */
+    ssize_t ignored = write(server->event_fd, &one, sizeof(one));
+    (void)ignored; /* full: it is readable */
+}
+
+/* The one place that moves; under the lock. False: the table does not allow it. */
+static bool move(struct ibx_page_server *server, enum server_state to)
+{
+    const bool allowed = ibx_state_allows(&server_table, server->state, to);
+    if (allowed)
+        server->state = to;
+    return allowed;
 }
 
 /* ------------------------------------------------------- a connection's thread */
@@ -90,22 +112,22 @@ static uint64_t cpu_ns_now(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-static void links_wake(const struct ibx_page_server *pages)
+static void links_wake(const struct ibx_page_server *server)
 {
-    for (unsigned i = 0; i < pages->link_count; i++)
-        ibx_wake(pages->links[i].conn);
+    for (unsigned i = 0; i < server->link_count; i++)
+        ibx_wake(server->links[i].conn);
 }
 
 static int link_register(struct link *link, size_t which, struct ibx_error *err)
 {
-    struct ibx_page_server *pages = link->pages;
-    struct exposure *part = &pages->exposures[which];
+    struct ibx_page_server *server = link->server;
+    struct exposure *part = &server->exposures[which];
     struct ibx_span span =
-        ibx_span_host(pages->blocks[part->block].memory + part->offset, (size_t)part->length);
+        ibx_span_host(server->blocks[part->block].memory + part->offset, (size_t)part->length);
     int rc = ibx_mr_register(link->conn, &span, IBX_ACCESS_REMOTE_READ, &link->mrs[which], err);
     if (!rc) {
         part->first = link->mrs[which];
-        links_wake(pages);
+        links_wake(server);
     }
     return rc;
 }
@@ -113,20 +135,20 @@ static int link_register(struct link *link, size_t which, struct ibx_error *err)
 /* The next exposure, if another connection has registered it. */
 static int link_share(struct link *link, struct ibx_error *err)
 {
-    const struct ibx_mr *first = link->pages->exposures[link->registered].first;
+    const struct ibx_mr *first = link->server->exposures[link->registered].first;
     return first ? ibx_mr_share(link->conn, first, &link->mrs[link->registered], err) : 0;
 }
 
-/* Registers one exposure more, of which there are `asked`. 1: there is none to be had now. */
-static int link_go_on(struct link *link, size_t asked, struct ibx_error *err)
+/* Registers or shares one more of `asked` exposures. 1: none is available now. */
+static int link_register_next(struct link *link, size_t asked, struct ibx_error *err)
 {
-    struct ibx_page_server *pages = link->pages;
+    struct ibx_page_server *server = link->server;
     const size_t before = link->registered;
-    size_t which = pages->taken;
+    size_t which = server->taken;
     int rc = 0;
     bool took = false;
     while (which < asked && !took)
-        took = atomic_compare_exchange_weak(&pages->taken, &which, which + 1);
+        took = atomic_compare_exchange_weak(&server->taken, &which, which + 1);
     if (took)
         rc = link_register(link, which, err);
     else if (before < asked && !link->mrs[before])
@@ -148,7 +170,7 @@ static int link_send(struct ibx_conn *conn, const struct ibx_migrate_any *messag
 
 static int region_send(struct link *link)
 {
-    const struct exposure *part = &link->pages->exposures[link->sent];
+    const struct exposure *part = &link->server->exposures[link->sent];
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
     message.is.region.block = (uint16_t)part->block;
     message.is.region.offset = part->offset;
@@ -158,22 +180,22 @@ static int region_send(struct link *link)
     return rc ? rc : link_send(link->conn, &message);
 }
 
-/* Tells of what is registered, as far as there is credit. The end of the connection is left to
- * link_events(), which knows the reason. */
-static int link_tell(struct link *link, struct ibx_error *err)
+/* Sends REGIONs as far as there is credit. link_events() reports the end of the connection with its
+ * reason. */
+static int link_announce(struct link *link, struct ibx_error *err)
 {
-    struct ibx_page_server *pages = link->pages;
+    struct ibx_page_server *server = link->server;
     int rc = 0;
     size_t before = link->sent;
     while (link->sent < link->registered && !(rc = region_send(link)))
         link->sent++;
     if (link->sent != before) {
         link->cpu_ns = cpu_ns_now(CLOCK_THREAD_CPUTIME_ID);
-        pthread_mutex_lock(&pages->lock);
-        link->told = link->sent;
-        pthread_mutex_unlock(&pages->lock);
-        if (link->sent == pages->asked)
-            changed(pages);
+        pthread_mutex_lock(&server->lock);
+        link->announced = link->sent;
+        pthread_mutex_unlock(&server->lock);
+        if (link->sent == server->asked)
+            changed(server);
     }
     if (!rc || rc == -EAGAIN || rc == -ENOTCONN)
         return 0;
@@ -203,72 +225,72 @@ static int link_events(struct link *link, struct ibx_error *err)
 
 static int link_step(struct link *link, struct ibx_error *err)
 {
-    struct ibx_page_server *pages = link->pages;
-    int rc = link_go_on(link, pages->asked, err);
+    struct ibx_page_server *server = link->server;
+    int rc = link_register_next(link, server->asked, err);
     const bool rests = rc > 0;
     if (rc == -ENOTCONN || rests)
-        rc = 0; /* its event knows why */
+        rc = 0; /* an event brings the reason */
     if (!rc)
-        rc = link_tell(link, err);
+        rc = link_announce(link, err);
     if (!rc)
         rc = link_events(link, err);
-    if (!rc && rests && !pages->closing)
+    if (!rc && rests && server->state != SERVER_CLOSING)
         ibx_wait(link->conn, -1);
     return rc;
 }
 
 static void link_failed(struct link *link, const struct ibx_error *why)
 {
-    struct ibx_page_server *pages = link->pages;
-    pthread_mutex_lock(&pages->lock);
-    if (!pages->failure.code)
-        pages->failure = *why;
-    pthread_mutex_unlock(&pages->lock);
-    changed(pages);
+    struct ibx_page_server *server = link->server;
+    pthread_mutex_lock(&server->lock);
+    if (move(server, SERVER_FAILED))
+        server->failure = *why;
+    pthread_mutex_unlock(&server->lock);
+    changed(server);
 }
 
 static void *link_main(void *arg)
 {
     struct link *link = arg;
-    struct ibx_page_server *pages = link->pages;
+    struct ibx_page_server *server = link->server;
     struct ibx_error err = {0};
     pthread_setname_np(pthread_self(), "ibx-pages");
-    /* The connection that the destination keeps for faults, and the others, as there. */
-    if (!link->index && pages->link_count > 1)
+    /* The first of several is for faults only. */
+    if (!link->index && server->link_count > 1)
         ibx_thread_prompt();
-    while (!pages->closing)
+    while (server->state != SERVER_CLOSING)
         if (link_step(link, &err)) {
             link_failed(link, &err);
             break;
         }
-    /* Its CPU time can be asked for as long as the thread lives. */
-    pthread_mutex_lock(&pages->lock);
-    while (!pages->closing)
-        pthread_cond_wait(&pages->closes, &pages->lock);
-    pthread_mutex_unlock(&pages->lock);
+    /* The thread lives until close, so that its CPU time can be read. */
+    pthread_mutex_lock(&server->lock);
+    while (server->state != SERVER_CLOSING)
+        pthread_cond_wait(&server->closes, &server->lock);
+    pthread_mutex_unlock(&server->lock);
     return NULL;
 }
 
 /* --------------------------------------------------------------------- opening */
 
-static int links_connect(struct ibx_page_server *pages, const struct ibx_page_server_config *config,
-                         struct ibx_error *err)
+static int links_connect(struct ibx_page_server *server,
+                         const struct ibx_page_server_config *config, struct ibx_error *err)
 {
-    pages->links = calloc(config->links, sizeof(*pages->links));
-    if (!pages->links)
+    server->links = calloc(config->links, sizeof(*server->links));
+    if (!server->links)
         return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", config->links);
     struct ibx_options options = *config->options;
-    int rc = ibx_domain_create(&pages->domain, err);
+    int rc = ibx_domain_create(&server->domain, err);
     if (rc)
         return rc;
-    options.domain = pages->domain;
-    pages->link_count = config->links;
-    pages->whole = true;
+    options.domain = server->domain;
+    server->link_count = config->links;
+    server->whole = true;
     for (unsigned i = 0; i < config->links; i++) {
-        struct link *link = &pages->links[i];
+        struct link *link = &server->links[i];
         struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN, .is.join = config->join};
         message.is.join.link = (uint16_t)i;
-        link->pages = pages;
+        link->server = server;
         link->index = i;
         rc = ibx_connect(config->uri, &options, &link->conn, err);
         if (rc)
@@ -277,12 +299,12 @@ static int links_connect(struct ibx_page_server *pages, const struct ibx_page_se
         if (rc)
             return ibx_error_set(err, rc, "page connection %u: %s does not take JOIN: %s", i,
                                  config->uri, strerror(-rc));
-        pages->whole &= ibx_conn_caps(link->conn)->register_free;
+        server->whole &= ibx_conn_caps(link->conn)->register_free;
     }
     return 0;
 }
 
-static int block_map(struct ibx_page_server *pages, const struct ibx_guest_block *block,
+static int block_map(struct ibx_page_server *server, const struct ibx_guest_block *block,
                      struct mapping *mapping, struct ibx_error *err)
 {
     int prot = PROT_READ;
@@ -291,7 +313,7 @@ static int block_map(struct ibx_page_server *pages, const struct ibx_guest_block
                              block->id);
     /* Some kernels pin shared memory only through a writable mapping (EFAULT otherwise). */
     int flags = fcntl(block->fd, F_GETFL);
-    if (!pages->whole && flags >= 0 && (flags & O_ACCMODE) == O_RDWR)
+    if (!server->whole && flags >= 0 && (flags & O_ACCMODE) == O_RDWR)
         prot |= PROT_WRITE;
     void *memory =
         mmap(NULL, (size_t)block->size, prot, MAP_SHARED, block->fd, (off_t)block->offset);
@@ -306,35 +328,35 @@ static int block_map(struct ibx_page_server *pages, const struct ibx_guest_block
     return 0;
 }
 
-static int blocks_map(struct ibx_page_server *pages, const struct ibx_guest_ram *ram,
+static int blocks_map(struct ibx_page_server *server, const struct ibx_guest_ram *ram,
                       struct ibx_error *err)
 {
     size_t pieces = 0;
-    pages->blocks = calloc(ram->count ? ram->count : 1, sizeof(*pages->blocks));
-    if (!pages->blocks)
+    server->blocks = calloc(ram->count ? ram->count : 1, sizeof(*server->blocks));
+    if (!server->blocks)
         return ibx_error_set(err, -ENOMEM, "no memory for %zu memory backends", ram->count);
-    for (; pages->block_count < ram->count; pages->block_count++) {
-        struct mapping *mapping = &pages->blocks[pages->block_count];
-        int rc = block_map(pages, &ram->blocks[pages->block_count], mapping, err);
+    for (; server->block_count < ram->count; server->block_count++) {
+        struct mapping *mapping = &server->blocks[server->block_count];
+        int rc = block_map(server, &ram->blocks[server->block_count], mapping, err);
         if (rc)
             return rc;
         mapping->first = pieces;
         pieces += (size_t)((mapping->size + mapping->piece - 1) / mapping->piece);
     }
-    pages->exposures = calloc(pieces, sizeof(*pages->exposures));
-    pages->exposed = calloc(pieces, sizeof(*pages->exposed));
-    bool all = pages->exposures && pages->exposed;
-    for (unsigned i = 0; i < pages->link_count; i++) {
-        pages->links[i].mrs = calloc(pieces, sizeof(struct ibx_mr *));
-        all = all && pages->links[i].mrs;
+    server->exposures = calloc(pieces, sizeof(*server->exposures));
+    server->exposed = calloc(pieces, sizeof(*server->exposed));
+    bool all = server->exposures && server->exposed;
+    for (unsigned i = 0; i < server->link_count; i++) {
+        server->links[i].mrs = calloc(pieces, sizeof(struct ibx_mr *));
+        all = all && server->links[i].mrs;
     }
     return all ? 0 : ibx_error_set(err, -ENOMEM, "no memory for %zu regions", pieces);
 }
 
-static int threads_start(struct ibx_page_server *pages, struct ibx_error *err)
+static int threads_start(struct ibx_page_server *server, struct ibx_error *err)
 {
-    for (unsigned i = 0; i < pages->link_count; i++) {
-        struct link *link = &pages->links[i];
+    for (unsigned i = 0; i < server->link_count; i++) {
+        struct link *link = &server->links[i];
         int rc = pthread_create(&link->thread, NULL, link_main, link);
         if (rc)
             return ibx_error_set(err, -rc, "no thread for page connection %u: %s", i, strerror(rc));
@@ -357,170 +379,158 @@ int ibx_page_server_open(const struct ibx_page_server_config *config, struct ibx
     if (!config->ram->count || config->ram->count > IBX_GUEST_BLOCKS_MAX)
         return ibx_error_set(err, -EINVAL, "%zu memory backends: 1 to %u are possible",
                              config->ram->count, IBX_GUEST_BLOCKS_MAX);
-    struct ibx_page_server *pages = calloc(1, sizeof(*pages));
-    if (!pages)
+    struct ibx_page_server *server = calloc(1, sizeof(*server));
+    if (!server)
         return ibx_error_set(err, -ENOMEM, "no memory for page connections");
-    pthread_mutex_init(&pages->lock, NULL);
-    pthread_cond_init(&pages->closes, NULL);
-    pages->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = pages->event_fd < 0
+    pthread_mutex_init(&server->lock, NULL);
+    pthread_cond_init(&server->closes, NULL);
+    server->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = server->event_fd < 0
                  ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
                  : 0;
     if (!rc)
-        rc = links_connect(pages, config, err);
+        rc = links_connect(server, config, err);
     if (!rc)
-        rc = blocks_map(pages, config->ram, err);
+        rc = blocks_map(server, config->ram, err);
     if (!rc)
-        rc = threads_start(pages, err);
+        rc = threads_start(server, err);
     if (rc) {
-        ibx_page_server_close(pages);
+        ibx_page_server_close(server);
         return rc;
     }
-    *out = pages;
+    *out = server;
     return 0;
 }
 
 /* ----------------------------------------------------------------- what to expose */
 
-/* Whether a page in [first, end) holds data. */
-static bool data_within(const struct ibx_page_map *map, uint64_t first, uint64_t end)
-{
-    while (first < end) {
-        uint64_t word = map->bits[first / 64] >> (first % 64), left = 64 - first % 64;
-        if (end - first < left)
-            return word & ((UINT64_C(1) << (end - first)) - 1);
-        if (word)
-            return true;
-        first += left;
-    }
-    return false;
-}
-
-static void exposure_add(struct ibx_page_server *pages, size_t *count, unsigned block,
+static void exposure_add(struct ibx_page_server *server, size_t *count, unsigned block,
                          uint64_t offset, uint64_t length)
 {
-    struct exposure *part = &pages->exposures[(*count)++];
+    struct exposure *part = &server->exposures[(*count)++];
     part->block = block;
     part->offset = offset;
     part->length = length;
 }
 
-static void block_expose(struct ibx_page_server *pages, const struct ibx_page_map *map,
+static void block_expose(struct ibx_page_server *server, const struct ibx_page_map *map,
                          unsigned block, size_t *count)
 {
-    const struct mapping *mapping = &pages->blocks[block];
+    const struct mapping *mapping = &server->blocks[block];
     uint64_t first = map->blocks[block].first, page_size = map->blocks[block].page_size;
-    if (pages->whole) {
-        if (!pages->exposed[mapping->first])
-            exposure_add(pages, count, block, 0, mapping->size);
-        pages->exposed[mapping->first] = true;
+    if (server->whole) {
+        if (!server->exposed[mapping->first])
+            exposure_add(server, count, block, 0, mapping->size);
+        server->exposed[mapping->first] = true;
         return;
     }
     uint64_t begin = 0, end = 0; /* of a run of pieces that are to be one region */
     for (uint64_t at = 0; at < mapping->size; at += mapping->piece) {
         uint64_t left = mapping->size - at;
         uint64_t next = at + (left < mapping->piece ? left : mapping->piece);
-        bool *exposed = &pages->exposed[mapping->first + (size_t)(at / mapping->piece)];
-        if (*exposed || !data_within(map, first + at / page_size, first + next / page_size))
+        bool *exposed = &server->exposed[mapping->first + (size_t)(at / mapping->piece)];
+        if (*exposed ||
+            ibx_guest_bits_next(map->bits, first + at / page_size, first + next / page_size,
+                                true) == first + next / page_size)
             continue;
         *exposed = true;
         if (at != end || at % mapping->stretch == 0) {
             if (end)
-                exposure_add(pages, count, block, begin, end - begin);
+                exposure_add(server, count, block, begin, end - begin);
             begin = at;
         }
         end = next;
     }
     if (end)
-        exposure_add(pages, count, block, begin, end - begin);
+        exposure_add(server, count, block, begin, end - begin);
 }
 
-static int map_check(const struct ibx_page_server *pages, const struct ibx_page_map *map,
+static int map_check(const struct ibx_page_server *server, const struct ibx_page_map *map,
                      struct ibx_error *err)
 {
-    bool same = map->block_count == pages->block_count;
-    for (unsigned i = 0; same && i < pages->block_count; i++)
-        same = map->blocks[i].pages * map->blocks[i].page_size == pages->blocks[i].size;
+    bool same = map->block_count == server->block_count;
+    for (unsigned i = 0; same && i < server->block_count; i++)
+        same = map->blocks[i].pages * map->blocks[i].page_size == server->blocks[i].size;
     return same ? 0
                 : ibx_error_set(err, -EINVAL, "the page map (%u blocks) is not of this memory",
                                 map->block_count);
 }
 
-int ibx_page_server_expose(struct ibx_page_server *pages, const struct ibx_page_map *map,
+int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page_map *map,
                            struct ibx_error *err)
 {
     uint32_t regions;
-    int rc = ibx_page_server_done(pages, &regions, err);
+    int rc = ibx_page_server_done(server, &regions, err);
     if (!rc)
-        rc = map_check(pages, map, err);
+        rc = map_check(server, map, err);
     if (rc)
         return rc;
-    size_t count = pages->asked;
-    for (unsigned i = 0; i < pages->block_count; i++)
-        block_expose(pages, map, i, &count);
-    if (count == pages->asked) {
-        changed(pages); /* done already */
+    size_t count = server->asked;
+    for (unsigned i = 0; i < server->block_count; i++)
+        block_expose(server, map, i, &count);
+    if (count == server->asked) {
+        changed(server); /* done already */
         return 0;
     }
-    pages->asked = count;
-    links_wake(pages);
+    server->asked = count;
+    links_wake(server);
     return 0;
 }
 
 /* ------------------------------------------------------------------------ answers */
 
 /* The fd is made unreadable before the state is looked at, so that no change is missed. */
-static void heeded(struct ibx_page_server *pages)
+static void event_clear(struct ibx_page_server *server)
 {
     uint64_t count;
-    ssize_t ignored = read(pages->event_fd, &count, sizeof(count));
+    ssize_t ignored = read(server->event_fd, &count, sizeof(count));
     (void)ignored;
 }
 
-int ibx_page_server_failed(struct ibx_page_server *pages, struct ibx_error *err)
+int ibx_page_server_failed(struct ibx_page_server *server, struct ibx_error *err)
 {
-    heeded(pages);
-    pthread_mutex_lock(&pages->lock);
-    int rc = pages->failure.code;
+    event_clear(server);
+    pthread_mutex_lock(&server->lock);
+    int rc = server->failure.code;
     if (rc && err)
-        *err = pages->failure;
-    pthread_mutex_unlock(&pages->lock);
+        *err = server->failure;
+    pthread_mutex_unlock(&server->lock);
     return rc;
 }
 
-int ibx_page_server_done(struct ibx_page_server *pages, uint32_t *regions, struct ibx_error *err)
+int ibx_page_server_done(struct ibx_page_server *server, uint32_t *regions, struct ibx_error *err)
 {
-    int rc = ibx_page_server_failed(pages, err);
+    int rc = ibx_page_server_failed(server, err);
     if (rc)
         return rc;
-    pthread_mutex_lock(&pages->lock);
-    for (unsigned i = 0; i < pages->link_count; i++)
-        if (pages->links[i].told < pages->asked)
+    pthread_mutex_lock(&server->lock);
+    for (unsigned i = 0; i < server->link_count; i++)
+        if (server->links[i].announced < server->asked)
             rc = -EAGAIN;
-    pthread_mutex_unlock(&pages->lock);
+    pthread_mutex_unlock(&server->lock);
     if (rc)
         return ibx_error_set(err, rc, "regions are still being registered");
-    *regions = (uint32_t)pages->asked;
+    *regions = (uint32_t)server->asked;
     return 0;
 }
 
-int ibx_page_server_fd(const struct ibx_page_server *pages)
+int ibx_page_server_fd(const struct ibx_page_server *server)
 {
-    return pages->event_fd;
+    return server->event_fd;
 }
 
-const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *pages)
+const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *server)
 {
-    return ibx_conn_path(pages->links[0].conn);
+    return ibx_conn_path(server->links[0].conn);
 }
 
-uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *pages)
+uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *server)
 {
     uint64_t sum = 0;
-    for (unsigned i = 0; i < pages->link_count; i++) {
+    for (unsigned i = 0; i < server->link_count; i++) {
         clockid_t clock;
-        uint64_t base = pages->links[i].cpu_ns;
-        if (pthread_getcpuclockid(pages->links[i].thread, &clock))
+        uint64_t base = server->links[i].cpu_ns;
+        if (pthread_getcpuclockid(server->links[i].thread, &clock))
             continue;
         uint64_t now = cpu_ns_now(clock);
         sum += now > base ? now - base : 0;
@@ -530,14 +540,14 @@ uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *pages)
 
 /* ------------------------------------------------------------------------ the end */
 
-static void threads_end(struct ibx_page_server *pages)
+static void threads_end(struct ibx_page_server *server)
 {
-    pthread_mutex_lock(&pages->lock);
-    pages->closing = true;
-    pthread_cond_broadcast(&pages->closes);
-    pthread_mutex_unlock(&pages->lock);
-    for (unsigned i = 0; i < pages->link_count; i++) {
-        struct link *link = &pages->links[i];
+    pthread_mutex_lock(&server->lock);
+    move(server, SERVER_CLOSING);
+    pthread_cond_broadcast(&server->closes);
+    pthread_mutex_unlock(&server->lock);
+    for (unsigned i = 0; i < server->link_count; i++) {
+        struct link *link = &server->links[i];
         if (!link->started)
             continue;
         ibx_wake(link->conn);
@@ -545,25 +555,25 @@ static void threads_end(struct ibx_page_server *pages)
     }
 }
 
-void ibx_page_server_close(struct ibx_page_server *pages)
+void ibx_page_server_close(struct ibx_page_server *server)
 {
-    if (!pages)
+    if (!server)
         return;
-    threads_end(pages);
-    for (unsigned i = 0; i < pages->link_count; i++) {
-        ibx_close(pages->links[i].conn); /* and its registrations */
-        free(pages->links[i].mrs);
+    threads_end(server);
+    for (unsigned i = 0; i < server->link_count; i++) {
+        ibx_close(server->links[i].conn); /* and its registrations */
+        free(server->links[i].mrs);
     }
-    for (unsigned i = 0; i < pages->block_count; i++)
-        munmap(pages->blocks[i].memory, (size_t)pages->blocks[i].size);
-    if (pages->event_fd >= 0)
-        close(pages->event_fd);
-    pthread_cond_destroy(&pages->closes);
-    pthread_mutex_destroy(&pages->lock);
-    free(pages->exposed);
-    free(pages->exposures);
-    free(pages->blocks);
-    free(pages->links);
-    ibx_domain_release(pages->domain);
-    free(pages);
+    for (unsigned i = 0; i < server->block_count; i++)
+        munmap(server->blocks[i].memory, (size_t)server->blocks[i].size);
+    if (server->event_fd >= 0)
+        close(server->event_fd);
+    pthread_cond_destroy(&server->closes);
+    pthread_mutex_destroy(&server->lock);
+    free(server->exposed);
+    free(server->exposures);
+    free(server->blocks);
+    free(server->links);
+    ibx_domain_release(server->domain);
+    free(server);
 }

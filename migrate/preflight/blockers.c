@@ -417,14 +417,6 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 
 /* ------------------------------------------------------------ locked memory */
 
-static bool any_set(const uint64_t *bits, uint64_t first, uint64_t end)
-{
-    for (; first < end; first++)
-        if (bits[first / 64] >> (first % 64) & 1)
-            return true;
-    return false;
-}
-
 static int block_bytes(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                        uint64_t *bytes, struct ibx_error *err)
 {
@@ -437,7 +429,8 @@ static int block_bytes(const struct ibx_guest_ram *ram, const struct ibx_guest_b
     int rc = ibx_guest_block_written(ram, block, bits, &written, err);
     for (uint64_t at = 0; !rc && at < pages; at += piece) {
         const uint64_t end = pages - at < piece ? pages : at + piece;
-        *bytes += any_set(bits, at, end) ? (end - at) * block->page_size : 0;
+        *bytes +=
+            ibx_guest_bits_next(bits, at, end, true) < end ? (end - at) * block->page_size : 0;
     }
     free(bits);
     return rc;

@@ -363,8 +363,7 @@ int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_gue
     return 0;
 }
 
-/* The first page from `page` on whose bit is `value`, or `end`. */
-static uint64_t bit_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value)
+uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value)
 {
     const uint64_t flip = value ? 0 : UINT64_MAX;
     while (page < end) {
@@ -385,9 +384,9 @@ int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
     uint64_t pages = block->size / block->page_size, came = 0, last;
     if (block->fd < 0 || block->page_size > (uint64_t)sysconf(_SC_PAGESIZE))
         return ibx_guest_block_written(ram, block, bits, count, err);
-    for (uint64_t at = bit_next(bits, 0, pages, false); at < pages;
-         at = bit_next(bits, last, pages, false)) {
-        last = bit_next(bits, at, pages, true);
+    for (uint64_t at = ibx_guest_bits_next(bits, 0, pages, false); at < pages;
+         at = ibx_guest_bits_next(bits, last, pages, false)) {
+        last = ibx_guest_bits_next(bits, at, pages, true);
         int rc = written_by_seek(block, at, last, bits, &came);
         if (rc)
             return ibx_error_set(err, rc, "cannot find the holes of guest RAM %s: %s", block->id,

@@ -223,7 +223,7 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
                    ? 0
                    : ibx_state_move(&s->peer, SOURCE_PEER_CONFIRMED);
     case IBX_MIGRATE_ABORT:
-        return on_abort(s, message->is.sentence, h->err);
+        return on_abort(s, message->is.reason, h->err);
     default:
         return unexpected(s, message, h->err);
     }

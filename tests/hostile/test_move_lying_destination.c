@@ -127,7 +127,7 @@ static void got_commit(void)
 static void say_abort(void)
 {
     line_say(&source,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "no longer"});
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "no longer"});
     line_closes(&source);
 }
 

@@ -366,7 +366,7 @@ static void lie_strangers(void)
     line_closes(&other);
     line_hang_up(&other);
     line_say(&liar.control,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "enough"});
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "enough"});
     line_closes(&liar.control);
 }
 
@@ -392,8 +392,7 @@ static void lie_epochs(void)
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer->accepted);
-    line_say(&other,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
+    line_say(&other, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     line_closes(&other);
     line_hang_up(&other);
 }
@@ -444,7 +443,7 @@ static void lie_word_behind_the_end(void)
     for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
         assert_true(ibx_now_ns() < deadline);
     line_say(&liar.control,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
+             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
     line_closes(&liar.control);
 }
@@ -475,8 +474,7 @@ static void lie_query_beside_the_commit(void)
     knock_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
     assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
     assert_int_equal(other.last.is.answer->state, IBX_ANSWER_WAITING);
-    line_say(&other,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.sentence = "it stays"});
+    line_say(&other, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     line_closes(&other);
     line_hang_up(&other);
 }

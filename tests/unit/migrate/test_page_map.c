@@ -333,9 +333,9 @@ static void refused(const char *word, const uint8_t *bytes, size_t length)
 static void hostile_pieces_are_refused(void **state)
 {
     (void)state;
-    refused("0 bytes are none", NULL, 0);
-    REFUSED("7 bytes are none", 0, 0, 0, 0, 0, 0, 0);
-    REFUSED("8 bytes are none", FROM(0));
+    refused("0 bytes are no piece", NULL, 0);
+    REFUSED("7 bytes are no piece", 0, 0, 0, 0, 0, 0, 0);
+    REFUSED("8 bytes are no piece", FROM(0));
     REFUSED("page 1 comes where page 0", FROM(1), 0);
     REFUSED("kind 5", FROM(0), 5);
     REFUSED("kind 255", FROM(0), 1, 255);

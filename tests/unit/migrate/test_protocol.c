@@ -107,7 +107,7 @@ static const struct sample {
      "00"},
     {"CONFIRM", {.type = IBX_MIGRATE_CONFIRM, .is.epoch = 2}, "0f0200000000000000"},
     {"ABORT",
-     {.type = IBX_MIGRATE_ABORT, .is.sentence = "the operator said so"},
+     {.type = IBX_MIGRATE_ABORT, .is.reason = "the operator said so"},
      "101400746865206f70657261746f72207361696420736f"},
     {"CONFIRMED", {.type = IBX_MIGRATE_CONFIRMED}, "11"},
 };
@@ -368,7 +368,7 @@ static void encoder_keeps_to_the_same(void **state)
     refused();
     fresh(IBX_MIGRATE_STATE)->is.state.length = 0;
     refused();
-    fresh(IBX_MIGRATE_ABORT)->is.sentence[0] = '\0';
+    fresh(IBX_MIGRATE_ABORT)->is.reason[0] = '\0';
     refused();
     fresh(IBX_MIGRATE_READY)->type = (enum ibx_migrate_message)40;
     refused();
@@ -381,7 +381,7 @@ static void text_is_fit_for_a_terminal(void **state)
     (void)state;
     uint8_t bytes[64] = {IBX_MIGRATE_ABORT, 5, 0, 'a', 0x1b, 'c', 0xff, '\n'};
     assert_int_equal(decode(bytes, 8, &message), 0);
-    assert_string_equal(message.is.sentence, "a?c??");
+    assert_string_equal(message.is.reason, "a?c??");
     bytes[4] = 0;
     assert_int_equal(decode(bytes, 8, &message), -EPROTO);
 }
