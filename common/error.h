@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * One sentence for a person beside a negative errno for the program.
- *
- * Set-up calls take a last, nullable `struct ibx_error *`. Whoever detects the
- * error fills it, with the offending value and what to do about it; callers
- * pass it on untouched.
+ * One sentence for a person beside a negative errno for the program. Set-up calls take a last
+ * `struct ibx_error *`, which may be NULL. The function that detects the error fills it, with the
+ * offending value and what to do about it; its callers pass it on unchanged.
  */
 #ifndef IBX_COMMON_ERROR_H
 #define IBX_COMMON_ERROR_H
@@ -18,18 +16,16 @@ struct ibx_error {
     char message[IBX_ERROR_MAX]; /* one sentence, no newline, no final full stop */
 };
 
-/* Fills `err` (which may be NULL) and returns `code`, so that a function can
- * `return ibx_error_set(err, -EINVAL, "chunk %s is not a size", text);`. */
+/* Fills `err`, which may be NULL, and returns `code`. */
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "context: " before the sentence already there and returns err->code
- * (or `code` when err is NULL). */
+/* Puts "context: " before the message and returns err->code (or `code` when err is NULL). */
 int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Replaces control characters and bytes above 0x7e with '?', in place: for text that came from a
- * peer and is about to reach a terminal. */
+/* Replaces control characters and bytes above 0x7e with '?', in place: for text from a peer that
+ * goes to a terminal. */
 void ibx_text_sanitize(char *text);
 
 #endif

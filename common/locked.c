@@ -40,11 +40,11 @@ uint64_t ibx_locked_now(void)
     return kib << 10;
 }
 
-int ibx_locked_error(struct ibx_error *err, const char *who, uint64_t bytes, uint64_t limit)
+int ibx_locked_error(struct ibx_error *err, const char *device, uint64_t bytes, uint64_t limit)
 {
     return ibx_error_set(err, -ENOMEM,
                          "%s cannot register %" PRIu64 " bytes: this process may lock %" PRIu64
                          " bytes of memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited, "
                          "LimitMEMLOCK=infinity, or memlock in /etc/security/limits.conf",
-                         who, bytes, limit);
+                         device, bytes, limit);
 }

@@ -8,12 +8,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Bytes that this process may have pinned. False: it is held to no limit (none is set, or it has
- * CAP_IPC_LOCK). */
+/* Bytes that this process may pin. False: there is no limit, or CAP_IPC_LOCK exempts it. */
 bool ibx_locked_limit(uint64_t *bytes);
-/* Bytes that it has pinned for devices now, by the kernel's own count. */
+/* Bytes that it has pinned for devices now, as the kernel counts them. */
 uint64_t ibx_locked_now(void);
-/* -ENOMEM: `who` ("verbs rxe0") cannot register so many bytes for this limit, and what to do. */
-int ibx_locked_error(struct ibx_error *err, const char *who, uint64_t bytes, uint64_t limit);
+/* Sets and returns -ENOMEM: `device` ("verbs rxe0") cannot register so many bytes with this limit.
+ */
+int ibx_locked_error(struct ibx_error *err, const char *device, uint64_t bytes, uint64_t limit);
 
 #endif

@@ -13,7 +13,7 @@ enum ibx_log_level { IBX_LOG_ERROR, IBX_LOG_WARN, IBX_LOG_INFO, IBX_LOG_DEBUG };
 
 void ibx_log(enum ibx_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* While set, each line first wipes what stands in the terminal's line: a progress bar. */
+/* While set, each line first erases the terminal's line, where a progress bar may be. */
 void ibx_log_over_bar(bool over);
 bool ibx_log_enabled(enum ibx_log_level level);
 

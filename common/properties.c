@@ -47,8 +47,9 @@ static int add_item(struct ibx_properties *p, const char *key, const char *value
     return 0;
 }
 
-/* Characters of a line: enough to find it, and not a secret that is in the file by mistake. */
-#define TELLING 16
+/* Shown characters of a bad line: enough to find it, too few for a secret that is there by mistake.
+ */
+#define SHOWN 16
 
 /* One line without its newline, NUL-terminated; cut into pieces in place. */
 static int parse_line(struct ibx_properties *p, const char *name, char *text, unsigned line,
@@ -63,7 +64,7 @@ static int parse_line(struct ibx_properties *p, const char *name, char *text, un
         ibx_text_sanitize(text);
         return ibx_error_set(err, -EINVAL,
                              "%s line %u: \"%.*s%s\" is not an entry: write key : value", name,
-                             line, TELLING, text, strlen(text) > TELLING ? "..." : "");
+                             line, SHOWN, text, strlen(text) > SHOWN ? "..." : "");
     }
     *colon = '\0';
     int rc = add_item(p, trim(text), trim(colon + 1), line);
@@ -134,7 +135,7 @@ static ssize_t read_file(int fd, char *buffer, size_t size)
 
 int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err)
 {
-    /* O_NONBLOCK: a FIFO must not hold up whoever loads us; fstat then refuses it. */
+    /* O_NONBLOCK: a FIFO must not block the caller; fstat then refuses it. */
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return ibx_error_set(err, -errno, "cannot open %s: %s", file, strerror(errno));
@@ -145,7 +146,7 @@ int ibx_properties_load(const char *file, struct ibx_properties *properties, str
         rc = ibx_error_set(err, -EINVAL, "%s is not a regular file", file);
         goto out;
     }
-    /* One byte more than allowed, so that the parser sees what is too long. */
+    /* One byte more than allowed, so that the parser refuses a longer file. */
     text = malloc(IBX_PROPERTIES_BYTES_MAX + 1);
     if (!text) {
         rc = ibx_error_set(err, -ENOMEM, "no memory to read %s", file);

@@ -3,13 +3,13 @@
  * The grammar of gvirtus.properties, as classic GVirtuS itself reads it:
  *
  *   '#' ends a line anywhere, also inside a value
- *   an entry is split at its first ':'; white space round key and value is dropped
+ *   an entry is split at its first ':'; white space around key and value is dropped
  *   keys are looked up in lower case, so an entry counts only when its key is written so
- *   of several entries with one key the first wins
+ *   the first of several entries with one key counts
  *   a list (`plugins`) is split at ',' and its items are not trimmed
  *
- * A line that has no ':' is an error there and here. So is, here only, what no
- * text file holds: a NUL byte, or a size beyond the limits below.
+ * A line without ':' is an error for both. ibx also refuses a NUL byte and a size beyond the limits
+ * below.
  */
 #ifndef IBX_COMMON_PROPERTIES_H
 #define IBX_COMMON_PROPERTIES_H
@@ -32,15 +32,14 @@ struct ibx_properties {
     char *text;                 /* what the entries point into */
     struct ibx_property *items; /* in the order of the file, each key once */
     size_t count;
-    struct ibx_property ignored; /* the last one whose key was there before; key NULL: none */
+    struct ibx_property ignored; /* the last entry with the key of an earlier one; key NULL: none */
 };
 
 /* Parses `length` bytes, which need not end with a newline or a NUL; `name` is the file's, for
- * messages. -EINVAL, -ENOMEM; `properties` is set on success only and ended by fini. */
+ * messages. Call ibx_properties_fini() after success. -EINVAL: not such a file; -ENOMEM. */
 int ibx_properties_parse(const char *name, const char *text, size_t length,
                          struct ibx_properties *properties, struct ibx_error *err);
-/* The same of a file, which must be a regular one (or /dev/null): also -ENOENT and other errors of
- * open(2) and read(2). */
+/* Parses a regular file (or /dev/null). Also -ENOENT and other errors of open(2) and read(2). */
 int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err);
 void ibx_properties_fini(struct ibx_properties *properties);
 
@@ -52,8 +51,8 @@ const struct ibx_property *ibx_properties_find(const struct ibx_properties *prop
 int ibx_properties_prefix(const char *file, const struct ibx_property *entry, int rc,
                           struct ibx_error *err);
 
-/* Walks a list value: puts the next item that is not empty, `*length` bytes without a NUL, into
- * `*item` and moves `*rest` (at first the value) on. False when there is no more. */
+/* The next non-empty item of a list, `*length` bytes without a NUL. `*rest` is the value at first,
+ * and is moved on. False: there is no more. */
 bool ibx_properties_item(const char **rest, const char **item, size_t *length);
 
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A span of memory on its way to a registration: what gpudirect makes and
- * transport registers, so that neither includes the other.
- */
+/* A span of memory to register. gpudirect makes it, transport registers it; neither includes the
+ * other. */
 #ifndef IBX_COMMON_SPAN_H
 #define IBX_COMMON_SPAN_H
 
@@ -18,10 +16,9 @@ struct ibx_span {
     void *address; /* of the first byte, in this process (or the device's own, for CUDA) */
     size_t length; /* bytes */
     enum ibx_memory_kind kind;
-    int dmabuf_fd; /* exported dma-buf, borrowed for the call; -1 when there is none */
-    uint64_t
-        dmabuf_offset; /* of `address` inside the dma-buf, bytes; equal to it modulo the page */
-    int device;        /* CUDA's ordinal */
+    int dmabuf_fd;          /* an exported dma-buf that the caller keeps; -1: none */
+    uint64_t dmabuf_offset; /* bytes from the dma-buf's begin to `address`; equal modulo the page */
+    int device;             /* CUDA's ordinal */
 };
 
 static inline struct ibx_span ibx_span_host(void *address, size_t length)

@@ -47,16 +47,16 @@ struct ibx_state_machine {
     unsigned now; /* for everybody to read; only the two functions below write it */
 };
 
-/* The name for messages; "unknown" for what is no state. */
+/* The name for messages; "unknown" for a number without a state. */
 const char *ibx_state_name(const struct ibx_state_table *table, unsigned state);
 bool ibx_state_allows(const struct ibx_state_table *table, unsigned from, unsigned to);
 
-/* Begins in an initial state. -EINVAL and a log line: `first` is none, and nothing has changed; a
- * debug build ends there. */
+/* Begins in an initial state. -EINVAL and a log line: `first` is no initial state, and nothing has
+ * changed; a debug build aborts. */
 int ibx_state_begin(struct ibx_state_machine *m, const struct ibx_state_table *table,
                     unsigned first);
 /* Moves. -EINVAL and a log line: the table does not allow it, and nothing has changed; a debug
- * build ends there. */
+ * build aborts. */
 int ibx_state_move(struct ibx_state_machine *m, unsigned to);
 
 #endif

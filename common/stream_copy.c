@@ -7,7 +7,7 @@
 #ifdef __SSE2__
 #include <emmintrin.h>
 
-#define LINE 64u /* bytes that leave together */
+#define LINE 64u /* bytes of a cache line */
 
 static void stream_lines(uint8_t *to, const uint8_t *from, size_t n)
 {
@@ -21,7 +21,7 @@ static void stream_lines(uint8_t *to, const uint8_t *from, size_t n)
         _mm_stream_si128(out + 2, c);
         _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence(); /* such stores are ordered by nothing else */
+    _mm_sfence(); /* nothing else orders such stores */
 }
 
 void ibx_stream_copy(void *to, const void *from, size_t n)

@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #define SPIN_PROCESSORS 8
-#define PROMPT_NICE     (-10)                 /* added to what it is */
-#define PROMPT_SLICE    (100 * IBX_NS_PER_US) /* the least that there is */
+#define PROMPT_NICE     (-10)                 /* added to the present one */
+#define PROMPT_SLICE    (100 * IBX_NS_PER_US) /* the kernel's minimum */
 
-/* struct sched_attr of the kernel, which no header of glibc 2.36 has. */
+/* struct sched_attr of the kernel; glibc 2.36 has no header with it. */
 struct attributes {
     uint32_t size, policy;
     uint64_t flags;
@@ -22,7 +22,7 @@ struct attributes {
     uint64_t runtime, deadline, period; /* ns; for ordinary threads, `runtime` is their slice */
 };
 
-/* Threads that somebody has given a policy of their own stay as they are. */
+/* Threads with another policy stay as they are. */
 static void slice_set(uint64_t ns)
 {
     struct attributes a = {.size = sizeof(a)};
@@ -42,7 +42,7 @@ void ibx_thread_prompt(void)
     slice_set(PROMPT_SLICE);
 }
 
-/* It is refused when there are more than the set has bits. */
+/* sched_getaffinity() fails with more processors than the set has bits. */
 unsigned ibx_thread_processors(void)
 {
     cpu_set_t set;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How the kernel shall treat the calling thread; without any effect where it may not or cannot. */
+/* Scheduling of the calling thread. Where the kernel refuses, the calls have no effect. */
 #ifndef IBX_COMMON_THREAD_H
 #define IBX_COMMON_THREAD_H
 
@@ -7,21 +7,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Somebody waits for whatever it is woken for, and it takes microseconds: a better priority than
- * now where that is permitted, and (Linux 6.12) short slices of time, so that it comes before those
- * with long ones as soon as it wakes. */
+/* For a thread that does work of microseconds for which others wait: raises its priority where that
+ * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.
+ */
 void ibx_thread_prompt(void);
-/* On how many processors the calling thread may run; at least 1. */
+/* The number of processors on which the calling thread may run; at least 1. */
 unsigned ibx_thread_processors(void);
-/* Whether processors are so many that one can look busily for what comes next, which is faster than
- * being woken, without taking it from others who have work. */
+/* Whether there are enough processors to poll busily, which is faster than being woken, without
+ * taking time from threads that have work. */
 bool ibx_thread_may_spin(void);
 
-/* poll(2) for at most `wait_ns`, of which it looks without going to sleep until `busy_until_ns`
- * (CLOCK_MONOTONIC): being woken takes tens of microseconds. */
+/* poll(2) for at most `wait_ns`, without sleeping until `busy_until_ns` (CLOCK_MONOTONIC): a
+ * wake-up takes tens of microseconds. */
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns);
 
-/* Between two looks at what another processor writes. */
+/* Between two polls of memory that another processor writes. */
 static inline void ibx_cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

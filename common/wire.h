@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Field-by-field little-endian encoding for everything that crosses a wire.
- *
- * Both cursors latch their failure: after one field did not fit, every later
- * call is a no-op (a reader returns zeros), so callers check `failed` once.
+ * Field-by-field little-endian encoding for everything that crosses a wire. After one field did not
+ * fit, all later calls of a writer do nothing and those of a reader return zeros, so check `failed`
+ * once at the end.
  */
 #ifndef IBX_COMMON_WIRE_H
 #define IBX_COMMON_WIRE_H
@@ -27,7 +26,7 @@ struct ibx_reader {
     bool failed;     /* a field ran past the end */
 };
 
-/* These two are also compiled as C++, hence no designated initialisers. */
+/* No designated initialisers: this is also compiled as C++. */
 static inline struct ibx_writer ibx_writer_of(void *data, size_t capacity)
 {
     struct ibx_writer writer = {(uint8_t *)data, capacity, 0, false};
@@ -93,7 +92,7 @@ static inline void ibx_put_string(struct ibx_writer *w, const char *s)
     ibx_put_bytes(w, s, n);
 }
 
-/* Returns a pointer to the next n bytes inside the reader's buffer, or NULL. */
+/* The next n bytes inside the reader's buffer, or NULL. */
 static inline const uint8_t *ibx_get_bytes(struct ibx_reader *r, size_t n)
 {
     if (r->failed || n > r->length - r->position) {

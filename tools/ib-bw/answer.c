@@ -26,29 +26,23 @@ struct answer {
     size_t prepared; /* bytes of payload in the reply's buffer */
 };
 
-static const char *peer(const struct answer *a)
-{
-    return a->stream->ops->peer(a->stream);
-}
-
 /* Logs what a client sent. False, which ends the connection. */
-static bool complain(const struct answer *a, const char *what, uint64_t value)
+static bool complain(struct bw_stream *s, const char *what, uint64_t value)
 {
-    ibx_log(IBX_LOG_WARN, "%s sent %s (%llu): connection closed", peer(a), what,
+    ibx_log(IBX_LOG_WARN, "%s sent %s (%llu): connection closed", s->ops->peer(s), what,
             (unsigned long long)value);
     return false;
 }
 
-/* False also at the end of the stream, which is not logged. */
-static bool read_name(struct answer *a, char name[BW_NAME_MAX])
+bool ibx_bw_read_name(struct bw_stream *s, char name[BW_NAME_MAX])
 {
     for (unsigned i = 0; i < BW_NAME_MAX; i++) {
-        if (a->stream->ops->read(a->stream, &name[i], 1) != 1)
+        if (s->ops->read(s, &name[i], 1) != 1)
             return false;
         if (!name[i])
             return true;
     }
-    return complain(a, "a routine's name without an end", BW_NAME_MAX);
+    return complain(s, "a routine's name without an end", BW_NAME_MAX);
 }
 
 static bool read_body(struct answer *a, uint64_t *length)
@@ -59,9 +53,9 @@ static bool read_body(struct answer *a, uint64_t *length)
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     *length = ibx_get_u64(&r);
     if (*length > a->max_bytes + BW_H2D_HEAD + BW_H2D_TAIL)
-        return complain(a, "a body longer than --max-bytes allows", *length);
+        return complain(a->stream, "a body longer than --max-bytes allows", *length);
     if (ibx_bw_buffer_room(&a->body, (size_t)*length))
-        return complain(a, "a body for which there is no memory", *length);
+        return complain(a->stream, "a body for which there is no memory", *length);
     return !*length ||
            a->stream->ops->read(a->stream, a->body.data, (size_t)*length) == (ssize_t)*length;
 }
@@ -89,7 +83,7 @@ static bool prepare(struct answer *a, size_t length)
     struct ibx_reader r = ibx_reader_of(a->body.data, length);
     uint64_t bytes = ibx_get_u64(&r), seed = ibx_get_u64(&r);
     if (r.failed || ibx_reader_left(&r))
-        return complain(a, "a malformed " BW_CALL_PREPARE, length);
+        return complain(a->stream, "a malformed " BW_CALL_PREPARE, length);
     if (bytes > a->max_bytes)
         return reply_code(a, BW_EXIT_TOO_LONG);
     a->received = a->prepared = 0;
@@ -115,7 +109,7 @@ static bool h2d(struct answer *a, size_t length)
     uint64_t count = ibx_get_u64(&r);
     ibx_get_u32(&r); /* kind */
     if (r.failed || ibx_reader_left(&r) || count != n || !n)
-        return complain(a, "a malformed H2D copy", length);
+        return complain(a->stream, "a malformed H2D copy", length);
     a->received = (size_t)n;
     bool good = ibx_bw_payload_marked(payload, a->received, token);
     return reply_code(a, good ? BW_EXIT_OK : BW_EXIT_DAMAGED);
@@ -129,9 +123,9 @@ static bool d2h(struct answer *a, size_t length)
     uint64_t token = ibx_get_u64(&r), n = ibx_get_u64(&r);
     ibx_get_u32(&r); /* kind */
     if (r.failed || ibx_reader_left(&r) || one != 1)
-        return complain(a, "a malformed D2H copy", length);
+        return complain(a->stream, "a malformed D2H copy", length);
     if (!n || n != a->prepared)
-        return complain(a, "a D2H copy that was not prepared", n);
+        return complain(a->stream, "a D2H copy that was not prepared", n);
     ibx_bw_payload_mark(a->reply.data + BW_D2H_HEAD, a->prepared, token);
     return ibx_bw_reply(a->stream, BW_EXIT_OK, a->reply.data, BW_D2H_HEAD + a->prepared);
 }
@@ -140,7 +134,7 @@ static bool d2h(struct answer *a, size_t length)
 static bool copy(struct answer *a, size_t length)
 {
     if (length < 4)
-        return complain(a, "a copy without a kind", length);
+        return complain(a->stream, "a copy without a kind", length);
     a->received = 0;
     struct ibx_reader r = ibx_reader_of(a->body.data + length - 4, 4);
     uint32_t kind = ibx_get_u32(&r);
@@ -148,7 +142,7 @@ static bool copy(struct answer *a, size_t length)
         return h2d(a, length);
     if (kind == BW_KIND_D2H)
         return d2h(a, length);
-    return complain(a, "a copy of an unknown kind", kind);
+    return complain(a->stream, "a copy of an unknown kind", kind);
 }
 
 static bool checksum(struct answer *a)
@@ -163,7 +157,7 @@ static bool answer_one(struct answer *a)
 {
     char name[BW_NAME_MAX];
     uint64_t length = 0;
-    if (!read_name(a, name) || !read_body(a, &length))
+    if (!ibx_bw_read_name(a->stream, name) || !read_body(a, &length))
         return false;
     if (!strcmp(name, BW_CALL_MEMCPY))
         return copy(a, (size_t)length);
@@ -173,7 +167,7 @@ static bool answer_one(struct answer *a)
         return checksum(a);
     ibx_text_sanitize(name);
     ibx_log(IBX_LOG_WARN, "%s asked for \"%s\", which ib-bw does not have: connection closed",
-            peer(a), name);
+            a->stream->ops->peer(a->stream), name);
     return false;
 }
 

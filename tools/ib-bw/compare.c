@@ -35,19 +35,9 @@ static int connect_session(const char *uri, const struct ibx_options *options,
 {
     struct ibx_session *session;
     struct bw_stream *stream;
-    char provider[sizeof(bench.results.paths[0])];
-    int rc = ibx_session_create(uri, options, &session, err);
-    if (rc)
-        return rc;
-    rc = ibx_session_connect(session, err);
-    if (rc) {
-        ibx_session_destroy(session);
-        return rc;
-    }
-    memcpy(provider, ibx_session_path(session)->provider, sizeof(provider));
-    rc = ibx_bw_stream_of_session(session, &stream, err);
+    int rc = ibx_bw_session_connect(uri, options, &session, &stream, err);
     if (!rc)
-        add_path(stream, provider);
+        add_path(stream, ibx_session_path(session)->provider);
     return rc;
 }
 
@@ -248,18 +238,6 @@ static void learn(void *argument, const char *key, const char *value)
         snprintf(at->stock, sizeof(at->stock), "%.63s", value);
 }
 
-static bool wanted(const struct bw_args *args, const char *name)
-{
-    size_t n = strlen(name);
-    for (const char *p = args->paths; p; p = *p ? p + 1 : NULL) {
-        size_t m = strcspn(p, ",");
-        if (m == n && !memcmp(p, name, n))
-            return true;
-        p += m;
-    }
-    return !args->paths;
-}
-
 /* Whether a listener serves a provider: rdma:// leaves it to the options. */
 static bool serves(const char *uri, const char *name)
 {
@@ -297,7 +275,7 @@ static int open_self(const struct bw_args *args, struct ibx_error *err)
         ibx_bw_pins_choose(&results->pins);
     int rc = ibx_bw_child_start("the server's end", server_main, learn, &at, &bench.server, err);
     ibx_bw_pin(&results->pins, BW_CLIENT);
-    if (!rc && wanted(args, BW_STOCK))
+    if (!rc && (!args->paths || args->paths & 1))
         rc = connect_stock(at.stock, err);
     if (rc)
         return rc;
@@ -305,7 +283,7 @@ static int open_self(const struct bw_args *args, struct ibx_error *err)
         ibx_bw_results_refuse(results, "rdma", why.message);
     const char *name;
     for (unsigned i = 0; (name = ibx_provider_name(i)); i++) {
-        if (wanted(args, name))
+        if (!args->paths || args->paths & BW_PATH_BIT(i))
             open_provider(&at, name);
     }
     if (!bench.open_count)

@@ -56,24 +56,21 @@ static int take_sizes(void *untyped, const char *text, struct ibx_error *err)
     }
 }
 
-static bool path_known(const char *name, size_t n)
-{
-    const char *known = BW_STOCK;
-    for (unsigned i = 0; known; known = ibx_provider_name(i++)) {
-        if (strlen(known) == n && !memcmp(known, name, n))
-            return true;
-    }
-    return false;
-}
-
 static int take_paths(void *at, const char *text, struct ibx_error *err)
 {
-    *(const char **)at = text;
+    unsigned *paths = at;
     for (const char *p = text;; p++) {
-        size_t n = strcspn(p, ",");
-        if (!path_known(p, n))
+        const size_t n = strcspn(p, ",");
+        const char *name = BW_STOCK;
+        unsigned bit = 1;
+        for (unsigned i = 0; name && (strlen(name) != n || memcmp(name, p, n)); i++) {
+            bit = BW_PATH_BIT(i);
+            name = ibx_provider_name(i);
+        }
+        if (!name)
             return ibx_error_set(err, -EINVAL, "\"%.*s\" is not one of shm, verbs, ofi, tcp, stock",
                                  (int)(n < 64 ? n : 64), p);
+        *paths |= bit;
         p += n;
         if (!*p)
             return 0;

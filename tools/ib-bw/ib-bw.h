@@ -40,6 +40,9 @@ enum bw_op { BW_H2D, BW_D2H, BW_OPS };
 
 /* ------------------------------------------------------------- command line */
 
+/* Of the provider ibx_provider_name(i); bit 0 is stock. */
+#define BW_PATH_BIT(i) (2u << (i))
+
 enum bw_command { BW_SERVE, BW_RUN, BW_SELF, BW_TUNE };
 
 struct bw_args {
@@ -54,7 +57,7 @@ struct bw_args {
     bool no_pin;
     const char *json, *plot;
     const char *stock;    /* where its server listens; NULL: without */
-    const char *paths;    /* that self measures, comma separated; NULL: all */
+    unsigned paths;       /* that self measures: BW_PATH_BIT()s; 0: all */
     size_t max_bytes;     /* of one payload that a server takes */
     unsigned max_clients; /* of a server at once */
     const char *output;   /* of tune; NULL: where a back end looks */
@@ -67,6 +70,13 @@ struct ibx_session;
 /* Takes a session over, also when it fails (-ENOMEM). */
 int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
                              struct ibx_error *err);
+/* Connects a new session, which belongs to the stream. Fails as ibx_session_connect() does. */
+int ibx_bw_session_connect(const char *uri, const struct ibx_options *options,
+                           struct ibx_session **session, struct bw_stream **stream,
+                           struct ibx_error *err);
+/* A new session that accepts others. Fails as ibx_session_serve() does. */
+int ibx_bw_session_listen(const char *uri, const struct ibx_options *options,
+                          struct ibx_session **session, struct ibx_error *err);
 
 /* Stock's sockets, as blocking as its own: "HOST:PORT", "[IPv6]:PORT". Listening also takes
  * "PORT", on 127.0.0.1. -EINVAL, -EADDRNOTAVAIL or what bind(2) or connect(2) says. */
@@ -119,7 +129,9 @@ struct bw_call {
 /* Makes a call as the front end; *ns: from the first write to the last read. */
 int ibx_bw_call(struct bw_stream *s, const struct bw_call *call, uint64_t *ns,
                 struct ibx_error *err);
-/* Answers one as the back end, with an exit code; false: the stream has ended. */
+/* The back end's parts: reads a call's name; replies with an exit code. False: the stream has
+ * ended, or the name has no end, which is logged. */
+bool ibx_bw_read_name(struct bw_stream *s, char name[BW_NAME_MAX]);
 bool ibx_bw_reply(struct bw_stream *s, uint32_t code, const void *data, size_t n);
 /* Answers a client's calls until it leaves, and destroys the stream. Logs malformed calls. */
 void ibx_bw_answer(struct bw_stream *stream, size_t max_bytes);

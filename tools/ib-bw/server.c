@@ -99,13 +99,9 @@ int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **r
     struct bw_listener *listener = listener_next(server, err);
     if (!listener)
         return -ENFILE;
-    int rc = ibx_session_create(uri, &server->args->options, &listener->session, err);
-    if (!rc)
-        rc = ibx_session_serve(listener->session, err);
-    if (rc) {
-        ibx_session_destroy(listener->session);
+    int rc = ibx_bw_session_listen(uri, &server->args->options, &listener->session, err);
+    if (rc)
         return rc;
-    }
     *real = ibx_session_uri(listener->session);
     server->listener_count++;
     return 0;

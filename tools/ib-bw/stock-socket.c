@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where stock listens and how it connects: plain blocking sockets. */
+/* Stock's sockets: plain and blocking. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>
@@ -14,36 +14,26 @@
 #define CONNECT_SECONDS 10
 
 /* "HOST:PORT" by the grammar of URIs. */
-static int split(const char *where, struct ibx_uri *uri, struct ibx_error *err)
-{
-    char text[400];
-    if (strchr(where, '/') || strchr(where, '?') ||
-        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text) ||
-        ibx_uri_parse(text, uri, NULL))
-        return ibx_error_set(err, -EINVAL, "--stock: \"%.64s\" is not HOST:PORT", where);
-    return 0;
-}
-
 static int resolve(const char *where, int flags, struct addrinfo **list, struct ibx_error *err)
 {
     struct ibx_uri uri;
-    char service[8];
-    int rc = split(where, &uri, err);
-    if (rc)
-        return rc;
+    char text[400], service[8];
+    if (strpbrk(where, "/?") ||
+        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text) ||
+        ibx_uri_parse(text, &uri, NULL))
+        return ibx_error_set(err, -EINVAL, "--stock: \"%.64s\" is not HOST:PORT", where);
     snprintf(service, sizeof(service), "%u", uri.port);
     struct addrinfo hints = {
         .ai_family = AF_UNSPEC,
         .ai_socktype = SOCK_STREAM,
         .ai_flags = flags | AI_NUMERICSERV,
     };
-    rc = getaddrinfo(uri.host, service, &hints, list);
-    if (!rc)
-        return 0;
-    return ibx_error_set(err, -EADDRNOTAVAIL,
-                         "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
-                         "write an address",
-                         uri.host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    int rc = getaddrinfo(uri.host, service, &hints, list);
+    return rc ? ibx_error_set(err, -EADDRNOTAVAIL,
+                              "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
+                              "write an address",
+                              uri.host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc))
+              : 0;
 }
 
 /* How long connect(2) may take; 0: for ever. */
@@ -53,8 +43,9 @@ static void limit_connect(int fd, time_t seconds)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
 
-/* A socket to which `apply` (connect or bind) could be done; a negative errno otherwise. */
-static int first_that(int (*apply)(int, const struct sockaddr *, socklen_t), struct addrinfo *list)
+/* The first socket on which `apply`, connect or bind, succeeds; otherwise a negative errno. */
+static int first_socket(int (*apply)(int, const struct sockaddr *, socklen_t),
+                        struct addrinfo *list)
 {
     int rc = -EADDRNOTAVAIL;
     for (struct addrinfo *a = list; a; a = a->ai_next) {
@@ -85,7 +76,7 @@ int ibx_bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_
     int rc = resolve(text, AI_PASSIVE, &list, err);
     if (rc)
         return rc;
-    int fd = first_that(bind, list);
+    int fd = first_socket(bind, list);
     freeaddrinfo(list);
     if (fd >= 0 && listen(fd, 64)) {
         rc = -errno;
@@ -112,12 +103,13 @@ int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ib
     int rc = resolve(where, 0, &list, err);
     if (rc)
         return rc;
-    int fd = first_that(connect, list);
+    int fd = first_socket(connect, list);
     freeaddrinfo(list);
     if (fd < 0)
-        return ibx_error_set(err, fd,
-                             "--stock: nobody answers at %s: %s; start the server with --stock, or "
-                             "give the address and port of its stock door",
-                             where, strerror(-fd));
+        return ibx_error_set(
+            err, fd,
+            "--stock: nothing listens at %s: %s; start the server with --stock, or "
+            "give the address and port at which it serves stock",
+            where, strerror(-fd));
     return ibx_bw_stream_of_stock(fd, stream, err);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A stream that is a session of ours: what the plugin makes of GVirtuS's calls. */
+/* A stream over a session of ours, as the plugin makes it of GVirtuS's calls. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "frontend-glue/session/session.h"
@@ -70,4 +70,36 @@ int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **str
     s->session = session;
     *stream = &s->stream;
     return 0;
+}
+
+int ibx_bw_session_connect(const char *uri, const struct ibx_options *options,
+                           struct ibx_session **out, struct bw_stream **stream,
+                           struct ibx_error *err)
+{
+    struct ibx_session *session;
+    int rc = ibx_session_create(uri, options, &session, err);
+    if (rc)
+        return rc;
+    rc = ibx_session_connect(session, err);
+    if (rc) {
+        ibx_session_destroy(session);
+        return rc;
+    }
+    *out = session;
+    return ibx_bw_stream_of_session(session, stream, err);
+}
+
+int ibx_bw_session_listen(const char *uri, const struct ibx_options *options,
+                          struct ibx_session **out, struct ibx_error *err)
+{
+    struct ibx_session *session;
+    int rc = ibx_session_create(uri, options, &session, err);
+    if (rc)
+        return rc;
+    rc = ibx_session_serve(session, err);
+    if (rc)
+        ibx_session_destroy(session);
+    else
+        *out = session;
+    return rc;
 }

@@ -95,12 +95,8 @@ static int gpu_open(struct back *back, size_t bytes, uint64_t *device, struct ib
 static bool read_request(struct bw_stream *stream, char name[BW_NAME_MAX], uint8_t *scratch)
 {
     uint8_t length[8];
-    unsigned n = 0;
-    do {
-        if (n == BW_NAME_MAX || stream->ops->read(stream, &name[n], 1) != 1)
-            return false;
-    } while (name[n++]);
-    if (stream->ops->read(stream, length, sizeof(length)) != sizeof(length))
+    if (!ibx_bw_read_name(stream, name) ||
+        stream->ops->read(stream, length, sizeof(length)) != sizeof(length))
         return false;
     struct ibx_reader r = ibx_reader_of(length, sizeof(length));
     for (uint64_t left = ibx_get_u64(&r); left;) {
@@ -167,25 +163,20 @@ static int accept_one(const struct back *back, struct ibx_session *listener,
 
 /* ---------------------------------------------------------------------- the process */
 
-static int listen_at(const char *uri, const struct bw_args *args, struct ibx_session **listener,
-                     struct ibx_error *err)
-{
-    int rc = ibx_session_create(uri, &args->options, listener, err);
-    return rc ? rc : ibx_session_serve(*listener, err);
-}
-
 static void back_main(void *argument, FILE *out)
 {
     struct back *back = argument;
     const struct tune *tune = back->tune;
+    const struct ibx_options *options = &back->args->options;
+    const char *over = back->args->over;
     struct ibx_session *near = NULL, *far = NULL;
     struct ibx_tuning_machine machine;
     struct ibx_error err = {0};
     uint64_t device = 0;
     int rc = gpu_open(back, tune->sizes[tune->size_count - 1], &device, &err);
     if (!rc)
-        rc = listen_at(URI_ANYPORT, back->args, &near, &err);
-    if (!rc && back->args->over && (rc = listen_at(back->args->over, back->args, &far, &err)))
+        rc = ibx_bw_session_listen(URI_ANYPORT, options, &near, &err);
+    if (!rc && over && (rc = ibx_bw_session_listen(over, options, &far, &err)))
         ibx_error_prefix(&err, rc, "--over");
     if (rc) {
         fprintf(out, "error %s\n", err.message);

@@ -26,7 +26,7 @@ struct bench {
     struct bw_stream *streams[TUNE_WAYS_MAX];
     uint8_t *own, *shared; /* memory for the longest copy; `shared` may be NULL */
     size_t longest;
-    double *samples[TUNE_WAYS_MAX]; /* of the cell being measured */
+    double samples[TUNE_WAYS_MAX][SAMPLES_MAX]; /* of the cell being measured */
     unsigned sample_count[TUNE_WAYS_MAX];
     bool closed[TUNE_WAYS_MAX]; /* copies of this size do not take the way */
     uint64_t token;
@@ -135,21 +135,15 @@ static int count(struct bench *b, unsigned w, struct ibx_copy_counts *counts, st
 static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
                  const struct ibx_copy_counts *b)
 {
-    unsigned long all = b->all - a->all, inlined = b->inlined - a->inlined,
-                  in_place = b->in_place - a->in_place, by_threads = b->by_threads - a->by_threads,
-                  direct = b->direct - a->direct;
-    switch (kind) {
-    case TUNE_INLINE:
-        return inlined == all;
-    case TUNE_THREADS:
-        return by_threads == all;
-    case TUNE_IN_PLACE:
-        return in_place == all;
-    case TUNE_DIRECT:
-        return direct == all;
-    default:
-        return !inlined && !in_place && !by_threads && !direct;
-    }
+    const unsigned long all = b->all - a->all, by[TUNE_KINDS] = {
+                                                   [TUNE_INLINE] = b->inlined - a->inlined,
+                                                   [TUNE_THREADS] = b->by_threads - a->by_threads,
+                                                   [TUNE_IN_PLACE] = b->in_place - a->in_place,
+                                                   [TUNE_DIRECT] = b->direct - a->direct,
+                                               };
+    if (kind == TUNE_CHUNKS || kind == TUNE_SHARED || kind == TUNE_FAR)
+        return !by[TUNE_INLINE] && !by[TUNE_THREADS] && !by[TUNE_IN_PLACE] && !by[TUNE_DIRECT];
+    return by[kind] == all;
 }
 
 /* ----------------------------------------------------------------------- measuring */
@@ -276,12 +270,6 @@ static void explain_direct(struct tune *tune, const struct ibx_options *options)
 static int allocate(struct bench *b, struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    unsigned ways = b->tune.way_count;
-    for (unsigned w = 0; w < ways; w++) {
-        b->samples[w] = malloc(SAMPLES_MAX * sizeof(double));
-        if (!b->samples[w])
-            return ibx_error_set(err, -ENOMEM, "no memory for samples");
-    }
     void *own = mmap(NULL, b->longest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own == MAP_FAILED)
         return ibx_error_set(err, -ENOMEM, "no memory for copies of %zu bytes", b->longest);
@@ -290,10 +278,10 @@ static int allocate(struct bench *b, struct ibx_error *err)
     b->shared = ibx_shared_allocate(b->longest, &why);
     if (b->shared)
         memcpy(b->shared, b->own, b->longest);
-    for (unsigned w = 0; w < ways && !b->shared; w++) {
-        if (b->tune.ways[w].kind == TUNE_IN_PLACE)
-            snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%.255s",
-                     why.message);
+    for (unsigned w = 0; w < b->tune.way_count && !b->shared; w++) {
+        struct tune_way *way = &b->tune.ways[w];
+        if (way->kind == TUNE_IN_PLACE)
+            snprintf(way->refused, sizeof(way->refused), "%.255s", why.message);
     }
     return 0;
 }
@@ -301,23 +289,13 @@ static int allocate(struct bench *b, struct ibx_error *err)
 static int connect_way(struct bench *b, unsigned w, struct ibx_error *err)
 {
     struct ibx_copy_counts counts;
-    const struct tune_way *way = &b->tune.ways[w];
-    struct ibx_session *session;
-    int rc = ibx_session_create(way->far ? b->back.far_uri : b->back.uri, &b->args->options,
-                                &session, err);
+    const bool far = b->tune.ways[w].far;
+    int rc = ibx_bw_session_connect(far ? b->back.far_uri : b->back.uri, &b->args->options,
+                                    &b->sessions[w], &b->streams[w], err);
     if (rc)
-        return rc;
-    rc = ibx_session_connect(session, err);
-    if (rc) {
-        ibx_session_destroy(session);
-        return way->far ? ibx_error_prefix(err, rc, "--over") : rc;
-    }
-    rc = ibx_bw_stream_of_session(session, &b->streams[w], err);
-    if (rc)
-        return rc;
-    b->sessions[w] = session;
-    snprintf(way->far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
-             ibx_session_path(session)->description);
+        return far ? ibx_error_prefix(err, rc, "--over") : rc;
+    snprintf(far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
+             ibx_session_path(b->sessions[w])->description);
     return count(b, w, &counts, err); /* also teaches the back end what its replies look like */
 }
 
@@ -326,7 +304,6 @@ static void finish(struct bench *b)
     for (unsigned w = 0; w < b->tune.way_count; w++) {
         if (b->streams[w])
             b->streams[w]->ops->destroy(b->streams[w]);
-        free(b->samples[w]);
     }
     ibx_bw_child_stop(&b->back.pid);
     if (b->shared)

@@ -25,6 +25,7 @@ enum tune_kind {
     TUNE_IN_PLACE,
     TUNE_FAR,    /* chunks, over the fabric of --over */
     TUNE_DIRECT, /* the adapter itself, over the same fabric */
+    TUNE_KINDS,
 };
 
 #define TUNE_WAYS_MAX 12u

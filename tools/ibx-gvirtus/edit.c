@@ -6,8 +6,8 @@
 #include "transport/transport.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -17,19 +17,13 @@
 
 /* ------------------------------------------------------------ properties.json */
 
-static json_t *parse_config(const char *file, const char *text, struct ibx_error *err)
+static json_t *parse_config(const char *file, const char *text)
 {
     json_error_t bad;
     json_t *root = json_loads(text, 0, &bad);
     if (!root)
-        ibx_error_set(err, -EINVAL, "%s line %d is not JSON: %s", file, bad.line, bad.text);
+        ibx_gvirtus_fail("%s line %d is not JSON: %s", file, bad.line, bad.text);
     return root;
-}
-
-/* The object that GVirtuS makes its first communicator of; borrowed. */
-static json_t *first_communicator(const json_t *root)
-{
-    return json_array_get(json_object_get(root, "communicator"), 0);
 }
 
 static const char *text_of(const json_t *object, const char *key)
@@ -38,7 +32,7 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-/* What GVirtuS's own pattern takes for an address; it makes "" of any other. */
+/* What GVirtuS's own pattern accepts as an address; it makes "" of any other. */
 static bool dotted_quad(const char *text)
 {
     struct in_addr address;
@@ -50,52 +44,49 @@ static bool dotted_quad(const char *text)
 /* As GVirtuS reads a port: a string of digits without leading zeros, from 1 to 65535; else 0. */
 static uint16_t port_of(const char *text)
 {
-    unsigned long value = 0;
-    if (*text == '0' || strlen(text) > 5)
+    if (*text == '0' || strlen(text) > 5 || text[strspn(text, "0123456789")])
         return 0;
-    for (; *text; text++) {
-        if (*text < '0' || *text > '9')
-            return 0;
-        value = value * 10 + (unsigned long)(*text - '0');
-    }
+    unsigned long value = strtoul(text, NULL, 10);
     return value <= UINT16_MAX ? (uint16_t)value : 0;
 }
 
-static int endpoint_of(const char *file, const json_t *root, struct gvirtus_endpoint *endpoint,
-                       struct ibx_error *err)
+/* The first endpoint; borrowed. */
+static json_t *endpoint_object(const char *file, const json_t *root)
 {
-    const json_t *object = json_object_get(first_communicator(root), "endpoint");
+    json_t *first = json_array_get(json_object_get(root, "communicator"), 0);
+    json_t *object = json_object_get(first, "endpoint");
     if (!json_is_object(object))
-        return ibx_error_set(err, -EINVAL,
-                             "%s has no communicator[0].endpoint: is it a "
-                             "properties.json of GVirtuS",
-                             file);
-    memset(endpoint, 0, sizeof(*endpoint));
-    snprintf(endpoint->suite, sizeof(endpoint->suite), "%s", text_of(object, "suite"));
-    snprintf(endpoint->protocol, sizeof(endpoint->protocol), "%s", text_of(object, "protocol"));
-    if (dotted_quad(text_of(object, "server_address")))
-        snprintf(endpoint->address, sizeof(endpoint->address), "%s",
-                 text_of(object, "server_address"));
-    endpoint->port = port_of(text_of(object, "port"));
-    return 0;
+        ibx_gvirtus_fail("%s has no communicator[0].endpoint: is it a properties.json of GVirtuS",
+                         file);
+    return object;
 }
 
-int ibx_gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
-                              struct ibx_error *err)
+static struct gvirtus_endpoint endpoint_of(const json_t *object)
 {
-    char *text;
-    size_t length;
-    int rc = ibx_gvirtus_file_read(file, &text, &length, err);
-    if (rc)
-        return rc;
-    json_t *root = parse_config(file, text, err);
-    free(text);
-    rc = root ? endpoint_of(file, root, endpoint, err) : -EINVAL;
-    json_decref(root);
-    return rc;
+    struct gvirtus_endpoint endpoint = {.port = port_of(text_of(object, "port"))};
+    const char *address = text_of(object, "server_address");
+    snprintf(endpoint.suite, sizeof(endpoint.suite), "%s", text_of(object, "suite"));
+    snprintf(endpoint.protocol, sizeof(endpoint.protocol), "%s", text_of(object, "protocol"));
+    if (dotted_quad(address))
+        snprintf(endpoint.address, sizeof(endpoint.address), "%s", address);
+    return endpoint;
 }
 
-/* What GVirtuS ships, with the plugins that a gvirtus.properties names. */
+struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file)
+{
+    size_t length;
+    struct ibx_error err;
+    char *text = ibx_gvirtus_file_read(file, &length, &err);
+    if (!text)
+        ibx_gvirtus_fail("%s", err.message);
+    json_t *root = parse_config(file, text);
+    struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(file, root));
+    free(text);
+    json_decref(root);
+    return endpoint;
+}
+
+/* As GVirtuS ships it, with the plugins that a gvirtus.properties names. */
 static json_t *new_config(const struct ibx_properties *properties)
 {
     const struct ibx_property *entry = ibx_properties_find(properties, "plugins");
@@ -108,22 +99,16 @@ static json_t *new_config(const struct ibx_properties *properties)
                      "secure_application", 0);
 }
 
-/* Selects our library in the first endpoint; all the rest stays as it is. */
-static int edit_config(struct ibx_gvirtus_edit *edit, json_t *root, const struct ibx_uri *uri,
-                       struct ibx_error *err)
+/* Selects the plugin in the first endpoint; all the rest stays as it is. */
+static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx_uri *uri)
 {
     if (json_is_true(json_object_get(root, "secure_application")))
-        return ibx_error_set(err, -EINVAL,
-                             "%s says secure_application : true, with which GVirtuS "
-                             "refuses every communicator but https and wss: set it to false (ibx "
-                             "authenticates by rdma.key_file)",
-                             edit->config_file);
-    json_t *object = json_object_get(first_communicator(root), "endpoint");
-    struct gvirtus_endpoint before;
-    int rc = endpoint_of(edit->config_file, root, &before, err);
-    if (rc)
-        return rc;
-    bool ib = !strcmp(edit->slot, "ib");
+        ibx_gvirtus_fail("%s says secure_application : true, with which GVirtuS refuses every "
+                         "communicator but https and wss: set it to false (ibx authenticates by "
+                         "rdma.key_file)",
+                         edit->config_file);
+    json_t *object = endpoint_object(edit->config_file, root);
+    struct gvirtus_endpoint before = endpoint_of(object);
     const char *address = dotted_quad(uri->host) ? uri->host
                           : before.address[0]    ? before.address
                                                  : DEFAULT_ADDRESS;
@@ -132,18 +117,15 @@ static int edit_config(struct ibx_gvirtus_edit *edit, json_t *root, const struct
              uri->port     ? uri->port
              : before.port ? before.port
                            : DEFAULT_PORT);
-    if (json_object_set_new(object, "suite", json_string(ib ? "infiniband-rdma" : "tcp/ip")) ||
-        json_object_set_new(object, "protocol", json_string(edit->slot)) ||
-        json_object_set_new(object, "server_address", json_string(address)) ||
-        json_object_set_new(object, "port", json_string(port)))
-        return ibx_error_set(err, -ENOMEM, "no memory to edit %s", edit->config_file);
+    json_t *changes = json_pack("{s:s, s:s, s:s, s:s}", "suite",
+                                strcmp(edit->slot, "ib") ? "tcp/ip" : "infiniband-rdma", "protocol",
+                                edit->slot, "server_address", address, "port", port);
+    json_object_update(object, changes);
+    json_decref(changes);
     char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    if (text && (edit->config_after = malloc(strlen(text) + 2)))
-        sprintf(edit->config_after, "%s\n", text);
+    if (!text || asprintf(&edit->config_after, "%s\n", text) < 0)
+        ibx_gvirtus_fail("no memory to edit %s", edit->config_file);
     free(text);
-    return edit->config_after
-               ? 0
-               : ibx_error_set(err, -ENOMEM, "no memory to edit %s", edit->config_file);
 }
 
 /* --------------------------------------------------------- gvirtus.properties */
@@ -156,7 +138,7 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {"gpu_threads", "0", "0",
      "threads of one connection that copy (0 to 16; 0: by the processors)"},
     {"tuning", "", "none",
-     "which way copies take, as measured by ib-bw tune; without this line, ibx-tuning.properties"},
+     "which path copies take, as measured by ib-bw tune; without this line, ibx-tuning.properties"},
     {"log", "warn", "warn", "error, warn, info or debug"},
     {NULL, NULL, NULL, NULL},
 };
@@ -193,7 +175,7 @@ static void print_keys(FILE *out)
 }
 
 /* The text before, with the URI in the place of the entry that counts. */
-static void print_properties(FILE *out, const struct ibx_gvirtus_edit *edit,
+static void print_properties(FILE *out, const struct gvirtus_edit *edit,
                              const struct ibx_properties *properties)
 {
     const struct ibx_property *entry = ibx_properties_find(properties, "communicator");
@@ -220,81 +202,63 @@ static void print_properties(FILE *out, const struct ibx_gvirtus_edit *edit,
         print_keys(out);
 }
 
-static int edit_properties(struct ibx_gvirtus_edit *edit, const struct ibx_properties *properties,
-                           struct ibx_error *err)
+static void edit_properties(struct gvirtus_edit *edit, const struct ibx_properties *properties)
 {
     size_t size;
     FILE *out = open_memstream(&edit->properties_after, &size);
-    if (!out)
-        return ibx_error_set(err, -ENOMEM, "no memory to edit %s", edit->properties_file);
-    print_properties(out, edit, properties);
-    if (!fclose(out))
-        return 0;
-    return ibx_error_set(err, -ENOMEM, "no memory to edit %s", edit->properties_file);
+    if (out)
+        print_properties(out, edit, properties);
+    if (!out || fclose(out))
+        ibx_gvirtus_fail("no memory to edit %s", edit->properties_file);
 }
 
 /* -------------------------------------------------------------------- the two */
 
 /* --uri, else the communicator of gvirtus.properties, else the endpoint, else the default. */
-static int choose_uri(struct ibx_gvirtus_edit *edit, const struct ibx_properties *properties,
-                      const struct gvirtus_endpoint *endpoint, struct ibx_uri *uri,
-                      struct ibx_error *err)
+static void choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *properties,
+                       const struct gvirtus_endpoint *endpoint, struct ibx_uri *uri)
 {
     const struct ibx_property *entry = ibx_properties_find(properties, "communicator");
-    int rc = 0;
+    struct ibx_options options;
+    struct ibx_error err;
     if (edit->uri) {
-        rc = ibx_uri_parse(edit->uri, uri, err);
+        if (ibx_uri_parse(edit->uri, uri, &err))
+            ibx_gvirtus_fail("%s", err.message);
+        if (!uri->path[0] && !uri->port)
+            ibx_gvirtus_fail("\"%s\" has port 0: give the back end's port, such as 9999",
+                             edit->uri);
         snprintf(edit->chosen, sizeof(edit->chosen), "%s", edit->uri);
-        if (!rc && !uri->path[0] && !uri->port)
-            return ibx_error_set(err, -EINVAL,
-                                 "\"%s\" has port 0: give the back end's port, such "
-                                 "as 9999",
-                                 edit->uri);
     } else if (entry && !ibx_uri_parse(entry->value, uri, NULL) && strcmp(uri->scheme, "tcp")) {
         snprintf(edit->chosen, sizeof(edit->chosen), "%s", entry->value);
     } else {
-        /* tcp:// there was GVirtuS's own communicator: the same place, by the best path. */
+        /* tcp:// there was GVirtuS's own communicator: the same back end, by the best path. */
         if (!entry || ibx_uri_parse(entry->value, uri, NULL)) {
-            memset(uri, 0, sizeof(*uri));
+            *uri = (struct ibx_uri){.port = endpoint->port ? endpoint->port : DEFAULT_PORT};
             snprintf(uri->host, sizeof(uri->host), "%s",
                      endpoint->address[0] ? endpoint->address : DEFAULT_ADDRESS);
-            uri->port = endpoint->port ? endpoint->port : DEFAULT_PORT;
         }
         snprintf(uri->scheme, sizeof(uri->scheme), "rdma");
         ibx_uri_print(uri, edit->chosen, sizeof(edit->chosen));
     }
-    struct ibx_options options;
     ibx_options_init(&options);
-    return rc ? rc : ibx_uri_options(uri, &options, err);
+    if (ibx_uri_options(uri, &options, &err))
+        ibx_gvirtus_fail("%s", err.message);
 }
 
-int ibx_gvirtus_edit(struct ibx_gvirtus_edit *edit, struct ibx_error *err)
+void ibx_gvirtus_edit(struct gvirtus_edit *edit)
 {
     struct ibx_properties properties;
-    const char *before = edit->properties_before ? edit->properties_before : "";
-    int rc = ibx_properties_parse(edit->properties_file, before, strlen(before), &properties, err);
-    if (rc)
-        return rc;
-    json_t *root = edit->config_before ? parse_config(edit->config_file, edit->config_before, err)
-                                       : new_config(&properties);
-    struct gvirtus_endpoint endpoint;
+    struct ibx_error err;
     struct ibx_uri uri;
-    rc = root ? endpoint_of(edit->config_file, root, &endpoint, err) : -EINVAL;
-    if (!rc)
-        rc = choose_uri(edit, &properties, &endpoint, &uri, err);
-    if (!rc)
-        rc = edit_config(edit, root, &uri, err);
-    if (!rc)
-        rc = edit_properties(edit, &properties, err);
+    const char *before = edit->properties_before ? edit->properties_before : "";
+    if (ibx_properties_parse(edit->properties_file, before, strlen(before), &properties, &err))
+        ibx_gvirtus_fail("%s", err.message);
+    json_t *root = edit->config_before ? parse_config(edit->config_file, edit->config_before)
+                                       : new_config(&properties);
+    struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(edit->config_file, root));
+    choose_uri(edit, &properties, &endpoint, &uri);
+    edit_config(edit, root, &uri);
+    edit_properties(edit, &properties);
     json_decref(root);
     ibx_properties_fini(&properties);
-    return rc;
-}
-
-void ibx_gvirtus_edit_fini(struct ibx_gvirtus_edit *edit)
-{
-    free(edit->config_before);
-    free(edit->properties_before);
-    free(edit->config_after);
-    free(edit->properties_after);
 }

@@ -18,155 +18,138 @@
 
 /* --------------------------------------------------------------------- places */
 
-int ibx_gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
+void ibx_gvirtus_fail(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fflush(stdout);
+    fputs("ibx-gvirtus: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(1);
+}
+
+void ibx_gvirtus_path(char *out, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     int n = vsnprintf(out, PATH_MAX, format, args);
     va_end(args);
-    if (n >= 0 && n < PATH_MAX - GVIRTUS_ENDING_MAX)
-        return 0;
-    return ibx_error_set(err, -ENAMETOOLONG, "the path %.64s... is too long", out);
+    if (n < 0 || n >= PATH_MAX - GVIRTUS_ENDING_MAX)
+        ibx_gvirtus_fail("the path %.64s... is too long", out);
 }
 
-int ibx_gvirtus_library_path(const char *home, const char *slot, char *out, struct ibx_error *err)
+void ibx_gvirtus_library_path(const char *home, const char *slot, char *out)
 {
-    return ibx_gvirtus_path(out, err, "%s/lib/libgvirtus-communicators-%s.so", home, slot);
+    ibx_gvirtus_path(out, "%s/lib/libgvirtus-communicators-%s.so", home, slot);
 }
 
-int ibx_gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err)
+char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
-    if (fd < 0)
-        return ibx_error_set(err, -errno, "cannot open %s: %s", path, strerror(errno));
-    int rc = 0;
     char *buffer = NULL;
-    size_t have = 0;
+    if (fd < 0) {
+        ibx_error_set(err, -errno, "cannot open %s: %s", path, strerror(errno));
+        return NULL;
+    }
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
-        rc = ibx_error_set(err, -EINVAL, "%s is not a regular file of up to %u MiB", path,
-                           FILE_BYTES_MAX >> 20);
+        ibx_error_set(err, -EINVAL, "%s is not a regular file of up to %u MiB", path,
+                      FILE_BYTES_MAX >> 20);
     else if (!(buffer = malloc((size_t)st.st_size + 1)))
-        rc = ibx_error_set(err, -ENOMEM, "no memory to read %s", path);
-    while (!rc && have < (size_t)st.st_size) {
-        ssize_t n = read(fd, buffer + have, (size_t)st.st_size - have);
-        if (n < 0 && errno != EINTR)
-            rc = ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
-        if (n == 0)
-            break; /* it became shorter meanwhile */
-        have += n > 0 ? (size_t)n : 0;
+        ibx_error_set(err, -ENOMEM, "no memory to read %s", path);
+    ssize_t n = buffer ? read(fd, buffer, (size_t)st.st_size) : 0;
+    if (n < 0) {
+        ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
+        free(buffer);
+        buffer = NULL;
     }
     close(fd);
-    if (rc) {
-        free(buffer);
-        return rc;
-    }
-    buffer[have] = '\0';
-    *content = buffer;
-    *length = have;
-    return 0;
+    if (buffer)
+        buffer[ *length = (size_t)n] = '\0';
+    return buffer;
 }
 
 static bool any_file(const char *home, const char *pattern)
 {
     char whole[PATH_MAX];
     glob_t found = {0};
-    bool any = !ibx_gvirtus_path(whole, NULL, "%s/%s", home, pattern) &&
-               !glob(whole, GLOB_NOSORT, NULL, &found);
+    ibx_gvirtus_path(whole, "%s/%s", home, pattern);
+    bool any = !glob(whole, GLOB_NOSORT, NULL, &found);
     globfree(&found);
     return any;
 }
 
 /* Whether the plugin fits in there at all. */
-static int check_home(const char *home, struct ibx_error *err)
+static void check_home(const char *home)
 {
     struct stat st;
     if (stat(home, &st))
-        return ibx_error_set(err, -errno, "cannot look into the GVirtuS home %s: %s", home,
-                             strerror(errno));
+        ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s", home, strerror(errno));
     if (!S_ISDIR(st.st_mode))
-        return ibx_error_set(err, -ENOTDIR, "the GVirtuS home %s is not a directory", home);
-    bool communicators = any_file(home, "lib/libgvirtus-communicators*.so*");
-    if (!communicators &&
-        (any_file(home, "lib/libgvirtus-frontend*") || any_file(home, "bin/gvirtus-backend")))
-        return ibx_error_set(err, -ENOTSUP,
-                             "%s holds a classic GVirtuS, which loads no plugins: "
-                             "preload libibx-gvirtus-classic.so instead, see ibx-gvirtus(1)",
-                             home);
-    if (!communicators)
-        return ibx_error_set(err, -EINVAL,
-                             "%s is not a GVirtuS home: it has no "
-                             "lib/libgvirtus-communicators.so",
-                             home);
+        ibx_gvirtus_fail("the GVirtuS home %s is not a directory", home);
     if (any_file(home, "lib/libgvirtus-communicators-ucx*.so"))
-        return ibx_error_set(
-            err, -ENOTSUP,
-            "%s holds a GVirtuS with a UCX communicator, whose "
-            "interface for communicators is another one: the plugin would crash it",
-            home);
-    return 0;
+        ibx_gvirtus_fail("%s holds a GVirtuS with a UCX communicator, whose interface for "
+                         "communicators is different: the plugin would crash it",
+                         home);
+    if (any_file(home, "lib/libgvirtus-communicators*.so*"))
+        return;
+    if (any_file(home, "lib/libgvirtus-frontend*") || any_file(home, "bin/gvirtus-backend"))
+        ibx_gvirtus_fail("%s holds a classic GVirtuS, which loads no plugins: preload "
+                         "libibx-gvirtus-classic.so instead, see ibx-gvirtus(1)",
+                         home);
+    ibx_gvirtus_fail("%s is not a GVirtuS home: it has no lib/libgvirtus-communicators.so", home);
 }
 
 /* The path a file has from anywhere. Its directory has to exist. */
-static int make_absolute(const char *path, char *out, struct ibx_error *err)
+static void make_absolute(const char *path, char *out)
 {
     char dir[PATH_MAX], real_dir[PATH_MAX];
     const char *slash = strrchr(path, '/');
-    int rc =
-        ibx_gvirtus_path(dir, err, "%.*s/", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    if (rc)
-        return rc;
+    ibx_gvirtus_path(dir, "%.*s/", slash ? (int)(slash - path) : 1, slash ? path : ".");
     if (!realpath(dir, real_dir))
-        return ibx_error_set(err, -errno, "%s has no directory: %s", path, strerror(errno));
-    return ibx_gvirtus_path(out, err, "%s/%s", strcmp(real_dir, "/") ? real_dir : "",
-                            slash ? slash + 1 : path);
+        ibx_gvirtus_fail("%s has no directory: %s", path, strerror(errno));
+    ibx_gvirtus_path(out, "%s/%s", strcmp(real_dir, "/") ? real_dir : "", slash ? slash + 1 : path);
 }
 
-int ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_paths *paths,
-                           struct ibx_error *err)
+void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_paths *paths)
 {
-    char usual[PATH_MAX];
+    char usual[PATH_MAX], *config_file = paths->files[GVIRTUS_CONFIG];
     const char *config = args->config;
-    char *config_file = paths->files[GVIRTUS_CONFIG];
     if (!args->home)
-        return ibx_error_set(err, -EINVAL, "which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
+        ibx_gvirtus_fail("which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
     if (!config && !args->home_given)
         config = getenv("GVIRTUS_CONFIG");
-    int rc = check_home(args->home, err);
-    if (!rc && !realpath(args->home, paths->home))
-        rc = ibx_error_set(err, -errno, "cannot look into the GVirtuS home %s: %s", args->home,
-                           strerror(errno));
-    if (!rc)
-        rc = ibx_gvirtus_path(usual, err, "%s/etc/properties.json", paths->home);
-    if (!rc)
-        rc = make_absolute(config && *config ? config : usual, config_file, err);
-    if (!rc)
-        rc = ibx_gvirtus_path(usual, err, "%.*s/gvirtus.properties",
-                              (int)(strrchr(config_file, '/') - config_file), config_file);
-    if (!rc)
-        rc = make_absolute(args->properties ? args->properties : usual,
-                           paths->files[GVIRTUS_PROPERTIES], err);
-    if (!rc)
-        rc = ibx_gvirtus_library_path(paths->home, args->slot, paths->files[GVIRTUS_LIBRARY], err);
-    return rc ? rc : ibx_gvirtus_path(paths->state, err, "%s/lib/ibx-gvirtus.json", paths->home);
+    check_home(args->home);
+    if (!realpath(args->home, paths->home))
+        ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s", args->home, strerror(errno));
+    ibx_gvirtus_path(usual, "%s/etc/properties.json", paths->home);
+    make_absolute(config && *config ? config : usual, config_file);
+    ibx_gvirtus_path(usual, "%.*s/gvirtus.properties",
+                     (int)(strrchr(config_file, '/') - config_file), config_file);
+    make_absolute(args->properties ? args->properties : usual, paths->files[GVIRTUS_PROPERTIES]);
+    ibx_gvirtus_library_path(paths->home, args->slot, paths->files[GVIRTUS_LIBRARY]);
+    ibx_gvirtus_path(paths->state, "%s/lib/ibx-gvirtus.json", paths->home);
 }
 
-int ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err)
+void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out)
 {
-    if (args->library)
-        return ibx_gvirtus_path(out, err, "%s", args->library);
     /* Of a build tree, and of an installation that was moved: into a container, say. */
     static const char *const beside[] = {"../frontend-glue", "../" IBX_LIBDIR "/ibx"};
     char program[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", program, sizeof(program));
     while (n > 0 && program[n - 1] != '/')
         n--;
-    for (size_t i = 0; n > 0 && i < sizeof(beside) / sizeof(beside[0]); i++) {
-        if (!ibx_gvirtus_path(out, NULL, "%.*s%s/" LIBRARY_NAME, (int)n, program, beside[i]) &&
-            !access(out, F_OK))
-            return 0;
+    ibx_gvirtus_path(out, "%s", args->library ? args->library : IBX_PLUGIN_DIR "/" LIBRARY_NAME);
+    for (size_t i = 0; n > 0 && i < sizeof(beside) / sizeof(beside[0]) && !args->library; i++) {
+        char path[PATH_MAX];
+        ibx_gvirtus_path(path, "%.*s%s/" LIBRARY_NAME, (int)n, program, beside[i]);
+        if (access(path, F_OK))
+            continue;
+        memcpy(out, path, sizeof(path));
+        return;
     }
-    return ibx_gvirtus_path(out, err, IBX_PLUGIN_DIR "/" LIBRARY_NAME);
 }
 
 /* --------------------------------------------------------------- command line */
@@ -209,11 +192,10 @@ int main(int argc, char **argv)
         .commands = commands,
         .options = options,
     };
-    static int (*const run[])(const struct gvirtus_args *, struct ibx_error *) = {
+    static void (*const run[])(const struct gvirtus_args *) = {
         [INSTALL] = ibx_gvirtus_install, [REMOVE] = ibx_gvirtus_remove, [SHOW] = ibx_gvirtus_show};
     const char *home = getenv("GVIRTUS_HOME");
     struct gvirtus_args args = {.slot = "oldtcp"};
-    struct ibx_error err = {0};
     unsigned command;
     ibx_tool_parse(&tool, argc, argv, &args, &command, NULL);
     if (strcmp(args.slot, "oldtcp") && strcmp(args.slot, "ib"))
@@ -221,10 +203,6 @@ int main(int argc, char **argv)
     args.home_given = args.home != NULL;
     if (!args.home && home && *home)
         args.home = home;
-    int rc = run[command](&args, &err);
-    if (fflush(stdout) && !rc)
-        rc = ibx_error_set(&err, -EIO, "standard output could not be written");
-    if (rc)
-        fprintf(stderr, "ibx-gvirtus: %s\n", err.message);
-    return rc ? 1 : 0;
+    run[command](&args);
+    return fflush(stdout) ? 1 : 0;
 }

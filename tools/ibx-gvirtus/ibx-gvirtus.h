@@ -6,6 +6,9 @@
  *   install.c      install and remove: replaces three files and puts them back
  *   edit.c         the texts of properties.json and gvirtus.properties
  *   show.c         show
+ *
+ * Functions without a struct ibx_error end the process with a message where they cannot do their
+ * work.
  */
 #ifndef IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
 #define IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
@@ -38,26 +41,25 @@ struct gvirtus_paths {
     char files[GVIRTUS_FILES][PATH_MAX];
 };
 
-/* All functions that return int: 0, or a negative errno with one sentence. */
-
+/* Ends the process with status 1. */
+void ibx_gvirtus_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 /* Fills `paths` after a check that the home can take the plugin. */
-int ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_paths *paths,
-                           struct ibx_error *err);
-/* Builds a path of PATH_MAX bytes; -ENAMETOOLONG. */
-int ibx_gvirtus_path(char *out, struct ibx_error *err, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_paths *paths);
+/* Builds a path of PATH_MAX bytes. */
+void ibx_gvirtus_path(char *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The library of a slot: DIR/lib/libgvirtus-communicators-SLOT.so. */
-int ibx_gvirtus_library_path(const char *home, const char *slot, char *out, struct ibx_error *err);
+void ibx_gvirtus_library_path(const char *home, const char *slot, char *out);
 /* The plugin to install: --library, else the one of this program's build tree or installation. It
  * need not exist. */
-int ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out, struct ibx_error *err);
-/* Reads a whole file of up to 64 MiB into memory, with a NUL after it that does not count. */
-int ibx_gvirtus_file_read(const char *path, char **content, size_t *length, struct ibx_error *err);
+void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out);
+/* A whole file of up to 64 MiB, with a NUL after it that does not count; for free(). NULL: see
+ * `err`. */
+char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err);
 
 /* The commands. */
-int ibx_gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err);
-int ibx_gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err);
-int ibx_gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err);
+void ibx_gvirtus_install(const struct gvirtus_args *args);
+void ibx_gvirtus_remove(const struct gvirtus_args *args);
+void ibx_gvirtus_show(const struct gvirtus_args *args);
 
 /* Whether `library` is installed, and unchanged since. */
 bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *library);
@@ -67,11 +69,10 @@ struct gvirtus_endpoint {
     char suite[64], protocol[64], address[256];
     uint16_t port;
 };
-int ibx_gvirtus_endpoint_read(const char *file, struct gvirtus_endpoint *endpoint,
-                              struct ibx_error *err);
+struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file);
 
-/* The two texts, before and after; they belong to this struct. */
-struct ibx_gvirtus_edit {
+/* The two texts, before and after; all are for free(). */
+struct gvirtus_edit {
     const char *config_file, *properties_file; /* for messages */
     const char *slot;
     const char *uri;                         /* --uri, or NULL: as the texts say */
@@ -79,8 +80,7 @@ struct ibx_gvirtus_edit {
     char *config_after, *properties_after;
     char chosen[904]; /* the URI that was written */
 };
-int ibx_gvirtus_edit(struct ibx_gvirtus_edit *edit, struct ibx_error *err);
-void ibx_gvirtus_edit_fini(struct ibx_gvirtus_edit *edit);
+void ibx_gvirtus_edit(struct gvirtus_edit *edit);
 
 /* The rdma.* keys that are no options of the transport, up to one without a name. */
 struct gvirtus_key {

@@ -49,9 +49,10 @@ static void digest(const void *data, size_t length, char out[65])
 /* Whether the file is there as install wrote it. */
 static bool as_installed(const struct file *file)
 {
-    char *content, found[65];
+    char found[65];
     size_t length;
-    if (ibx_gvirtus_file_read(file->path, &content, &length, NULL))
+    char *content = ibx_gvirtus_file_read(file->path, &length, NULL);
+    if (!content)
         return false;
     digest(content, length, found);
     free(content);
@@ -133,16 +134,15 @@ static int put(const char *path, const void *content, size_t length, mode_t mode
 /* state->phase is NULL where nothing is installed. json_decref() gives state->json back. */
 static int state_load(const char *path, struct state *state, struct ibx_error *err)
 {
-    char *text;
     size_t length;
     int version = 0;
     struct file *f = state->files;
     *state = (struct state){.json = NULL};
     if (!exists(path))
         return 0;
-    int rc = ibx_gvirtus_file_read(path, &text, &length, err);
-    if (rc)
-        return rc;
+    char *text = ibx_gvirtus_file_read(path, &length, err);
+    if (!text)
+        return -EIO;
     state->json = json_loadb(text, length, 0, NULL);
     free(text);
     bool good = !json_unpack(
@@ -156,7 +156,7 @@ static int state_load(const char *path, struct state *state, struct ibx_error *e
     if (good && version == 1)
         return 0;
     json_decref(state->json);
-    state->json = NULL;
+    *state = (struct state){.json = NULL};
     return ibx_error_set(err, -EINVAL,
                          "%s is not a state file of ibx-gvirtus: correct it, or put the files "
                          "ending in " BACKUP " back by hand and delete it",
@@ -166,13 +166,13 @@ static int state_load(const char *path, struct state *state, struct ibx_error *e
 static int state_save(const char *path, const struct state *state, const char *phase,
                       struct ibx_error *err)
 {
-    json_t *files = json_array();
-    for (const struct file *f = state->files; f < state->files + FILES; f++)
-        json_array_append_new(files, json_pack("{s:s, s:b, s:s}", "path", f->path, "existed",
-                                               f->existed, "sha256", f->sha256));
-    json_t *json = json_pack("{s:i, s:s, s:s, s:o}", "version", 1, "phase", phase, "slot",
-                             state->slot, "files", files);
-    char *text = json_array_size(files) == FILES ? json_dumps(json, JSON_INDENT(2)) : NULL;
+    const struct file *f = state->files;
+    json_t *json = json_pack(
+        "{s:i, s:s, s:s, s:[{s:s, s:b, s:s}, {s:s, s:b, s:s}, {s:s, s:b, s:s}]}", "version", 1,
+        "phase", phase, "slot", state->slot, "files", "path", f[0].path, "existed", f[0].existed,
+        "sha256", f[0].sha256, "path", f[1].path, "existed", f[1].existed, "sha256", f[1].sha256,
+        "path", f[2].path, "existed", f[2].existed, "sha256", f[2].sha256);
+    char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
     int rc = text ? put(path, text, strlen(text), 0644, false, err)
                   : ibx_error_set(err, -EILSEQ, "cannot write %s: a path is not UTF-8", path);
     free(text);
@@ -245,60 +245,54 @@ static int put_all_back(const char *path, const struct state *state, bool quiet,
     return first ? first : sync_directory_of(path, err);
 }
 
-/* Finds the home, and locks it until this process ends. */
-static int begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, struct state *state,
-                 struct ibx_error *err)
+/* Finds the home, locks it until this process ends, and loads its state. */
+static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, struct state *state)
 {
     char path[PATH_MAX];
-    int rc = ibx_gvirtus_paths_find(args, paths, err);
-    if (rc)
-        return rc;
+    struct ibx_error err;
+    ibx_gvirtus_paths_find(args, paths);
     int fd = open(paths->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return failed("open", paths->home, err);
-    if (flock(fd, LOCK_EX | LOCK_NB)) {
-        close(fd);
-        return ibx_error_set(err, -EBUSY, "another ibx-gvirtus is at work in %s: try again",
-                             paths->home);
-    }
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
+        ibx_gvirtus_fail("cannot lock %s: %s: is another ibx-gvirtus at work there?", paths->home,
+                         strerror(errno));
     beside(path, paths->state, TEMPORARY);
     unlink(path); /* of an ibx-gvirtus that was killed */
-    return state_load(paths->state, state, err);
+    if (state_load(paths->state, state, &err))
+        ibx_gvirtus_fail("%s", err.message);
 }
 
-int ibx_gvirtus_remove(const struct gvirtus_args *args, struct ibx_error *err)
+void ibx_gvirtus_remove(const struct gvirtus_args *args)
 {
     struct gvirtus_paths paths;
-    struct state state = {.json = NULL};
-    int rc = begin(args, &paths, &state, err);
-    if (!rc && !state.phase)
-        rc = ibx_error_set(err, -ENOENT, "nothing is installed there: there is no %s", paths.state);
-    if (!rc && !strcmp(state.phase, INSTALLED)) {
-        for (const struct file *f = state.files; f < state.files + FILES && !rc; f++) {
+    struct state state;
+    struct ibx_error err;
+    begin(args, &paths, &state);
+    if (!state.phase)
+        ibx_gvirtus_fail("nothing is installed there: there is no %s", paths.state);
+    if (!strcmp(state.phase, INSTALLED)) {
+        for (const struct file *f = state.files; f < state.files + FILES; f++) {
             char backup[PATH_MAX];
             beside(backup, f->path, BACKUP);
             if (f->existed && !exists(backup))
-                rc = ibx_error_set(err, -ENOENT,
-                                   "%s is gone, so %s cannot be restored: put it back, or delete "
-                                   "%s to leave everything as it is",
-                                   backup, f->path, paths.state);
+                ibx_gvirtus_fail("%s is gone, so %s cannot be restored: put it back, or delete %s "
+                                 "to leave everything as it is",
+                                 backup, f->path, paths.state);
         }
-        if (!rc)
-            rc = state_save(paths.state, &state, "removing", err);
+        if (state_save(paths.state, &state, "removing", &err))
+            ibx_gvirtus_fail("%s", err.message);
     }
-    if (!rc)
-        rc = put_all_back(paths.state, &state, false, err);
+    if (put_all_back(paths.state, &state, false, &err))
+        ibx_gvirtus_fail("%s", err.message);
     json_decref(state.json);
-    return rc;
 }
 
 bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *library)
 {
     struct state state;
-    bool is = !state_load(paths->state, &state, NULL) && state.phase &&
-              !strcmp(state.phase, INSTALLED) &&
-              !strcmp(state.files[GVIRTUS_LIBRARY].path, library) &&
-              as_installed(&state.files[GVIRTUS_LIBRARY]);
+    state_load(paths->state, &state, NULL);
+    const struct file *file = &state.files[GVIRTUS_LIBRARY];
+    bool is = state.phase && !strcmp(state.phase, INSTALLED) && !strcmp(file->path, library) &&
+              as_installed(file);
     json_decref(state.json);
     return is;
 }
@@ -306,119 +300,110 @@ bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *librar
 /* ------------------------------------------------------------- installing */
 
 /* GVirtuS would find out only at its next start. */
-static int check_library(const char *file, struct ibx_error *err)
+static char *read_library(const struct gvirtus_args *args, size_t *length)
 {
-    char path[PATH_MAX]; /* with a slash: dlopen(3) shall not search */
+    char file[PATH_MAX], path[PATH_MAX]; /* path: with a slash, or dlopen(3) would search */
+    struct ibx_error err;
+    ibx_gvirtus_plugin_find(args, file);
     if (!realpath(file, path))
-        return ibx_error_set(err, -errno, "the plugin %s cannot be found: %s; name it by --library",
-                             file, strerror(errno));
+        ibx_gvirtus_fail("the plugin %s cannot be found: %s; name it by --library", file,
+                         strerror(errno));
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-        return ibx_error_set(err, -ENOEXEC, "the plugin cannot be loaded here: %s", dlerror());
-    bool good = dlsym(handle, "create_communicator");
+        ibx_gvirtus_fail("the plugin cannot be loaded here: %s", dlerror());
+    if (!dlsym(handle, "create_communicator"))
+        ibx_gvirtus_fail("%s is not a communicator for GVirtuS: it has no create_communicator",
+                         file);
     dlclose(handle);
-    if (!good)
-        return ibx_error_set(err, -EINVAL,
-                             "%s is not a communicator for GVirtuS: it has no "
-                             "create_communicator",
-                             file);
-    return 0;
+    char *content = ibx_gvirtus_file_read(path, length, &err);
+    if (!content)
+        ibx_gvirtus_fail("%s", err.message);
+    return content;
 }
 
-/* NULL and 0 when there is no such file. */
-static int read_if_there(const char *path, char **content, struct ibx_error *err)
+/* NULL when there is no such file. */
+static char *read_text(const char *path)
 {
     size_t length;
+    struct ibx_error err;
     if (access(path, F_OK) && errno == ENOENT)
-        return 0;
-    int rc = ibx_gvirtus_file_read(path, content, &length, err);
-    if (!rc && strlen(*content) != length)
-        return ibx_error_set(err, -EINVAL, "%s holds a NUL byte: it is not a text file", path);
-    return rc;
+        return NULL;
+    char *content = ibx_gvirtus_file_read(path, &length, &err);
+    if (!content)
+        ibx_gvirtus_fail("%s", err.message);
+    if (strlen(content) != length)
+        ibx_gvirtus_fail("%s holds a NUL byte: it is not a text file", path);
+    return content;
 }
 
 /* Replaces the three files, or none. */
-static int put_all(const struct gvirtus_paths *paths, const char *slot,
-                   const char *const contents[FILES], const size_t lengths[FILES],
-                   struct ibx_error *err)
+static void put_all(const struct gvirtus_paths *paths, const char *slot,
+                    const char *const contents[FILES], const size_t lengths[FILES])
 {
     char digests[FILES][65], backup[PATH_MAX];
     struct state state = {.slot = slot};
+    struct ibx_error err;
     for (int i = 0; i < FILES; i++) {
         beside(backup, paths->files[i], BACKUP);
         if (exists(backup))
-            return ibx_error_set(err, -EEXIST,
-                                 "%s is a backup that would be overwritten: put it back or move "
-                                 "it away",
-                                 backup);
+            ibx_gvirtus_fail("%s is a backup that would be overwritten: put it back or move it "
+                             "away",
+                             backup);
         digest(contents[i], lengths[i], digests[i]);
         state.files[i] = (struct file){paths->files[i], digests[i], exists(paths->files[i])};
     }
-    int rc = state_save(paths->state, &state, "installing", err);
+    int rc = state_save(paths->state, &state, "installing", &err);
     for (int i = 0; i < FILES && !rc; i++)
-        rc = put(paths->files[i], contents[i], lengths[i], i ? 0644 : 0755, state.files[i].existed,
-                 err);
+        rc = put(paths->files[i], contents[i], lengths[i], i == GVIRTUS_LIBRARY ? 0755 : 0644,
+                 state.files[i].existed, &err);
     if (!rc)
-        rc = state_save(paths->state, &state, INSTALLED, err);
-    if (rc && exists(paths->state) && put_all_back(paths->state, &state, true, NULL))
-        ibx_error_prefix(err, rc,
-                         "not everything is put back: remove the cause, then run "
-                         "ibx-gvirtus remove");
-    return rc;
+        rc = state_save(paths->state, &state, INSTALLED, &err);
+    if (!rc)
+        return;
+    bool left = exists(paths->state) && put_all_back(paths->state, &state, true, NULL);
+    ibx_gvirtus_fail("%s%s", err.message,
+                     left ? "; not all files are put back: then run ibx-gvirtus remove" : "");
 }
 
-static void print_installed(const struct gvirtus_paths *paths, const struct gvirtus_args *args,
-                            const char *uri)
-{
-    for (int i = 0; i < FILES; i++) {
-        char backup[PATH_MAX];
-        beside(backup, paths->files[i], BACKUP);
-        printf("%s: written%s\n", paths->files[i],
-               exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
-    }
-    printf("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"\n", uri);
-    if (args->properties)
-        printf("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment\n",
-               paths->files[GVIRTUS_PROPERTIES]);
-}
-
-int ibx_gvirtus_install(const struct gvirtus_args *args, struct ibx_error *err)
+void ibx_gvirtus_install(const struct gvirtus_args *args)
 {
     struct gvirtus_paths paths;
-    struct state state = {.json = NULL};
-    struct ibx_gvirtus_edit edit = {.slot = args->slot, .uri = args->uri};
-    char source[PATH_MAX], *library = NULL;
-    size_t length = 0;
-    int rc = begin(args, &paths, &state, err);
-    if (!rc && state.phase)
-        rc = strcmp(state.phase, INSTALLED)
-                 ? put_all_back(paths.state, &state, true, err) /* it was cut off */
-                 : ibx_error_set(err, -EEXIST,
-                                 "it is installed there already, in the slot \"%s\": run "
-                                 "ibx-gvirtus remove first",
-                                 state.slot);
+    struct state state;
+    struct ibx_error err;
+    size_t length;
+    begin(args, &paths, &state);
+    if (state.phase && !strcmp(state.phase, INSTALLED))
+        ibx_gvirtus_fail("it is installed there already, in the slot \"%s\": run ibx-gvirtus "
+                         "remove first",
+                         state.slot);
+    if (state.phase && put_all_back(paths.state, &state, true, &err)) /* it was cut off */
+        ibx_gvirtus_fail("%s", err.message);
     json_decref(state.json);
-    if (!rc)
-        rc = ibx_gvirtus_plugin_find(args, source, err);
-    if (!rc)
-        rc = check_library(source, err);
-    if (!rc)
-        rc = ibx_gvirtus_file_read(source, &library, &length, err);
-    if (!rc)
-        rc =
-            read_if_there(edit.config_file = paths.files[GVIRTUS_CONFIG], &edit.config_before, err);
-    if (!rc)
-        rc = read_if_there(edit.properties_file = paths.files[GVIRTUS_PROPERTIES],
-                           &edit.properties_before, err);
-    if (!rc)
-        rc = ibx_gvirtus_edit(&edit, err);
-    if (!rc)
-        rc = put_all(
-            &paths, args->slot, (const char *[]){library, edit.config_after, edit.properties_after},
-            (size_t[]){length, strlen(edit.config_after), strlen(edit.properties_after)}, err);
-    if (!rc)
-        print_installed(&paths, args, edit.chosen);
-    ibx_gvirtus_edit_fini(&edit);
+    char *library = read_library(args, &length);
+    struct gvirtus_edit edit = {
+        .config_file = paths.files[GVIRTUS_CONFIG],
+        .properties_file = paths.files[GVIRTUS_PROPERTIES],
+        .slot = args->slot,
+        .uri = args->uri,
+        .config_before = read_text(paths.files[GVIRTUS_CONFIG]),
+        .properties_before = read_text(paths.files[GVIRTUS_PROPERTIES]),
+    };
+    ibx_gvirtus_edit(&edit);
+    put_all(&paths, args->slot, (const char *[]){library, edit.config_after, edit.properties_after},
+            (size_t[]){length, strlen(edit.config_after), strlen(edit.properties_after)});
+    for (int i = 0; i < FILES; i++) {
+        char backup[PATH_MAX];
+        beside(backup, paths.files[i], BACKUP);
+        printf("%s: written%s\n", paths.files[i],
+               exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
+    }
+    printf("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"\n", edit.chosen);
+    if (args->properties)
+        printf("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment\n",
+               paths.files[GVIRTUS_PROPERTIES]);
+    free(edit.config_before);
+    free(edit.properties_before);
+    free(edit.config_after);
+    free(edit.properties_after);
     free(library);
-    return rc;
 }

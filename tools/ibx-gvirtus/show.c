@@ -23,13 +23,12 @@ static void row(const char *name, const char *format, ...)
     va_end(args);
 }
 
-/* Puts this process where a GVirtuS process with these arguments would be. */
-static int imitate(const struct gvirtus_args *args, struct ibx_error *err)
+/* Gives this process the environment of a GVirtuS process with these arguments. */
+static void imitate(const struct gvirtus_args *args)
 {
     int bad = 0;
     if (args->properties && access(args->properties, F_OK))
-        return ibx_error_set(err, -errno, "--properties: %s cannot be found: %s", args->properties,
-                             strerror(errno));
+        ibx_gvirtus_fail("--properties: %s cannot be found: %s", args->properties, strerror(errno));
     if (args->home)
         bad |= setenv("GVIRTUS_HOME", args->home, 1);
     if (args->config)
@@ -38,47 +37,32 @@ static int imitate(const struct gvirtus_args *args, struct ibx_error *err)
         bad |= unsetenv("GVIRTUS_CONFIG");
     if (args->properties)
         bad |= setenv("GVIRTUS_RDMA_PROPERTIES", args->properties, 1);
-    return bad ? ibx_error_set(err, -ENOMEM, "no memory for the environment") : 0;
+    if (bad)
+        ibx_gvirtus_fail("no memory for the environment");
 }
 
-/* What GVirtuS will load. -ENODEV when it is not us. */
-static int show_selected(const struct gvirtus_paths *paths, struct gvirtus_endpoint *endpoint,
-                         struct ibx_error *err)
+/* What GVirtuS will load. */
+static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
 {
     char library[PATH_MAX];
-    int rc = ibx_gvirtus_endpoint_read(paths->files[GVIRTUS_CONFIG], endpoint, err);
-    if (!rc)
-        rc = ibx_gvirtus_library_path(paths->home, endpoint->protocol, library, err);
-    if (rc)
-        return rc;
-    bool slot_of_ours = !strcmp(endpoint->protocol, "oldtcp") || !strcmp(endpoint->protocol, "ib");
-    bool ours = ibx_gvirtus_installed(paths, library);
+    const char *config = paths->files[GVIRTUS_CONFIG];
+    struct gvirtus_endpoint endpoint = ibx_gvirtus_endpoint_read(config);
+    ibx_gvirtus_library_path(paths->home, endpoint.protocol, library);
+    bool missing = access(library, F_OK);
     row("home", "%s", paths->home);
-    row("selected", "protocol %s of suite %s in %s", endpoint->protocol, endpoint->suite,
-        paths->files[GVIRTUS_CONFIG]);
+    row("selected", "protocol %s of suite %s in %s", endpoint.protocol, endpoint.suite, config);
     row("library", "%s (%s)", library,
-        ours                    ? "as installed by ibx-gvirtus"
-        : access(library, F_OK) ? "missing"
-                                : "not installed by ibx-gvirtus");
-    if (!slot_of_ours)
-        return ibx_error_set(err, -ENODEV,
-                             "GVirtuS's own communicator \"%s\" is selected in %s: "
-                             "run ibx-gvirtus install",
-                             endpoint->protocol, paths->files[GVIRTUS_CONFIG]);
-    if (access(library, F_OK))
-        return ibx_error_set(err, -ENOENT,
-                             "%s is selected, but there is no %s: run ibx-gvirtus "
-                             "install",
-                             endpoint->protocol, library);
-    return 0;
-}
-
-/* The communicator of gvirtus.properties wins over it, and may say another place. */
-static void show_endpoint(const struct gvirtus_endpoint *endpoint,
-                          const struct ibx_glue_config *config)
-{
-    row("endpoint", "%s port %u%s", endpoint->address[0] ? endpoint->address : "without an address",
-        endpoint->port, config->uri_line ? ", not used: the communicator below wins over it" : "");
+        ibx_gvirtus_installed(paths, library) ? "as installed by ibx-gvirtus"
+        : missing                             ? "missing"
+                                              : "not installed by ibx-gvirtus");
+    if (strcmp(endpoint.protocol, "oldtcp") && strcmp(endpoint.protocol, "ib"))
+        ibx_gvirtus_fail("GVirtuS's own communicator \"%s\" is selected in %s: run ibx-gvirtus "
+                         "install",
+                         endpoint.protocol, config);
+    if (missing)
+        ibx_gvirtus_fail("%s is selected, but there is no %s: run ibx-gvirtus install",
+                         endpoint.protocol, library);
+    return endpoint;
 }
 
 static void show_key(const char *name, const char *key, const char *value, const char *usual)
@@ -89,41 +73,34 @@ static void show_key(const char *name, const char *key, const char *value, const
                              : "(default)");
 }
 
-/* A line that was appended, say, below one that has its key already. */
-static void show_ignored(const struct ibx_properties *properties)
-{
-    char key[64];
-    const struct ibx_property *ignored = &properties->ignored;
-    if (!ignored->key)
-        return;
-    snprintf(key, sizeof(key), "%.63s", ignored->key);
-    ibx_text_sanitize(key);
-    row("ignored", "line %u: %s is in line %u already, which counts", ignored->line, key,
-        ibx_properties_find(properties, ignored->key)->line);
-}
-
-/* The keys that are no options of the transport, as the file has them. */
-static int show_own_keys(const struct ibx_glue_config *config, struct ibx_error *err)
+/* The keys that are no options of the transport, as the file has them, and a line without effect.
+ */
+static void show_own_keys(const struct ibx_glue_config *config)
 {
     struct ibx_properties properties = {.text = NULL};
-    int rc = config->file[0] ? ibx_properties_load(config->file, &properties, err) : 0;
-    if (rc)
-        return rc;
+    struct ibx_error err;
+    char name[64];
+    if (config->file[0] && ibx_properties_load(config->file, &properties, &err))
+        ibx_gvirtus_fail("%s", err.message);
     for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++) {
-        char whole[32];
-        snprintf(whole, sizeof(whole), "rdma.%s", key->name);
-        const struct ibx_property *entry = ibx_properties_find(&properties, whole);
+        snprintf(name, sizeof(name), "rdma.%s", key->name);
+        const struct ibx_property *entry = ibx_properties_find(&properties, name);
         show_key("", key->name, entry ? entry->value : key->usual, key->usual);
     }
     const char *level = getenv("IBX_LOG");
     if (level && *level)
         row("", "IBX_LOG=%s in the environment wins over rdma.log", level);
-    show_ignored(&properties);
+    const struct ibx_property *ignored = &properties.ignored;
+    if (ignored->key) {
+        snprintf(name, sizeof(name), "%.63s", ignored->key);
+        ibx_text_sanitize(name);
+        row("ignored", "line %u: %s is in line %u already, which counts", ignored->line, name,
+            ibx_properties_find(&properties, ignored->key)->line);
+    }
     ibx_properties_fini(&properties);
-    return 0;
 }
 
-static int show_config(const struct ibx_glue_config *config, struct ibx_error *err)
+static void show_config(const struct ibx_glue_config *config)
 {
     row("properties", "%s", config->file[0] ? config->file : "none found, defaults apply");
     if (config->uri_line)
@@ -146,10 +123,10 @@ static int show_config(const struct ibx_glue_config *config, struct ibx_error *e
         else
             show_key(i ? "" : "options", key, value, usual);
     }
-    return show_own_keys(config, err);
+    show_own_keys(config);
 }
 
-/* Knocks at the back end as a front end would. */
+/* Connects to the back end as a front end does. */
 static int show_connection(const struct ibx_glue_config *config, struct ibx_error *err)
 {
     struct ibx_conn *conn;
@@ -164,43 +141,38 @@ static int show_connection(const struct ibx_glue_config *config, struct ibx_erro
     return 0;
 }
 
-/* The library that is preloaded lies beside the plugin in a build tree, one folder up where both
- * are installed. */
+/* The library to preload lies beside the plugin in a build tree, and one folder up where both are
+ * installed. */
 static bool find_preload(const char *plugin, char path[PATH_MAX])
 {
-    static const char *const places[] = {"", "../"};
     const char *slash = strrchr(plugin, '/');
-    char place[PATH_MAX];
-    for (size_t i = 0; i < 2; i++) {
-        int folder = slash ? (int)(slash + 1 - plugin) : 0;
-        if (!ibx_gvirtus_path(place, NULL, "%.*s%slibibx-frontend.so", folder, plugin, places[i]) &&
-            realpath(place, path))
-            return true;
-    }
-    return false;
+    int folder = slash ? (int)(slash + 1 - plugin) : 0;
+    char near[PATH_MAX], above[PATH_MAX];
+    ibx_gvirtus_path(near, "%.*slibibx-frontend.so", folder, plugin);
+    ibx_gvirtus_path(above, "%.*s../libibx-frontend.so", folder, plugin);
+    return realpath(near, path) || realpath(above, path);
 }
 
 static bool same_files(const char *one, const char *other)
 {
-    char *texts[2] = {NULL, NULL};
-    size_t lengths[2];
-    bool same = !ibx_gvirtus_file_read(one, &texts[0], &lengths[0], NULL) &&
-                !ibx_gvirtus_file_read(other, &texts[1], &lengths[1], NULL) &&
-                lengths[0] == lengths[1] && !memcmp(texts[0], texts[1], lengths[0]);
-    free(texts[0]);
-    free(texts[1]);
+    size_t length_one = 0, length_other = 0;
+    char *text_one = ibx_gvirtus_file_read(one, &length_one, NULL);
+    char *text_other = ibx_gvirtus_file_read(other, &length_other, NULL);
+    bool same = text_one && text_other && length_one == length_other &&
+                !memcmp(text_one, text_other, length_one);
+    free(text_one);
+    free(text_other);
     return same;
 }
 
-/* Copies from the application's own memory: they need nothing but the plugin on both sides, which
- * is what has answered. */
+/* Copies from the application's own memory: they need only the plugin on both sides, and the answer
+ * of the back end shows that it has one. */
 static void show_preload(const struct gvirtus_args *args, const char *home, const char *slot,
                          bool answered)
 {
     char plugin[PATH_MAX], preload[PATH_MAX], installed[PATH_MAX];
-    if (ibx_gvirtus_plugin_find(args, plugin, NULL) ||
-        ibx_gvirtus_library_path(home, slot, installed, NULL))
-        return;
+    ibx_gvirtus_plugin_find(args, plugin);
+    ibx_gvirtus_library_path(home, slot, installed);
     if (!find_preload(plugin, preload)) {
         row("preload",
             "there is no libibx-frontend.so with %s: copies pass through GVirtuS's "
@@ -219,31 +191,30 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
                          : "whether the back end takes its copies shows when it answers");
 }
 
-int ibx_gvirtus_show(const struct gvirtus_args *args, struct ibx_error *err)
+void ibx_gvirtus_show(const struct gvirtus_args *args)
 {
+    static struct gvirtus_paths paths;
+    static struct ibx_glue_config config;
     struct gvirtus_endpoint endpoint = {.port = 0};
-    struct gvirtus_paths *paths = calloc(1, sizeof(*paths));
-    struct ibx_glue_config *config = calloc(1, sizeof(*config));
-    int rc = paths && config ? imitate(args, err) : ibx_error_set(err, -ENOMEM, "no memory");
-    /* A classic GVirtuS has no home: its gvirtus.properties alone says all. */
-    if (!rc && (args->home || !args->properties)) {
-        rc = ibx_gvirtus_paths_find(args, paths, err);
-        if (!rc)
-            rc = show_selected(paths, &endpoint, err);
+    struct ibx_error err;
+    imitate(args);
+    /* A classic GVirtuS has no home: its gvirtus.properties alone has everything. */
+    if (args->home || !args->properties) {
+        ibx_gvirtus_paths_find(args, &paths);
+        endpoint = show_selected(&paths);
     }
-    if (!rc)
-        rc = ibx_glue_config_load(endpoint.protocol[0] ? endpoint.address : NULL, endpoint.port,
-                                  config, err);
-    if (endpoint.protocol[0])
-        show_endpoint(&endpoint, config);
-    if (!rc)
-        rc = show_config(config, err);
-    if (!rc) {
-        rc = show_connection(config, err);
-        if (endpoint.protocol[0])
-            show_preload(args, paths->home, endpoint.protocol, !rc);
-    }
-    free(paths);
-    free(config);
-    return rc;
+    const bool home = endpoint.protocol[0];
+    int rc = ibx_glue_config_load(home ? endpoint.address : NULL, endpoint.port, &config, &err);
+    if (home) /* the communicator of gvirtus.properties may name another back end */
+        row("endpoint", "%s port %u%s",
+            endpoint.address[0] ? endpoint.address : "without an address", endpoint.port,
+            config.uri_line ? ", not used: the communicator below wins over it" : "");
+    if (rc)
+        ibx_gvirtus_fail("%s", err.message);
+    show_config(&config);
+    rc = show_connection(&config, &err);
+    if (home)
+        show_preload(args, paths.home, endpoint.protocol, !rc);
+    if (rc)
+        ibx_gvirtus_fail("%s", err.message);
 }

@@ -2,8 +2,7 @@
 /*
  * READs and WRITEs of any length as chunks in flight, and the event queue.
  *
- * Bulk and urgent work have chunks of their own, so that a fault or a small call
- * finds a place however much bulk is in flight.
+ * Urgent work has chunks of its own, so that a page fault or a small call never waits for bulk.
  */
 #include "transport/core/conn.h"
 
@@ -97,20 +96,23 @@ static void op_finish(struct ibx_conn *conn, struct ibx_op *op)
         .status = op->status,
         .cookie = op->cookie,
     };
-    /* The post reserved this place, so it cannot fail. */
     conn->events_reserved--;
-    ibx_events_push(conn, &event);
+    ibx_events_push(conn, &event); /* cannot fail: the post has reserved its place */
     op->next = conn->free_ops;
     conn->free_ops = op;
 }
 
-static void queue_pop(struct op_queue *queue)
+/* Takes the first op off its queue: no more of it is given to the provider. */
+static void queue_pop(struct ibx_conn *conn, struct op_queue *queue)
 {
     struct ibx_op *op = queue->head;
     queue->head = op->next;
     if (!queue->head)
         queue->tail = &queue->head;
     op->next = NULL;
+    op->left = 0;
+    if (!op->outstanding)
+        op_finish(conn, op);
 }
 
 static unsigned pick_lane(struct ibx_conn *conn, bool urgent)
@@ -121,7 +123,7 @@ static unsigned pick_lane(struct ibx_conn *conn, bool urgent)
     return 1 + conn->next_lane;
 }
 
-/* Gives the next chunk of `op`; -EAGAIN when neither chunk nor lane is free. */
+/* Gives the provider the next chunk of `op`; -EAGAIN when no chunk or no lane is free. */
 static int give_chunk(struct ibx_conn *conn, struct ibx_op *op, struct ibx_chunk **list)
 {
     struct ibx_chunk *chunk = *list;
@@ -165,10 +167,7 @@ static int dispatch_queue(struct ibx_conn *conn, struct op_queue *queue, struct 
             rc = give_chunk(conn, op, list);
         if (rc)
             return rc;
-        queue_pop(queue);
-        op->left = 0; /* after a failure the rest is not asked for */
-        if (!op->outstanding)
-            op_finish(conn, op);
+        queue_pop(conn, queue);
     }
     return 0;
 }
@@ -187,13 +186,9 @@ void ibx_chunks_dispatch(struct ibx_conn *conn)
 static void flush_queue(struct ibx_conn *conn, struct op_queue *queue, int status)
 {
     while (queue->head) {
-        struct ibx_op *op = queue->head;
-        queue_pop(queue);
-        op->left = 0;
-        if (!op->status)
-            op->status = status;
-        if (!op->outstanding)
-            op_finish(conn, op);
+        if (!queue->head->status)
+            queue->head->status = status;
+        queue_pop(conn, queue);
     }
 }
 
@@ -214,7 +209,7 @@ void ibx_chunk_done(struct ibx_conn *conn, struct ibx_chunk *chunk, int status)
     op->outstanding--;
     if (status && !op->status)
         op->status = status;
-    /* An op with bytes left is still the head of its queue; dispatch finishes it there. */
+    /* An op with bytes left is still in its queue; dispatch finishes it there. */
     if (!op->outstanding && !op->left)
         op_finish(conn, op);
 }

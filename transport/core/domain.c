@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A domain is nothing but an identity, for what providers keep open for all of its connections. */
+/* A domain is an identity: providers keep one open part, such as a device, for its connections. */
 #include "transport/core/provider.h"
 
 #include <errno.h>
@@ -38,9 +38,9 @@ void ibx_domain_release(struct ibx_domain *domain)
 /* ----------------------------------------------------------- parts, of the providers */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ibx_domain_part *parts; /* those of domains; under the lock, as is what they hold */
+static struct ibx_domain_part *parts; /* of domains; the lock guards them and their holders */
 
-/* In a forked child what its parent had opened is worthless. */
+/* A forked child cannot use what its parent has opened. */
 static struct ibx_domain_part *find(const struct ibx_domain *domain,
                                     const struct ibx_domain_part_ops *ops, const void *want)
 {
@@ -85,8 +85,8 @@ int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part
     return rc;
 }
 
-/* Whether nobody holds it any more: then it is off the list. */
-static bool let_go(struct ibx_domain_part *part)
+/* Whether that was the last holder: then the part is off the list. */
+static bool drop_holder(struct ibx_domain_part *part)
 {
     if (!part->domain)
         return true;
@@ -104,7 +104,7 @@ static bool let_go(struct ibx_domain_part *part)
 
 void ibx_domain_part_release(struct ibx_domain_part *part)
 {
-    if (!part || !let_go(part))
+    if (!part || !drop_holder(part))
         return;
     struct ibx_domain *domain = part->domain;
     part->ops->close(part);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The one table of options: defaults, limits, parsing and help come from it. */
+/* The table of options: defaults, limits, parsing and help come from it. */
 #include "transport/core/provider.h"
 
 #include <errno.h>
@@ -30,15 +30,14 @@ static const struct option_spec specs[] = {
     {"ofi_provider", TEXT, FIELD(ofi_provider), 0, 0, "", "a libfabric provider name",
      "libfabric provider; empty: the best native one"},
     {"shm_dir", TEXT, FIELD(shm_dir), 0, 0, "", "a directory",
-     "where containers of one host share shm sockets"},
+     "directory where containers of one host share shm sockets"},
     {"shm_direct", BOOL, FIELD(shm_direct), 0, 0, "yes", "yes or no",
-     "shm copies alone by process_vm_readv where the peer is busy"},
+     "shm copies by process_vm_readv while the peer is busy"},
     {"tcp_engine", ENGINE, FIELD(tcp_engine), 0, 0, "syscalls", "syscalls, uring or uring-zc",
      "how tcp moves bulk data; uring-zc: with SEND_ZC"},
     {"key_file", TEXT, FIELD(key_file), 0, 0, "", "a file of mode 0600",
-     "secret that both ends prove to know"},
-    {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no",
-     "serve other hosts although there is no key"},
+     "the shared secret of both ends"},
+    {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no", "serve other hosts without a key"},
     {"port_num", UNSIGNED, FIELD(port_num), 0, 255, "0", "0 to 255",
      "verbs port of the device; 0: by the route"},
     {"gid_index", INTEGER, FIELD(gid_index), -1, 65535, "-1", "-1 to 65535",
@@ -60,7 +59,7 @@ static const struct option_spec specs[] = {
     {"spin_us", UNSIGNED, FIELD(spin_us), 0, 10000000, "50", "0 to 10000000",
      "microseconds of busy polling before sleeping"},
     {"timeout_ms", UNSIGNED, FIELD(timeout_ms), 100, 3600000, "10000", "100 to 3600000",
-     "milliseconds to set up, and after which a peer is dead whose host does not answer"},
+     "milliseconds for each step of setting up, and until a silent host counts as dead"},
 };
 
 #define SPECS (sizeof(specs) / sizeof(specs[0]))
@@ -71,14 +70,11 @@ int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err)
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
     unsigned shift = 0;
-    if (*end == 'K' || *end == 'k')
-        shift = 10;
-    else if (*end == 'M' || *end == 'm')
-        shift = 20;
-    else if (*end == 'G' || *end == 'g')
-        shift = 30;
-    if (shift)
+    const char *unit = *end ? strchr("KkMmGg", *end) : NULL;
+    if (unit) {
+        shift = 10 * ((unsigned)(unit - "KkMmGg") / 2 + 1);
         end++;
+    }
     if (shift && (*end == 'i' || *end == 'I'))
         end++;
     if (*end == 'B' || *end == 'b')
@@ -182,19 +178,24 @@ static int set_number(const struct option_spec *spec, void *field, const char *v
     return 0;
 }
 
+static const struct option_spec *find_spec(const char *key)
+{
+    for (size_t i = 0; i < SPECS; i++) {
+        if (!strcmp(specs[i].key, key))
+            return &specs[i];
+    }
+    return NULL;
+}
+
 int ibx_options_set(struct ibx_options *options, const char *key, const char *value,
                     struct ibx_error *err)
 {
-    for (size_t i = 0; i < SPECS; i++) {
-        const struct option_spec *spec = &specs[i];
-        if (strcmp(spec->key, key))
-            continue;
-        char *field = (char *)options + spec->offset;
-        if (spec->type <= ENGINE)
-            return set_text(spec, field, value, err);
-        if (spec->type == BOOL)
-            return set_bool(spec, (bool *)field, value, err);
-        return set_number(spec, field, value, err);
+    const struct option_spec *spec = find_spec(key);
+    if (spec) {
+        void *field = (char *)options + spec->offset;
+        return spec->type <= ENGINE ? set_text(spec, field, value, err)
+               : spec->type == BOOL ? set_bool(spec, field, value, err)
+                                    : set_number(spec, field, value, err);
     }
     char known[256] = "";
     for (size_t i = 0; i < SPECS; i++) {
@@ -230,24 +231,21 @@ static void print_size(size_t bytes, char *out, size_t size)
 
 int ibx_options_get(const struct ibx_options *options, const char *key, char *value, size_t size)
 {
-    for (size_t i = 0; i < SPECS; i++) {
-        const struct option_spec *spec = &specs[i];
-        const void *field = (const char *)options + spec->offset;
-        if (strcmp(spec->key, key))
-            continue;
-        if (spec->type <= ENGINE)
-            snprintf(value, size, "%s", (const char *)field);
-        else if (spec->type == BOOL)
-            snprintf(value, size, "%s", *(const bool *)field ? "yes" : "no");
-        else if (spec->type == SIZE)
-            print_size(*(const size_t *)field, value, size);
-        else if (spec->type == UNSIGNED)
-            snprintf(value, size, "%u", *(const unsigned *)field);
-        else
-            snprintf(value, size, "%d", *(const int *)field);
-        return 0;
-    }
-    return -ENOENT;
+    const struct option_spec *spec = find_spec(key);
+    if (!spec)
+        return -ENOENT;
+    const void *field = (const char *)options + spec->offset;
+    if (spec->type <= ENGINE)
+        snprintf(value, size, "%s", (const char *)field);
+    else if (spec->type == BOOL)
+        snprintf(value, size, "%s", *(const bool *)field ? "yes" : "no");
+    else if (spec->type == SIZE)
+        print_size(*(const size_t *)field, value, size);
+    else if (spec->type == UNSIGNED)
+        snprintf(value, size, "%u", *(const unsigned *)field);
+    else
+        snprintf(value, size, "%d", *(const int *)field);
+    return 0;
 }
 
 void ibx_options_describe(FILE *out, const char *prefix)

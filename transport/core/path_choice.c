@@ -33,8 +33,8 @@ int ibx_path_next(struct ibx_conn *conn, unsigned *index, char name[16])
     bool any = !strcmp(conn->options.provider, "auto");
     for (;;) {
         size_t n = 15;
-        const char *item = any ? ibx_provider_name(*index)
-                               : list_item(conn->options.provider, *index, &n);
+        const char *item =
+            any ? ibx_provider_name(*index) : list_item(conn->options.provider, *index, &n);
         if (!item)
             return -ENOENT;
         ++*index;

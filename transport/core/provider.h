@@ -5,20 +5,17 @@
  * core/ owns the connection: it cuts READs and WRITEs into chunks, bounds the number in flight,
  * counts completions and turns them into events. handshake/ authenticates both ends and agrees on
  * the provider. A provider moves one chunk or one message at a time and reports the result, from
- * inside `progress` only.
- *
- * Life of a provider's endpoint, the same on both sides:
+ * inside `progress` only. The life of its endpoint is the same on both sides:
  *
  *   open -> server: offer -> client: join -> both: finish -> [work] -> abort -> close
  *
  *   offer   the server writes what a client needs to reach it (a port, an address)
- *   join    the client reads that and answers likewise (may be empty); the server gets
- *           the answer as the second argument of finish
- *   finish  both sides at once complete the connection, before `deadline`
+ *   join    the client reads the offer and writes an answer, which may be empty
+ *   finish  both sides at once complete the connection, before `deadline`; the server has the
+ * answer
  *
- * Any of them may fail with a message; the client then tries the next provider on the same
- * handshake socket, so a failed attempt must leave nothing behind after close. All blocking waits
- * go through ibx_link_wait().
+ * Each of them may fail. The client then tries the next provider on the same handshake socket, so
+ * close must leave nothing behind. All blocking waits go through ibx_link_wait().
  */
 #ifndef IBX_TRANSPORT_CORE_PROVIDER_H
 #define IBX_TRANSPORT_CORE_PROVIDER_H
@@ -41,8 +38,8 @@ struct ibx_chunk {
     const uint64_t *remote_keys; /* IBX_RAILS_MAX of them */
     size_t length;               /* 1..caps.chunk bytes */
 
-    uint64_t cookie[2];     /* the provider's, free to use until the report */
-    struct ibx_chunk *next; /* likewise, for its queues */
+    uint64_t cookie[2];     /* the provider's until the report */
+    struct ibx_chunk *next; /* likewise */
     struct ibx_chunk *prev;
 
     struct ibx_op *op; /* the core's */
@@ -53,8 +50,8 @@ struct ibx_mr {
     struct ibx_span span;
     unsigned access;
     bool allocated;               /* by the provider, in mr_register with a NULL address */
-    const struct ibx_mr *twin;    /* in mr_register only: a region of the same memory and access in
-                                     the same provider and domain, or NULL; to be shared or not */
+    const struct ibx_mr *twin;    /* in mr_register only: NULL, or a region of the same memory and
+                                     access in the same provider and domain, which may be shared */
     uint64_t keys[IBX_RAILS_MAX]; /* set by mr_register, sent to peers by ibx_mr_remote() */
     void *provider_data;
     struct ibx_mr *next, *prev; /* the core's list */
@@ -81,32 +78,31 @@ struct ibx_link {
     void *owner; /* of the upcalls */
 };
 
-/* With the values of `slots` and `message` that both ends agreed on (the smaller ones). */
+/* `slots` and `message` are the values that both ends agreed on. */
 const struct ibx_options *ibx_link_options(const struct ibx_link *link);
-/* domain.c: one more holder of it, until ibx_domain_release(); NULL stays NULL. */
+/* domain.c: takes one more reference, until ibx_domain_release(). NULL stays NULL. */
 struct ibx_domain *ibx_domain_hold(struct ibx_domain *domain);
 enum ibx_role ibx_link_role(const struct ibx_link *link);
 /* The connected handshake socket: for addresses (getsockname, getpeername) and, with
  * `takes_socket`, for the provider's own use once finish has returned on both sides. */
 int ibx_link_socket(const struct ibx_link *link);
 /* 32 bytes that only the two authenticated ends of this connection can compute, different for each
- * label: HMAC-SHA-256(session key, label). Put it wherever a second channel (a further socket, an
- * rdma_cm request) has to prove that it belongs here; compare with CRYPTO_memcmp. */
+ * label. It proves that a second channel (a further socket, an rdma_cm request) belongs to this
+ * connection. Compare it with CRYPTO_memcmp. */
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES]);
-/* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT after the
- * deadline; -ECANCELED when the peer gave this attempt up or died, which the
- * handshake socket shows. */
+/* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT; -ECANCELED: the
+ * peer gave this attempt up, or is gone. */
 int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns);
-/* Adds an fd to what ibx_fd() wakes up on (level-triggered POLLIN), from finish on. The provider
- * removes it before closing it. */
+/* From finish on: POLLIN on `fd` (level-triggered) wakes a sleeper on ibx_fd(). The provider calls
+ * ibx_link_unwatch() before it closes the fd. */
 int ibx_link_watch(struct ibx_link *link, int fd);
 void ibx_link_unwatch(struct ibx_link *link, int fd);
 
-/* domain.c: what a provider opens once for all connections of a domain, a device say; first member
- * of the provider's own struct. */
+/* domain.c: what a provider opens once for all connections of a domain, such as a device. It is the
+ * first member of the provider's own struct. */
 struct ibx_domain_part {
     const struct ibx_domain_part_ops *ops;
-    struct ibx_domain *domain; /* NULL: it is one connection's */
+    struct ibx_domain *domain; /* NULL: it belongs to one connection */
     struct ibx_domain_part *next;
     pid_t process;
     unsigned holders;
@@ -114,14 +110,15 @@ struct ibx_domain_part {
 
 struct ibx_domain_part_ops {
     bool (*fits)(const struct ibx_domain_part *part, const void *want);
-    /* `domain` says whether it will be shared, and with whom; what `part` has is the caller's. */
+    /* `domain`: it will be shared there; NULL: it will not. The caller sets all fields of `part`.
+     */
     int (*open)(void *want, const struct ibx_domain *domain, struct ibx_domain_part **part,
                 struct ibx_error *err);
     void (*close)(struct ibx_domain_part *part); /* frees it, too */
 };
 
-/* One that fits and is there already, or a new one; without a domain always that. Holds it until
- * ibx_domain_part_release(), which accepts NULL. From any thread. */
+/* Takes a part of the domain that fits, or opens a new one; without a domain always a new one. Hold
+ * it until ibx_domain_part_release(), which accepts NULL. From any thread. */
 int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part_ops *ops,
                          void *want, struct ibx_domain_part **part, struct ibx_error *err);
 void ibx_domain_part_release(struct ibx_domain_part *part);
@@ -131,12 +128,11 @@ struct ibx_provider {
     bool
         takes_socket; /* the provider uses the handshake socket after finish, and notices its EOF */
 
-    /* Can this host use it? A description such as "mlx5_0 port 1 (200 Gb/s)", or the reason. */
+    /* Whether this host can use it: "mlx5_0 port 1 (200 Gb/s)", or the reason against it. */
     int (*probe)(const struct ibx_options *options, char *description, size_t size,
                  struct ibx_error *err);
 
-    /* Bytes of message buffers that an idle connection with these options may hold. Optional; not
-     * of a decorator. */
+    /* Bytes of message buffers that an idle connection with these options may hold. Optional. */
     size_t (*message_memory)(const struct ibx_options *options);
 
     int (*open)(struct ibx_link *link, void **endpoint, struct ibx_error *err);
@@ -155,7 +151,7 @@ struct ibx_provider {
     void (*mr_deregister)(void *endpoint, struct ibx_mr *mr);
     /* Optional. */
     const void *(*remote_pointer)(void *endpoint, const struct ibx_remote *remote);
-    /* Optional, all three or none; not of a decorator that wants to see each copy. */
+    /* Optional, all three or none. */
     int (*remote_hold)(void *endpoint, const struct ibx_remote *remote, unsigned access,
                        struct ibx_reach *reach);
     void (*remote_release)(void *endpoint);
@@ -169,17 +165,17 @@ struct ibx_provider {
     int (*send)(void *endpoint, const struct iovec *iov, int iovcnt, size_t length, uint64_t cookie,
                 unsigned flags);
     void (*release)(void *endpoint, uint64_t slot);
-    /* Moves things along and makes the upcalls; returns how many, counting what it moved for the
-     * peer without one; 0 when idle. Never blocks. */
+    /* Carries work on and makes the upcalls. Returns their number plus the work done for the peer
+     * without an upcall; 0 when idle. Never blocks. */
     int (*progress)(void *endpoint);
     /* 0: sleeping on the watched fds is safe now; 1: call progress again first. */
     int (*arm)(void *endpoint);
 
-    /* Stops: from now on `rdma` and `send` are not called. Chunks in flight are reported with
-     * -ECONNRESET from here or from later progress, as soon as the fabric no longer touches their
-     * memory. */
+    /* Stops: `rdma` and `send` are not called any more. Chunks in flight are reported with
+     * -ECONNRESET from here or from later progress, once the fabric no longer touches their memory.
+     */
     void (*abort)(void *endpoint);
-    /* Frees everything; every region has been deregistered. After any stage of the life above. */
+    /* Frees everything, after any stage of the life above. All regions are deregistered. */
     void (*close)(void *endpoint);
 };
 

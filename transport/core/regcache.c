@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The registration cache. An entry's life:
- *
- *   FREE --get, a miss--> alive --the memory went, or evicted--> dead
- *     ^------------ not in use any more: deregistered ------------/
- *
- * Whoever notices a death merely marks; the cache's owner deregisters, without
- * holding the lock of the watch, since registrars allocate and free.
+ * The registration cache. An entry is made by a miss and dies when its memory goes, or by eviction.
+ * A death is only marked, by the reader of events (regcache_watch.c) or by the owner of the cache.
+ * The owner deregisters dead entries that are not in use. It does so without the lock of the watch,
+ * because registrars allocate and free memory.
  */
 #include "transport/core/regcache.h"
 
@@ -20,24 +17,24 @@
 #define ENTRIES_MAX 4096u
 
 struct entry {
-    bool taken; /* not FREE */
+    bool taken;
     struct ibx_watch_range range;
-    bool retired;   /* died by our own hand */
-    bool inherited; /* by fork: the registration is the parent's */
+    bool retired;   /* evicted, or given up: its memory lives */
+    bool inherited; /* the registration is the parent's */
     unsigned access;
     unsigned users;
     struct ibx_mr *mr; /* NULL until it is registered */
     struct entry *newer, *older;
 };
 
-/* Its owner alone writes to it, but for `range.alive` of the entries. */
+/* Only its owner writes to it, except for `range.alive` of the entries. */
 struct ibx_regcache {
     struct ibx_registrar registrar;
     size_t bytes_max;
     unsigned entries_max;
     struct entry *entries;         /* entries_max of them */
     struct entry *newest, *oldest; /* taken ones, by their last use */
-    bool unclean;                  /* there are dead entries to look for */
+    bool unclean;                  /* some entries are dead */
     unsigned deaths, generation;   /* of the watch, as last seen */
     struct ibx_regcache_stats stats;
 };
@@ -61,7 +58,7 @@ static void list_add(struct ibx_regcache *cache, struct entry *entry)
     cache->newest = entry;
 }
 
-/* A taken entry joins the books. */
+/* Counts a taken entry. */
 static void entry_add(struct ibx_regcache *cache, struct entry *entry)
 {
     list_add(cache, entry);
@@ -88,7 +85,7 @@ static void entry_retire(struct ibx_regcache *cache, struct entry *entry)
     cache->unclean = true;
 }
 
-/* Takes one dead entry that is not in use off the books; false when there is none. */
+/* Frees one dead entry that is not in use; false when there is none. */
 static bool reap_one(struct ibx_regcache *cache, struct ibx_mr **mr)
 {
     bool found = false;
@@ -119,17 +116,15 @@ static void reap(struct ibx_regcache *cache)
     }
 }
 
-/* Evicts what has not been used for longest until `bytes` more fit. False when they do not even
- * then. */
-static bool make_room(struct ibx_regcache *cache, size_t bytes)
+/* Evicts idle entries, the least recently used first, until at most so many bytes and entries are
+ * left. */
+static void evict(struct ibx_regcache *cache, size_t bytes_max, unsigned entries_max)
 {
-    if (bytes > cache->bytes_max)
-        return false;
-    size_t held = cache->stats.bytes;
-    unsigned count = cache->stats.entries;
+    size_t bytes = cache->stats.bytes;
+    unsigned entries = cache->stats.entries;
     ibx_watch_lock();
     for (struct entry *entry = cache->oldest; entry; entry = entry->newer) {
-        if (held <= cache->bytes_max - bytes && count < cache->entries_max)
+        if (bytes <= bytes_max && entries <= entries_max)
             break;
         if (entry->users)
             continue;
@@ -137,33 +132,26 @@ static bool make_room(struct ibx_regcache *cache, size_t bytes)
             entry_retire(cache, entry);
             cache->stats.evicted++;
         }
-        held -= entry_bytes(entry);
-        count--;
+        bytes -= entry_bytes(entry);
+        entries--;
     }
     ibx_watch_unlock();
     reap(cache);
-    return count < cache->entries_max && held <= cache->bytes_max - bytes;
 }
 
-/* Evicts everything idle; false when there was nothing. */
-static bool evict_idle(struct ibx_regcache *cache)
+/* Whether `bytes` more fit, after evicting idle entries. */
+static bool make_room(struct ibx_regcache *cache, size_t bytes)
 {
-    unsigned before = cache->stats.entries;
-    ibx_watch_lock();
-    for (struct entry *entry = cache->oldest; entry; entry = entry->newer) {
-        if (entry->range.alive && !entry->users) {
-            entry_retire(cache, entry);
-            cache->stats.evicted++;
-        }
-    }
-    ibx_watch_unlock();
-    reap(cache);
-    return cache->stats.entries < before;
+    if (bytes > cache->bytes_max)
+        return false;
+    evict(cache, cache->bytes_max - bytes, cache->entries_max - 1);
+    return cache->stats.bytes <= cache->bytes_max - bytes &&
+           cache->stats.entries < cache->entries_max;
 }
 
-/* A forked child forgets what is the parent's; only what its own thread still holds stays on the
- * books until it is put back. Locked. */
-static void adopt(struct ibx_regcache *cache)
+/* A forked child drops the parent's registrations; entries that its own thread still uses stay
+ * until they are put back. Locked. */
+static void drop_inherited(struct ibx_regcache *cache)
 {
     cache->newest = cache->oldest = NULL;
     cache->stats.bytes = 0;
@@ -180,14 +168,14 @@ static void adopt(struct ibx_regcache *cache)
     ibx_watch_retain();
 }
 
-/* A hit, taken into use, or NULL. */
+/* The entry of a hit, in use now, or NULL. */
 static struct entry *look_up(struct ibx_regcache *cache, uintptr_t start, uintptr_t end,
                              unsigned access)
 {
     struct entry *entry = NULL;
     ibx_watch_lock();
     if (cache->generation != ibx_watch_generation())
-        adopt(cache);
+        drop_inherited(cache);
     if (ibx_watch_settle())
         entry = cache->newest;
     while (entry && !(entry->range.alive && entry->range.start <= start &&
@@ -206,8 +194,8 @@ static struct entry *look_up(struct ibx_regcache *cache, uintptr_t start, uintpt
     return entry;
 }
 
-/* A place for a registration that is about to be made: it is watched from before it exists. What
- * lies wholly inside and allows no more gives way. NULL when it cannot be cached. */
+/* An entry for a registration that is about to be made: its memory is watched before it exists.
+ * Entries that lie wholly inside and allow no more are retired. NULL: it cannot be cached. */
 static struct entry *reserve(struct ibx_regcache *cache, uintptr_t start, uintptr_t end,
                              unsigned access)
 {
@@ -230,15 +218,19 @@ static struct entry *reserve(struct ibx_regcache *cache, uintptr_t start, uintpt
     return entry->taken ? entry : NULL;
 }
 
-/* Registers; where the system's own limit is hit, what is idle makes room. */
+/* Registers; at the system's own limit, idle entries are evicted. */
 static int enter(struct ibx_regcache *cache, uintptr_t start, uintptr_t end, unsigned access,
                  struct ibx_mr **mr, struct ibx_error *err)
 {
     struct ibx_span span = ibx_span_host((void *)start, end - start);
     int rc;
+    unsigned before;
     do {
+        before = cache->stats.entries;
         rc = cache->registrar.enter(cache->registrar.context, &span, access, mr, err);
-    } while (rc == -ENOMEM && evict_idle(cache));
+        if (rc == -ENOMEM)
+            evict(cache, 0, 0);
+    } while (rc == -ENOMEM && cache->stats.entries < before);
     return rc;
 }
 
@@ -248,7 +240,7 @@ static int miss(struct ibx_regcache *cache, uintptr_t start, uintptr_t end, unsi
     struct entry *entry = reserve(cache, start, end, access);
     struct ibx_mr *made = NULL;
     int rc = enter(cache, start, end, access, &made, err);
-    /* Registration has brought the pages in, so that they can be told apart now. */
+    /* Registration has made the pages present, so that their kind is known now. */
     bool keep = entry && !rc && ibx_watch_anonymous(start, end);
     ibx_watch_lock();
     if (entry) {
@@ -286,7 +278,7 @@ void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
 {
     ibx_watch_lock();
     if (cache->generation != ibx_watch_generation())
-        adopt(cache);
+        drop_inherited(cache);
     struct entry *entry = cache->newest;
     while (entry && entry->mr != mr)
         entry = entry->older;
@@ -322,7 +314,7 @@ int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes,
     cache->bytes_max = bytes;
     cache->entries_max = entries;
     ibx_watch_lock();
-    adopt(cache);
+    drop_inherited(cache);
     ibx_watch_unlock();
     *out = cache;
     return 0;
@@ -353,9 +345,9 @@ void ibx_regcache_destroy(struct ibx_regcache *cache)
         return;
     ibx_watch_lock();
     if (cache->generation != ibx_watch_generation())
-        adopt(cache);
+        drop_inherited(cache);
     ibx_watch_unlock();
-    evict_idle(cache);
+    evict(cache, 0, 0);
     ibx_watch_lock();
     ibx_watch_release_unlock();
     free(cache->entries);

@@ -1,25 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A cache of registrations of host memory, for providers whose
- * caps.register_free is false.
+ * A cache of registrations of host memory, for providers whose caps.register_free is false.
  *
- * A cached registration dies when the memory under it is unmapped, moved,
- * emptied (MADV_DONTNEED, MADV_FREE, MADV_REMOVE) or mapped over: the kernel says
- * so through userfaultfd, which is used for its events only and never holds up a
- * page fault. Once munmap(2) and the like have returned, ibx_regcache_get() does
- * not find the old registration any more. Only private anonymous memory is
- * cached (malloc, mmap); all other memory, and all memory where userfaultfd is
- * not permitted, is registered for each call, which is right but slow.
+ * A cached registration dies when the memory under it is unmapped, moved, emptied (MADV_DONTNEED,
+ * MADV_FREE, MADV_REMOVE) or mapped over. The kernel reports this through userfaultfd, which is
+ * used for its events only and never delays a page fault. Once munmap(2) and the like have
+ * returned, ibx_regcache_get() does not find the old registration any more. Only private anonymous
+ * memory is cached (malloc, mmap). Other memory, and all memory where userfaultfd is not permitted,
+ * is registered for each call, which is slow.
  *
- * What is cached, the application notices in two ways. munmap and the like of
- * such memory wait for one thread of this process to take note, some
- * microseconds. And mremap(2) of a range of which only a part was ever cached
- * fails with EFAULT, for the kernel sees two kinds of memory there; realloc(3)
- * of glibc then copies instead.
+ * An application notices two things. munmap and the like of cached memory wait some microseconds
+ * for a thread of this process to take note. And mremap(2) of a range that was cached only in part
+ * fails with EFAULT, because the kernel sees two kinds of memory there; glibc's realloc(3) then
+ * copies.
  *
- * Threads: a cache belongs to the one thread that owns its connection; different
- * caches are independent. One thread of the process watches for all of them; it
- * starts with the first ibx_regcache_get(), and anew in a forked child.
+ * Threads: a cache belongs to the thread that owns its connection; different caches are
+ * independent. One thread of the process watches for all of them. It starts with the first
+ * ibx_regcache_get(), and again in a forked child.
  */
 #ifndef IBX_TRANSPORT_CORE_REGCACHE_H
 #define IBX_TRANSPORT_CORE_REGCACHE_H
@@ -36,8 +33,9 @@ struct ibx_registrar {
     void *context;
 };
 
-/* A cache of at most `bytes` and `entries` (1 to 4096), for `conn`; what is in use counts but is
- * never evicted. Destroy it before closing the connection. */
+/* A cache of at most `bytes` and `entries` (1 to 4096), for `conn`. Entries in use count but are
+ * never evicted. Destroy it before closing the connection. -EINVAL: the number of entries; -ENOMEM.
+ */
 int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
                         struct ibx_regcache **cache, struct ibx_error *err);
 int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes, unsigned entries,
@@ -46,8 +44,8 @@ int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes,
 void ibx_regcache_destroy(struct ibx_regcache *cache);
 
 /* A region that holds at least the bytes [address, address + length) with at least `access`. It may
- * be larger: use ibx_mr_address() to find the bytes in it. The memory must stay as it is until
- * ibx_regcache_put(). Errors are the registrar's. */
+ * be larger: use ibx_mr_address() to find the bytes in it. The memory must stay mapped until
+ * ibx_regcache_put(). -EINVAL: not a range of memory; errors of ibx_mr_register(). */
 int ibx_regcache_get(struct ibx_regcache *cache, void *address, size_t length, unsigned access,
                      struct ibx_mr **mr, struct ibx_error *err);
 void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr);

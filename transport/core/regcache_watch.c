@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How often a lookup lets a change in progress finish before it gives up. */
+/* Tries of a lookup to let a change in progress finish. */
 #define SETTLE_TRIES 64
 
 struct reader {
@@ -29,16 +29,16 @@ struct reader {
 /* One for the process. */
 static struct {
     pthread_mutex_t lock;
-    sigset_t signals;      /* those that the holder of the lock has blocked otherwise */
+    sigset_t signals;      /* the mask of the lock's holder before it blocked all */
     struct reader *reader; /* NULL: nothing is watched */
-    bool refused;          /* userfaultfd is not to be had */
+    bool refused;          /* userfaultfd is not available */
     int pagemap_fd;
     unsigned users, generation, deaths;
     struct ibx_watch_range *ranges; /* added and not removed; some have died */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .pagemap_fd = -1};
 
-/* A signal handler that unmaps watched memory waits for the reader, which may wait for the lock: it
- * must not run in the thread that holds it. */
+/* A signal handler that unmaps watched memory waits for the reader, which may wait for the lock. So
+ * it must not run in the thread that holds the lock. */
 void ibx_watch_lock(void)
 {
     sigset_t all, before;
@@ -99,18 +99,15 @@ static void *reader_run(void *argument)
         read_events(reader->fd);
         ibx_watch_unlock();
     }
-    /* Here, not by the one who joins: nothing that ends this thread may wait for it. */
+    /* Not after the join: a thread that changes memory would wait for the reader, which is gone. */
     close(reader->fd);
     return NULL;
 }
 
-/*
- * Whether some thread is between changing the address space and the end of its
- * event. The event may not even be readable yet while another thread already maps
- * new memory at the same address. But the kernel counts a change before it makes
- * it, and until it is over refuses write protection with EAGAIN. The empty range
- * asks for nothing else (it is EINVAL).
- */
+/* Whether some thread is between changing the address space and the end of its event. The event may
+ * not even be readable yet while another thread already maps new memory at the same address. But
+ * the kernel counts a change before it makes it, and until its end refuses write protection with
+ * EAGAIN. An empty range has no other effect (EINVAL). */
 static bool changing(void)
 {
     struct uffdio_writeprotect nothing = {.mode = 0};
@@ -132,7 +129,7 @@ bool ibx_watch_settle(void)
 
 static int userfaultfd_open(void)
 {
-    /* Faults in the kernel are none of ours, so the unprivileged kind will do (Linux 5.11). */
+    /* No faults are handled, so the unprivileged kind is enough (Linux 5.11). */
     int flags = O_CLOEXEC | O_NONBLOCK;
     int fd = (int)syscall(SYS_userfaultfd, flags | UFFD_USER_MODE_ONLY);
     if (fd < 0 && errno == EINVAL)
@@ -150,8 +147,8 @@ static int userfaultfd_open(void)
     return rc;
 }
 
-/* A child has neither the reader nor, for its own memory, the userfaultfd: it begins anew. Not even
- * the lock is left as it was, since any thread may have held it. */
+/* A child has no reader, and the userfaultfd is not for its memory: it starts again. Even the lock
+ * is new, because any thread may have held it. */
 static void forked(void)
 {
     if (watch.reader) {
@@ -179,8 +176,8 @@ static int reader_start(struct reader *reader)
         return rc;
     reader->stop_fd = eventfd(0, EFD_CLOEXEC);
     watch.pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    /* The application's signal handlers must not run in the thread: they might free memory. It
-     * takes the mask over, and whoever holds the lock has blocked them all. */
+    /* The application's signal handlers must not run in the reader, because they might free memory.
+     * It inherits the mask of the lock's holder, which has blocked all signals. */
     rc = reader->stop_fd < 0 || watch.pagemap_fd < 0
              ? -errno
              : -pthread_create(&reader->thread, NULL, reader_run, reader);
@@ -194,7 +191,7 @@ static int reader_start(struct reader *reader)
     return rc;
 }
 
-/* Allocates under the lock: nothing is watched yet, so nobody waits for the reader. */
+/* It may allocate under the lock: nothing is watched yet, so nobody waits for the reader. */
 static bool start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -230,7 +227,6 @@ void ibx_watch_release_unlock(void)
     if (!reader)
         return;
     uint64_t one = 1;
-    /* An eventfd takes one more always. */
     if (write(reader->stop_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
         pthread_join(reader->thread, NULL);
     close(reader->stop_fd);
@@ -256,8 +252,8 @@ bool ibx_watch_add(struct ibx_watch_range *range)
     return true;
 }
 
-/* Where another range needs the watch, all of this one keeps it: that costs events, no more. What
- * has died is left alone, for others may have mapped there since. */
+/* If another range overlaps, all of this one stays registered: that costs events only. Dead memory
+ * is left alone, because others may have mapped there since. */
 static void unregister(const struct ibx_watch_range *range)
 {
     for (struct ibx_watch_range *other = watch.ranges; other; other = other->next) {

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Tells regcache.c when memory goes away; for that file only.
+ * Notices when memory goes away; for regcache.c only.
  *
- * Watched ranges are registered with a userfaultfd in write-protect mode, but
- * nothing is ever protected, so no fault can arise: only the events UNMAP, REMAP
- * and REMOVE are of use. The thread that changes the address space sleeps in its
- * system call until the event has been read. Hence the rules:
+ * Watched ranges are registered with a userfaultfd in write-protect mode, but nothing is ever
+ * protected, so that no fault can arise: only the events UNMAP, REMAP and REMOVE are used. A thread
+ * that changes the address space sleeps in its system call until the event has been read. Hence:
  *
- *   - one thread of the process reads events, and it never allocates, frees or
- *     unmaps anything: it would wait for itself;
- *   - nobody does so while holding the lock, for the reader takes it; nor does a
- *     signal handler, all of which are blocked meanwhile;
- *   - reading an event and marking its ranges is one hold of the lock. So when the
- *     system call has returned, no range it changed is alive.
+ *   - one thread of the process reads events. It never allocates, frees or unmaps anything, because
+ *     it would wait for itself;
+ *   - nobody does so while holding the lock, because the reader takes it. Signal handlers must not
+ * do it either, so the holder of the lock blocks all signals;
+ *   - reading an event and marking its ranges is one hold of the lock. So when the system call has
+ *     returned, no range that it changed is alive.
  */
 #ifndef IBX_TRANSPORT_CORE_REGCACHE_WATCH_H
 #define IBX_TRANSPORT_CORE_REGCACHE_WATCH_H
@@ -26,28 +25,28 @@ struct ibx_watch_range {
     struct ibx_watch_range *next, *prev;
 };
 
-/* Everything below wants the lock held, but for the first three. */
+/* All calls but the first three need the lock. */
 void ibx_watch_lock(void);
 void ibx_watch_unlock(void);
-/* Whether all pages are there, private and anonymous: what lies in files and shared memory also
- * changes by other ways (truncation, another process), of which no event tells. */
+/* Whether all pages are present, private and anonymous. Files and shared memory also change in ways
+ * without an event: truncation, another process. */
 bool ibx_watch_anonymous(uintptr_t start, uintptr_t end);
 
-/* Users keep the reader alive; it starts with the first range. The last release stops it, since
- * this code may be unloaded; it drops the lock. */
+/* The reader starts with the first range. The last user's release stops it, because this code may
+ * be unloaded; the release drops the lock. */
 void ibx_watch_retain(void);
 void ibx_watch_release_unlock(void);
-/* Goes up in a forked child, where all ranges and users of the parent are forgotten. */
+/* Increases in a forked child, which has none of the parent's ranges and users. */
 unsigned ibx_watch_generation(void);
 /* The number of ranges that have died. */
 unsigned ibx_watch_deaths(void);
 
-/* Brings `alive` of all ranges up to date. False when it cannot be told: memory is not watched, or
- * another thread is changing the address space right now. */
+/* Brings `alive` of all ranges up to date. False: that is unknown, because memory is not watched,
+ * or another thread is changing the address space right now. */
 bool ibx_watch_settle(void);
-/* False when this memory, or any memory in this process, cannot be watched. */
+/* False: this memory, or any memory of this process, cannot be watched. */
 bool ibx_watch_add(struct ibx_watch_range *range);
-/* Ends the watch over a range, and its life. */
+/* Ends the watch over a range; it is not alive any more. */
 void ibx_watch_remove(struct ibx_watch_range *range);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A connection's regions, and the peer's memory as posts and copies name it. */
+/* Memory regions: registration, sharing, and the peer's memory as posts and copies name it. */
 #include "transport/core/conn.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr *
                              "%zu bytes at %p belong to one connection: only host memory that was "
                              "registered can be shared",
                              mr->span.length, mr->span.address);
-    /* Of the other connection only what never changes: it is in the hands of another thread. */
+    /* The other connection belongs to another thread: only what never changes is read. */
     const struct ibx_conn *other = mr->conn;
     bool siblings = conn->options.domain && conn->options.domain == other->options.domain &&
                     !strcmp(conn->provider->name, other->provider->name);

@@ -50,7 +50,8 @@ int ibx_arm(struct ibx_conn *conn)
 /* Credit is no event, but a sender without credit waits for nothing else. */
 static bool worth_polling(const struct ibx_conn *conn)
 {
-    return conn->events.count || conn->state.now == CONN_CLOSED || (conn->starved && conn->replenished);
+    return conn->events.count || conn->state.now == CONN_CLOSED ||
+           (conn->starved && conn->replenished);
 }
 
 static bool woken(struct ibx_conn *conn)

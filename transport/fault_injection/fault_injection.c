@@ -11,17 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum held_kind { HELD_CHUNK, HELD_MESSAGE, HELD_SEND, HELD_LOST };
+enum report_kind { REPORT_CHUNK, REPORT_MESSAGE, REPORT_SEND, REPORT_LOST };
 
 /* A report of the inner endpoint on its way to the core. */
-struct held {
-    enum held_kind kind;
+struct report {
+    enum report_kind kind;
     int status;
-    unsigned long arrived; /* the poll during which it came */
     struct ibx_chunk *chunk;
     const void *data;
     size_t length;
-    uint64_t token; /* the slot of a message, the cookie of a send */
+    uint64_t token;        /* the slot of a message, the cookie of a send */
+    unsigned long arrived; /* the poll during which it came */
+    struct report *next;
 };
 
 /* A corrupted message: the inner endpoint's own memory may be read-only. */
@@ -38,49 +39,36 @@ struct injector {
     const struct ibx_provider *inner;
     void *endpoint; /* the inner one */
 
-    struct held *ring; /* of `capacity`, a power of two; `count` from `head` on */
-    size_t capacity;
-    size_t head;
-    size_t count;
-    unsigned long polls;
-    int reports; /* made during this progress */
-
+    struct report *held, **held_tail;
     struct copy *copies;
+    unsigned long polls;
+    int reports;    /* made during this progress */
     bool break_now; /* disconnect_in was reached: reported at the next poll */
     bool aborted;
-    char reason[192]; /* of the HELD_LOST */
+    char reason[192]; /* of the REPORT_LOST */
 };
 
-/* Lets one pass; true when it is the one that was meant. */
+/* Counts one; true when it is the one to fail. */
 static bool countdown(unsigned *left)
 {
     return *left && --*left == 0;
 }
 
-/* ---------------------------------------------------------------- holding */
-
-static int ring_grow(struct injector *f)
+static void *allocate(size_t size)
 {
-    size_t capacity = f->capacity ? f->capacity * 2 : 64;
-    struct held *ring = malloc(capacity * sizeof(*ring));
-    if (!ring)
-        return -ENOMEM;
-    for (size_t i = 0; i < f->count; i++)
-        ring[i] = f->ring[(f->head + i) & (f->capacity - 1)];
-    free(f->ring);
-    f->ring = ring;
-    f->capacity = capacity;
-    f->head = 0;
-    return 0;
+    void *memory = malloc(size);
+    if (!memory)
+        abort(); /* only tests come here */
+    return memory;
 }
 
-static int hold(struct injector *f, struct held held)
+static void hold(struct injector *f, struct report report)
 {
-    if (f->count == f->capacity && ring_grow(f))
-        return -ENOMEM;
-    held.arrived = f->polls;
-    f->ring[(f->head + f->count++) & (f->capacity - 1)] = held;
-    return 0;
+    struct report *held = allocate(sizeof(*held));
+    *held = report;
+    held->arrived = f->polls;
+    *f->held_tail = held;
+    f->held_tail = &held->next;
 }
 
 /* ------------------------------------------------------------- delivering */
@@ -91,107 +79,89 @@ static void flip_a_bit(uint8_t *bytes, size_t length)
         bytes[length / 2] ^= 1;
 }
 
-static void deliver_chunk(struct injector *f, const struct held *held)
+static void deliver_chunk(struct injector *f, const struct report *report)
 {
-    struct ibx_chunk *chunk = held->chunk;
-    /* GPU memory is out of the CPU's reach: the count goes on to a READ that can be corrupted. */
-    if (!held->status && chunk->kind == IBX_RDMA_READ && chunk->mr->span.kind == IBX_MEMORY_HOST &&
-        countdown(&f->faults->corrupt_in))
+    struct ibx_chunk *chunk = report->chunk;
+    /* The CPU cannot reach GPU memory: the count goes on to a READ that can be corrupted. */
+    if (!report->status && chunk->kind == IBX_RDMA_READ &&
+        chunk->mr->span.kind == IBX_MEMORY_HOST && countdown(&f->faults->corrupt_in))
         flip_a_bit(chunk->local, chunk->length);
-    f->core.up->chunk_done(&f->core, chunk, held->status);
+    f->core.up->chunk_done(&f->core, chunk, report->status);
 }
 
-static void deliver_message(struct injector *f, const struct held *held)
+static const void *corrupted_copy(struct injector *f, const struct report *message)
 {
-    if (f->aborted) {
-        f->inner->release(f->endpoint, held->token);
-        return;
-    }
-    f->faults->seen++;
-    bool dropped = countdown(&f->faults->drop_in);
-    bool corrupted = countdown(&f->faults->corrupt_in);
-    if (countdown(&f->faults->disconnect_in))
-        f->break_now = dropped = true;
-    if (dropped) {
-        f->inner->release(f->endpoint, held->token);
-        return;
-    }
-    const void *data = held->data;
-    struct copy *copy = corrupted ? malloc(sizeof(*copy) + held->length) : NULL;
-    if (copy) {
-        if (held->length)
-            memcpy(copy->data, held->data, held->length);
-        flip_a_bit(copy->data, held->length);
-        copy->slot = held->token;
-        copy->next = f->copies;
-        f->copies = copy;
-        data = copy->data;
-    }
-    f->core.up->message(&f->core, data, held->length, held->token);
+    struct copy *copy = allocate(sizeof(*copy) + message->length);
+    if (message->length)
+        memcpy(copy->data, message->data, message->length);
+    flip_a_bit(copy->data, message->length);
+    copy->slot = message->token;
+    copy->next = f->copies;
+    f->copies = copy;
+    return copy->data;
 }
 
-static void deliver(struct injector *f, const struct held *held)
+static void deliver_message(struct injector *f, const struct report *message)
+{
+    bool dropped = f->aborted, corrupted = false;
+    if (!dropped) {
+        f->faults->seen++;
+        dropped = countdown(&f->faults->drop_in);
+        corrupted = countdown(&f->faults->corrupt_in);
+        if (countdown(&f->faults->disconnect_in))
+            f->break_now = dropped = true;
+    }
+    if (dropped)
+        f->inner->release(f->endpoint, message->token);
+    else
+        f->core.up->message(&f->core, corrupted ? corrupted_copy(f, message) : message->data,
+                            message->length, message->token);
+}
+
+static void deliver(struct injector *f, const struct report *report)
 {
     f->reports++;
-    switch (held->kind) {
-    case HELD_CHUNK:
-        deliver_chunk(f, held);
-        break;
-    case HELD_MESSAGE:
-        deliver_message(f, held);
-        break;
-    case HELD_SEND:
-        f->core.up->send_done(&f->core, held->token, held->status);
-        break;
-    case HELD_LOST:
-        f->core.up->lost(&f->core, held->status, f->reason);
-        break;
-    }
+    if (report->kind == REPORT_CHUNK)
+        deliver_chunk(f, report);
+    else if (report->kind == REPORT_MESSAGE)
+        deliver_message(f, report);
+    else if (report->kind == REPORT_SEND)
+        f->core.up->send_done(&f->core, report->token, report->status);
+    else
+        f->core.up->lost(&f->core, report->status, f->reason);
 }
 
 /* Takes each report out before making it: the core may abort from inside. */
 static void deliver_due(struct injector *f)
 {
-    while (f->count && !f->break_now) {
-        struct held held = f->ring[f->head];
-        if (!f->aborted && f->polls - held.arrived < f->faults->delay_polls)
+    while (f->held && !f->break_now) {
+        struct report *report = f->held;
+        if (!f->aborted && f->polls - report->arrived < f->faults->delay_polls)
             return;
-        f->head = (f->head + 1) & (f->capacity - 1);
-        f->count--;
-        deliver(f, &held);
+        f->held = report->next;
+        if (!f->held)
+            f->held_tail = &f->held;
+        deliver(f, report);
+        free(report);
     }
-}
-
-/* Without memory to hold a report nothing may be lost: everything goes out at once, in order. */
-static void hold_or_deliver(struct injector *f, struct held held)
-{
-    if (!hold(f, held))
-        return;
-    while (f->count) {
-        struct held first = f->ring[f->head];
-        f->head = (f->head + 1) & (f->capacity - 1);
-        f->count--;
-        deliver(f, &first);
-    }
-    deliver(f, &held);
 }
 
 /* ----------------------------------------------- the inner endpoint's reports */
 
 static void inner_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
 {
-    hold_or_deliver(link->owner, (struct held){HELD_CHUNK, .chunk = chunk, .status = status});
+    hold(link->owner, (struct report){REPORT_CHUNK, .chunk = chunk, .status = status});
 }
 
 static void inner_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
 {
-    hold_or_deliver(link->owner,
-                    (struct held){HELD_MESSAGE, .data = data, .length = length, .token = slot});
+    hold(link->owner,
+         (struct report){REPORT_MESSAGE, .data = data, .length = length, .token = slot});
 }
 
 static void inner_send_done(struct ibx_link *link, uint64_t cookie, int status)
 {
-    hold_or_deliver(link->owner, (struct held){HELD_SEND, .token = cookie, .status = status});
+    hold(link->owner, (struct report){REPORT_SEND, .token = cookie, .status = status});
 }
 
 static void inner_lost(struct ibx_link *link, int status, const char *reason)
@@ -200,15 +170,11 @@ static void inner_lost(struct ibx_link *link, int status, const char *reason)
     if (f->reason[0])
         return; /* the first counts */
     strncpy(f->reason, reason, sizeof(f->reason) - 1);
-    hold_or_deliver(f, (struct held){HELD_LOST, .status = status});
+    hold(f, (struct report){REPORT_LOST, .status = status});
 }
 
-static const struct ibx_upcalls inner_upcalls = {
-    .chunk_done = inner_chunk_done,
-    .message = inner_message,
-    .send_done = inner_send_done,
-    .lost = inner_lost,
-};
+static const struct ibx_upcalls inner_upcalls = {inner_chunk_done, inner_message, inner_send_done,
+                                                 inner_lost};
 
 /* -------------------------------------------------------- the core's calls */
 
@@ -230,35 +196,40 @@ static const void *inject_remote_pointer(void *endpoint, const struct ibx_remote
     return f->inner->remote_pointer ? f->inner->remote_pointer(f->endpoint, remote) : NULL;
 }
 
+static bool cuts(const struct injector *f)
+{
+    return f->break_now || f->faults->disconnect_in == 1;
+}
+
+/* Counts a chunk or message that has left. */
+static void passed(struct injector *f)
+{
+    f->faults->seen++;
+    if (countdown(&f->faults->disconnect_in))
+        f->break_now = true;
+}
+
 static int inject_rdma(void *endpoint, struct ibx_chunk *chunk)
 {
     struct injector *f = endpoint;
-    struct ibx_injected_faults *faults = f->faults;
-    bool cut = f->break_now || faults->disconnect_in == 1;
-    int rc;
-
-    if (cut)
-        rc = hold(f, (struct held){HELD_CHUNK, .chunk = chunk, .status = -ECONNRESET});
-    else if (faults->fail_in == 1)
-        rc = hold(f, (struct held){HELD_CHUNK, .chunk = chunk, .status = -EIO});
+    int status = cuts(f) ? -ECONNRESET : f->faults->fail_in == 1 ? -EIO : 0;
+    int rc = 0;
+    if (status)
+        hold(f, (struct report){REPORT_CHUNK, .chunk = chunk, .status = status});
     else
         rc = f->inner->rdma(f->endpoint, chunk);
     if (rc)
         return rc;
-    faults->seen++;
-    countdown(&faults->fail_in);
-    if (countdown(&faults->disconnect_in))
-        f->break_now = true;
+    countdown(&f->faults->fail_in);
+    passed(f);
     return 0;
 }
 
-/* Sends what `iov` holds with one bit flipped. */
+/* Sends the bytes of `iov` with one bit flipped. */
 static int send_corrupted(struct injector *f, const struct iovec *iov, int iovcnt, size_t length,
                           uint64_t cookie, unsigned flags)
 {
-    uint8_t *bytes = malloc(length ? length : 1);
-    if (!bytes)
-        return -ENOMEM;
+    uint8_t *bytes = allocate(length + 1);
     size_t at = 0;
     for (int i = 0; i < iovcnt; i++) {
         if (iov[i].iov_len)
@@ -275,39 +246,34 @@ static int inject_send(void *endpoint, const struct iovec *iov, int iovcnt, size
                        uint64_t cookie, unsigned flags)
 {
     struct injector *f = endpoint;
-    struct ibx_injected_faults *faults = f->faults;
-    bool cut = f->break_now || faults->disconnect_in == 1;
     int rc = 0;
-
-    if (cut || faults->drop_in == 1) {
+    if (cuts(f) || f->faults->drop_in == 1) {
+        int status = cuts(f) ? -ECONNRESET : 0;
         if (flags & IBX_SIGNALED)
-            rc =
-                hold(f, (struct held){HELD_SEND, .token = cookie, .status = cut ? -ECONNRESET : 0});
-    } else if (faults->corrupt_in == 1) {
+            hold(f, (struct report){REPORT_SEND, .token = cookie, .status = status});
+    } else if (f->faults->corrupt_in == 1) {
         rc = send_corrupted(f, iov, iovcnt, length, cookie, flags);
     } else {
         rc = f->inner->send(f->endpoint, iov, iovcnt, length, cookie, flags);
     }
     if (rc)
         return rc;
-    faults->seen++;
-    countdown(&faults->drop_in);
-    countdown(&faults->corrupt_in);
-    if (countdown(&faults->disconnect_in))
-        f->break_now = true;
+    countdown(&f->faults->drop_in);
+    countdown(&f->faults->corrupt_in);
+    passed(f);
     return 0;
 }
 
 static void inject_release(void *endpoint, uint64_t slot)
 {
     struct injector *f = endpoint;
-    for (struct copy **at = &f->copies; *at; at = &(*at)->next) {
-        if ((*at)->slot != slot)
-            continue;
+    struct copy **at = &f->copies;
+    while (*at && (*at)->slot != slot)
+        at = &(*at)->next;
+    if (*at) {
         struct copy *copy = *at;
         *at = copy->next;
         free(copy);
-        break;
     }
     f->inner->release(f->endpoint, slot);
 }
@@ -319,20 +285,19 @@ static int inject_progress(void *endpoint)
     f->reports = 0;
     if (f->break_now && !f->aborted) {
         f->break_now = false;
-        f->reports++;
         f->core.up->lost(&f->core, -ECONNRESET, "an injected fault broke the connection");
-        return f->reports;
+        return f->reports + 1;
     }
     int moved = f->inner->progress(f->endpoint);
     deliver_due(f);
     return f->reports ? f->reports : moved;
 }
 
-/* Reports are only let out by polls, so there is no sleeping while some are held. */
+/* Only polls deliver reports, so there is no sleeping while some are held. */
 static int inject_arm(void *endpoint)
 {
     struct injector *f = endpoint;
-    return f->count || f->break_now ? 1 : f->inner->arm(f->endpoint);
+    return f->held || f->break_now ? 1 : f->inner->arm(f->endpoint);
 }
 
 static void inject_abort(void *endpoint)
@@ -353,7 +318,11 @@ static void inject_close(void *endpoint)
         f->copies = copy->next;
         free(copy);
     }
-    free(f->ring);
+    while (f->held) {
+        struct report *report = f->held;
+        f->held = report->next;
+        free(report);
+    }
     free(f);
 }
 
@@ -362,9 +331,7 @@ int ibx_fault_injection_attach(struct ibx_conn *conn, struct ibx_injected_faults
 {
     if (conn->state.now != CONN_ESTABLISHED)
         return ibx_error_set(err, -ENOTCONN, "faults need an established connection");
-    struct injector *f = calloc(1, sizeof(*f));
-    if (!f)
-        return ibx_error_set(err, -ENOMEM, "no memory for fault injection");
+    struct injector *f = allocate(sizeof(*f));
     *f = (struct injector){
         .provider = {.name = conn->provider->name,
                      .takes_socket = conn->provider->takes_socket,
@@ -382,6 +349,7 @@ int ibx_fault_injection_attach(struct ibx_conn *conn, struct ibx_injected_faults
         .faults = faults,
         .inner = conn->provider,
         .endpoint = conn->endpoint,
+        .held_tail = &f->held,
     };
     conn->link = (struct ibx_link){.up = &inner_upcalls, .conn = conn, .owner = f};
     conn->provider = &f->provider;

@@ -21,8 +21,8 @@ struct ibx_injected_faults {
     unsigned long seen;     /* chunks and messages that passed */
 };
 
-/* `faults` must outlive the connection. ibx_remote_hold() does not work with it, because no copy may
- * pass by. -ENOTCONN: the connection is not established; -ENOMEM. */
+/* `faults` must outlive the connection. ibx_remote_hold() does not work with it, because no copy
+ * may pass by. -ENOTCONN: the connection is not established. */
 int ibx_fault_injection_attach(struct ibx_conn *conn, struct ibx_injected_faults *faults,
                                struct ibx_error *err);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How a client reaches a listener's socket; and what listen.c shares with it. */
+/* How a client reaches a listener's socket, and the parts that listen.c shares. */
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
@@ -40,19 +40,19 @@ const char *ibx_handshake_remedy(int rc)
     case -ENETUNREACH:
         return "; correct the URI, or look for a firewall or a route in the way";
     case -EADDRINUSE:
-        return "; stop who listens there, or choose another port";
+        return "; stop the server there, or choose another port";
     case -EADDRNOTAVAIL:
         return "; give an address of this host, 0.0.0.0 or [::]";
     case -EACCES:
     case -EPERM:
-        return "; give a place that is open to this user, such as a port from 1024 on";
+        return "; choose a place where this user may listen, such as a port from 1024 on";
     default:
         return "";
     }
 }
 
 int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,
-                   struct ibx_error *err)
+                          struct ibx_error *err)
 {
     char service[8];
     snprintf(service, sizeof(service), "%u", uri->port);
@@ -87,13 +87,12 @@ static int finish_connect(int fd, uint64_t deadline)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) ? -errno : -error;
 }
 
-static int connect_one(int family, const struct sockaddr *address, socklen_t length,
-                       uint64_t deadline, int *out)
+static int connect_one(const struct addrinfo *to, uint64_t deadline, int *out)
 {
-    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
-    int rc = connect(fd, address, length) ? -errno : 0;
+    int rc = connect(fd, to->ai_addr, to->ai_addrlen) ? -errno : 0;
     if (rc == -EINPROGRESS)
         rc = finish_connect(fd, deadline);
     if (rc) {
@@ -157,16 +156,13 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
     if (rc)
         return rc;
     rc = -EADDRNOTAVAIL;
-    for (struct addrinfo *a = list; a; a = a->ai_next) {
-        rc = connect_one(a->ai_family, a->ai_addr, a->ai_addrlen, ibx_deadline_in_ms(timeout_ms),
-                         fd);
-        if (!rc)
-            break;
-    }
+    for (struct addrinfo *a = list; a && rc; a = a->ai_next)
+        rc = connect_one(a, ibx_deadline_in_ms(timeout_ms), fd);
     freeaddrinfo(list);
     if (rc)
         return ibx_error_set(err, rc, "nobody answers at %s port %u: %s%s", uri->host, uri->port,
-                             rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc), ibx_handshake_remedy(rc));
+                             rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc),
+                             ibx_handshake_remedy(rc));
     int one = 1;
     setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     return 0;

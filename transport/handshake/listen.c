@@ -19,8 +19,8 @@ struct ibx_listener {
     struct ibx_options options;
     struct ibx_key key;
     char uri[300];
-    char path[108]; /* of the unix socket this listener made, "" otherwise */
-    pid_t owner;    /* only its maker removes the socket, not a forked child */
+    char path[108]; /* of the unix socket that this listener made, or "" */
+    pid_t owner;    /* only this process removes the socket, not a forked child */
 };
 
 static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
@@ -31,7 +31,7 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
     int rc = ibx_handshake_connect(uri, 0, &probe, NULL);
     if (probe >= 0)
         close(probe);
-    /* -EAGAIN: its queue of knocks is full. */
+    /* -EAGAIN: its queue of connection requests is full. */
     if (!rc || rc == -EAGAIN)
         return ibx_error_set(err, -EADDRINUSE, "another server answers at socket %s already",
                              uri->path);
@@ -46,8 +46,8 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
     return 0;
 }
 
-/* Debian's installer gives a host's own name the address 127.0.1.1: whoever listens by that name
- * waits in vain for others. */
+/* Debian's installer gives a host's own name the address 127.0.1.1, where other hosts cannot come.
+ */
 static void warn_of_loopback(const struct ibx_uri *uri, const struct sockaddr_storage *bound)
 {
     struct in_addr literal;

@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * READ and WRITE. The bytes of a chunk go one of three ways:
+ * READ and WRITE. The bytes of a chunk are copied in one of three ways:
  *
- *   mapped    the peer's memory lies in an arena: one memcpy by this side
- *   direct    process_vm_readv or process_vm_writev: one copy by this side, in the kernel
- *   asked     the peer and this side copy one half each (shm_ask.c)
+ *   mapped      the peer's memory lies in an arena: one memcpy by this side
+ *   direct      process_vm_readv or process_vm_writev: one copy by this side, in the kernel
+ *   requested   the peer and this side copy one half each (request.c)
  *
- * The first is always best. Asking beats direct copies by far, with two
- * processors and no page tables to walk, but only if the peer is polling; so
- * where both are possible
+ * The first is always best. Requests are much faster than direct copies, with two processors and no
+ * page tables to walk, but only if the peer is polling. So where both are possible, a peer that is
+ * PRESENT (shm.h) gets requests. The memory of one that is ABSENT is copied directly, and every
+ * PROBE_BYTES it gets one request, which also wakes it: long transfers are worth that. So nothing
+ * depends on the peer's polling.
  *
- *   PRESENT --- asleep, or no answer for PATIENCE_NS --> ABSENT
- *   ABSENT  --- any command from the peer ------------> PRESENT
- *
- * a present peer is asked, an absent one's memory is copied directly, and every
- * PROBE_BYTES it is asked for one piece, which also wakes it: long transfers are
- * worth that. Thus nothing ever depends on the peer's polling.
- *
- * Direct copies are only tried between processes of one user. Such a peer could
- * trace us anyway; one of another user could have us stuck in the kernel, on
- * memory whose faults it does not answer. The option shm_direct of either end can
- * forbid them.
+ * Direct copies are only tried between processes of one user. Such a peer could trace us anyway;
+ * one of another user could block us in the kernel, on memory whose faults it does not answer. The
+ * option shm_direct of either end can forbid them.
  */
 #include "transport/shm/shm.h"
 
@@ -32,14 +26,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define PATIENCE_NS   (50 * IBX_NS_PER_US) /* several times what a piece takes */
-#define PROBE_BYTES   (1u << 20)
-#define ALONE_AT_ONCE (256u << 10) /* bytes copied before other work is looked at */
-#define ASK_AT_ONCE   2u           /* pieces likewise */
-#define URGENT_RUN    4u           /* urgent steps, then one of bulk if there is any */
+#define PATIENCE_NS      (50 * IBX_NS_PER_US) /* several times what a piece takes */
+#define PROBE_BYTES      (1u << 20)
+#define ALONE_AT_ONCE    (256u << 10) /* bytes copied before other work has its turn */
+#define REQUESTS_AT_ONCE 2u           /* pieces likewise */
+#define URGENT_RUN       4u           /* urgent steps, then one of bulk if there is any */
 
-/* A chunk's cookie[0] is the number of bytes copied or asked for; cookie[1] holds the pieces that
- * the peer owes and, above them, the first error. */
+/* A chunk's cookie[0] is the number of bytes copied or requested; cookie[1] holds the number of
+ * requests that the peer has not answered and, above it, the first error. */
 #define OUTSTANDING_MASK 0xffffffffull
 #define STATUS_SHIFT     32
 
@@ -75,8 +69,15 @@ static void queue_remove(struct shm_queue *queue, struct ibx_chunk *chunk)
         queue->tail = link;
 }
 
+static const struct ibx_state peer_states[] = {
+    [SHM_PEER_ABSENT] = {"absent", IBX_TO(SHM_PEER_PRESENT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [SHM_PEER_PRESENT] = {"present", IBX_TO(SHM_PEER_ABSENT), 0}};
+static const struct ibx_state_table peer_table = IBX_STATE_TABLE("shm peer", peer_states);
+
 void ibx_shm_copy_init(struct shm *shm)
 {
+    ibx_state_begin(&shm->peer, &peer_table, SHM_PEER_ABSENT);
+    ibx_shm_request_init(shm);
     queue_init(&shm->urgent);
     queue_init(&shm->bulk);
 }
@@ -120,7 +121,7 @@ static int direct_read(struct shm *shm, void *local, uint64_t address, size_t le
 }
 
 /* Likewise; the nonce is written over itself. This process may be stopped for any time before the
- * second call, and what is first in it stands for the peer's memory being ours to write still. */
+ * second call, so that call accesses the nonce first, too. */
 static int direct_write(struct shm *shm, void *local, uint64_t address, size_t length)
 {
     int rc = direct_read(shm, NULL, 0, 0); /* is it still the peer? */
@@ -180,8 +181,9 @@ int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *
 {
     uint8_t *mapped = NULL;
     bool read = chunk->kind == IBX_RDMA_READ;
-    int rc = ibx_shm_region_claim(shm, chunk->remote_keys[0], address, length,
-                                  read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE, &mapped);
+    int rc =
+        ibx_shm_region_acquire(shm, chunk->remote_keys[0], address, length,
+                               read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE, &mapped);
     if (rc)
         return rc;
     if (mapped)
@@ -190,9 +192,9 @@ int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *
         rc = 1;
     else
         rc = ibx_shm_direct_copy(shm, read, local, address, length);
-    ibx_shm_region_unclaim(shm);
+    ibx_shm_region_release(shm);
     if (rc == -EPERM) {
-        /* Permitted when we met: the peer has changed its user or become undumpable. */
+        /* It was permitted at first: the peer has changed its user or become undumpable. */
         no_direct(shm, "process_vm_readv is no longer permitted");
         return 1;
     }
@@ -204,7 +206,7 @@ int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *
 
 /* ------------------------------------------------------------------ the chunks */
 
-/* Takes note of an error; the rest of the chunk is not asked for then. */
+/* Records an error; the rest of the chunk is not copied then. */
 static void chunk_fail(struct shm *shm, struct ibx_chunk *chunk, int status)
 {
     if (!status || chunk_status(chunk))
@@ -231,7 +233,7 @@ int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status
     return chunk_check(shm, chunk);
 }
 
-/* `length` more bytes of the chunk are copied or asked for. */
+/* `length` more bytes of the chunk are copied or requested. */
 static void chunk_advance(struct shm *shm, struct ibx_chunk *chunk, size_t length)
 {
     chunk->cookie[0] += length;
@@ -239,9 +241,9 @@ static void chunk_advance(struct shm *shm, struct ibx_chunk *chunk, size_t lengt
         queue_remove(queue_of(shm, chunk), chunk);
 }
 
-/* -------------------------------------------------------------- whom to trouble */
+/* --------------------------------------------------------------- who copies */
 
-/* Whether the peer was silent for too long; looked at only while there is nothing better to do. */
+/* Whether the peer was silent for too long; checked only while this side has nothing to copy. */
 static bool patience_over(struct shm *shm)
 {
     uint64_t now = ibx_now_ns();
@@ -249,29 +251,29 @@ static bool patience_over(struct shm *shm)
         shm->quiet_since = now;
     if (now - shm->quiet_since <= PATIENCE_NS)
         return false;
-    shm->present = false;
+    ibx_shm_peer_is(shm, SHM_PEER_ABSENT);
     return true;
 }
 
-static bool worth_asking(struct shm *shm, const struct ibx_chunk *chunk)
+/* Whether the peer gets a request for the next bytes, unless they are mapped. */
+static bool peer_copies(struct shm *shm, const struct ibx_chunk *chunk)
 {
     if (!shm->direct)
         return true;
-    if (shm->present &&
-        atomic_load_explicit(&shm->theirs.control->sleeping, memory_order_relaxed) != SHM_AWAKE)
-        shm->present = false;
-    return shm->present ||
-           (chunk->lane && shm->copied_alone >= PROBE_BYTES && !ibx_shm_ask_open(shm));
+    if (atomic_load_explicit(&shm->theirs.control->sleeping, memory_order_relaxed) != SHM_AWAKE)
+        ibx_shm_peer_is(shm, SHM_PEER_ABSENT);
+    return shm->peer.now == SHM_PEER_PRESENT ||
+           (chunk->lane && shm->copied_alone >= PROBE_BYTES && !ibx_shm_request_open(shm));
 }
 
-/* Asks the peer for the next bytes of the chunk; false when it has enough to do. */
-static bool ask_next(struct shm *shm, struct ibx_chunk *chunk)
+/* Requests the next bytes of the chunk from the peer; false when it has enough to do. */
+static bool request_next(struct shm *shm, struct ibx_chunk *chunk)
 {
     size_t done = (size_t)chunk->cookie[0], length = chunk->length - done;
     if (length > IBX_SHM_PIECE)
         length = IBX_SHM_PIECE;
-    if (!ibx_shm_ask(shm, chunk, (uint8_t *)chunk->local + done, chunk->remote_address + done,
-                     length))
+    if (!ibx_shm_request_post(shm, chunk, (uint8_t *)chunk->local + done,
+                              chunk->remote_address + done, length))
         return false;
     chunk->cookie[1]++;
     chunk_advance(shm, chunk, length);
@@ -280,16 +282,16 @@ static bool ask_next(struct shm *shm, struct ibx_chunk *chunk)
     return true;
 }
 
-/* Moves the next bytes of the chunk, one way or another. Returns whether there is more to do at
- * once; adds upcalls to *made. */
+/* Copies or requests the next bytes of the chunk. Returns whether there is more to do at once; adds
+ * upcalls to *made. */
 static bool step(struct shm *shm, struct ibx_chunk *chunk, int *made)
 {
-    bool ask = worth_asking(shm, chunk);
+    bool request = peer_copies(shm, chunk);
     size_t done = (size_t)chunk->cookie[0], length = chunk->length - done;
     if (length > ALONE_AT_ONCE)
         length = ALONE_AT_ONCE;
     int rc = ibx_shm_copy_alone(shm, chunk, (uint8_t *)chunk->local + done,
-                                chunk->remote_address + done, length, !ask);
+                                chunk->remote_address + done, length, !request);
     if (rc <= 0) {
         shm->copied_alone += length;
         chunk_advance(shm, chunk, length);
@@ -297,14 +299,14 @@ static bool step(struct shm *shm, struct ibx_chunk *chunk, int *made)
         *made += chunk_check(shm, chunk);
         return false;
     }
-    if (ask_next(shm, chunk))
+    if (request_next(shm, chunk))
         return true;
     if (shm->direct)
         patience_over(shm);
     return false;
 }
 
-/* Urgent work first, but an unending stream of it must not starve the bulk. */
+/* Urgent work first, but a stream of it must not starve the bulk. */
 static struct ibx_chunk *queue_next(struct shm *shm)
 {
     if (shm->urgent.head && (shm->urgent_run < URGENT_RUN || !shm->bulk.head)) {
@@ -319,35 +321,37 @@ int ibx_shm_copy_progress(struct shm *shm)
 {
     int made = ibx_shm_serve(shm);
     struct ibx_chunk *chunk = queue_next(shm);
-    for (unsigned i = 0; chunk && i < ASK_AT_ONCE; i++) {
+    for (unsigned i = 0; chunk && i < REQUESTS_AT_ONCE; i++) {
         if (!step(shm, chunk, &made))
             return made;
         chunk = queue_next(shm);
     }
-    if (!chunk && shm->direct && ibx_shm_ask_open(shm) && patience_over(shm))
-        made += ibx_shm_ask_take_back(shm);
+    if (!chunk && shm->direct && ibx_shm_request_open(shm) && patience_over(shm))
+        made += ibx_shm_request_withdraw(shm);
     return made;
 }
 
 bool ibx_shm_copy_due(struct shm *shm)
 {
     const struct ibx_chunk *chunk = queue_first(shm);
-    if (shm->asked_urgent.count || shm->asked_bulk.count)
+    if (shm->requested_urgent.count || shm->requested_bulk.count)
         return true;
     if (shm->direct) /* no answer may come, and then this side has to copy */
-        return chunk || ibx_shm_ask_open(shm);
+        return chunk || ibx_shm_request_open(shm);
     /* A chunk that waits for a bounce buffer is woken by the peer's DONE. */
-    return chunk && ibx_shm_ask_room(shm, chunk);
+    return chunk && ibx_shm_request_room(shm, chunk);
 }
 
 /* ------------------------------------------------------------------------ end */
 
 void ibx_shm_copy_abort(struct shm *shm)
 {
-    /* The peer reaches bounce buffers at most, so nothing has to be waited for. A chunk is reported
+    /* The peer accesses bounce buffers only, so there is nothing to wait for. A chunk is reported
      * once: with its last piece, or from the queue if it is still there. */
     for (unsigned i = 0; i < IBX_SHM_PIECES; i++) {
         struct ibx_chunk *chunk = shm->pieces[i].chunk;
+        if (shm->pieces[i].state.now == SHM_PIECE_REQUESTED)
+            ibx_shm_move(shm, &shm->pieces[i].state, SHM_PIECE_WITHDRAWN);
         shm->pieces[i].chunk = NULL;
         if (chunk && !(--chunk->cookie[1] & OUTSTANDING_MASK) && chunk->cookie[0] == chunk->length)
             shm->link->up->chunk_done(shm->link, chunk, -ECONNRESET);
@@ -360,4 +364,34 @@ void ibx_shm_copy_abort(struct shm *shm)
             shm->link->up->chunk_done(shm->link, chunk, -ECONNRESET);
         }
     }
+}
+
+/* ------------------------------------------------- copies by others than the core */
+
+/* For a GPU or several threads. The hazard pointer is set while the memory is held, as during a
+ * copy of this side's own; there is only one, so no chunk may be in flight. */
+int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigned access,
+                        struct ibx_reach *reach)
+{
+    struct shm *shm = endpoint;
+    if (shm->urgent.head || shm->bulk.head || ibx_shm_request_open(shm))
+        return -EBUSY;
+    int rc = ibx_shm_region_acquire_whole(shm, remote, access, reach);
+    if (rc)
+        return rc;
+    reach->copies = !reach->address && shm->direct;
+    if (reach->address || reach->copies)
+        return 0;
+    ibx_shm_region_release(shm);
+    return -EOPNOTSUPP;
+}
+
+void ibx_shm_remote_release(void *endpoint)
+{
+    ibx_shm_region_release(endpoint);
+}
+
+int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length)
+{
+    return ibx_shm_direct_copy(endpoint, read, local, address, length);
 }

@@ -2,27 +2,22 @@
 /*
  * Regions: keys, the table that the peer sees, and memory to allocate.
  *
- * A registration pins nothing. It takes a place in a private table, by which this
- * side checks what the peer asks it to copy, and in a published one, by which a
- * peer that copies by itself does the same. The peer says in its control block
- * which region it is copying from or to; deregistration withdraws the key and
- * then waits for that to be over, so that afterwards nothing touches the memory.
- * The table names only what the peer may touch anyway.
+ * A registration pins nothing. It has an entry in a private table, by which this side checks the
+ * peer's requests, and in a published one, by which a peer that copies alone does the same. The
+ * published table names only what the peer may access anyway. The peer's hazard pointer names the
+ * region that it is copying from or to; deregistration revokes the key and waits for that copy
+ * (peer_death.c), so that afterwards nothing touches the memory.
  *
- * Allocated memory comes from arenas, sparse memfds that the peer maps as well.
- * What the peer may only read lies in an arena of its own, of which the peer
- * gets a read-only descriptor. One more arena belongs to the process (shm_shared.c)
- * and is lent to a peer with the first registration in it.
+ * Allocated memory comes from arenas, sparse memfds that the peer maps as well. What the peer may
+ * only read lies in an arena of its own, of which the peer gets a read-only descriptor. One more
+ * arena belongs to the process (shared.c); a peer gets it with the first registration in it.
  */
 #include "transport/shm/shm.h"
 
-#include "common/clock.h"
 #include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -33,9 +28,7 @@
 
 #define REMOTE      (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define PAGE        4096ull
-#define HUGE        (2ull << 20)
 #define ARENA_LEAST (1ull << 20)
-#define GRACE_MS    1000u /* for a copy that the kernel has begun: far more than it takes */
 
 #define INDEX_BITS 16u /* of a key; then 16 bits of generation, then 32 random ones */
 
@@ -108,55 +101,11 @@ static void publish(struct shm *shm, const struct shm_region *region)
     out->length = region->mr->span.length;
     out->access = region->mr->access;
     out->arena = region->arena;
-    out->arena_offset = region->offset;
+    out->arena_offset = region->extent.offset;
     out->allocation = region->id;
     out->allocation_offset = region->whole_offset;
     out->allocation_length = region->whole_length;
     atomic_store_explicit(&out->key, region->mr->keys[0], memory_order_release);
-}
-
-/* Whether the other end of the control socket is closed: the peer is dead or has left. */
-static bool peer_gone(const struct shm *shm)
-{
-    struct pollfd end = {.fd = shm->control, .events = POLLRDHUP};
-    return shm->gone || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR));
-}
-
-/* Whether within so many milliseconds the peer is not copying under this key, or is gone. */
-static bool await_copy(struct shm *shm, uint32_t index, unsigned ms)
-{
-    uint64_t deadline = 0;
-    for (unsigned i = 1; atomic_load(&shm->theirs.control->copying) == index + 1; i++) {
-        if (i % 64)
-            continue;
-        if (!deadline)
-            deadline = ibx_deadline_in_ms(ms);
-        if (peer_gone(shm))
-            return true;
-        if (ibx_now_ns() >= deadline)
-            return false;
-        sched_yield();
-    }
-    return true;
-}
-
-/*
- * Takes the key back and waits until the peer is not in the middle of a copy under
- * it. That lasts for one chunk; a peer that stands still for longer was stopped, or
- * lies, and the connection ends. But it may be continued, much later, and then makes
- * the call that it stood before. So first the gate is shut, through which that call
- * has to go, and a copy that was beyond it, inside the kernel where no signal stops
- * anybody, gets the time to finish. A copy through the peer's mapping of an arena
- * goes on, into memory that is no longer anybody's (ibx_shm_mr_register()).
- */
-static void withdraw(struct shm *shm, uint32_t index)
-{
-    atomic_store(&shm->mine.regions[index].key, 0);
-    if (shm->gate_shut || await_copy(shm, index, ibx_link_options(shm->link)->timeout_ms))
-        return;
-    ibx_shm_gate_shut(shm);
-    ibx_shm_break(shm, -ETIMEDOUT, "the peer hangs in the middle of a copy");
-    await_copy(shm, index, GRACE_MS);
 }
 
 /* -------------------------------------------------------------------- arenas */
@@ -175,14 +124,14 @@ static int arena_descriptor(int fd, enum shm_arena_kind kind)
     return copy;
 }
 
-/* Makes the arena and tells the peer; -1 in arena->fd when there will not be one. */
+/* Makes the arena and sends it to the peer; arena->fd stays -1 when that is not possible. */
 static void arena_make(struct shm *shm, enum shm_arena_kind kind)
 {
     struct shm_arena *arena = &shm->arenas[kind];
     struct rlimit limit;
     arena->bytes = IBX_SHM_ARENA;
     if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur < arena->bytes)
-        arena->bytes = limit.rlim_cur & ~(HUGE - 1);
+        arena->bytes = limit.rlim_cur & ~(IBX_SHM_HUGE - 1);
     if (arena->bytes < ARENA_LEAST)
         return;
     int fd = ibx_shm_memfd("ibx-arena", arena->bytes);
@@ -211,55 +160,34 @@ void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
     }
     size_t bytes = (size_t)status.st_size;
     int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
-    /* Without a mapping (RLIMIT_AS) copies take another way. */
+    /* Without a mapping (RLIMIT_AS) copies are requested or direct. */
     void *base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
     shm->peer_arenas[kind].seen = true;
     if (base != MAP_FAILED) {
         madvise(base, bytes, MADV_DONTDUMP);
-        madvise(base, bytes, MADV_HUGEPAGE);
+        ibx_shm_huge_advise(base, bytes);
         shm->peer_arenas[kind].base = base;
         shm->peer_arenas[kind].bytes = bytes;
     }
     close(fd);
 }
 
-/* Finds room in the arena, first fit, and links the region in. */
-static bool arena_place(struct shm_arena *arena, struct shm_region *region)
-{
-    uint64_t unit = region->mapped >= HUGE ? HUGE : PAGE, at = 0;
-    struct shm_region **link = &arena->regions;
-    for (; *link; link = &(*link)->next) {
-        if ((*link)->offset >= at && (*link)->offset - at >= region->mapped)
-            break;
-        at = round_up((*link)->offset + (*link)->mapped, unit);
-    }
-    if (at > arena->bytes || arena->bytes - at < region->mapped)
-        return false;
-    region->offset = at;
-    region->next = *link;
-    *link = region;
-    return true;
-}
-
 static void arena_leave(struct shm_arena *arena, struct shm_region *region)
 {
-    struct shm_region **link = &arena->regions;
-    while (*link != region)
-        link = &(*link)->next;
-    *link = region->next;
-    /* Gives the memory back to the system, and zeros to the next one here. */
-    fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->offset,
-              (off_t)region->mapped);
+    ibx_shm_extent_remove(&arena->regions, &region->extent);
+    /* Returns the memory to the system; the next allocation here reads zeros. */
+    fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->extent.offset,
+              (off_t)region->extent.length);
 }
 
-/* Memory in the arena that the access asks for, else memory of this process alone: then copies take
- * the way of all other memory. */
+/* Memory in the arena for this access, else private memory, which is copied like all other memory.
+ */
 static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error *err)
 {
     struct ibx_mr *mr = region->mr;
     if (mr->span.length > SIZE_MAX / 2)
         return ibx_error_set(err, -ENOMEM, "%zu bytes are too many", mr->span.length);
-    region->mapped = round_up(mr->span.length, PAGE);
+    region->extent.length = round_up(mr->span.length, PAGE);
     enum shm_arena_kind kind = mr->access & IBX_ACCESS_REMOTE_WRITE  ? SHM_ARENA_WRITE
                                : mr->access & IBX_ACCESS_REMOTE_READ ? SHM_ARENA_READ
                                                                      : SHM_ARENA_NONE;
@@ -267,16 +195,16 @@ static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error
     if (kind != SHM_ARENA_NONE && arena->fd < 0)
         arena_make(shm, kind);
     void *address = MAP_FAILED;
-    if (arena->fd >= 0 && arena_place(arena, region)) {
-        address = mmap(NULL, region->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd,
-                       (off_t)region->offset);
+    if (arena->fd >= 0 && ibx_shm_extent_place(&arena->regions, &region->extent, arena->bytes)) {
+        address = mmap(NULL, region->extent.length, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd,
+                       (off_t)region->extent.offset);
         region->arena = kind;
         region->id = ++shm->allocations;
-        region->whole_offset = region->offset;
-        region->whole_length = region->mapped;
+        region->whole_offset = region->extent.offset;
+        region->whole_length = region->extent.length;
     } else {
-        address =
-            mmap(NULL, region->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        address = mmap(NULL, region->extent.length, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
     if (address == MAP_FAILED) {
         int rc = -errno;
@@ -285,41 +213,39 @@ static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error
         return ibx_error_set(err, rc, "cannot allocate %zu bytes: %s", mr->span.length,
                              strerror(-rc));
     }
-    if (region->mapped >= HUGE)
-        madvise(address, region->mapped, MADV_HUGEPAGE);
+    ibx_shm_huge_advise(address, region->extent.length);
     mr->span.address = address;
     return 0;
 }
 
 static void deallocate(struct shm *shm, struct shm_region *region)
 {
-    if (!region->mapped)
+    if (!region->extent.length)
         return;
-    munmap(region->mr->span.address, region->mapped);
+    munmap(region->mr->span.address, region->extent.length);
     if (region->arena)
         arena_leave(&shm->arenas[region->arena], region);
 }
 
-/* A part of an allocation of ours is where the allocation is. That is lent for as long as it lives:
- * a peer that hangs in a copy through its own mapping, and with it the connection, can still end
- * that copy when only the part was taken back. */
+/* The allocation of ours that the region is a part of. It stays with the peer as long as it lives:
+ * a peer that hangs in a copy through its own mapping can still end that copy after the part was
+ * deregistered. */
 static bool find_allocated(struct shm *shm, struct shm_region *region)
 {
     const struct ibx_mr *mr = region->mr;
-    for (int kind = SHM_ARENA_READ; kind < SHM_ARENA_KINDS; kind++) {
-        if (kind == SHM_ARENA_READ && mr->access & IBX_ACCESS_REMOTE_WRITE)
-            continue;
-        const struct shm_region *whole = shm->arenas[kind].regions;
-        for (; whole; whole = whole->next) {
+    int first = mr->access & IBX_ACCESS_REMOTE_WRITE ? SHM_ARENA_WRITE : SHM_ARENA_READ;
+    for (int kind = first; kind < SHM_ARENA_KINDS; kind++) {
+        for (const struct shm_extent *e = shm->arenas[kind].regions; e; e = e->next) {
+            const struct shm_region *whole = (const struct shm_region *)e;
             uint64_t at =
                 (uint64_t)((uintptr_t)mr->span.address - (uintptr_t)whole->mr->span.address);
-            if (at > whole->mapped || mr->span.length > whole->mapped - at)
+            if (at > e->length || mr->span.length > e->length - at)
                 continue;
             region->arena = (enum shm_arena_kind)kind;
-            region->offset = whole->offset + at;
+            region->extent.offset = e->offset + at;
             region->id = whole->id;
-            region->whole_offset = whole->offset;
-            region->whole_length = whole->mapped;
+            region->whole_offset = e->offset;
+            region->whole_length = e->length;
             return true;
         }
     }
@@ -337,20 +263,20 @@ static void find_shared(struct shm *shm, struct shm_region *region)
     int fd = ibx_shm_shared_fd(span->address, span->length, &offset);
     if (fd < 0)
         return;
-    shm->shared_lent =
-        shm->shared_lent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
-    if (!shm->shared_lent)
+    shm->shared_sent =
+        shm->shared_sent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
+    if (!shm->shared_sent)
         return;
     region->arena = SHM_ARENA_SHARED;
-    region->offset = offset;
-    if (ibx_shm_shared_piece(offset, &region->whole_offset, &region->whole_length))
+    region->extent.offset = offset;
+    if (ibx_shm_shared_allocation(offset, &region->whole_offset, &region->whole_length))
         region->id = IBX_SHM_SHARED_ID;
 }
 
 static int region_enter(struct shm *shm, struct shm_region *region, struct ibx_error *err)
 {
     if (!(region->mr->access & REMOTE))
-        return 0; /* the peer never names it */
+        return 0; /* the peer cannot name it */
     int rc = shm->region_free_count ? 0 : regions_grow(shm, err);
     if (rc)
         return rc;
@@ -370,8 +296,8 @@ int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
     struct shm *shm = endpoint;
     if (mr->span.kind != IBX_MEMORY_HOST)
         return ibx_error_set(err, -EOPNOTSUPP, "shm moves host memory only: stage GPU memory");
-    /* A peer that hangs in the middle of a copy may still be at that place in an arena. */
-    if (shm->gate_shut)
+    /* A peer that hangs in the middle of a copy may still write to that part of an arena. */
+    if (shm->nonce_revoked)
         return ibx_error_set(err, -ENOTCONN, "the connection is over: %s", shm->broken_reason);
     struct shm_region *region = calloc(1, sizeof(*region));
     if (!region)
@@ -400,7 +326,7 @@ void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr)
     struct shm *shm = endpoint;
     struct shm_region *region = mr->provider_data;
     if (mr->keys[0]) {
-        withdraw(shm, region->index);
+        ibx_shm_key_revoke(shm, region->index);
         shm->regions[region->index] = NULL;
         shm->region_free[shm->region_free_count++] = region->index;
     }
@@ -450,8 +376,8 @@ static uint8_t *arena_address(struct shm *shm, uint32_t kind, uint64_t offset, u
     return shm->peer_arenas[kind].base + offset;
 }
 
-/* What the peer published about a region, copied out; it may lie. */
-static struct shm_published look(const struct shm_published *shared)
+/* What the peer published about a region, copied out. */
+static struct shm_published snapshot(const struct shm_published *shared)
 {
     struct shm_published seen = {
         .address = shared->address,
@@ -463,48 +389,49 @@ static struct shm_published look(const struct shm_published *shared)
         .allocation_offset = shared->allocation_offset,
         .allocation_length = shared->allocation_length,
     };
-    atomic_signal_fence(memory_order_seq_cst); /* from here on only the copies count */
+    atomic_signal_fence(
+        memory_order_seq_cst); /* no second read of shared memory after the checks */
     return seen;
 }
 
-/* The claim and the checks of it; without, nothing is claimed. */
-static int claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length, unsigned access,
-                 struct shm_published *seen)
+/* Sets the hazard pointer and checks the access; after an error nothing is acquired. */
+static int acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
+                   unsigned access, struct shm_published *seen)
 {
     uint32_t index = key_index(key);
     if (!key || index >= IBX_SHM_REGIONS)
         return -EACCES;
     const struct shm_published *shared = &shm->theirs.regions[index];
-    /* First the claim, then the look: see withdraw(). */
+    /* First the hazard pointer, then the key: see ibx_shm_key_revoke(). */
     atomic_store(&shm->mine.control->copying, index + 1);
     int rc = atomic_load(&shared->key) == key ? 0 : -EACCES;
     if (!rc) {
-        *seen = look(shared);
+        *seen = snapshot(shared);
         rc = check(address, length, access, seen->address, seen->length, seen->access);
     }
     if (!rc && seen->arena == SHM_ARENA_READ && access == IBX_ACCESS_REMOTE_WRITE)
         rc = -EACCES;
     if (rc)
-        ibx_shm_region_unclaim(shm);
+        ibx_shm_region_release(shm);
     return rc;
 }
 
-int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
-                         unsigned access, uint8_t **mapped)
+int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
+                           unsigned access, uint8_t **mapped)
 {
     struct shm_published seen;
-    int rc = claim(shm, key, address, length, access, &seen);
+    int rc = acquire(shm, key, address, length, access, &seen);
     if (!rc)
         *mapped =
             arena_address(shm, seen.arena, seen.arena_offset + (address - seen.address), length);
     return rc;
 }
 
-int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
-                               struct ibx_reach *reach)
+int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
+                                 struct ibx_reach *reach)
 {
     struct shm_published seen;
-    int rc = claim(shm, remote->keys[0], remote->address, remote->length, access, &seen);
+    int rc = acquire(shm, remote->keys[0], remote->address, remote->length, access, &seen);
     if (rc)
         return rc;
     uint64_t at = seen.arena_offset + (remote->address - seen.address);
@@ -523,7 +450,7 @@ int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote,
     return 0;
 }
 
-void ibx_shm_region_unclaim(struct shm *shm)
+void ibx_shm_region_release(struct shm *shm)
 {
     atomic_store_explicit(&shm->mine.control->copying, 0, memory_order_release);
 }
@@ -532,9 +459,9 @@ const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remo
 {
     struct shm *shm = endpoint;
     uint8_t *mapped = NULL;
-    if (ibx_shm_region_claim(shm, remote->keys[0], remote->address, remote->length,
-                             IBX_ACCESS_REMOTE_READ, &mapped))
+    if (ibx_shm_region_acquire(shm, remote->keys[0], remote->address, remote->length,
+                               IBX_ACCESS_REMOTE_READ, &mapped))
         return NULL;
-    ibx_shm_region_unclaim(shm);
+    ibx_shm_region_release(shm);
     return mapped;
 }

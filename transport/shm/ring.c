@@ -2,17 +2,16 @@
 /*
  * Commands, messages, sleeping and waking.
  *
- * Each side has one ring of commands that only it writes. The reader looks at
- * the sequence number of the next place, so that a poll touches one cache line.
- * Messages of up to IBX_SHM_INLINE bytes lie in their command, longer ones in
- * the message buffers, which are used in turn.
+ * Each side has one ring of commands that only it writes. The reader polls the sequence number of
+ * the next entry, so that a poll touches one cache line. Messages of up to IBX_SHM_INLINE bytes lie
+ * in their command, longer ones in the message buffers, which are used in turn.
  *
- * The receiver copies a message into private memory before it looks at it: a
- * peer that rewrites a message under its parser gains nothing. The shared buffer
- * is free from then on, so credit is a mere count of messages given back.
+ * The receiver copies a message into private memory before it parses it, because a peer can rewrite
+ * shared memory at any time. The shared buffer is free from then on, so credit is a count of
+ * returned messages.
  *
- * Before it sleeps a side says so in its control block and looks once more; who
- * then has something for it says so over the control socket. All four accesses
+ * Before it sleeps a side sets `sleeping` in its control block and polls once more. A peer that has
+ * something for it resets `sleeping` and sends a packet over the control socket. All four accesses
  * are sequentially consistent, so one of the two always sees the other.
  */
 #include "transport/shm/shm.h"
@@ -23,7 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define DRAIN_PACKETS 64 /* of the control socket at a go: a peer may flood it */
+#define DRAIN_PACKETS 64 /* of the control socket at once: a peer may flood it */
 
 enum control_packet { CONTROL_WAKE = 'w', CONTROL_ARENA = 'a' };
 
@@ -50,50 +49,42 @@ void ibx_shm_ring_fini(struct shm *shm)
     free(shm->send_done);
 }
 
-void ibx_shm_break(struct shm *shm, int status, const char *reason)
-{
-    if (shm->broken)
-        return;
-    shm->broken = status;
-    snprintf(shm->broken_reason, sizeof(shm->broken_reason), "%s", reason);
-}
-
-/* -------------------------------------------------------------- out and awake */
+/* --------------------------------------------------------------------- output */
 
 static void wake(struct shm *shm)
 {
-    /* Only the side that takes the flag back sends a wake. A full socket wakes as well. */
+    /* Only the side that resets the flag sends a wake. A full socket wakes as well. */
     if (atomic_exchange(&shm->theirs.control->sleeping, SHM_AWAKE) == SHM_AWAKE)
         return;
     char packet = CONTROL_WAKE;
     ibx_shm_packet_send(shm->control, &packet, 1, -1);
 }
 
-static struct shm_command *next_place(struct shm *shm)
+static struct shm_command *next_entry(struct shm *shm)
 {
     return &shm->mine.commands[shm->put & (shm->geometry.commands - 1)];
 }
 
-static void publish(struct shm *shm, struct shm_command *place)
+static void publish(struct shm *shm, struct shm_command *entry)
 {
-    atomic_store(&place->sequence, ++shm->put);
+    atomic_store(&entry->sequence, ++shm->put);
     if (atomic_load(&shm->theirs.control->sleeping) != SHM_AWAKE)
         wake(shm);
 }
 
 void ibx_shm_command_put(struct shm *shm, const struct shm_command *command)
 {
-    struct shm_command *place = next_place(shm);
-    place->kind = command->kind;
-    place->urgent = command->urgent;
-    place->piece = command->piece;
-    place->length = command->length;
-    place->status = command->status;
-    place->target = command->target;
-    publish(shm, place);
+    struct shm_command *entry = next_entry(shm);
+    entry->kind = command->kind;
+    entry->urgent = command->urgent;
+    entry->piece = command->piece;
+    entry->length = command->length;
+    entry->status = command->status;
+    entry->target = command->target;
+    publish(shm, entry);
 }
 
-/* Whether there are so many, 1 or 2, after a look at what the peer has given back. */
+/* Whether there are so many, 1 or 2, with those that the peer has returned. */
 static bool has_credits(struct shm *shm, unsigned wanted)
 {
     const uint64_t most = shm->geometry.slots - wanted;
@@ -101,7 +92,7 @@ static bool has_credits(struct shm *shm, unsigned wanted)
         return true;
     uint64_t released = atomic_load(&shm->theirs.control->released);
     if (released < shm->released_seen || released > shm->sent) {
-        ibx_shm_break(shm, -EPROTO, "the peer gives back messages that it never had");
+        ibx_shm_break(shm, -EPROTO, "the peer returns messages that it never had");
         return false;
     }
     shm->released_seen = released;
@@ -123,18 +114,18 @@ int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
     struct shm *shm = endpoint;
     bool report = flags & IBX_SIGNALED;
     const unsigned wanted = flags & IBX_SPARING ? 2 : 1;
-    shm->hungry = has_credits(shm, wanted) ? 0 : wanted;
-    if (shm->hungry || (report && shm->send_done_count == shm->geometry.slots))
+    shm->credits_wanted = has_credits(shm, wanted) ? 0 : wanted;
+    if (shm->credits_wanted || (report && shm->send_done_count == shm->geometry.slots))
         return -EAGAIN;
-    struct shm_command *place = next_place(shm);
-    uint8_t *out = place->data;
+    struct shm_command *entry = next_entry(shm);
+    uint8_t *out = entry->data;
     if (length > IBX_SHM_INLINE)
         out = shm->mine.messages + (shm->sent % shm->geometry.slots) * shm->geometry.stride;
     gather(out, iov, iovcnt);
-    place->kind = SHM_COMMAND_MESSAGE;
-    place->length = (uint32_t)length;
+    entry->kind = SHM_COMMAND_MESSAGE;
+    entry->length = (uint32_t)length;
     shm->sent++;
-    publish(shm, place);
+    publish(shm, entry);
     if (report)
         shm->send_done[shm->send_done_count++] = cookie;
     return 0;
@@ -148,33 +139,33 @@ void ibx_shm_release(void *endpoint, uint64_t slot)
     shm->inbox_held[slot] = false;
     shm->inbox_free[shm->inbox_free_count++] = (uint32_t)slot;
     atomic_store(&shm->mine.control->released, ++shm->released);
-    if (atomic_load(&shm->theirs.control->sleeping) == SHM_SLEEPS_HUNGRY)
+    if (atomic_load(&shm->theirs.control->sleeping) == SHM_SLEEPS_FOR_CREDIT)
         wake(shm);
 }
 
-/* ------------------------------------------------------------------------- in */
+/* ---------------------------------------------------------------------- input */
 
 static bool command_ready(const struct shm *shm)
 {
-    const struct shm_command *place =
+    const struct shm_command *entry =
         &shm->theirs.commands[shm->taken & (shm->geometry.commands - 1)];
-    return atomic_load(&place->sequence) == shm->taken + 1;
+    return atomic_load(&entry->sequence) == shm->taken + 1;
 }
 
-/* Copies all of a command but a message's bytes out of the peer's reach. */
-static void snapshot(const struct shm_command *place, struct shm_command *command)
+/* Copies a command, without the bytes of a message, to private memory. */
+static void snapshot(const struct shm_command *entry, struct shm_command *command)
 {
-    command->kind = place->kind;
-    command->urgent = place->urgent;
-    command->piece = place->piece;
-    command->length = place->length;
-    command->status = place->status;
-    command->target = place->target;
-    /* Lest the compiler reads shared memory a second time after the checks. */
+    command->kind = entry->kind;
+    command->urgent = entry->urgent;
+    command->piece = entry->piece;
+    command->length = entry->length;
+    command->status = entry->status;
+    command->target = entry->target;
+    /* No second read of shared memory after the checks. */
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-static int receive_message(struct shm *shm, const struct shm_command *place, uint32_t length)
+static int receive_message(struct shm *shm, const struct shm_command *entry, uint32_t length)
 {
     if (length > shm->geometry.message) {
         ibx_shm_break(shm, -EPROTO, "the peer announces a message longer than agreed");
@@ -184,7 +175,7 @@ static int receive_message(struct shm *shm, const struct shm_command *place, uin
         ibx_shm_break(shm, -EPROTO, "the peer sends messages without credit");
         return 0;
     }
-    const uint8_t *from = place->data;
+    const uint8_t *from = entry->data;
     if (length > IBX_SHM_INLINE)
         from = shm->theirs.messages + (shm->received % shm->geometry.slots) * shm->geometry.stride;
     shm->received++;
@@ -199,16 +190,16 @@ static int receive_message(struct shm *shm, const struct shm_command *place, uin
 
 static int receive_command(struct shm *shm)
 {
-    struct shm_command *place = &shm->theirs.commands[shm->taken & (shm->geometry.commands - 1)];
+    struct shm_command *entry = &shm->theirs.commands[shm->taken & (shm->geometry.commands - 1)];
     struct shm_command command;
-    snapshot(place, &command);
+    snapshot(entry, &command);
     shm->taken++;
-    shm->present = true;
+    ibx_shm_peer_is(shm, SHM_PEER_PRESENT);
     shm->quiet_since = 0;
     if (command.kind == SHM_COMMAND_MESSAGE)
-        return receive_message(shm, place, command.length);
+        return receive_message(shm, entry, command.length);
     if (command.kind == SHM_COMMAND_DONE)
-        return ibx_shm_ask_done(shm, command.piece, command.status);
+        return ibx_shm_on_request_done(shm, command.piece, command.status);
     if (command.kind != SHM_COMMAND_READ && command.kind != SHM_COMMAND_WRITE) {
         ibx_shm_break(shm, -EPROTO, "the peer's ring holds a command that does not exist");
         return 0;
@@ -220,7 +211,7 @@ static int receive_command(struct shm *shm)
         .length = command.length,
         .pending = true,
     };
-    ibx_shm_request_take(shm, command.piece, command.urgent, &request);
+    ibx_shm_on_request(shm, command.piece, command.urgent, &request);
     return 0;
 }
 
@@ -228,7 +219,8 @@ static int report_sends(struct shm *shm)
 {
     uint32_t count = shm->send_done_count;
     for (uint32_t i = 0; i < count; i++)
-        shm->link->up->send_done(shm->link, shm->send_done[i], shm->aborted ? -ECONNRESET : 0);
+        shm->link->up->send_done(shm->link, shm->send_done[i],
+                                 shm->state.now == SHM_ABORTED ? -ECONNRESET : 0);
     shm->send_done_count = 0;
     return (int)count;
 }
@@ -241,12 +233,12 @@ int ibx_shm_ring_progress(struct shm *shm)
         ibx_shm_control_drain(shm);
     }
     int made = shm->send_done_count ? report_sends(shm) : 0;
-    if (shm->hungry && has_credits(shm, shm->hungry)) {
-        shm->hungry = 0; /* no upcall, but the sender waits for it */
+    if (shm->credits_wanted && has_credits(shm, shm->credits_wanted)) {
+        shm->credits_wanted = 0; /* no upcall, but the sender waits for them */
         made++;
     }
-    /* At most one lap, so that a peer that never stops cannot keep us here. */
-    for (uint32_t i = 0; i < shm->geometry.commands && !shm->broken && !shm->aborted; i++) {
+    /* At most one lap: a peer may send without end. */
+    for (uint32_t i = 0; i < shm->geometry.commands && shm->state.now == SHM_LIVE; i++) {
         if (!command_ready(shm))
             break;
         made += receive_command(shm);
@@ -256,22 +248,23 @@ int ibx_shm_ring_progress(struct shm *shm)
 
 /* ------------------------------------------------------------------- sleeping */
 
-/* Whether the credit that a send was refused for has come. */
-static bool fed(struct shm *shm)
+/* Whether the peer has returned credit that a refused send waits for. */
+static bool credit_arrived(struct shm *shm)
 {
-    return shm->hungry && atomic_load(&shm->theirs.control->released) != shm->released_seen;
+    return shm->credits_wanted && atomic_load(&shm->theirs.control->released) != shm->released_seen;
 }
 
 int ibx_shm_arm(void *endpoint)
 {
     struct shm *shm = endpoint;
-    if (shm->aborted)
+    if (shm->state.now == SHM_ABORTED)
         return shm->send_done_count != 0;
-    if (shm->send_done_count || shm->broken || ibx_shm_copy_due(shm))
+    if (shm->send_done_count || shm->state.now == SHM_BROKEN || ibx_shm_copy_due(shm))
         return 1;
     shm->armed = true;
-    atomic_store(&shm->mine.control->sleeping, shm->hungry ? SHM_SLEEPS_HUNGRY : SHM_SLEEPS);
-    return command_ready(shm) || fed(shm);
+    atomic_store(&shm->mine.control->sleeping,
+                 shm->credits_wanted ? SHM_SLEEPS_FOR_CREDIT : SHM_SLEEPS);
+    return command_ready(shm) || credit_arrived(shm);
 }
 
 static void control_packet(struct shm *shm, const char *packet, size_t length, int fd)
@@ -284,7 +277,7 @@ static void control_packet(struct shm *shm, const char *packet, size_t length, i
     }
     if (fd >= 0)
         close(fd);
-    ibx_shm_break(shm, -EPROTO, "the peer sent nonsense over the shm socket");
+    ibx_shm_break(shm, -EPROTO, "the peer sent a malformed packet over the shm socket");
 }
 
 void ibx_shm_control_drain(struct shm *shm)
@@ -299,7 +292,8 @@ void ibx_shm_control_drain(struct shm *shm)
             control_packet(shm, packet, (size_t)n, fd);
             continue;
         }
-        /* The door shows the end too, and why. Here it would only keep poll(2) from sleeping. */
+        /* The core sees the end at the handshake's socket. A closed socket would keep poll(2)
+         * awake. */
         shm->gone = true;
         ibx_link_unwatch(shm->link, shm->control);
     }

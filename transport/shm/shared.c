@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory of the process that all its shm peers map: one sparse memfd, mapped here as a whole with
- * nothing accessible in it until it is allocated. Pages are kept when they are freed, for the next
- * who allocates: a peer may have pinned them.
+ * The process's arena, which all its shm peers map: one sparse memfd, mapped here as a whole and
+ * inaccessible until it is allocated. Freed pages stay, for the next allocation: a peer may have
+ * pinned them.
  *
- * A forked child has its parent's memory, but may not hand out any of it, nor pass it on.
+ * A forked child has its parent's memory, but neither allocates from it nor sends it to a peer.
  */
 #include "transport/shm/shm.h"
 
@@ -16,22 +16,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define PAGE   4096ull
-#define HUGE   (2ull << 20)
 #define BYTES  IBX_SHM_ARENA
 #define AT_ALL (PROT_READ | PROT_WRITE)
-
-struct piece {
-    uint64_t offset, length;
-    struct piece *next; /* by offset */
-};
 
 static struct {
     pthread_mutex_t lock;
     bool begun, forked;
     int fd;
     _Atomic(uint8_t *) base; /* NULL: there is none */
-    struct piece *pieces;
+    struct shm_extent *extents;
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 static void before_fork(void)
@@ -68,44 +61,21 @@ static void begin(void)
     atomic_store(&shared.base, base);
 }
 
-/* First fit. Locked. */
-static bool place(struct piece *piece)
+/* Locked. The allocation around `offset`, or NULL. */
+static struct shm_extent *find(uint64_t offset)
 {
-    uint64_t unit = piece->length >= HUGE ? HUGE : PAGE, at = 0;
-    struct piece **link = &shared.pieces;
-    for (; *link; link = &(*link)->next) {
-        if ((*link)->offset >= at && (*link)->offset - at >= piece->length)
-            break;
-        at = ((*link)->offset + (*link)->length + unit - 1) & ~(unit - 1);
-    }
-    if (at > BYTES || BYTES - at < piece->length)
-        return false;
-    piece->offset = at;
-    piece->next = *link;
-    *link = piece;
-    return true;
+    struct shm_extent *e = shared.extents;
+    while (e && (offset < e->offset || offset - e->offset >= e->length))
+        e = e->next;
+    return e;
 }
 
-/* Locked. */
-static struct piece *take_out(uint64_t offset)
-{
-    struct piece **link = &shared.pieces, *found;
-    while (*link && (*link)->offset != offset)
-        link = &(*link)->next;
-    found = *link;
-    if (found)
-        *link = found->next;
-    return found;
-}
-
-/* All pages are brought in now: the system says here, and not by a signal later, that it has none.
- */
+/* Allocates all pages now: a system without free ones is an error here, and not a signal later. */
 static int bring_in(uint8_t *address, uint64_t length)
 {
     if (mprotect(address, length, AT_ALL))
         return -errno;
-    if (length >= HUGE)
-        madvise(address, length, MADV_HUGEPAGE);
+    ibx_shm_huge_advise(address, length);
     if (madvise(address, length, MADV_POPULATE_WRITE) && errno != EINVAL) { /* from Linux 5.14 on */
         int rc = -errno;
         mprotect(address, length, PROT_NONE);
@@ -114,34 +84,35 @@ static int bring_in(uint8_t *address, uint64_t length)
     return 0;
 }
 
-static int allocate(struct piece *piece, uint8_t **address)
+/* Locked. */
+static int allocate(struct shm_extent *extent, uint8_t **address)
 {
     if (!shared.begun)
         begin();
     uint8_t *base = atomic_load(&shared.base);
-    if (!base || shared.forked || !place(piece))
+    if (!base || shared.forked || !ibx_shm_extent_place(&shared.extents, extent, BYTES))
         return -ENOSPC;
-    int rc = bring_in(base + piece->offset, piece->length);
+    int rc = bring_in(base + extent->offset, extent->length);
     if (rc)
-        take_out(piece->offset);
+        ibx_shm_extent_remove(&shared.extents, extent);
     else
-        *address = base + piece->offset;
+        *address = base + extent->offset;
     return rc;
 }
 
 void *ibx_shared_allocate(size_t length, struct ibx_error *err)
 {
-    struct piece *piece = length && length <= BYTES ? calloc(1, sizeof(*piece)) : NULL;
+    struct shm_extent *extent = length && length <= BYTES ? calloc(1, sizeof(*extent)) : NULL;
     uint8_t *address = NULL;
     int rc = -ENOSPC;
-    if (piece) {
-        piece->length = (length + PAGE - 1) & ~(PAGE - 1);
+    if (extent) {
+        extent->length = (length + IBX_SHM_PAGE - 1) & ~(uint64_t)(IBX_SHM_PAGE - 1);
         pthread_mutex_lock(&shared.lock);
-        rc = allocate(piece, &address);
+        rc = allocate(extent, &address);
         pthread_mutex_unlock(&shared.lock);
     }
     if (!address) {
-        free(piece);
+        free(extent);
         ibx_error_set(err, rc, "cannot allocate %zu bytes of shared memory: %s", length,
                       strerror(-rc));
     }
@@ -155,12 +126,16 @@ bool ibx_shared_free(void *address)
     if (!base || offset >= BYTES)
         return false;
     pthread_mutex_lock(&shared.lock);
-    struct piece *piece = take_out(offset);
-    if (piece)
-        mprotect(address, piece->length, PROT_NONE);
+    struct shm_extent *extent = find(offset);
+    bool found = extent && extent->offset == offset;
+    if (found) {
+        ibx_shm_extent_remove(&shared.extents, extent);
+        mprotect(address, extent->length, PROT_NONE);
+    }
     pthread_mutex_unlock(&shared.lock);
-    free(piece);
-    return piece != NULL;
+    if (found)
+        free(extent);
+    return found;
 }
 
 bool ibx_shared_holds(const void *address, size_t length)
@@ -179,16 +154,14 @@ int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset)
     return shared.fd;
 }
 
-bool ibx_shm_shared_piece(uint64_t offset, uint64_t *begin_at, uint64_t *length)
+bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin_at, uint64_t *length)
 {
     pthread_mutex_lock(&shared.lock);
-    const struct piece *piece = shared.pieces;
-    while (piece && (offset < piece->offset || offset - piece->offset >= piece->length))
-        piece = piece->next;
-    if (piece) {
-        *begin_at = piece->offset;
-        *length = piece->length;
+    const struct shm_extent *extent = find(offset);
+    if (extent) {
+        *begin_at = extent->offset;
+        *length = extent->length;
     }
     pthread_mutex_unlock(&shared.lock);
-    return piece != NULL;
+    return extent != NULL;
 }

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Shared memory between two processes of one host, in one container or several
- * that share a directory or the network namespace.
- */
+/* The provider's calls, opening and closing. */
 #include "transport/shm/shm.h"
 
 #include <errno.h>
@@ -12,13 +9,32 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* One chunk is copied at a go, so this bounds how long urgent work waits for bulk: about 25 us. */
+/* A chunk is copied without interruption, so this bounds how long urgent work waits: about 25 us.
+ */
 #define CHUNK_DEFAULT (256u << 10)
 #define DEPTH_DEFAULT 16u
 
-/* Measured with ib-bw: up to here a body is there sooner as messages, which stay in cache, than by
- * the two turns of an asked copy; from 128 KiB on there is no difference. */
+/* Measured with ib-bw: up to here messages, which stay in cache, are faster than the two copies of
+ * a request; from 128 KiB on there is no difference. */
 #define RENDEZVOUS_BYTES (64u << 10)
+
+static const struct ibx_state shm_states[] = {
+    [SHM_NEW] = {"new", IBX_TO(SHM_LISTENING) | IBX_TO(SHM_JOINING) | IBX_TO(SHM_ABORTED),
+                 IBX_STATE_INITIAL},
+    [SHM_LISTENING] = {"listening", IBX_TO(SHM_LIVE) | IBX_TO(SHM_ABORTED), 0},
+    [SHM_JOINING] = {"joining", IBX_TO(SHM_LIVE) | IBX_TO(SHM_ABORTED), 0},
+    [SHM_LIVE] = {"live", IBX_TO(SHM_BROKEN) | IBX_TO(SHM_ABORTED), 0},
+    [SHM_BROKEN] = {"broken", IBX_TO(SHM_ABORTED), 0},
+    [SHM_ABORTED] = {"aborted", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table shm_table = IBX_STATE_TABLE("shm connection", shm_states);
+
+bool ibx_shm_move(struct shm *shm, struct ibx_state_machine *machine, unsigned to)
+{
+    if (!ibx_state_move(machine, to))
+        return true;
+    ibx_shm_break(shm, -EINVAL, "internal error: a move that a state machine forbids");
+    return false;
+}
 
 static int probe(const struct ibx_options *options, char *description, size_t size,
                  struct ibx_error *err)
@@ -45,6 +61,7 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     struct shm *shm = calloc(1, sizeof(*shm));
     if (!shm)
         return ibx_error_set(err, -ENOMEM, "no memory for a shm connection");
+    ibx_state_begin(&shm->state, &shm_table, SHM_NEW);
     shm->link = link;
     shm->role = ibx_link_role(link);
     shm->listener = shm->control = -1;
@@ -72,9 +89,10 @@ static int finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_n
 {
     (void)answer;
     struct shm *shm = endpoint;
-    int rc = ibx_shm_meet(shm, deadline_ns, err);
+    int rc = ibx_shm_setup(shm, deadline_ns, err);
     if (rc)
         return rc;
+    ibx_shm_direct_probe(shm);
     uint8_t *base = shm->segment;
     struct shm_half halves[2] = {half_at(&shm->geometry, base),
                                  half_at(&shm->geometry, base + shm->geometry.half)};
@@ -86,7 +104,7 @@ static int finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_n
     rc = ibx_link_watch(shm->link, shm->control);
     if (rc)
         return ibx_error_set(err, rc, "cannot watch the shm socket: %s", strerror(-rc));
-    return 0;
+    return ibx_shm_move(shm, &shm->state, SHM_LIVE) ? 0 : -EINVAL;
 }
 
 static void query(void *endpoint, struct ibx_caps *caps, char *description, size_t size)
@@ -116,9 +134,9 @@ static int progress(void *endpoint)
 {
     struct shm *shm = endpoint;
     int made = ibx_shm_ring_progress(shm);
-    if (!shm->aborted)
+    if (shm->state.now != SHM_ABORTED)
         made += ibx_shm_copy_progress(shm);
-    if (shm->broken && !shm->aborted) {
+    if (shm->state.now == SHM_BROKEN) {
         shm->link->up->lost(shm->link, shm->broken, shm->broken_reason);
         made++;
     }
@@ -128,7 +146,7 @@ static int progress(void *endpoint)
 static void abort_endpoint(void *endpoint)
 {
     struct shm *shm = endpoint;
-    shm->aborted = true;
+    ibx_shm_move(shm, &shm->state, SHM_ABORTED);
     ibx_shm_copy_abort(shm);
 }
 
@@ -137,7 +155,7 @@ static void close_endpoint(void *endpoint)
     struct shm *shm = endpoint;
     ibx_shm_memory_fini(shm);
     ibx_shm_ring_fini(shm);
-    ibx_shm_unmeet(shm);
+    ibx_shm_setup_undo(shm);
     free(shm);
 }
 

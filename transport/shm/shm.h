@@ -1,28 +1,30 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The shm provider's own view of a connection: shared by shm*.c only.
+ * The shm provider: shared memory between two processes of one host, in one container or in several
+ * that share a directory or the network namespace. The core calls it through ibx_provider_shm; this
+ * header is for the folder only.
  *
- *   shm.c         the provider's table, opening and closing
- *   shm_meet.c    how the two processes find each other and map one segment
- *   shm_ring.c    commands, messages, sleeping and waking
- *   shm_memory.c  regions: keys, the shared table of them, arenas
- *   shm_shared.c  the process's arena, which belongs to no connection
- *   shm_copy.c    READ and WRITE, and who copies
- *   shm_ask.c     copies with the peer's help
- *   shm_reach.c   the peer's memory for who copies without posts
+ *   shm.c         the provider's calls, opening and closing
+ *   setup.c       offer, join, finish: the unix socket, proofs, the shared segment
+ *   ring.c        commands, messages, sleeping and waking
+ *   memory.c      regions: keys, the shared table of them, arenas
+ *   shared.c      the process's arena, which belongs to no connection
+ *   huge_pages.c  memfds, placement in arenas, huge pages
+ *   copy.c        READ and WRITE: which side copies, and how
+ *   request.c     copies that the peer is requested to help with
+ *   peer_death.c  what happens when the peer dies, stops or hangs
  *
- * Functions that take `void *endpoint` stand in the provider's table as they are.
+ * Functions that take `void *endpoint` are in the provider's table as they are.
  *
- * One memfd, made by the server, is mapped by both. It has two halves of equal
- * shape; a side writes its own half and reads the other's, with the exceptions
- * named below. Nothing read from shared memory is believed: it is copied out,
- * then checked, then used. Whatever a peer must not be able to change
- * afterwards (a message being parsed, the state of a piece) lives in private
- * memory.
+ * One memfd, made by the server, is mapped by both. It has two halves of equal shape; a side writes
+ * its own half and reads the other's, with the exceptions named below. Nothing read from shared
+ * memory is trusted: it is copied out, then checked, then used. What a peer must not be able to
+ * change afterwards (a message being parsed, the state of a piece) lies in private memory.
  */
 #ifndef IBX_TRANSPORT_SHM_SHM_H
 #define IBX_TRANSPORT_SHM_SHM_H
 
+#include "common/state_machine.h"
 #include "transport/core/provider.h"
 
 #include <stdatomic.h>
@@ -49,9 +51,10 @@ enum shm_command_kind {
     SHM_COMMAND_DONE,        /* your `piece` is ready: status */
 };
 
-enum shm_claim { SHM_CLAIM_OPEN, SHM_CLAIM_TAKEN, SHM_CLAIM_TAKEN_BACK };
+/* An atomic in shared memory, moved by compare-and-exchange, so no struct ibx_state_machine. */
+enum shm_request_state { SHM_REQUEST_OPEN, SHM_REQUEST_SERVED, SHM_REQUEST_WITHDRAWN };
 
-/* One place of a ring. It is taken by the reader when `sequence` says so and overwritten one lap
+/* An entry of a ring. The reader takes it when `sequence` is its own, and it is overwritten one lap
  * later; no index is shared. A lap cannot overtake the reader, because every command in the ring
  * holds a credit or a piece that only the reader's answer frees (struct shm_geometry). */
 struct shm_command {
@@ -70,19 +73,19 @@ struct shm_command {
 };
 _Static_assert(sizeof(struct shm_command) == 128, "a command is two cache lines");
 
-enum shm_sleep { SHM_AWAKE, SHM_SLEEPS, SHM_SLEEPS_HUNGRY /* for credit as well */ };
+enum shm_sleep { SHM_AWAKE, SHM_SLEEPS, SHM_SLEEPS_FOR_CREDIT /* for credit as well */ };
 
 /* Each on a line of its own: the peer's polling must not slow down the writer. */
 struct shm_control {
     _Alignas(128) _Atomic uint32_t sleeping; /* enum shm_sleep; the peer sets it back */
     _Alignas(128) _Atomic uint64_t released; /* messages this side has given back */
-    /* 1 + index of the peer's region that this side copies from or to right now, 0: none.
-     * The peer's deregistration waits for it. */
+    /* A hazard pointer: 1 + index of the peer's region that this side copies from or to right now,
+     * 0: none. The peer's deregistration waits for it. */
     _Alignas(128) _Atomic uint32_t copying;
-    /* enum shm_claim, of the copy that was asked for with this side's piece of the same index; who
-     * changes it first does the copy. Not in the command: that place of the ring may be a newer
-     * command's by the time an overtaken piece is served. A piece is not used again before DONE. */
-    _Alignas(128) _Atomic uint32_t claims[IBX_SHM_PIECES];
+    /* enum shm_request_state, of the request for this side's piece of the same index; who changes
+     * it first does the copy. Not in the command: that entry of the ring may be a newer command's
+     * by the time an overtaken piece is served. A piece is not used again before DONE. */
+    _Alignas(128) _Atomic uint32_t requests[IBX_SHM_PIECES];
 };
 
 /* A region as the peer's copying side sees it. */
@@ -125,34 +128,47 @@ enum shm_arena_kind {
     SHM_ARENA_KINDS,
 };
 
+/* A used part of an arena. */
+struct shm_extent {
+    uint64_t offset, length;
+    struct shm_extent *next; /* by offset */
+};
+
 /* A registration of this side; allocated ones are also a piece of an arena, or anonymous memory. */
 struct shm_region {
+    struct shm_extent extent; /* where in its arena; length 0: the region is no allocation */
     struct ibx_mr *mr;
     uint32_t index;
     enum shm_arena_kind arena;
-    uint64_t offset; /* of the region in its arena */
-    uint64_t mapped; /* bytes of the allocation; 0: the region is no allocation */
-    uint64_t id;     /* of the allocation that it is or is part of, 0: of none ... */
-    uint64_t whole_offset, whole_length; /* ... which is here in the arena */
-    struct shm_region *next;             /* in its arena, by offset */
+    uint64_t id; /* of the allocation that it is or is part of, 0: of none */
+    uint64_t whole_offset, whole_length; /* of that allocation in the arena */
 };
 
 struct shm_arena {
     int fd; /* -1: not made yet */
     uint64_t bytes;
-    struct shm_region *regions;
+    struct shm_extent *regions; /* its allocations, each the begin of a struct shm_region */
 };
 
-/* A bounce buffer of this side, and the copy that the peer was asked for with it. */
+/*
+ * A bounce buffer of this side, and the copy that the peer is requested to do with it. WITHDRAWN:
+ * this side did the copy itself, or aborted, and the peer has not answered yet.
+ *
+ * state machine: shm piece
+ *   [*] -> FREE -> REQUESTED -> FREE
+ *   REQUESTED -> WITHDRAWN -> FREE -> [*]
+ */
+enum shm_piece_state { SHM_PIECE_FREE, SHM_PIECE_REQUESTED, SHM_PIECE_WITHDRAWN };
+
 struct shm_piece {
-    struct ibx_chunk *chunk; /* NULL: it needs nothing more of the peer */
+    struct ibx_state_machine state; /* enum shm_piece_state */
+    struct ibx_chunk *chunk;        /* while REQUESTED */
     uint8_t *local;
     uint64_t address;
     size_t length;
-    bool busy; /* not answered yet */
 };
 
-/* What the peer asked for with its bounce buffer of the same index. */
+/* The peer's request with its bounce buffer of the same index. */
 struct shm_request {
     enum ibx_rdma_kind kind;
     uint64_t key, address;
@@ -169,11 +185,31 @@ struct shm_pieces_fifo {
     unsigned head, count;
 };
 
+/*
+ * state machine: shm connection
+ *   [*] -> NEW -> LISTENING -> LIVE       the server, until the client has taken the segment
+ *   NEW -> JOINING -> LIVE                the client, until it has mapped the segment
+ *   LIVE -> BROKEN                        progress() reports the loss
+ *   NEW | LISTENING | JOINING | LIVE | BROKEN -> ABORTED -> [*]
+ */
+enum shm_state { SHM_NEW, SHM_LISTENING, SHM_JOINING, SHM_LIVE, SHM_BROKEN, SHM_ABORTED };
+
+/*
+ * PRESENT: the peer was seen at work lately, so a request to it is faster than a direct copy.
+ * ABSENT: it sleeps, or has not answered for PATIENCE_NS (copy.c).
+ *
+ * state machine: shm peer
+ *   [*] -> ABSENT -> PRESENT -> ABSENT -> [*]
+ */
+enum shm_peer { SHM_PEER_ABSENT, SHM_PEER_PRESENT };
+
 struct shm {
     struct ibx_link *link;
+    struct ibx_state_machine state; /* enum shm_state */
+    struct ibx_state_machine peer;  /* enum shm_peer */
     enum ibx_role role;
 
-    /* meeting */
+    /* setup */
     int listener; /* the server's, until finish */
     char path[108];
     bool abstract; /* `path` is a name in the network namespace, not a file */
@@ -190,27 +226,26 @@ struct shm {
     uint64_t sent, released_seen; /* messages out, and given back by the peer */
     uint64_t received, released;  /* messages in, and given back here */
     uint8_t *inbox;               /* private copies of received messages */
-    uint32_t *inbox_free;         /* stack of free places */
-    uint32_t inbox_free_count;    /* */
-    bool *inbox_held;             /* by the user */
-    uint64_t *send_done;          /* cookies of signalled sends to report */
-    uint32_t send_done_count;     /* at most slots */
-    unsigned hungry;              /* credits that a send was refused for want of; 0: none was */
-    bool armed;                   /* this side may have been sleeping */
-    bool aborted;                 /* */
-    int broken;                   /* negative errno to report as lost, once */
+    uint32_t *inbox_free;         /* stack of free slots */
+    uint32_t inbox_free_count;
+    bool *inbox_held;         /* by the user */
+    uint64_t *send_done;      /* cookies of signalled sends to report */
+    uint32_t send_done_count; /* at most slots */
+    unsigned credits_wanted;  /* credits that a send was refused for want of; 0: none was */
+    bool armed;               /* this side may have been sleeping */
+    int broken;               /* negative errno, when BROKEN */
     char broken_reason[160];
 
     /* regions */
     struct shm_region **regions; /* by index, NULL: free */
-    uint32_t region_count;       /* of places in `regions` */
+    uint32_t region_count;       /* entries of `regions` */
     uint32_t *region_free;       /* stack */
     uint32_t region_free_count;
     uint16_t generation;
     uint32_t randoms[32];
     unsigned randoms_left;
-    struct shm_arena arenas[SHM_ARENA_KINDS]; /* this side's, but for the shared one */
-    bool shared_lent;                         /* the peer has that one, too */
+    struct shm_arena arenas[SHM_ARENA_KINDS]; /* this side's, except for the shared one */
+    bool shared_sent;                         /* the peer has it, too */
     uint64_t allocations;                     /* made in them so far */
     struct {
         uint8_t *base; /* NULL: not known or not mappable */
@@ -219,43 +254,47 @@ struct shm {
     } peer_arenas[SHM_ARENA_KINDS];
 
     /* copies */
-    struct shm_queue urgent, bulk; /* chunks with bytes neither copied nor asked for */
+    struct shm_queue urgent, bulk; /* chunks with bytes neither copied nor requested */
     unsigned urgent_run;           /* urgent steps since the last one of bulk */
     struct shm_piece pieces[IBX_SHM_PIECES];
     struct shm_request requests[IBX_SHM_PIECES];
-    struct shm_pieces_fifo asked_urgent, asked_bulk;
-    bool present;         /* the peer was seen at work lately: asking it is worth while */
+    struct shm_pieces_fifo requested_urgent, requested_bulk;
     uint64_t quiet_since; /* ns; when the wait for an answer began, 0: not waiting */
-    size_t copied_alone;  /* bytes since the absent peer was last asked */
+    size_t copied_alone;  /* bytes since the last request to the absent peer */
     bool direct;          /* process_vm_readv and process_vm_writev reach the peer */
     char direct_reason[128];
-    /* The peer recognises this process image by it; at the head of a page of its own, which every
-     * direct copy goes through first: the gate (withdraw() shuts it). */
+    /* The peer recognises this process image by it. Every direct copy reads it first, on a page of
+     * its own, which ibx_shm_key_revoke() makes inaccessible. */
     uint8_t *nonce;
-    bool gate_shut;
+    bool nonce_revoked;
     uint64_t peer_nonce_address;
     uint8_t peer_nonce[IBX_SHM_NONCE];
 };
 
-/* shm_meet.c */
+/* shm.c */
+/* Moves a machine of this connection; a move that the table does not allow breaks the connection.
+ */
+bool ibx_shm_move(struct shm *shm, struct ibx_state_machine *machine, unsigned to);
+static inline void ibx_shm_peer_is(struct shm *shm, enum shm_peer peer)
+{
+    if (shm->peer.now != peer)
+        ibx_shm_move(shm, &shm->peer, peer);
+}
+
+/* setup.c */
 size_t ibx_shm_message_memory(const struct ibx_options *options);
 int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
 int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err);
 /* Leaves `control`, `segment` and `geometry`. */
-int ibx_shm_meet(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err);
-void ibx_shm_unmeet(struct shm *shm);
-/* A sealed memfd of `bytes` zeros, or a negative errno. */
-int ibx_shm_memfd(const char *name, uint64_t bytes);
-/* Whether the peer's descriptor is a memfd that it cannot shrink, of ordinary pages: a fault in one
- * of huge pages is a SIGBUS here when the system has none left. */
-bool ibx_shm_memfd_safe(int fd);
+int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err);
+void ibx_shm_setup_undo(struct shm *shm);
 /* Sends and receives one packet, with a descriptor when *fd >= 0 is given or came; received ones
  * are -1 when there was none. Non-blocking. */
 int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd);
 ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd);
 
-/* shm_ring.c */
+/* ring.c */
 int ibx_shm_ring_init(struct shm *shm);
 void ibx_shm_ring_fini(struct shm *shm);
 int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
@@ -268,78 +307,94 @@ int ibx_shm_ring_progress(struct shm *shm);
 int ibx_shm_arm(void *endpoint);
 /* Reads what came over the control socket: wakes and arenas. */
 void ibx_shm_control_drain(struct shm *shm);
-/* Remembers that the connection is over; the next progress reports it. */
-void ibx_shm_break(struct shm *shm, int status, const char *reason);
 
-/* shm_memory.c */
+/* memory.c */
 int ibx_shm_memory_init(struct shm *shm, struct ibx_error *err);
 void ibx_shm_memory_fini(struct shm *shm);
 int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* This side's memory that the peer names: its address, or NULL with *status set. */
 uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status);
-/* The peer's memory: while it is claimed the peer's deregistration waits. Sets *mapped to where
- * this process sees it, or NULL. -EACCES or -ERANGE, and then nothing is claimed. */
-int ibx_shm_region_claim(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
-                         unsigned access, uint8_t **mapped);
+/* The peer's memory: its deregistration waits until the release. Sets *mapped to where this process
+ * sees it, or NULL. -EACCES or -ERANGE, and then nothing was acquired. */
+int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
+                           unsigned access, uint8_t **mapped);
 /* The same, with the allocation that it is part of where it is mapped. */
-int ibx_shm_region_claim_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
-                               struct ibx_reach *reach);
-void ibx_shm_region_unclaim(struct shm *shm);
-/* From its return on no direct copy of the peer's begins any more. */
-void ibx_shm_gate_shut(struct shm *shm);
+int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
+                                 struct ibx_reach *reach);
+void ibx_shm_region_release(struct shm *shm);
 const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote);
 /* Takes the peer's arena that came over the control socket; owns `fd`. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
 
-/* shm_shared.c */
+/* shared.c */
 /* The descriptor of the process's arena when all these bytes are in it, borrowed; otherwise -1. */
 int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset);
-/* The piece that was allocated round `offset`. */
-bool ibx_shm_shared_piece(uint64_t offset, uint64_t *begin, uint64_t *length);
+/* The allocation around `offset`. */
+bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *length);
 
-/* shm_copy.c */
+/* huge_pages.c */
+#define IBX_SHM_HUGE (2ull << 20)
+/* A sealed memfd of `bytes` zeros, or a negative errno. */
+int ibx_shm_memfd(const char *name, uint64_t bytes);
+/* Whether the peer's descriptor is a memfd that it cannot shrink, of ordinary pages: a fault in one
+ * of hugetlbfs is a SIGBUS here when the system has no huge pages left. */
+bool ibx_shm_memfd_safe(int fd);
+/* Finds room in `bytes` bytes, first fit; what is as long as a huge page begins at one. */
+bool ibx_shm_extent_place(struct shm_extent **list, struct shm_extent *extent, uint64_t bytes);
+void ibx_shm_extent_remove(struct shm_extent **list, struct shm_extent *extent);
+/* Transparent huge pages for memory that is as long as one. */
+void ibx_shm_huge_advise(void *address, uint64_t length);
+
+/* peer_death.c */
+/* Remembers that the connection is over; the next progress reports it. */
+void ibx_shm_break(struct shm *shm, int status, const char *reason);
+int ibx_shm_nonce_make(struct shm *shm, struct ibx_error *err);
+void ibx_shm_nonce_free(struct shm *shm);
+/* Revokes the key of this side's region: on return no copy of the peer touches it any more. */
+void ibx_shm_key_revoke(struct shm *shm, uint32_t index);
+
+/* copy.c */
 void ibx_shm_copy_init(struct shm *shm);
 /* Finds out whether the kernel copies between the two processes. */
 void ibx_shm_direct_probe(struct shm *shm);
 int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk);
-/* Copies some of what is due, urgent work first; returns how much it found to do. */
+/* Copies some of what is due, urgent work first; returns how much it did. */
 int ibx_shm_copy_progress(struct shm *shm);
-/* Whether there is something to copy that nobody will wake this side for. */
+/* Whether there is something to copy for which nobody wakes this side. */
 bool ibx_shm_copy_due(struct shm *shm);
 /* A piece of the chunk is over. Returns the number of upcalls. */
 int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status);
-/* Copies a part of what the chunk asks for without the peer, by a mapping or else, where `direct`
- * allows it, by the kernel. 0 or a negative errno as its end; 1 when that is not possible. */
+/* Copies a part of the chunk without the peer, by a mapping or else, where `direct` allows it, by
+ * the kernel. 0 or a negative errno as its status; 1 when that is not possible. */
 int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *local,
                        uint64_t address, size_t length, bool direct);
 /* By the kernel, into or out of the peer's memory; from any thread. 0; -ESRCH: it is gone. */
 int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length);
 /* Reports all chunks with -ECONNRESET. */
 void ibx_shm_copy_abort(struct shm *shm);
-
-/* shm_reach.c */
 int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigned access,
                         struct ibx_reach *reach);
 void ibx_shm_remote_release(void *endpoint);
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length);
 
-/* shm_ask.c */
-/* Asks for `length` bytes, at most IBX_SHM_PIECE; false when no bounce buffer is free. */
-bool ibx_shm_ask(struct shm *shm, struct ibx_chunk *chunk, uint8_t *local, uint64_t address,
-                 size_t length);
-/* Whether ibx_shm_ask() would find a bounce buffer. */
-bool ibx_shm_ask_room(struct shm *shm, const struct ibx_chunk *chunk);
+/* request.c */
+void ibx_shm_request_init(struct shm *shm);
+/* Requests `length` bytes, at most IBX_SHM_PIECE; false when no bounce buffer is free. */
+bool ibx_shm_request_post(struct shm *shm, struct ibx_chunk *chunk, uint8_t *local,
+                          uint64_t address, size_t length);
+/* Whether ibx_shm_request_post() has a free bounce buffer. */
+bool ibx_shm_request_room(struct shm *shm, const struct ibx_chunk *chunk);
 /* The peer's DONE for one of our pieces; returns the number of upcalls. */
-int ibx_shm_ask_done(struct shm *shm, unsigned piece, int status);
-/* Whether a piece waits that the peer has not begun to copy. */
-bool ibx_shm_ask_open(struct shm *shm);
-/* Takes back one of those and copies it alone; returns the number of upcalls. */
-int ibx_shm_ask_take_back(struct shm *shm);
+int ibx_shm_on_request_done(struct shm *shm, unsigned piece, int status);
+/* Whether there is a request that the peer has not begun to serve. */
+bool ibx_shm_request_open(struct shm *shm);
+/* Withdraws one of those and copies it alone; returns the number of upcalls. */
+int ibx_shm_request_withdraw(struct shm *shm);
 /* The peer's READ or WRITE. */
-void ibx_shm_request_take(struct shm *shm, unsigned piece, bool urgent,
-                          const struct shm_request *request);
-/* Does some of what the peer asked for; returns how much. */
+void ibx_shm_on_request(struct shm *shm, unsigned piece, bool urgent,
+                        const struct shm_request *request);
+/* Serves some of the peer's requests; returns how many. */
 int ibx_shm_serve(struct shm *shm);
 
 #endif

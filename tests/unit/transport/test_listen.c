@@ -234,7 +234,7 @@ static void test_sentences_say_what_to_do(void **state)
     ibx_options_init(&options);
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &options, &first, NULL), 0);
     snprintf(here, sizeof(here), "%s", ibx_listener_uri(first));
-    expect_listening(here, -EADDRINUSE, "in use; stop who listens there");
+    expect_listening(here, -EADDRINUSE, "in use; stop the server there");
     ibx_listener_close(first);
     expect_knock(here, -ECONNREFUSED, "refused; start the server there");
     expect_listening("rdma://192.0.2.1:0", -EADDRNOTAVAIL, "; give an address of this host");

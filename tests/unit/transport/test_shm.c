@@ -149,7 +149,7 @@ enum way { MAPPED, DIRECT, ASKED };
 static void choose(struct end *end, enum way way)
 {
     end->shm->direct = way != ASKED;
-    end->shm->present = false;
+    ibx_shm_peer_is(end->shm, SHM_PEER_ABSENT);
 }
 
 static void assert_done(const struct end *end, int i, const struct ibx_chunk *chunk, int status)
@@ -317,7 +317,7 @@ static void urgent_first(enum way way)
     struct ibx_chunk bulk, urgent;
     choose(server, way);
     post(server, &bulk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(theirs));
-    while (way == ASKED && ibx_shm_ask_room(server->shm, &bulk))
+    while (way == ASKED && ibx_shm_request_room(server->shm, &bulk))
         progress(server); /* until every bounce buffer for bulk is asked for */
     post(server, &urgent, IBX_RDMA_READ, 0, word, mr, 0, sizeof(word));
     await_notes(server, way == ASKED ? client : NULL, 2);
@@ -387,7 +387,7 @@ static void test_a_peer_that_polls_is_asked(void **state)
     struct ibx_chunk chunk;
     if (!server->shm->direct)
         skip();
-    server->shm->present = true;
+    ibx_shm_peer_is(server->shm, SHM_PEER_PRESENT);
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
     progress(server);
     assert_int_equal(server->count, 0);
@@ -411,12 +411,12 @@ static void test_what_nobody_serves_is_taken_back(void **state)
     if (!server->shm->direct)
         skip();
     fill(mine, sizeof(mine));
-    server->shm->present = true;
+    ibx_shm_peer_is(server->shm, SHM_PEER_PRESENT);
     post(server, &chunk, IBX_RDMA_WRITE, 1, mine, mr, 0, sizeof(mine));
     await_notes(server, NULL, 1);
     assert_done(server, 0, &chunk, 0);
     check(theirs, sizeof(theirs), 0);
-    assert_false(server->shm->present);
+    assert_int_equal(server->shm->peer.now, SHM_PEER_ABSENT);
     /* When the peer comes to it at last it must not write old bytes over new ones. */
     memset(theirs, 1, sizeof(theirs));
     assert_int_equal(progress(client) > 0, 1);
@@ -427,9 +427,9 @@ static void test_what_nobody_serves_is_taken_back(void **state)
     /* Its answers make it present again, and complete nothing twice. */
     progress(server);
     assert_int_equal(server->count, 1);
-    assert_true(server->shm->present);
+    assert_int_equal(server->shm->peer.now, SHM_PEER_PRESENT);
     for (unsigned i = 0; i < IBX_SHM_PIECES; i++)
-        assert_false(server->shm->pieces[i].busy);
+        assert_int_equal(server->shm->pieces[i].state.now, SHM_PIECE_FREE);
     region_drop(client, mr);
 }
 
@@ -441,7 +441,7 @@ static void test_an_absent_peer_is_asked_now_and_then(void **state)
     struct ibx_chunk chunk;
     if (!server->shm->direct)
         skip();
-    server->shm->present = false;
+    ibx_shm_peer_is(server->shm, SHM_PEER_ABSENT);
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
     while (!readable(client)) {
@@ -451,7 +451,7 @@ static void test_an_absent_peer_is_asked_now_and_then(void **state)
     assert_in_range(chunk.cookie[0], 1 << 20, 2 << 20);
     progress(client);
     progress(server);
-    assert_true(server->shm->present);
+    assert_int_equal(server->shm->peer.now, SHM_PEER_PRESENT);
     await_notes(server, client, 1);
     assert_done(server, 0, &chunk, 0);
     region_drop(client, mr);

@@ -254,7 +254,7 @@ static void test_a_folder_of_another_name(void **state)
     snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
     struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", "",
                             "the server's shm_dir has to be mounted here too, and shm_dir on this "
-                            "side has to say where"};
+                            "side has to name it"};
     serve(listen_at(uri, folder), &client);
 }
 

@@ -44,7 +44,7 @@ static void overtaken(enum ibx_rdma_kind kind)
     struct ibx_mr *mr =
         region(client, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     post(server, &bulk, kind, 1, mine, mr, 0, sizeof(mine));
-    while (ibx_shm_ask_room(server->shm, &bulk) && progress(server))
+    while (ibx_shm_request_room(server->shm, &bulk) && progress(server))
         ; /* it is asked for */
     for (unsigned i = 0; i < ROUNDS; i++)
         overtake(mr);

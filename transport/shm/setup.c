@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * How the two processes of an shm connection meet.
+ * Setting a connection up: the unix socket, proofs, the shared segment.
  *
- * The server listens on a unix socket with a random name and says the name at
- * the door. Any process of the host could connect, so both prove that they
- * belong to this connection before anything is handed over:
+ * The server listens on a unix socket with a random name, and offers the name. Any process of the
+ * host could connect, so both ends prove that they belong to this connection before the segment is
+ * sent:
  *
  *   client                                  server
  *   HELLO version, proof          ------>
  *                                 <------   WELCOME version, proof, geometry, nonce; the segment
  *   READY nonce                   ------>
  *
- * Each is one packet. A nonce is 16 random bytes and the address where the
- * sender keeps them: who can read them there with process_vm_readv has found
- * the right process. An address of 0 forbids that, and all copies of that kind.
- * The socket stays open for wakes and arenas.
+ * Each is one packet. A nonce is 16 random bytes and their address in the sender's memory: who
+ * reads them there with process_vm_readv has the right process. An address of 0 forbids that, and
+ * all direct copies. The socket stays open for wakes and arenas.
  */
 #include "transport/shm/shm.h"
 
@@ -22,64 +21,23 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/magic.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #define NAME_PREFIX   "ibx-"
 #define NAME_HEX      32u
 #define NAME_BYTES    (sizeof(NAME_PREFIX) - 1 + NAME_HEX)
-#define STRANGERS     8u  /* connections that have not yet shown a proof */
-#define BACKLOG       128 /* strangers may come in numbers */
-#define SEALS         (F_SEAL_SHRINK | F_SEAL_GROW)
+#define UNPROVEN      8u  /* connections that have not proven yet that they belong here */
+#define BACKLOG       128 /* for many unauthenticated ones */
 #define PACKET_BYTES  128u
-#define GATE_BYTES    4096u
 #define MESSAGE_LIMIT (256u << 20)
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8u
-#endif
-
-/* ------------------------------------------------------------------- memfds */
-
-int ibx_shm_memfd(const char *name, uint64_t bytes)
-{
-    /* Growing a file beyond this limit would kill the process by SIGXFSZ. */
-    struct rlimit limit;
-    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY &&
-        bytes > limit.rlim_cur)
-        return -EFBIG;
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
-        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return -errno;
-    /* Once sealed, no peer can cut the file under our mapping and have us die of SIGBUS. */
-    if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL)) {
-        int rc = -errno;
-        close(fd);
-        return rc;
-    }
-    return fd;
-}
-
-bool ibx_shm_memfd_safe(int fd)
-{
-    struct statfs system;
-    int seals = fcntl(fd, F_GET_SEALS);
-    return seals >= 0 && seals & F_SEAL_SHRINK && !fstatfs(fd, &system) &&
-           system.f_type == TMPFS_MAGIC;
-}
 
 /* ------------------------------------------------------------------ packets */
 
@@ -182,8 +140,7 @@ static int name_make(char name[NAME_BYTES + 1], struct ibx_error *err)
     return 0;
 }
 
-/* Whether the peer's name is one that name_make() could have made: then no path it is put behind
- * leads to anybody else's socket. */
+/* Whether the peer's name is one of name_make()'s: then no path with it leads to another socket. */
 static bool name_valid(const char *name)
 {
     size_t prefix = sizeof(NAME_PREFIX) - 1;
@@ -226,19 +183,20 @@ int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
         shm->path[0] = '\0';
         return rc;
     }
-    /* The client may be another user: it is the proof that counts. */
+    /* The client may be another user; the proof decides. */
     if (!shm->abstract && chmod(shm->path, 0666))
         return ibx_error_set(err, -errno, "cannot open %s to others: %s", shm->path,
                              strerror(errno));
     if (listen(shm->listener, BACKLOG))
         return ibx_error_set(err, -errno, "cannot listen on a unix socket: %s", strerror(errno));
+    ibx_shm_move(shm, &shm->state, SHM_LISTENING);
     ibx_put_u16(offer, IBX_SHM_VERSION);
     ibx_put_string(offer, name);
     ibx_put_string(offer, directory);
     return 0;
 }
 
-/* Why the client does not reach the server's socket, and what to do about it. */
+/* Why the client cannot reach the server's socket, and what to do. */
 static int unreachable(const struct shm *shm, int code, struct ibx_error *err)
 {
     if (shm->abstract && code == -ECONNREFUSED)
@@ -248,7 +206,7 @@ static int unreachable(const struct shm *shm, int code, struct ibx_error *err)
     if (!shm->abstract && code == -ENOENT)
         return ibx_error_set(err, code,
                              "%s is not there: the server's shm_dir has to be mounted here too, "
-                             "and shm_dir on this side has to say where",
+                             "and shm_dir on this side has to name it",
                              shm->path);
     return ibx_error_set(err, code, "cannot reach the server's socket %s%s: %s",
                          shm->abstract ? "@" : "", shm->path, strerror(-code));
@@ -275,7 +233,7 @@ static bool hello_valid(struct shm *shm, struct ibx_reader *r, const char *label
 int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err)
 {
-    (void)answer; /* the client says everything over the unix socket */
+    (void)answer; /* the client answers over the unix socket */
     struct shm *shm = endpoint;
     const char *own = ibx_link_options(shm->link)->shm_dir;
     char name[NAME_BYTES + 1], directory[256];
@@ -283,7 +241,7 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     ibx_get_string(offer, name, sizeof(name));
     ibx_get_string(offer, directory, sizeof(directory));
     if (offer->failed || !name_valid(name))
-        return ibx_error_set(err, -EPROTO, "the server's shm offer makes no sense");
+        return ibx_error_set(err, -EPROTO, "the server's shm offer is malformed");
     if (version != IBX_SHM_VERSION)
         return ibx_error_set(err, -EPROTONOSUPPORT, "the server has version %u of shm, this is %u",
                              version, IBX_SHM_VERSION);
@@ -300,45 +258,46 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
     put_hello(shm, &w, "shm client");
     rc = ibx_shm_packet_send(shm->control, packet, w.length, -1);
-    return rc ? ibx_error_set(err, rc, "cannot speak to the server's socket: %s", strerror(-rc))
-              : 0;
+    if (!rc)
+        ibx_shm_move(shm, &shm->state, SHM_JOINING);
+    return rc ? ibx_error_set(err, rc, "cannot send to the server's socket: %s", strerror(-rc)) : 0;
 }
 
 /* -------------------------------------------------------- the server's choice */
 
-/* Connections that have not shown a proof yet; the oldest gives way. */
-struct strangers {
+/* Connections that have not proven yet that they belong here; the oldest is dropped first. */
+struct unproven {
     int epoll;
-    int fds[STRANGERS];
+    int fds[UNPROVEN];
     unsigned next;
 };
 
-static void stranger_leave(struct strangers *strangers, unsigned i)
+static void unproven_drop(struct unproven *list, unsigned i)
 {
-    if (strangers->fds[i] >= 0)
-        close(strangers->fds[i]);
-    strangers->fds[i] = -1;
+    if (list->fds[i] >= 0)
+        close(list->fds[i]);
+    list->fds[i] = -1;
 }
 
-static void stranger_enter(struct strangers *strangers, int listener)
+static void unproven_accept(struct unproven *list, int listener)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return;
-    unsigned i = strangers->next++ % STRANGERS;
-    stranger_leave(strangers, i);
-    strangers->fds[i] = fd;
+    unsigned i = list->next++ % UNPROVEN;
+    unproven_drop(list, i);
+    list->fds[i] = fd;
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
-    if (epoll_ctl(strangers->epoll, EPOLL_CTL_ADD, fd, &event))
-        stranger_leave(strangers, i);
+    if (epoll_ctl(list->epoll, EPOLL_CTL_ADD, fd, &event))
+        unproven_drop(list, i);
 }
 
-/* Whether the stranger is our client; otherwise it is gone. */
-static bool stranger_proves(struct shm *shm, struct strangers *strangers, unsigned i)
+/* Whether the connection is our client; if not it is closed. */
+static bool unproven_check(struct shm *shm, struct unproven *list, unsigned i)
 {
     uint8_t packet[PACKET_BYTES];
     int fd;
-    ssize_t n = ibx_shm_packet_receive(strangers->fds[i], packet, sizeof(packet), &fd);
+    ssize_t n = ibx_shm_packet_receive(list->fds[i], packet, sizeof(packet), &fd);
     if (fd >= 0)
         close(fd);
     if (n == -EAGAIN)
@@ -348,30 +307,31 @@ static bool stranger_proves(struct shm *shm, struct strangers *strangers, unsign
         return true;
     struct ucred who = {0};
     socklen_t length = sizeof(who);
-    getsockopt(strangers->fds[i], SOL_SOCKET, SO_PEERCRED, &who, &length);
-    ibx_log(IBX_LOG_WARN, "process %d of user %u came to the shm socket without the right proof",
-            who.pid, who.uid);
-    stranger_leave(strangers, i);
+    getsockopt(list->fds[i], SOL_SOCKET, SO_PEERCRED, &who, &length);
+    ibx_log(IBX_LOG_WARN,
+            "process %d of user %u connected to the shm socket without the right proof", who.pid,
+            who.uid);
+    unproven_drop(list, i);
     return false;
 }
 
-static int find_client(struct shm *shm, struct strangers *strangers, uint64_t deadline)
+static int await_client(struct shm *shm, struct unproven *list, uint64_t deadline)
 {
-    struct epoll_event event = {.events = EPOLLIN, .data.u32 = STRANGERS};
-    if (epoll_ctl(strangers->epoll, EPOLL_CTL_ADD, shm->listener, &event))
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = UNPROVEN};
+    if (epoll_ctl(list->epoll, EPOLL_CTL_ADD, shm->listener, &event))
         return -errno;
     for (;;) {
-        int rc = ibx_link_wait(shm->link, strangers->epoll, POLLIN, deadline);
+        int rc = ibx_link_wait(shm->link, list->epoll, POLLIN, deadline);
         if (rc)
             return rc;
-        if (epoll_wait(strangers->epoll, &event, 1, 0) != 1)
+        if (epoll_wait(list->epoll, &event, 1, 0) != 1)
             continue;
         unsigned i = event.data.u32;
-        if (i == STRANGERS) {
-            stranger_enter(strangers, shm->listener);
-        } else if (strangers->fds[i] >= 0 && stranger_proves(shm, strangers, i)) {
-            shm->control = strangers->fds[i];
-            strangers->fds[i] = -1;
+        if (i == UNPROVEN) {
+            unproven_accept(list, shm->listener);
+        } else if (list->fds[i] >= 0 && unproven_check(shm, list, i)) {
+            shm->control = list->fds[i];
+            list->fds[i] = -1;
             return 0;
         }
     }
@@ -379,14 +339,14 @@ static int find_client(struct shm *shm, struct strangers *strangers, uint64_t de
 
 static int accept_client(struct shm *shm, uint64_t deadline)
 {
-    struct strangers strangers = {.epoll = epoll_create1(EPOLL_CLOEXEC)};
-    memset(strangers.fds, -1, sizeof(strangers.fds));
-    if (strangers.epoll < 0)
+    struct unproven list = {.epoll = epoll_create1(EPOLL_CLOEXEC)};
+    memset(list.fds, -1, sizeof(list.fds));
+    if (list.epoll < 0)
         return -errno;
-    int rc = find_client(shm, &strangers, deadline);
-    for (unsigned i = 0; i < STRANGERS; i++)
-        stranger_leave(&strangers, i);
-    close(strangers.epoll);
+    int rc = await_client(shm, &list, deadline);
+    for (unsigned i = 0; i < UNPROVEN; i++)
+        unproven_drop(&list, i);
+    close(list.epoll);
     return rc;
 }
 
@@ -413,7 +373,7 @@ static struct shm_geometry geometry_of(uint32_t slots, uint32_t message)
     return g;
 }
 
-/* What both sides have in the segment, which either maps, and a private inbox. */
+/* Both sides' buffers in the segment, and a private inbox. */
 size_t ibx_shm_message_memory(const struct ibx_options *options)
 {
     struct shm_geometry g = geometry_of(options->slots, (uint32_t)options->message);
@@ -428,23 +388,6 @@ static int segment_map(struct shm *shm, int fd)
     madvise(address, 2 * shm->geometry.half, MADV_DONTDUMP);
     shm->segment = address;
     return 0;
-}
-
-/* A mapping of its own, which the kernel does not join with its neighbours: so it can be shut also
- * where the process has as many mappings as it may have, and none could be cut in two. */
-static int gate_make(struct shm *shm, struct ibx_error *err)
-{
-    void *page = mmap(NULL, GATE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return ibx_error_set(err, -errno, "no memory for a page: %s", strerror(errno));
-    shm->nonce = page;
-    return ibx_random(shm->nonce, IBX_SHM_NONCE, err);
-}
-
-void ibx_shm_gate_shut(struct shm *shm)
-{
-    mprotect(shm->nonce, GATE_BYTES, PROT_NONE);
-    shm->gate_shut = true;
 }
 
 static void put_nonce(struct shm *shm, struct ibx_writer *w)
@@ -487,11 +430,11 @@ static int welcome(struct shm *shm, struct ibx_error *err)
               : 0;
 }
 
-static int meet_client(struct shm *shm, uint64_t deadline, struct ibx_error *err)
+static int serve_client(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
     int rc = accept_client(shm, deadline);
     if (rc)
-        return ibx_error_set(err, rc, "the client did not come to the shm socket: %s",
+        return ibx_error_set(err, rc, "the client did not connect to the shm socket: %s",
                              strerror(-rc));
     rc = welcome(shm, err);
     if (rc)
@@ -511,8 +454,8 @@ static int meet_client(struct shm *shm, uint64_t deadline, struct ibx_error *err
 
 /* ----------------------------------------------------------------- the client */
 
-/* Maps the server's segment if it is what it has to be: of the size that both agreed on, computed
- * here and not taken over, and sealed. */
+/* Maps the server's segment if it is sealed and has the size that both agreed on, which is computed
+ * here. */
 static int segment_accept(struct shm *shm, int fd, uint32_t slots, uint32_t message)
 {
     const struct ibx_options *agreed = ibx_link_options(shm->link);
@@ -526,7 +469,7 @@ static int segment_accept(struct shm *shm, int fd, uint32_t slots, uint32_t mess
     return segment_map(shm, fd);
 }
 
-static int meet_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
+static int join_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
     uint8_t packet[PACKET_BYTES];
     int fd;
@@ -548,7 +491,7 @@ static int meet_server(struct shm *shm, uint64_t deadline, struct ibx_error *err
         rc = ibx_shm_packet_send(shm->control, packet, w.length, -1);
     }
     if (rc == -EACCES)
-        return ibx_error_set(err, rc, "who answers at the shm socket is not the server");
+        return ibx_error_set(err, rc, "another process than the server answers at the shm socket");
     return rc ? ibx_error_set(err, rc, "the server's shared memory is refused: %s", strerror(-rc))
               : 0;
 }
@@ -565,33 +508,28 @@ static void listener_close(struct shm *shm)
         unlink(shm->path);
 }
 
-int ibx_shm_meet(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = gate_make(shm, err);
+    int rc = ibx_shm_nonce_make(shm, err);
     if (rc)
         return rc;
     if (shm->role == IBX_ROLE_SERVER)
-        rc = meet_client(shm, deadline_ns, err);
+        rc = serve_client(shm, deadline_ns, err);
     else
-        rc = meet_server(shm, deadline_ns, err);
-    if (rc)
-        return rc;
-    listener_close(shm);
-    ibx_shm_direct_probe(shm);
-    return 0;
+        rc = join_server(shm, deadline_ns, err);
+    if (!rc)
+        listener_close(shm);
+    return rc;
 }
 
-void ibx_shm_unmeet(struct shm *shm)
+void ibx_shm_setup_undo(struct shm *shm)
 {
     listener_close(shm);
     if (shm->control >= 0) {
         ibx_link_unwatch(shm->link, shm->control);
         close(shm->control);
     }
-    /* A gate that was shut stays: who stands before it could get through what comes in its place.
-     */
-    if (shm->nonce && !shm->gate_shut)
-        munmap(shm->nonce, GATE_BYTES);
+    ibx_shm_nonce_free(shm);
     if (shm->segment)
         munmap(shm->segment, 2 * shm->geometry.half);
 }
