@@ -176,14 +176,14 @@ struct ibx_conn *contract_accept(struct ibx_listener *listener)
     struct ibx_error err = {0};
     int rc;
     do {
-        wait_readable(ibx_listener_fd(listener), "a client's knock");
+        wait_readable(ibx_listener_fd(listener), "a connection request");
         rc = ibx_accept(listener, &conn, &err);
     } while (rc == -EAGAIN);
     CHECK_OK(rc, err);
     return conn;
 }
 
-int contract_knock(const struct ibx_listener *listener)
+int contract_raw_connect(const struct ibx_listener *listener)
 {
     struct ibx_uri uri;
     struct ibx_error err = {0};
@@ -194,7 +194,7 @@ int contract_knock(const struct ibx_listener *listener)
     CHECK(!getaddrinfo(uri.host, service, &hints, &address));
     int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, address->ai_addr, address->ai_addrlen))
-        FAIL("cannot knock: %s", strerror(errno));
+        FAIL("cannot connect: %s", strerror(errno));
     freeaddrinfo(address);
     return fd;
 }

@@ -219,10 +219,10 @@ struct pair_options {
 /* The test takes `side`, its peer the other. */
 struct pair *pair_open(enum side side);
 struct pair *pair_open_with(enum side side, const struct pair_options *with);
-/* Waits for one knock. */
+/* Waits for one connection request. */
 struct ibx_conn *contract_accept(struct ibx_listener *listener);
-/* A stranger's TCP connection to the door. */
-int contract_knock(const struct ibx_listener *listener);
+/* A TCP connection to the listener that sends no handshake. */
+int contract_raw_connect(const struct ibx_listener *listener);
 /* Ends both: the peer must have noticed nothing wrong. */
 void pair_close(struct pair *pair);
 void pair_kill(struct pair *pair);
@@ -230,7 +230,7 @@ void pair_tell(struct pair *pair, const struct order *order);
 struct answer pair_hear(struct pair *pair);
 /* The same, polling the connection meanwhile. */
 struct answer pair_hear_serving(struct pair *pair);
-/* Tells and hears, and checks that it went well. */
+/* Sends an order and checks that the peer carried it out. */
 struct answer pair_ask(struct pair *pair, struct order order);
 struct ibx_remote pair_expose(struct pair *pair, unsigned region, size_t length, unsigned access,
                               uint64_t seed);
@@ -255,7 +255,7 @@ extern enum side contract_sides[2];
         name, f, contract_setup, contract_teardown, state                                          \
     }
 #define TEST(f) TEST_AS(f, #f, NULL)
-/* Once with the test as the server, once as the client; SIDE_OF(state) in the test says which. */
+/* Once with the test as the server, once as the client; SIDE_OF(state) tells which. */
 #define TEST_BOTH(f)                                                                               \
     TEST_AS(f, #f "_as_server", &contract_sides[SIDE_SERVER]),                                     \
         TEST_AS(f, #f "_as_client", &contract_sides[SIDE_CLIENT])

@@ -65,7 +65,7 @@ static void message_echoed(struct end *end, const struct ibx_event *event)
     send_echoes(peer);
 }
 
-/* The message says what a WRITE that completed before it has put where. */
+/* The message names the bytes of a WRITE that completed before it. */
 static void message_of_place(struct end *end, const struct ibx_event *event)
 {
     struct peer *peer = end->owner;
@@ -196,7 +196,7 @@ static void set_mode(struct peer *peer, enum mode mode, uint64_t seed)
     peer->end.received = 0;
 }
 
-/* Until the kernel says that the process sleeps, three times running. */
+/* Until the kernel says that the process sleeps, three times in a row. */
 static void wait_until_asleep(pid_t pid)
 {
     char path[64], text[512];

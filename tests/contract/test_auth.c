@@ -33,12 +33,12 @@ struct attempt {
     bool welcome;
 };
 
-/* Whether clients here have the server's own address: not so where routes say otherwise. */
+/* Whether clients here have the server's own address: not so with other routes. */
 static bool same_host(const struct ibx_listener *listener)
 {
     struct sockaddr_storage ours = {0}, theirs = {0};
     socklen_t a = sizeof(ours), b = sizeof(theirs);
-    int fd = contract_knock(listener);
+    int fd = contract_raw_connect(listener);
     CHECK(!getsockname(fd, (struct sockaddr *)&ours, &a));
     CHECK(!getpeername(fd, (struct sockaddr *)&theirs, &b));
     close(fd);
@@ -91,7 +91,8 @@ static void meet(const char *server_key, const char *client_key, bool insecure,
     CHECK_OK(ibx_listen(contract_uri(), &options, &attempt.listener, &err), err);
     if (expected == WELCOME_HERE) {
         attempt.welcome = same_host(attempt.listener);
-        ibx_close(contract_accept(attempt.listener)); /* the stranger that was to find out */
+        ibx_close(
+            contract_accept(attempt.listener)); /* an unauthenticated peer, to find this out */
     }
     pid_t client = process_start(client_attempt, &attempt);
     struct ibx_conn *conn = contract_accept(attempt.listener);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Listening, connecting, establishing, closing; strangers at the door; many at once. */
+/* Listening, connecting, establishing, closing; unauthenticated peers; many at once. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -60,7 +60,7 @@ static void test_listener_has_a_real_port(void **state)
     CHECK(!conn && err.message[0]);
 }
 
-/* Opens at a URI of the test's own and says something, to see that it is a connection. */
+/* Opens at the test's own URI and exchanges messages, to see that it is a connection. */
 static struct pair *open_at(enum side side, const char *uri, const char *set)
 {
     struct pair *pair = pair_open_with(side, &(struct pair_options){.uri = uri, .set = set});
@@ -81,7 +81,7 @@ static const char *nth_of(const char *list, unsigned n, char name[16])
 }
 
 /* The first of the list that works is taken, and there is a reason for each one before it. What
- * fails on the client alone the server does not hear of. */
+ * fails on the client alone does not reach the server. */
 static void check_first(const struct ibx_path *path, enum side side, const char *list)
 {
     char name[16];
@@ -182,7 +182,8 @@ static void test_close_by_this_side(void **state)
 
 /* ----------------------------------------------------- a server and its clients */
 
-/* A client exposes a region, says so, and waits until the server has READ and rewritten it. */
+/* A client exposes a region, sends its description, and waits until the server has READ and
+ * rewritten it. */
 struct visit {
     struct end end;
     struct ibx_mr *mr;
@@ -298,7 +299,7 @@ static struct ibx_listener *listen_here(unsigned timeout_ms)
     return listener;
 }
 
-/* ---------------------------------------------------------- forks, strangers */
+/* ---------------------------------------- forks, unauthenticated peers */
 
 static int establish_and_serve(void *arg)
 {
@@ -354,7 +355,7 @@ static int want_another_provider(void *arg)
     return 0;
 }
 
-/* Each side has a say: a server that is bound to one provider uses no other. */
+/* A server with one provider in its options uses no other. */
 static void test_no_provider_in_common(void **state)
 {
     (void)state;
@@ -369,7 +370,7 @@ static void test_no_provider_in_common(void **state)
     ibx_listener_close(listener);
 }
 
-/* Garbage, silence and a slammed door end one knock and disturb no other. */
+/* Garbage, silence and a closed socket end one connection request and disturb no other. */
 static void test_strangers_at_the_door(void **state)
 {
     (void)state;
@@ -377,7 +378,7 @@ static void test_strangers_at_the_door(void **state)
     for (int kind = 0; kind < 4; kind++) {
         uint8_t garbage[4096];
         struct ibx_error err = {0};
-        int fd = contract_knock(listener);
+        int fd = contract_raw_connect(listener);
         pattern_fill(garbage, sizeof(garbage), (uint64_t)kind, 0);
         struct ibx_conn *conn = contract_accept(listener);
         if (kind == 0)
@@ -394,7 +395,7 @@ static void test_strangers_at_the_door(void **state)
     ibx_listener_close(listener);
     /* Slow emulators need longer than the 300 ms above for a real client. */
     listener = listen_here(0);
-    int silent = contract_knock(listener);
+    int silent = contract_raw_connect(listener);
     struct ibx_conn *ignored = contract_accept(listener);
     pid_t client = process_start(visit_three_times, listener);
     CHECK(establish_and_serve(contract_accept(listener)) == 0);

@@ -200,7 +200,7 @@ static void test_others_live_on(void **state)
     scene_close(&two);
 }
 
-/* A peer that stands still for a while is not dead. */
+/* A peer that is stopped for a while is not dead. */
 static void test_stopped_and_continued(void **state)
 {
     struct scene scene = scene_open(SIDE_OF(state));

@@ -102,7 +102,7 @@ static void message_noted(struct end *end, const struct ibx_event *event)
     ibx_message_release(end->conn, event);
 }
 
-static void say(struct scene *scene, const char *text)
+static void send_text(struct scene *scene, const char *text)
 {
     for (; *text; text++) {
         struct iovec iov = {(void *)(uintptr_t)text, 1};
@@ -110,62 +110,62 @@ static void say(struct scene *scene, const char *text)
     }
 }
 
-static struct scene open_chat(enum side side, struct ibx_injected_faults *faults, char *heard)
+static struct scene open_chat(enum side side, struct ibx_injected_faults *faults, char *echoed)
 {
     struct scene scene = scene_open(side, faults);
     echo_mode(&scene);
     scene.end->message = message_noted;
-    scene.end->owner = heard;
+    scene.end->owner = echoed;
     return scene;
 }
 
 static void test_drop(void **state)
 {
-    char heard[16] = "";
+    char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
+    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
     faults.drop_in = 2; /* the second one that leaves */
-    say(&scene, "abc");
+    send_text(&scene, "abc");
     AWAIT(scene.end, scene.end->received == 2);
-    CHECK(!strcmp(heard, "ac"));
-    say(&scene, "d");
+    CHECK(!strcmp(echoed, "ac"));
+    send_text(&scene, "d");
     AWAIT(scene.end, scene.end->received == 3);
     faults.drop_in = 2; /* "e" leaves, and does not come back */
-    say(&scene, "e");
+    send_text(&scene, "e");
     uint64_t deadline = await_until();
     while (faults.drop_in) { /* which is no event to sleep for */
         end_poll(scene.end);
         CHECK(ibx_now_ns() < deadline);
     }
-    say(&scene, "f");
+    send_text(&scene, "f");
     AWAIT(scene.end, scene.end->received == 4);
-    CHECK(!strcmp(heard, "acdf"));
+    CHECK(!strcmp(echoed, "acdf"));
     scene_close(&scene);
 }
 
 static void test_corrupt_messages(void **state)
 {
-    char heard[16] = "";
+    char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
+    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
     faults.corrupt_in = 2;
-    say(&scene, "bbb");
+    send_text(&scene, "bbb");
     AWAIT(scene.end, scene.end->received == 3);
-    CHECK(!strcmp(heard, "bcb"));
+    CHECK(!strcmp(echoed, "bcb"));
     faults.corrupt_in = 2; /* the echo */
-    say(&scene, "b");
+    send_text(&scene, "b");
     AWAIT(scene.end, scene.end->received == 4);
-    CHECK(!strcmp(heard, "bcbc"));
+    CHECK(!strcmp(echoed, "bcbc"));
     scene_close(&scene);
 }
 
 static void test_delay(void **state)
 {
-    char heard[16] = "";
+    char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
+    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
     faults.delay_polls = UINT32_MAX;
-    say(&scene, "xyz");
+    send_text(&scene, "xyz");
     end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, 1000, 0);
     uint64_t deadline = await_until();
     while (pair_ask(scene.pair, (struct order){.verb = ORDER_COUNT}).value < 3) {
@@ -176,7 +176,7 @@ static void test_delay(void **state)
         CHECK(end_poll(scene.end) == 0);
     faults.delay_polls = 5;
     AWAIT(scene.end, scene.end->received == 3 && scene.end->completed == 1);
-    CHECK(!strcmp(heard, "xyz"));
+    CHECK(!strcmp(echoed, "xyz"));
     CHECK(pattern_check(scene.bytes, 1000, SEED, 0) < 0);
     scene_close(&scene);
 }
@@ -209,13 +209,13 @@ static void test_disconnect_by_chunk(void **state)
 
 static void test_disconnect_by_message(void **state)
 {
-    char heard[16] = "";
+    char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, heard);
-    say(&scene, "a");
+    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
+    send_text(&scene, "a");
     AWAIT(scene.end, scene.end->received == 1);
     faults.disconnect_in = 2; /* the echo of the next */
-    say(&scene, "b");
+    send_text(&scene, "b");
     check_cut(&scene);
 }
 

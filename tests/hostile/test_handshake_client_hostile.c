@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The client's side of the door against what is no server, does not know the key, or changes
+/* The client's side of the handshake against peers that are no server, lack the key, or changes
  * frames. */
 #include "tests/scenes/client_scene.h"
 
@@ -88,7 +88,7 @@ static void refusals(void **state)
     (void)state;
     static const struct {
         int32_t code;
-        const char *reason, *said;
+        const char *reason, *text;
         int expected;
     } cases[] = {
         {-EACCES, "not you", "refuses: not you", -EACCES},
@@ -110,7 +110,7 @@ static void refusals(void **state)
             raw_frame_make(&raw, &refuse, REFUSE, payload,
                            raw_result(payload, cases[i].code, cases[i].reason));
             raw_send(&raw, refuse.bytes, refuse.length);
-            expect_failure(&s, cases[i].expected, cases[i].said);
+            expect_failure(&s, cases[i].expected, cases[i].text);
             raw_close(&raw);
         }
     }
@@ -134,8 +134,8 @@ static void refusal_without_measure(void **state)
             unsigned claim = claimed == 0 ? length : claimed == 1 ? length + 1 : 0xffff;
             payload[4] = (uint8_t)claim;
             payload[5] = (uint8_t)(claim >> 8);
-            raw_say(&raw, REFUSE, payload, 6 + length > 3000 ? 3000 : 6 + length);
-            int rc = went(&s);
+            raw_send_frame(&raw, REFUSE, payload, 6 + length > 3000 ? 3000 : 6 + length);
+            int rc = client_result(&s);
             assert_true(rc == -EPERM || rc == -EPROTO);
             assert_non_null(strstr(s.err.message, "refuses"));
             raw_close(&raw);
@@ -154,13 +154,13 @@ static void server_without_the_key(void **state)
     uint8_t payload[128];
     open_scene(&s, true, 10000);
 
-    /* It says that it has none. */
+    /* It announces no key. */
     struct raw raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
     assert_int_equal(frame.payload[6], 1);
     memcpy(raw.client_nonce, frame.payload + 7, 32);
     size_t n = raw_opening(&raw, payload, false);
-    raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     expect_failure(&s, -EACCES, "has no key, this side has one");
     raw_close(&raw);
 
@@ -173,14 +173,15 @@ static void server_without_the_key(void **state)
         memcpy(raw.client_nonce, frame.payload + 7, 32);
         n = raw_opening(&raw, payload, true);
         raw_host_mark(&raw, payload + n);
-        raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+        raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
         raw_derive(&raw, client_proof, server_proof);
         raw_expect(&raw, PROOF, &frame);
         memcpy(client_proof, frame.payload, RAW_HASH);
         /* wrong key; the client's own proof back; nothing */
-        raw_say(&raw, PROOF, wrong == 0 ? server_proof : client_proof, wrong == 2 ? 0 : RAW_HASH);
+        raw_send_frame(&raw, PROOF, wrong == 0 ? server_proof : client_proof,
+                       wrong == 2 ? 0 : RAW_HASH);
         expect_failure(&s, -EACCES, "does not know the key");
-        assert_true(raw_hears_end(&raw));
+        assert_true(raw_receives_end(&raw));
         raw_close(&raw);
     }
     close_scene(&s);
@@ -190,7 +191,7 @@ static void server_without_the_key(void **state)
     raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
     n = raw_opening(&raw, payload, true);
-    raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     expect_failure(&s, -EACCES, "has a key, this side has none");
     raw_close(&raw);
     close_scene(&s);
@@ -218,7 +219,7 @@ static void tampered_frames(void **state)
                 raw_send(&raw, proof, RAW_HASH);
             }
             shutdown(raw.fd, SHUT_WR);
-            int rc = went(&s);
+            int rc = client_result(&s);
             assert_true(rc == -EBADMSG || rc == -EPROTO || rc == -ECONNRESET || rc == -EACCES);
             if (step >= AT_OFFER && at >= 4)
                 assert_int_equal(rc, -EBADMSG);

@@ -56,18 +56,18 @@ struct raw take_client(struct scene *s)
     return raw_accept(s->listening);
 }
 
-int went(struct scene *s)
+int client_result(struct scene *s)
 {
     pthread_join(s->thread, NULL);
     s->over = false;
     return s->rc;
 }
 
-void expect_failure(struct scene *s, int code, const char *said)
+void expect_failure(struct scene *s, int code, const char *expected)
 {
-    int rc = went(s);
-    if (rc != code || !strstr(s->err.message, said) || !strstr(s->err.message, "127.0.0.1:"))
-        fail_msg("%d \"%s\", not %d \"%s\"", rc, s->err.message, code, said);
+    int rc = client_result(s);
+    if (rc != code || !strstr(s->err.message, expected) || !strstr(s->err.message, "127.0.0.1:"))
+        fail_msg("%d \"%s\", not %d \"%s\"", rc, s->err.message, code, expected);
     assert_null(strchr(s->err.message, '\n'));
 }
 
@@ -89,32 +89,32 @@ size_t put_wire(uint8_t *out)
 void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
 {
     uint8_t payload[128], proof[RAW_HASH], own[RAW_HASH];
-    struct raw_frame heard;
+    struct raw_frame received;
     size_t length = 0;
     static const uint8_t types[STEPS] = {CHALLENGE, PROOF, OFFER, RESULT};
     switch (step) {
     case AT_CHALLENGE:
-        raw_expect(raw, HELLO, &heard);
-        memcpy(raw->client_nonce, heard.payload + 7, 32);
+        raw_expect(raw, HELLO, &received);
+        memcpy(raw->client_nonce, received.payload + 7, 32);
         length = raw_opening(raw, payload, keyed(raw));
         raw_host_mark(raw, payload + length);
         length += RAW_HASH;
         break;
     case AT_PROOF:
         raw_derive(raw, proof, own);
-        raw_expect(raw, PROOF, &heard);
-        assert_int_equal(heard.payload_length, RAW_HASH);
-        assert_memory_equal(heard.payload, proof, RAW_HASH);
+        raw_expect(raw, PROOF, &received);
+        assert_int_equal(received.payload_length, RAW_HASH);
+        assert_memory_equal(received.payload, proof, RAW_HASH);
         memcpy(payload, own, RAW_HASH);
         length = RAW_HASH;
         break;
     case AT_OFFER:
         raw->authenticated = true;
-        raw_expect(raw, TRY, &heard);
+        raw_expect(raw, TRY, &received);
         length = put_wire(payload);
         break;
     case AT_RESULT:
-        raw_expect(raw, ANSWER, &heard);
+        raw_expect(raw, ANSWER, &received);
         length = raw_result(payload, 0, "");
         break;
     case STEPS:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A client of the door whose server a test speaks by hand, byte by byte. */
+/* A client whose server a test plays by hand, byte by byte. */
 #ifndef IBX_TESTS_UNIT_CLIENT_SCENE_H
 #define IBX_TESTS_UNIT_CLIENT_SCENE_H
 
@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A raw server, and what became of the last client. */
+/* A raw server, and the result of its last client. */
 struct scene {
     int listening;
     uint16_t port;
@@ -27,20 +27,20 @@ struct scene {
 enum step { AT_CHALLENGE, AT_PROOF, AT_OFFER, AT_RESULT, STEPS };
 
 void open_scene(struct scene *s, bool with_key, unsigned timeout_ms);
-/* Whatever happened, nothing was left behind. */
+/* Nothing has leaked. */
 void close_scene(struct scene *s);
 /* The client's part: connects, and closes. */
 void *client(void *scene);
-/* Starts a thread with it, and takes its knock. */
+/* Starts a thread with it, and accepts its connection. */
 struct raw take_client(struct scene *s);
 /* Waits for the thread: what ibx_connect() returned. */
-int went(struct scene *s);
-/* It failed so, and says one sentence that names the server. */
-void expect_failure(struct scene *s, int code, const char *said);
+int client_result(struct scene *s);
+/* It failed with this code, and with one sentence that holds `expected` and names the server. */
+void expect_failure(struct scene *s, int code, const char *expected);
 
 /* What the client joins; its length. */
 size_t put_wire(uint8_t *out);
-/* Hears what comes before the server's frame of this step, and makes that frame. */
+/* Receives the frames before the server's frame of this step, and makes that frame. */
 void make_step(struct raw *raw, enum step step, struct raw_frame *frame);
 /* All steps before this one, as an honest server takes them. */
 void play_to(struct raw *raw, enum step step);

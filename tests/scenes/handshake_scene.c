@@ -28,10 +28,10 @@ void handshake_open(struct handshake_scene *s, bool with_key, unsigned timeout_m
 
 static void serve(struct handshake_scene *s)
 {
-    struct pollfd knock = {.fd = ibx_listener_fd(s->listener), .events = POLLIN};
+    struct pollfd request = {.fd = ibx_listener_fd(s->listener), .events = POLLIN};
     struct ibx_conn *conn;
     s->err = (struct ibx_error){0};
-    s->rc = poll(&knock, 1, 10000) == 1 ? ibx_accept(s->listener, &conn, &s->err) : -ENOENT;
+    s->rc = poll(&request, 1, 10000) == 1 ? ibx_accept(s->listener, &conn, &s->err) : -ENOENT;
     if (s->rc)
         return;
     uint64_t began = ibx_now_ns();
@@ -63,24 +63,22 @@ struct raw handshake_connect(struct handshake_scene *s)
     return raw_connect(s->port, "127.0.0.1", "127.0.0.1");
 }
 
-int handshake_served(struct handshake_scene *s)
+int handshake_result(struct handshake_scene *s)
 {
     pthread_join(s->thread, NULL);
     s->over = false;
     return s->rc;
 }
 
-/* It failed so, and says one sentence that names the client. */
-void handshake_expect_failure(struct handshake_scene *s, int code, const char *said)
+void handshake_expect_failure(struct handshake_scene *s, int code, const char *expected)
 {
-    int rc = handshake_served(s);
-    if (rc != code || !strstr(s->err.message, said) || !strstr(s->err.message, "127.0.0."))
-        fail_msg("%d \"%s\", not %d \"%s\"", rc, s->err.message, code, said);
+    int rc = handshake_result(s);
+    if (rc != code || !strstr(s->err.message, expected) || !strstr(s->err.message, "127.0.0."))
+        fail_msg("%d \"%s\", not %d \"%s\"", rc, s->err.message, code, expected);
     assert_int_equal(s->err.code, code);
     assert_null(strchr(s->err.message, '\n'));
 }
 
-/* Whatever happened: an honest client is served, and nothing was left behind. */
 void handshake_close(struct handshake_scene *s)
 {
     struct ibx_conn *conn;
@@ -90,18 +88,17 @@ void handshake_close(struct handshake_scene *s)
     if (ibx_connect(ibx_listener_uri(s->listener), &s->options, &conn, &err))
         fail_msg("an honest client is not served: %s", err.message);
     ibx_close(conn);
-    assert_int_equal(handshake_served(s), 0);
+    assert_int_equal(handshake_result(s), 0);
     assert_string_equal(s->reason, "the peer closed the connection");
     ibx_listener_close(s->listener);
     assert_int_equal(memory_live_endpoints(), 0);
     assert_int_equal(open_fds(), s->fds);
 }
 
-/* Hears what comes before the client's frame of this step, and makes that frame. */
 void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_frame *frame)
 {
     uint8_t payload[64], client[RAW_HASH], server[RAW_HASH];
-    struct raw_frame heard;
+    struct raw_frame received;
     size_t length = 0;
     static const uint8_t types[STEPS] = {HELLO, PROOF, TRY, ANSWER, RESULT};
     static const uint8_t no_key[RAW_HASH];
@@ -110,23 +107,23 @@ void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_f
         length = raw_opening(raw, payload, memcmp(raw->key, no_key, RAW_HASH) != 0);
         break;
     case AT_PROOF:
-        raw_expect(raw, CHALLENGE, &heard);
-        assert_int_equal(heard.payload_length, 51 + 32);
-        memcpy(raw->server_nonce, heard.payload + 7, 32);
+        raw_expect(raw, CHALLENGE, &received);
+        assert_int_equal(received.payload_length, 51 + 32);
+        memcpy(raw->server_nonce, received.payload + 7, 32);
         raw_derive(raw, client, server);
         memcpy(payload, client, RAW_HASH);
         length = RAW_HASH;
         break;
     case AT_TRY:
-        raw_expect(raw, PROOF, &heard);
+        raw_expect(raw, PROOF, &received);
         raw->authenticated = true;
         length = raw_string(payload, "shm");
         break;
     case AT_ANSWER:
-        raw_expect(raw, OFFER, &heard);
+        raw_expect(raw, OFFER, &received);
         break;
     case AT_RESULT:
-        raw_expect(raw, RESULT, &heard);
+        raw_expect(raw, RESULT, &received);
         length = raw_result(payload, 0, "");
         break;
     case STEPS:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A listener whose clients a test speaks by hand: shared by the tests of the server's door. */
+/* A listener whose clients a test plays by hand. */
 #ifndef IBX_TESTS_UNIT_HANDSHAKE_SCENE_H
 #define IBX_TESTS_UNIT_HANDSHAKE_SCENE_H
 
@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A listener, and what became of the last client it took. */
+/* A listener, and the result of its last client. */
 struct handshake_scene {
     struct ibx_listener *listener;
     struct ibx_options options;
@@ -28,18 +28,18 @@ struct handshake_scene {
 enum handshake_step { AT_HELLO, AT_PROOF, AT_TRY, AT_ANSWER, AT_RESULT, STEPS };
 
 void handshake_open(struct handshake_scene *s, bool with_key, unsigned timeout_ms);
-/* Whatever happened: an honest client is served, and nothing was left behind. */
+/* Afterwards an honest client is served, and nothing has leaked. */
 void handshake_close(struct handshake_scene *s);
 /* A thread of the server's: one client, established and kept until the end of the connection. */
 void *handshake_serve(void *scene);
 /* Starts that thread and connects. */
 struct raw handshake_connect(struct handshake_scene *s);
 /* Waits for the thread: what ibx_establish() returned. */
-int handshake_served(struct handshake_scene *s);
-/* It failed so, and says one sentence that names the client. */
-void handshake_expect_failure(struct handshake_scene *s, int code, const char *said);
+int handshake_result(struct handshake_scene *s);
+/* It failed with this code, and with one sentence that holds `expected` and names the client. */
+void handshake_expect_failure(struct handshake_scene *s, int code, const char *expected);
 
-/* Hears what comes before the client's frame of this step, and makes that frame. */
+/* Receives the frames before the client's frame of this step, and makes that frame. */
 void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_frame *frame);
 /* All steps before this one, as an honest client takes them. */
 void handshake_play_to(struct raw *raw, enum handshake_step step);

@@ -8,8 +8,8 @@
 static void *establish(void *argument)
 {
     struct memory_pair *pair = argument;
-    struct pollfd knock = {.fd = ibx_listener_fd(pair->listener), .events = POLLIN};
-    if (poll(&knock, 1, 10000) == 1 && !ibx_accept(pair->listener, &pair->server, NULL) &&
+    struct pollfd request = {.fd = ibx_listener_fd(pair->listener), .events = POLLIN};
+    if (poll(&request, 1, 10000) == 1 && !ibx_accept(pair->listener, &pair->server, NULL) &&
         ibx_establish(pair->server, NULL)) {
         ibx_close(pair->server);
         pair->server = NULL;
@@ -29,7 +29,7 @@ int memory_pair_open(struct memory_pair *pair, const struct ibx_options *options
     rc = ibx_connect(ibx_listener_uri(pair->listener), options, &pair->client, err);
     pthread_join(thread, NULL);
     if (!rc && !pair->server)
-        rc = ibx_error_set(err, -EPROTO, "the server's end does not stand");
+        rc = ibx_error_set(err, -EPROTO, "the server's end is not established");
     if (rc)
         memory_pair_close(pair);
     return rc;

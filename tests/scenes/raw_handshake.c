@@ -125,7 +125,7 @@ void raw_send(struct raw *raw, const void *bytes, size_t length)
     }
 }
 
-void raw_say(struct raw *raw, uint8_t type, const void *payload, size_t length)
+void raw_send_frame(struct raw *raw, uint8_t type, const void *payload, size_t length)
 {
     struct raw_frame frame;
     raw_frame_make(raw, &frame, type, payload, length);
@@ -144,7 +144,7 @@ static bool hear_bytes(struct raw *raw, uint8_t *out, size_t length)
     return true;
 }
 
-bool raw_hear(struct raw *raw, struct raw_frame *frame)
+bool raw_receive(struct raw *raw, struct raw_frame *frame)
 {
     if (!hear_bytes(raw, frame->bytes, 4))
         return false;
@@ -173,11 +173,11 @@ bool raw_hear(struct raw *raw, struct raw_frame *frame)
 
 void raw_expect(struct raw *raw, uint8_t type, struct raw_frame *frame)
 {
-    assert_true(raw_hear(raw, frame));
+    assert_true(raw_receive(raw, frame));
     assert_int_equal(frame->type, type);
 }
 
-bool raw_hears_end(struct raw *raw)
+bool raw_receives_end(struct raw *raw)
 {
     uint8_t byte;
     return !hear_bytes(raw, &byte, 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The door's dialogue once more, written from docs/protocol.md and not from
- * transport/handshake/handshake.c, so that tests can speak it byte by byte, rightly and wrongly.
+ * The handshake once more, written from docs/protocol.md and not from transport/handshake/, so that
+ * tests can send it byte by byte, rightly and wrongly.
  */
 #ifndef IBX_TESTS_UNIT_RAW_HANDSHAKE_H
 #define IBX_TESTS_UNIT_RAW_HANDSHAKE_H
@@ -46,13 +46,13 @@ void raw_close(struct raw *raw);
 void raw_frame_make(struct raw *raw, struct raw_frame *frame, uint8_t type, const void *payload,
                     size_t length);
 void raw_send(struct raw *raw, const void *bytes, size_t length);
-void raw_say(struct raw *raw, uint8_t type, const void *payload, size_t length);
+void raw_send_frame(struct raw *raw, uint8_t type, const void *payload, size_t length);
 /* The next frame, its MAC checked. False at the end of the stream. */
-bool raw_hear(struct raw *raw, struct raw_frame *frame);
-/* ... which is of this type. */
+bool raw_receive(struct raw *raw, struct raw_frame *frame);
+/* The next frame, which must be of this type. */
 void raw_expect(struct raw *raw, uint8_t type, struct raw_frame *frame);
-/* True once the other side has closed, having said nothing more. */
-bool raw_hears_end(struct raw *raw);
+/* True once the other side has closed without sending more. */
+bool raw_receives_end(struct raw *raw);
 
 /* What a group of tests begins and ends with: a file with a key, which is `raw`'s, too, when it is
  * set. */

@@ -174,7 +174,7 @@ static inline void check_uncached(char *memory, size_t length)
     ibx_regcache_destroy(cache);
 }
 
-/* Nothing works as tested where userfaultfd is not to be had: say so instead of failing. */
+/* Nothing works as tested without userfaultfd: the tests are skipped. */
 static inline bool watch_works(void)
 {
     struct registrar r = {0};

@@ -41,7 +41,7 @@ static void refused(const char *text, size_t length, const char *expected)
     assert_int_equal(p.count, 77); /* outputs are set only on success */
     assert_int_equal(error.code, -EINVAL);
     if (!strstr(error.message, expected))
-        fail_msg("\"%s\" does not say \"%s\"", error.message, expected);
+        fail_msg("\"%s\" lacks \"%s\"", error.message, expected);
 }
 
 static void expect(const struct ibx_properties *p, const char *key, const char *value,

@@ -579,7 +579,7 @@ static void speak_and_close(void *argument)
 }
 
 /* Messages sent just before the close are delivered before the close, even when both happen between
- * this side's look at the fabric and its look at the door. */
+ * this side's look at the fabric and its look at the handshake socket. */
 static void last_words_are_heard(void **state)
 {
     (void)state;
@@ -588,7 +588,7 @@ static void last_words_are_heard(void **state)
         struct ibx_event event;
         memory_control_reset();
         open_bench(&b);
-        for (int i = 0; !asleep && i < 511; i++) /* the next poll looks at the door */
+        for (int i = 0; !asleep && i < 511; i++) /* the next poll looks at the handshake socket */
             assert_int_equal(ibx_poll(b.pair.client, &event, 1), 0);
         if (asleep) {
             speak_and_close(&b);

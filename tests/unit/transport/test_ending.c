@@ -44,33 +44,33 @@ static void test_a_talker_does_not_put_off_the_end(void **state)
 {
     (void)state;
     bool closed = false;
-    unsigned heard = 0, rounds = 0;
+    unsigned received = 0, rounds = 0;
     assert_int_equal(ibx_send(pair.client, &word, 1, 0, 0), 0);
     ibx_abort(pair.server);
     while (!closed && rounds++ < ROUNDS_MAX) {
         int rc = ibx_send(pair.client, &word, 1, 0, 0);
         assert_true(rc == 0 || rc == -EAGAIN || rc == -ENOTCONN);
-        heard += take(&closed);
+        received += take(&closed);
     }
     assert_true(closed);
-    assert_true(heard <= 2 * options.slots);
+    assert_true(received <= 2 * options.slots);
     memory_pair_close(&pair);
 }
 
-/* What had been sent before is heard all the same. */
+/* Messages from before the end are still received. */
 static void test_all_that_was_sent_before_is_heard(void **state)
 {
     (void)state;
     bool closed = false;
-    unsigned heard = 0, rounds = 0;
+    unsigned received = 0, rounds = 0;
     for (unsigned i = 0; i < options.slots; i++)
         assert_int_equal(ibx_send(pair.client, &word, 1, 0, 0), 0);
     ibx_close(pair.client);
     pair.client = NULL;
     while (!closed && rounds++ < ROUNDS_MAX)
-        heard += take(&closed);
+        received += take(&closed);
     assert_true(closed);
-    assert_int_equal(heard, options.slots);
+    assert_int_equal(received, options.slots);
     memory_pair_close(&pair);
 }
 

@@ -18,7 +18,7 @@
 
 /* ------------------------------------------------------ the endpoint below */
 
-/* Completes nothing by itself: tests say what it reports, and see what reached it. */
+/* Completes nothing by itself: tests make its reports, and see what reached it. */
 static struct {
     struct ibx_link *link;
     struct ibx_chunk *chunks[SEEN_MAX];

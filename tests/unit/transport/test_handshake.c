@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The server's side of the door against clients that speak byte by byte, rightly and wrongly. */
+/* The server's side of the handshake against clients that send it byte by byte, rightly and
+ * wrongly. */
 #include "tests/scenes/handshake_scene.h"
 
 #include "common/clock.h"
@@ -27,7 +28,7 @@ static void honest_client_gets_in(void **state)
             raw_set_key(&raw);
         handshake_play_to(&raw, STEPS);
         raw_close(&raw);
-        assert_int_equal(handshake_served(&s), 0);
+        assert_int_equal(handshake_result(&s), 0);
         assert_string_equal(s.provider, "shm");
         assert_int_equal(s.closed_status, -ECONNRESET);
         handshake_close(&s);
@@ -72,17 +73,17 @@ static void proof_offer_and_result_golden_bytes(void **state)
     raw_expect(&raw, CHALLENGE, &frame);
     assert_int_equal(frame.bytes[11], 1); /* it has a key */
     raw_derive(&raw, client, server);
-    raw_say(&raw, PROOF, client, RAW_HASH);
+    raw_send_frame(&raw, PROOF, client, RAW_HASH);
     static const uint8_t proof_head[] = {33, 0, 0, 0, 3};
     raw_expect(&raw, PROOF, &frame);
     assert_memory_equal(frame.bytes, proof_head, 5);
     assert_memory_equal(frame.bytes + 5, server, RAW_HASH);
-    raw.authenticated = true; /* from here on raw_hear() checks MACs */
-    raw_say(&raw, TRY, "\3\0shm", 5);
+    raw.authenticated = true; /* from here on raw_receive() checks MACs */
+    raw_send_frame(&raw, TRY, "\3\0shm", 5);
     static const uint8_t offer_head[] = {1 + 8 + 16, 0, 0, 0, 5};
     raw_expect(&raw, OFFER, &frame);
     assert_memory_equal(frame.bytes, offer_head, 5);
-    raw_say(&raw, ANSWER, NULL, 0);
+    raw_send_frame(&raw, ANSWER, NULL, 0);
     static const uint8_t result[] = {1 + 6 + 16, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0};
     raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
@@ -115,7 +116,7 @@ static void cut_off_at_every_byte(void **state)
     handshake_close(&s);
 }
 
-/* ... or stays and says nothing more: the deadline holds, no sooner and not much later. */
+/* A client that stays and sends no more: the deadline holds, no sooner and not much later. */
 static void silent_in_every_state(void **state)
 {
     (void)state;
@@ -171,7 +172,7 @@ static void expect_rejection(struct handshake_scene *s, enum handshake_step step
     handshake_make_step(&raw, step, &frame);
     raw_send(&raw, bytes, length);
     shutdown(raw.fd, SHUT_WR);
-    int rc = handshake_served(s);
+    int rc = handshake_result(s);
     assert_true(rc == -EPROTO || rc == -EBADMSG || rc == -ECONNRESET);
     assert_string_not_equal(s->err.message, "");
     raw_close(&raw);
@@ -267,14 +268,14 @@ static void garbage(void **state)
     handshake_close(&s);
 }
 
-static void strangers_and_other_versions(void **state)
+static void other_protocols_and_versions(void **state)
 {
     (void)state;
     static const struct {
         size_t at;
         uint8_t value;
         int code;
-        const char *said;
+        const char *expected;
     } bad[] = {
         {0, 'i', -EPROTO, "it does not speak this protocol"},
         {3, 'Y', -EPROTO, "it does not speak this protocol"},
@@ -292,11 +293,11 @@ static void strangers_and_other_versions(void **state)
         struct raw raw = handshake_connect(&s);
         size_t n = raw_opening(&raw, opening, false);
         opening[bad[i].at] = bad[i].value;
-        raw_say(&raw, HELLO, opening, n);
-        handshake_expect_failure(&s, bad[i].code, bad[i].said);
+        raw_send_frame(&raw, HELLO, opening, n);
+        handshake_expect_failure(&s, bad[i].code, bad[i].expected);
         raw_expect(&raw, REFUSE, &frame); /* it is told why */
-        assert_memory_equal(frame.payload + 6, bad[i].said, frame.payload_length - 6);
-        assert_true(raw_hears_end(&raw));
+        assert_memory_equal(frame.payload + 6, bad[i].expected, frame.payload_length - 6);
+        assert_true(raw_receives_end(&raw));
         raw_close(&raw);
     }
     handshake_close(&s);
@@ -322,7 +323,7 @@ static void truncated_payloads(void **state)
             raw_send(&raw, shorter.bytes, shorter.length);
             if (step == AT_RESULT) { /* read as a failure of the client's; then it hangs up */
                 raw_close(&raw);
-                assert_int_not_equal(handshake_served(&s), 0);
+                assert_int_not_equal(handshake_result(&s), 0);
             } else {
                 handshake_expect_failure(&s, step == AT_PROOF ? -EACCES : -EPROTO, "");
                 raw_close(&raw);
@@ -345,7 +346,7 @@ int main(void)
         cmocka_unit_test(too_short_for_a_mac),
         cmocka_unit_test(frames_out_of_order),
         cmocka_unit_test(garbage),
-        cmocka_unit_test(strangers_and_other_versions),
+        cmocka_unit_test(other_protocols_and_versions),
         cmocka_unit_test(truncated_payloads),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);

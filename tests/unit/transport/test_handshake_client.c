@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The client's side of the door against servers that speak byte by byte, and stop or refuse. */
+/* The client's side of the handshake against servers that send it byte by byte, and stop or refuse.
+ */
 #include "tests/scenes/client_scene.h"
 
 #include "common/clock.h"
@@ -28,10 +29,10 @@ static void honest_server_is_believed(void **state)
             raw_set_key(&raw);
         play_to(&raw, STEPS);
         raw_expect(&raw, RESULT, &frame);
-        assert_int_equal(went(&s), 0);
+        assert_int_equal(client_result(&s), 0);
         assert_string_equal(s.path.provider, "shm");
         assert_int_equal(s.path.refused_count, 0);
-        assert_true(raw_hears_end(&raw));
+        assert_true(raw_receives_end(&raw));
         raw_close(&raw);
         close_scene(&s);
     }
@@ -59,29 +60,29 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     memcpy(raw.client_nonce, frame.payload + 7, 32);
     size_t n = raw_opening(&raw, payload, false);
     raw_host_mark(&raw, payload + n);
-    raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw_derive(&raw, client_proof, server_proof);
     static const uint8_t proof[] = {33, 0, 0, 0, 3};
     raw_expect(&raw, PROOF, &frame);
     assert_int_equal(frame.length, 37);
     assert_memory_equal(frame.bytes, proof, sizeof(proof));
     assert_memory_equal(frame.bytes + 5, client_proof, RAW_HASH);
-    raw_say(&raw, PROOF, server_proof, RAW_HASH);
-    raw.authenticated = true; /* from here on raw_hear() checks MACs */
+    raw_send_frame(&raw, PROOF, server_proof, RAW_HASH);
+    raw.authenticated = true; /* from here on raw_receive() checks MACs */
 
     static const uint8_t try[] = {1 + 5 + 16, 0, 0, 0, 4, 3, 0, 's', 'h', 'm'};
     raw_expect(&raw, TRY, &frame);
     assert_int_equal(frame.length, sizeof(try) + 16);
     assert_memory_equal(frame.bytes, try, sizeof(try));
-    raw_say(&raw, OFFER, payload, put_wire(payload));
+    raw_send_frame(&raw, OFFER, payload, put_wire(payload));
     static const uint8_t answer[] = {1 + 16, 0, 0, 0, 6};
     raw_expect(&raw, ANSWER, &frame);
     assert_memory_equal(frame.bytes, answer, sizeof(answer));
     static const uint8_t result[] = {1 + 6 + 16, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0};
     raw_expect(&raw, RESULT, &frame);
     assert_memory_equal(frame.bytes, result, sizeof(result));
-    raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
-    assert_int_equal(went(&s), 0);
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
+    assert_int_equal(client_result(&s), 0);
     raw_close(&raw);
     close_scene(&s);
 }
@@ -107,7 +108,7 @@ static void failing_result_golden_bytes(void **state)
 
 /* ------------------------------------------------------------- cut short, and silent */
 
-/* To speak to a server that is gone ends as to listen to it does. */
+/* Sending to a server that is gone fails as receiving from it does. */
 static void frame_for_nobody(void **state)
 {
     (void)state;
@@ -142,7 +143,7 @@ static void cut_off_at_every_byte(void **state)
             make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, n);
             length = frame.length;
-            /* All that the client has said is read, so that it meets an end and no reset. */
+            /* All that the client has sent is read, so that it meets an end and no reset. */
             shutdown(raw.fd, SHUT_WR);
             expect_failure(&s, -ECONNRESET, "it closed the connection");
             raw_close(&raw);
@@ -213,7 +214,7 @@ static void try_is(struct raw *raw, const char *name)
     assert_memory_equal(frame.payload, expected, n);
 }
 
-/* The server refuses one; the other is tried on the same door, and the reason is kept. */
+/* The server refuses one; the other is tried on the same socket, and the reason is kept. */
 static void refused_provider_and_its_reason(void **state)
 {
     (void)state;
@@ -225,13 +226,13 @@ static void refused_provider_and_its_reason(void **state)
     play_to(&raw, AT_OFFER);
     raw.authenticated = true;
     try_is(&raw, "shm");
-    raw_say(&raw, RESULT, payload, raw_result(payload, -EPERM, "not\aon a Sunday"));
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, -EPERM, "not\aon a Sunday"));
     try_is(&raw, "tcp");
-    raw_say(&raw, OFFER, payload, put_wire(payload));
+    raw_send_frame(&raw, OFFER, payload, put_wire(payload));
     raw_expect(&raw, ANSWER, &frame);
     raw_expect(&raw, RESULT, &frame);
-    raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
-    assert_int_equal(went(&s), 0);
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
+    assert_int_equal(client_result(&s), 0);
     assert_string_equal(s.path.provider, "tcp");
     assert_int_equal(s.path.refused_count, 3);
     assert_string_equal(s.path.refused[0].provider, "shm");
@@ -255,13 +256,13 @@ static void server_on_another_host(void **state)
     size_t n = raw_opening(&raw, payload, false);
     raw_host_mark(&raw, payload + n);
     payload[n] ^= 1;
-    raw_say(&raw, CHALLENGE, payload, n + RAW_HASH);
+    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw_derive(&raw, proof, own);
     raw_expect(&raw, PROOF, &frame);
-    raw_say(&raw, PROOF, own, RAW_HASH);
+    raw_send_frame(&raw, PROOF, own, RAW_HASH);
     raw.authenticated = true;
     try_is(&raw, "tcp");
-    raw_say(&raw, RESULT, payload, raw_result(payload, -EPERM, "no"));
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, -EPERM, "no"));
     expect_failure(&s, -ENOTSUP, "shm: the server is on another host; ");
     assert_non_null(strstr(s.err.message, "tcp: on the server: no"));
     raw_close(&raw);
@@ -285,11 +286,11 @@ static void offers_of_nonsense(void **state)
         play_to(&raw, AT_OFFER);
         raw.authenticated = true;
         try_is(&raw, "shm");
-        raw_say(&raw, OFFER, nonsense, lengths[i]);
+        raw_send_frame(&raw, OFFER, nonsense, lengths[i]);
         raw_expect(&raw, RESULT, &frame);
         expect_failure(&s, -ENOTSUP,
                        lengths[i] < 8 ? "a malformed offer" : "there is no such wire");
-        assert_true(raw_hears_end(&raw));
+        assert_true(raw_receives_end(&raw));
         raw_close(&raw);
     }
     close_scene(&s);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The server's side of the door: who is let in, and what becomes of the provider asked for. */
+/* The server's side of the handshake: which clients are authenticated, and which provider is taken.
+ */
 #include "tests/scenes/handshake_scene.h"
 
 #include "common/clock.h"
@@ -17,24 +18,24 @@
 /* -------------------------------------------------------------------------- proofs */
 
 static void expect_refused(struct handshake_scene *s, bool has_key, const char *key,
-                           const char *from, const char *said)
+                           const char *from, const char *expected)
 {
     struct raw_frame frame;
     pthread_create(&s->thread, NULL, handshake_serve, s);
     struct raw raw = raw_connect(s->port, from, "127.0.0.1");
     uint8_t opening[64], client[RAW_HASH], server[RAW_HASH];
-    raw_say(&raw, HELLO, opening, raw_opening(&raw, opening, has_key));
-    assert_true(raw_hear(&raw, &frame));
+    raw_send_frame(&raw, HELLO, opening, raw_opening(&raw, opening, has_key));
+    assert_true(raw_receive(&raw, &frame));
     if (key) {
         struct ibx_piece piece = {key, strlen(key)};
         ibx_hash(&piece, 1, raw.key);
         raw_derive(&raw, client, server);
-        raw_say(&raw, PROOF, client, RAW_HASH);
-        assert_true(raw_hear(&raw, &frame));
+        raw_send_frame(&raw, PROOF, client, RAW_HASH);
+        assert_true(raw_receive(&raw, &frame));
     }
-    handshake_expect_failure(s, -EACCES, said);
+    handshake_expect_failure(s, -EACCES, expected);
     assert_int_equal(frame.type, REFUSE);
-    assert_true(raw_hears_end(&raw));
+    assert_true(raw_receives_end(&raw));
     raw_close(&raw);
 }
 
@@ -70,7 +71,7 @@ static void without_a_key_only_this_host(void **state)
     struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
     handshake_play_to(&raw, STEPS);
     raw_close(&raw);
-    assert_int_equal(handshake_served(&s), 0);
+    assert_int_equal(handshake_result(&s), 0);
     handshake_close(&s);
 }
 
@@ -88,11 +89,11 @@ static void without_a_key_by_the_hosts_own_name(void **state)
     struct raw raw = raw_connect(s.port, "0.0.0.0", "127.0.1.1");
     handshake_play_to(&raw, STEPS);
     raw_close(&raw);
-    assert_int_equal(handshake_served(&s), 0);
+    assert_int_equal(handshake_result(&s), 0);
     handshake_close(&s);
 }
 
-/* One bit of any byte of HELLO or PROOF turned on the way: the ends have not said the same, so the
+/* One bit of any byte of HELLO or PROOF turned on the way: the transcripts differ, so the
  * proof is wrong if nothing was noticed before. */
 static void tampered_before_the_proof(void **state)
 {
@@ -101,7 +102,7 @@ static void tampered_before_the_proof(void **state)
     handshake_open(&s, true, 10000);
     for (enum handshake_step step = AT_HELLO; step <= AT_PROOF; step++) {
         for (size_t at = 0, length = 1; at < length; at++) {
-            struct raw_frame frame, heard;
+            struct raw_frame frame, received;
             struct raw raw = handshake_connect(&s);
             raw_set_key(&raw);
             handshake_play_to(&raw, step);
@@ -111,14 +112,14 @@ static void tampered_before_the_proof(void **state)
             raw_send(&raw, frame.bytes, frame.length);
             if (at < 4) /* a longer frame would be waited for */
                 shutdown(raw.fd, SHUT_WR);
-            if (step == AT_HELLO && raw_hear(&raw, &heard) && heard.type == CHALLENGE) {
+            if (step == AT_HELLO && raw_receive(&raw, &received) && received.type == CHALLENGE) {
                 uint8_t client[RAW_HASH], server[RAW_HASH];
-                memcpy(raw.server_nonce, heard.payload + 7, 32);
+                memcpy(raw.server_nonce, received.payload + 7, 32);
                 raw_derive(&raw, client, server);
-                raw_say(&raw, PROOF, client, RAW_HASH);
+                raw_send_frame(&raw, PROOF, client, RAW_HASH);
             }
             shutdown(raw.fd, SHUT_WR);
-            assert_int_not_equal(handshake_served(&s), 0);
+            assert_int_not_equal(handshake_result(&s), 0);
             assert_string_not_equal(s.err.message, "");
             raw_close(&raw);
         }
@@ -142,7 +143,7 @@ static void tampered_after_the_proof(void **state)
             frame.bytes[at] ^= (uint8_t)(1u << at % 8);
             raw_send(&raw, frame.bytes, frame.length);
             shutdown(raw.fd, SHUT_WR);
-            int rc = handshake_served(&s);
+            int rc = handshake_result(&s);
             assert_true(rc == -EBADMSG || rc == -EPROTO || rc == -ECONNRESET);
             if (at >= 4) /* the length itself is right */
                 assert_int_equal(rc, -EBADMSG);
@@ -157,7 +158,7 @@ static void replays(void **state)
 {
     (void)state;
     struct handshake_scene s;
-    struct raw_frame frame, proof, heard;
+    struct raw_frame frame, proof, received;
     handshake_open(&s, true, 10000);
 
     struct raw raw = handshake_connect(&s);
@@ -165,7 +166,7 @@ static void replays(void **state)
     handshake_play_to(&raw, AT_TRY);
     handshake_make_step(&raw, AT_TRY, &frame);
     raw_send(&raw, frame.bytes, frame.length);
-    raw_expect(&raw, OFFER, &heard);
+    raw_expect(&raw, OFFER, &received);
     raw_send(&raw, frame.bytes, frame.length);
     handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
@@ -174,8 +175,8 @@ static void replays(void **state)
     raw = handshake_connect(&s);
     raw_set_key(&raw);
     handshake_play_to(&raw, AT_ANSWER);
-    raw_expect(&raw, OFFER, &heard);
-    raw_send(&raw, heard.bytes, heard.length);
+    raw_expect(&raw, OFFER, &received);
+    raw_send(&raw, received.bytes, received.length);
     handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
@@ -185,13 +186,13 @@ static void replays(void **state)
     handshake_play_to(&first, AT_PROOF);
     handshake_make_step(&first, AT_PROOF, &proof);
     raw_close(&first);
-    handshake_served(&s);
+    handshake_result(&s);
     raw = handshake_connect(&s);
     memcpy(raw.client_nonce, first.client_nonce, 32);
     uint8_t opening[64];
-    raw_say(&raw, HELLO, opening, raw_opening(&raw, opening, true));
-    raw_expect(&raw, CHALLENGE, &heard);
-    assert_memory_not_equal(heard.payload + 7, first.server_nonce, 32);
+    raw_send_frame(&raw, HELLO, opening, raw_opening(&raw, opening, true));
+    raw_expect(&raw, CHALLENGE, &received);
+    assert_memory_not_equal(received.payload + 7, first.server_nonce, 32);
     raw_send(&raw, proof.bytes, proof.length);
     handshake_expect_failure(&s, -EACCES, "the key is not the server's: copy its key file");
     raw_close(&raw);
@@ -204,7 +205,7 @@ static void offer_answer(struct raw *raw, const char *name, uint8_t expected)
 {
     uint8_t payload[64];
     struct raw_frame frame;
-    raw_say(raw, TRY, payload, raw_string(payload, name));
+    raw_send_frame(raw, TRY, payload, raw_string(payload, name));
     raw_expect(raw, expected, &frame);
 }
 
@@ -225,7 +226,7 @@ static void providers_that_are_not_there(void **state)
     offer_answer(&raw, "", RESULT);
     handshake_expect_failure(&s, -ENOTSUP, "verbs: verbs is not in this build; ofi: ofi is not");
     assert_null(strchr(s.err.message, '\x1b'));
-    assert_true(raw_hears_end(&raw));
+    assert_true(raw_receives_end(&raw));
     raw_close(&raw);
     handshake_close(&s);
 }
@@ -247,18 +248,18 @@ static void provider_fails_then_another_stands(void **state)
         offer_answer(&raw, "shm", where < 2 ? RESULT : OFFER);
         if (where == 2) {
             uint8_t payload[64];
-            raw_say(&raw, ANSWER, NULL, 0);
+            raw_send_frame(&raw, ANSWER, NULL, 0);
             raw_expect(&raw, RESULT, &frame);
             assert_int_equal((int8_t)frame.payload[0], -ENODEV);
-            raw_say(&raw, RESULT, payload, raw_result(payload, -ECANCELED, "as you like"));
+            raw_send_frame(&raw, RESULT, payload, raw_result(payload, -ECANCELED, "as you like"));
         }
         uint8_t payload[64];
         offer_answer(&raw, "tcp", OFFER);
-        raw_say(&raw, ANSWER, NULL, 0);
+        raw_send_frame(&raw, ANSWER, NULL, 0);
         raw_expect(&raw, RESULT, &frame);
-        raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
+        raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
         raw_close(&raw);
-        assert_int_equal(handshake_served(&s), 0);
+        assert_int_equal(handshake_result(&s), 0);
         assert_string_equal(s.provider, "tcp");
         *fails[where] = 0;
         handshake_close(&s);
@@ -277,7 +278,7 @@ static void client_gives_up_and_goes(void **state)
         struct raw raw = handshake_connect(&s);
         handshake_play_to(&raw, after ? AT_RESULT : AT_ANSWER);
         raw_expect(&raw, after ? RESULT : OFFER, &frame);
-        raw_say(&raw, RESULT, payload, raw_result(payload, -EIO, "no\tluck"));
+        raw_send_frame(&raw, RESULT, payload, raw_result(payload, -EIO, "no\tluck"));
         raw_close(&raw);
         handshake_expect_failure(&s, -ENOTSUP, "shm: on the client: no?luck");
         handshake_close(&s);
@@ -295,7 +296,7 @@ static void answer_of_nonsense(void **state)
     struct raw raw = handshake_connect(&s);
     handshake_play_to(&raw, AT_ANSWER);
     raw_expect(&raw, OFFER, &frame);
-    raw_say(&raw, ANSWER, nonsense, sizeof(nonsense)); /* as long as a frame may be */
+    raw_send_frame(&raw, ANSWER, nonsense, sizeof(nonsense)); /* as long as a frame may be */
     raw_expect(&raw, RESULT, &frame);
     assert_int_equal((int8_t)frame.payload[0], -EPROTO);
     raw_close(&raw);
@@ -322,7 +323,7 @@ static void only_the_providers_that_the_server_allows(void **state)
     handshake_close(&s);
 }
 
-/* Established, and then the client speaks at the door. */
+/* After establishment the client sends on the handshake socket. */
 static void door_is_silent_after_establishment(void **state)
 {
     (void)state;
@@ -331,7 +332,7 @@ static void door_is_silent_after_establishment(void **state)
     struct raw raw = handshake_connect(&s);
     handshake_play_to(&raw, STEPS);
     raw_send(&raw, "x", 1);
-    assert_int_equal(handshake_served(&s), 0);
+    assert_int_equal(handshake_result(&s), 0);
     assert_int_equal(s.closed_status, -EPROTO);
     assert_string_equal(s.reason, "the peer sent bytes on the handshake socket afterwards");
     raw_close(&raw);
@@ -349,18 +350,18 @@ static void wishes_without_measure(void **state)
     struct raw raw = handshake_connect(&s);
     raw_opening(&raw, opening, false);
     memset(opening + 39, 0xff, 12);
-    raw_say(&raw, HELLO, opening, 51);
+    raw_send_frame(&raw, HELLO, opening, 51);
     raw_expect(&raw, CHALLENGE, &frame);
     raw_derive(&raw, client, server);
-    raw_say(&raw, PROOF, client, RAW_HASH);
+    raw_send_frame(&raw, PROOF, client, RAW_HASH);
     raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
     offer_answer(&raw, "shm", OFFER);
-    raw_say(&raw, ANSWER, NULL, 0);
+    raw_send_frame(&raw, ANSWER, NULL, 0);
     raw_expect(&raw, RESULT, &frame);
-    raw_say(&raw, RESULT, payload, raw_result(payload, 0, ""));
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
     raw_close(&raw);
-    assert_int_equal(handshake_served(&s), 0);
+    assert_int_equal(handshake_result(&s), 0);
     assert_int_equal(s.message_max, 16384);
     handshake_close(&s);
 }

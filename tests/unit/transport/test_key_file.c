@@ -52,8 +52,8 @@ static const char *write_key(const char *name, const void *bytes, size_t length,
     return path;
 }
 
-/* The load must fail with `code` and a sentence that names the file and holds `said`. */
-static void expect_refusal(const char *path, int code, const char *said)
+/* The load must fail with `code` and a message that names the file and holds `expected`. */
+static void expect_refusal(const char *path, int code, const char *expected)
 {
     struct ibx_key key;
     struct ibx_error err = {0};
@@ -62,8 +62,8 @@ static void expect_refusal(const char *path, int code, const char *said)
     if (rc != code)
         fail_msg("%s: %d (%s), not %d", path, rc, err.message, code);
     assert_false(key.present);
-    if (!strstr(err.message, path) || !strstr(err.message, said))
-        fail_msg("%s: said \"%s\", not \"%s\"", path, err.message, said);
+    if (!strstr(err.message, path) || !strstr(err.message, expected))
+        fail_msg("%s: \"%s\", not \"%s\"", path, err.message, expected);
     assert_int_equal(ibx_key_load(path, &key, NULL), code);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Knocking at a unix socket whose queue is full, and what to do about places that cannot be had. */
+/* Connecting to a unix socket with a full queue; errors of connecting and listening name a remedy.
+ */
 #include "common/clock.h"
 #include "transport/handshake/handshake.h"
 
@@ -36,7 +37,7 @@ static int full_queue(void **state)
     strcpy(directory, "/tmp/ibx-test-XXXXXX");
     assert_non_null(mkdtemp(directory));
     uri = (struct ibx_uri){.scheme = "rdma"};
-    snprintf(uri.path, sizeof(uri.path), "%s/door", directory);
+    snprintf(uri.path, sizeof(uri.path), "%s/socket", directory);
     memcpy(address.sun_path, uri.path, sizeof(address.sun_path));
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -66,23 +67,23 @@ static int end(void **state)
     return 0;
 }
 
-struct knock {
+struct client {
     pthread_t thread;
     atomic_int tid;
     int rc, fd;
 };
 
-static void *knock_run(void *arg)
+static void *client_run(void *arg)
 {
-    struct knock *knock = arg;
+    struct client *client = arg;
     struct ibx_error err = {0};
-    atomic_store(&knock->tid, gettid());
-    knock->rc = ibx_handshake_connect(&uri, PATIENCE_MS, &knock->fd, &err);
+    atomic_store(&client->tid, gettid());
+    client->rc = ibx_handshake_connect(&uri, PATIENCE_MS, &client->fd, &err);
     return NULL;
 }
 
 /* Until the kernel says that the thread sleeps. */
-static void await_asleep(const struct knock *knock)
+static void await_asleep(const struct client *client)
 {
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     char state = 'R';
@@ -90,7 +91,7 @@ static void await_asleep(const struct knock *knock)
         char path[64], text[256] = "";
         assert_true(ibx_now_ns() < deadline);
         sched_yield();
-        snprintf(path, sizeof(path), "/proc/self/task/%d/stat", atomic_load(&knock->tid));
+        snprintf(path, sizeof(path), "/proc/self/task/%d/stat", atomic_load(&client->tid));
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0)
             continue;
@@ -105,19 +106,19 @@ static void await_asleep(const struct knock *knock)
 static void test_a_full_queue_is_waited_for(void **state)
 {
     (void)state;
-    struct knock knock = {.fd = -1};
-    assert_int_equal(pthread_create(&knock.thread, NULL, knock_run, &knock), 0);
-    await_asleep(&knock);
+    struct client client = {.fd = -1};
+    assert_int_equal(pthread_create(&client.thread, NULL, client_run, &client), 0);
+    await_asleep(&client);
     int taken = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     assert_true(taken >= 0);
-    pthread_join(knock.thread, NULL);
-    assert_int_equal(knock.rc, 0);
-    assert_true(fcntl(knock.fd, F_GETFL) & O_NONBLOCK);
+    pthread_join(client.thread, NULL);
+    assert_int_equal(client.rc, 0);
+    assert_true(fcntl(client.fd, F_GETFL) & O_NONBLOCK);
     struct timeval limit = {.tv_sec = 1};
     socklen_t length = sizeof(limit);
-    assert_int_equal(getsockopt(knock.fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &length), 0);
+    assert_int_equal(getsockopt(client.fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &length), 0);
     assert_true(!limit.tv_sec && !limit.tv_usec);
-    close(knock.fd);
+    close(client.fd);
     close(taken);
 }
 
@@ -146,26 +147,26 @@ static void test_a_second_listener_is_refused(void **state)
     assert_int_equal(access(uri.path, F_OK), 0);
 }
 
-/* A child that lets go of a listener takes nobody's door away. */
+/* A child that closes an inherited listener does not remove its socket. */
 static void test_a_forked_child_leaves_the_socket(void **state)
 {
     (void)state;
     struct ibx_options options;
-    struct ibx_listener *door;
+    struct ibx_listener *l;
     char text[160];
     int status;
     ibx_options_init(&options);
     snprintf(text, sizeof(text), "rdma://%s.other", uri.path);
-    assert_int_equal(ibx_listen(text, &options, &door, NULL), 0);
+    assert_int_equal(ibx_listen(text, &options, &l, NULL), 0);
     pid_t pid = fork();
     if (!pid) {
-        ibx_listener_close(door);
+        ibx_listener_close(l);
         _exit(0);
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     assert_int_equal(access(strchr(text, '/') + 2, F_OK), 0);
-    ibx_listener_close(door);
+    ibx_listener_close(l);
     assert_int_not_equal(access(strchr(text, '/') + 2, F_OK), 0);
 }
 
@@ -177,10 +178,10 @@ static void expect_listening(const char *text, int code, const char *remedy)
     ibx_options_init(&options);
     assert_int_equal(ibx_listen(text, &options, &none, &err), code);
     if (!strstr(err.message, remedy))
-        fail_msg("\"%s\" does not say \"%s\"", err.message, remedy);
+        fail_msg("\"%s\" lacks \"%s\"", err.message, remedy);
 }
 
-static void expect_knock(const char *text, int code, const char *remedy)
+static void expect_connecting(const char *text, int code, const char *remedy)
 {
     struct ibx_uri there;
     struct ibx_error err = {0};
@@ -188,41 +189,41 @@ static void expect_knock(const char *text, int code, const char *remedy)
     assert_int_equal(ibx_uri_parse(text, &there, NULL), 0);
     assert_int_equal(ibx_handshake_connect(&there, PATIENCE_MS, &fd, &err), code);
     if (!strstr(err.message, remedy))
-        fail_msg("\"%s\" does not say \"%s\"", err.message, remedy);
+        fail_msg("\"%s\" lacks \"%s\"", err.message, remedy);
 }
 
-/* What listening at `uri` says on standard error. */
-static void listen_and_hear(const char *text, char *said, size_t size)
+/* The text that listening at a URI logs on standard error. */
+static void listen_and_log(const char *text, char *logged, size_t size)
 {
     struct ibx_options options;
-    struct ibx_listener *door;
-    int before = dup(STDERR_FILENO), file = memfd_create("said", MFD_CLOEXEC);
+    struct ibx_listener *l;
+    int before = dup(STDERR_FILENO), file = memfd_create("log", MFD_CLOEXEC);
     ibx_options_init(&options);
     assert_true(before >= 0 && file >= 0 && dup2(file, STDERR_FILENO) >= 0);
-    int rc = ibx_listen(text, &options, &door, NULL);
+    int rc = ibx_listen(text, &options, &l, NULL);
     dup2(before, STDERR_FILENO);
     close(before);
     assert_int_equal(rc, 0);
-    ssize_t n = pread(file, said, size - 1, 0);
+    ssize_t n = pread(file, logged, size - 1, 0);
     assert_true(n >= 0);
-    said[n] = '\0';
+    logged[n] = '\0';
     close(file);
-    ibx_listener_close(door);
+    ibx_listener_close(l);
 }
 
 /* "127.1" is 127.0.0.1 to the resolver, and a name to us. */
 static void test_a_name_that_is_loopback(void **state)
 {
     (void)state;
-    char said[512];
-    listen_and_hear("rdma://127.1:0", said, sizeof(said));
-    assert_non_null(strstr(said, "\"127.1\" is 127.0.0.1 here, so no other host can come"));
-    listen_and_hear("rdma://127.0.0.1:0", said, sizeof(said));
-    assert_string_equal(said, "");
-    listen_and_hear("rdma://localhost:0", said, sizeof(said));
-    assert_string_equal(said, "");
-    listen_and_hear("rdma://0.0.0.0:0", said, sizeof(said));
-    assert_string_equal(said, "");
+    char logged[512];
+    listen_and_log("rdma://127.1:0", logged, sizeof(logged));
+    assert_non_null(strstr(logged, "\"127.1\" is 127.0.0.1 here, so no other host can come"));
+    listen_and_log("rdma://127.0.0.1:0", logged, sizeof(logged));
+    assert_string_equal(logged, "");
+    listen_and_log("rdma://localhost:0", logged, sizeof(logged));
+    assert_string_equal(logged, "");
+    listen_and_log("rdma://0.0.0.0:0", logged, sizeof(logged));
+    assert_string_equal(logged, "");
 }
 
 static void test_sentences_say_what_to_do(void **state)
@@ -236,10 +237,10 @@ static void test_sentences_say_what_to_do(void **state)
     snprintf(here, sizeof(here), "%s", ibx_listener_uri(first));
     expect_listening(here, -EADDRINUSE, "in use; stop the server there");
     ibx_listener_close(first);
-    expect_knock(here, -ECONNREFUSED, "refused; start the server there");
+    expect_connecting(here, -ECONNREFUSED, "refused; start the server there");
     expect_listening("rdma://192.0.2.1:0", -EADDRNOTAVAIL, "; give an address of this host");
-    expect_listening("rdma:///nosuch/ibx/door", -ENOENT, "; make its folder");
-    expect_knock("rdma:///nosuch/ibx/door", -ENOENT, "; start the server there");
+    expect_listening("rdma:///nosuch/ibx/socket", -ENOENT, "; make its folder");
+    expect_connecting("rdma:///nosuch/ibx/socket", -ENOENT, "; start the server there");
 }
 
 int main(void)

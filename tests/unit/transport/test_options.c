@@ -107,7 +107,8 @@ static void refuses_and_keeps_the_old_value(void **state)
             snprintf(quoted, sizeof(quoted), "%s: \"%s\" is not accepted: give ", table[i].key,
                      table[i].bad[j]);
             if (!strstr(err.message, quoted) || strlen(err.message) < strlen(quoted) + 4)
-                fail_msg("%s \"%s\": said \"%s\"", table[i].key, table[i].bad[j], err.message);
+                fail_msg("%s \"%s\": the error is \"%s\"", table[i].key, table[i].bad[j],
+                         err.message);
             assert_int_equal(ibx_options_set(&options, table[i].key, table[i].bad[j], NULL),
                              -EINVAL);
         }

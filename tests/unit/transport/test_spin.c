@@ -135,7 +135,7 @@ static bool wait_sleeps(unsigned us)
 }
 
 /* As where sched_yield() does not give the core to the peer, which then waits for the end of each
- * polling: it would take two of these times to say anything and be answered. */
+ * polling: a message and its answer would take two of these times. */
 static void test_polling_in_vain_is_left_out(void **state)
 {
     unsigned polled = 0;

@@ -53,7 +53,7 @@ static void accepts(void **state)
 
 /* What the sentence must quote or advise. */
 static const struct {
-    const char *text, *said;
+    const char *text, *expected;
 } bad[] = {
     {"", "write rdma://host:port"},
     {"node7:9999", "\"node7:9999\" is not a URI"},
@@ -97,8 +97,8 @@ static void refuses_and_says_why(void **state)
         struct ibx_error err = {0};
         assert_int_equal(ibx_uri_parse(bad[i].text, &uri, &err), -EINVAL);
         assert_int_equal(err.code, -EINVAL);
-        if (!strstr(err.message, bad[i].said))
-            fail_msg("%s: said \"%s\", not \"%s\"", bad[i].text, err.message, bad[i].said);
+        if (!strstr(err.message, bad[i].expected))
+            fail_msg("%s: \"%s\", not \"%s\"", bad[i].text, err.message, bad[i].expected);
         assert_string_equal(uri.scheme, "kept"); /* set on success only */
         assert_int_equal(ibx_uri_parse(bad[i].text, &uri, NULL), -EINVAL);
     }
