@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""test_ib_migrate.py IB-MIGRATE: the tool as its users see it: arguments, sentences, JSON, exit status.
-With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root, real VMs are migrated too."""
+"""test_ib_migrate.py IB-MIGRATE: the tool as its users see it: arguments, messages, JSON, exit
+status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root, it migrates VMs."""
 import fcntl
 import json
 import os
@@ -19,6 +19,20 @@ from harness import LIMIT, Skip, equal, free_port, run_all, test, until
 COMMANDS = ("receive", "send", "check", "status", "cancel", "set", "recover", "rollback", "prune")
 
 
+def case(function):
+    """A test with a state folder of its own, whose VMs end with it."""
+    def run(scene):
+        scene.vms, os.environ["IBX_STATE_DIR"] = [], scene.path("state")
+        try:
+            function(scene)
+        finally:
+            for vm in scene.vms:
+                vm.end()
+                os.unlink(vm.ram)
+    run.__name__ = function.__name__
+    return test(run)
+
+
 def says(text, *words):
     """One line of the tool, with these words."""
     lines = text.splitlines()
@@ -27,8 +41,22 @@ def says(text, *words):
         assert word in text, f"no {word!r} in {text!r}"
 
 
-def folder(scene):
-    return ("--state-dir", scene.path("state"))
+def fails(scene, line, *more):
+    """Exit status 1 and nothing on standard output: what is on standard error."""
+    code, out, err = scene.run(*line.split(), *more)
+    equal((line, code, out), (line, 1, ""))
+    return err
+
+
+def succeeds(scene, line, *more):
+    """Exit status 0 and nothing on standard error: what is on standard output."""
+    code, out, err = scene.run(*line.split(), *more)
+    equal((line, code, err), (line, 0, ""))
+    return out
+
+
+def objects(text):
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def key_file(scene, name, secret):
@@ -42,124 +70,101 @@ def key_file(scene, name, secret):
 # ------------------------------------------------------------------------- arguments
 
 
-@test
+@case
 def help_and_version_are_no_errors(scene):
-    for args in (("--help",), ("send", "--help"), ("status", "-h")):
-        code, out, err = scene.run(*args)
-        equal((code, err), (0, ""))
+    for line in ("--help", "send --help", "status -h"):
+        out = succeeds(scene, line)
         assert out.startswith("Usage: ib-migrate [OPTION...] receive") and "key_file" in out, out
         for command in COMMANDS:
             assert f"ib-migrate [OPTION...] {command}" in out, out
-    code, out, err = scene.run("--version")
-    assert code == 0 and re.fullmatch(r"ib-migrate \d+\.\d+\.\d+\n", out), out
+    assert re.fullmatch(r"ib-migrate \d+\.\d+\.\d+\n", succeeds(scene, "--version"))
 
 
-@test
+@case
 def wrong_usage_exits_2(scene):
-    qmp = ("--qmp", "/nowhere")
-    for args in ((), ("move",), ("--json",), ("--qmp", "x"), ("receive",), ("receive", *qmp), ("send", *qmp),
-                 ("send", "tcp://a:1"), ("send", *qmp, "tcp://a:1", "more"), ("receive", "--listen", "tcp://a:1"),
-                 ("receive", *qmp, "--listen", "tcp://a:1", "more"), ("check",), ("recover",), ("rollback",),
-                 ("set",), ("set", *qmp), ("prune", "--unfinished"), ("prune", "more"), ("status", "--unfinished"), ("status", "more"), ("cancel", "more"), ("status", "--nonsense"),
-                 ("send", *qmp, "--listen", "x", "tcp://a:1"), ("send", *qmp, "--max-bandwidth", "1G", "tcp://a:1"),
-                 ("receive", *qmp, "--listen", "tcp://a:1", "--quit"), ("cancel", "--json"), ("status", "--yes"),
-                 ("receive", *qmp, "--listen", "tcp://a:1", "--links", "2"), ("check", *qmp, "--yes"),
-                 ("status", "--set", "chunk=1M"), ("set", "--max-bandwidth"), ("send", *qmp, "--minor", "tcp://a:1"),
-                 ("check", *qmp, "--destination", "tcp://a:1"), ("recover", *qmp, "--listen", "tcp://a:1", "tcp://b:1")):
-        code, out, err = scene.run(*args)
-        equal((args, code, out), (args, 2, ""))
+    for line in ("", "move", "--json", "--qmp x", "receive", "receive --qmp Q", "send --qmp Q",
+                 "send tcp://a:1", "send --qmp Q tcp://a:1 more", "receive --listen tcp://a:1",
+                 "receive --qmp Q --listen tcp://a:1 more", "check", "recover", "rollback", "set",
+                 "set --qmp Q", "prune --unfinished", "prune more", "status --unfinished",
+                 "status more", "cancel more", "status --nonsense", "cancel --json", "status --yes",
+                 "send --qmp Q --listen x tcp://a:1", "send --qmp Q --max-bandwidth 1G tcp://a:1",
+                 "receive --qmp Q --listen tcp://a:1 --quit", "check --qmp Q --yes",
+                 "receive --qmp Q --listen tcp://a:1 --links 2", "status --set chunk=1M",
+                 "set --max-bandwidth", "send --qmp Q --minor tcp://a:1",
+                 "check --qmp Q --destination tcp://a:1",
+                 "recover --qmp Q --listen tcp://a:1 tcp://b:1"):
+        code, out, err = scene.run(*line.split())
+        equal((line, code, out), (line, 2, ""))
         assert err.startswith("ib-migrate: ") and "Try `ib-migrate --help'" in err, err
-    for args, words in ((("send", "--max-bandwidth", "1G"), 'does not go with "send", but with receive, set or recover'),
-                        (("receive", *qmp, "tcp://a:1"), '"tcp://a:1" is one argument too many'),
-                        (("recover", *qmp, "--listen", "tcp://a:1", "tcp://b:1"), '"tcp://b:1" with --listen')):
-        assert words in scene.run(*args)[2], words
+    for line, words in (
+            ("send --max-bandwidth 1G", 'not go with "send", but with receive, set or recover'),
+            ("receive --qmp Q tcp://a:1", '"tcp://a:1" is one argument too many'),
+            ("recover --qmp Q --listen tcp://a:1 tcp://b:1", '"tcp://b:1" with --listen')):
+        assert words in scene.run(*line.split())[2], words
 
 
-@test
+@case
 def bad_values_exit_1_with_one_sentence(scene):
-    for command, option, value in (("send", "--links", "0"), ("send", "--links", "17"), ("send", "--links", "two"),
-                                   ("send", "--give-up", "-1"), ("send", "--give-up", "soon"),
-                                   ("send", "--give-up", "0"), ("send", "--qmp", ""), ("send", "--qmp", "x" * 200),
-                                   ("set", "--max-bandwidth", "fast"), ("set", "--max-bandwidth", ""),
-                                   ("receive", "--max-bandwidth", "-1"), ("receive", "--set", "chunk"),
-                                   ("receive", "--set", "chunk=7"), ("receive", "--set", "nonsense=1")):
-        code, out, err = scene.run(command, option, value)
-        equal((option, value, code, out), (option, value, 1, ""))
-        says(err, option)
+    for command, option, values in (
+            ("send", "--links", ("0", "17", "two")), ("send", "--give-up", ("-1", "soon", "0")),
+            ("send", "--qmp", ("", "x" * 200)), ("set", "--max-bandwidth", ("fast", "")),
+            ("receive", "--max-bandwidth", ("-1",)),
+            ("receive", "--set", ("chunk", "chunk=7", "nonsense=1"))):
+        for value in values:
+            says(fails(scene, command, option, value), option)
+    for uri, what in (("localhost:18600", "localhost:18600"), ("http://host:80", "http"),
+                      ("tcp://host:1?chunk=7", "chunk")):
+        says(fails(scene, "send", "--qmp", scene.path("none"), uri), what)
 
 
-@test
-def a_wrong_uri_is_said_before_anything_else(scene):
-    for uri, what in (("localhost:18600", "localhost:18600"), ("http://host:80", "http"), ("tcp://host:1?chunk=7", "chunk")):
-        code, out, err = scene.run("send", "--qmp", scene.path("none"), *folder(scene), uri)
-        equal((uri, code, out), (uri, 1, ""))
-        says(err, what)
-
-
-@test
+@case
 def a_state_folder_that_cannot_be_used_is_one_sentence(scene):
     with open(scene.path("file"), "w", encoding="ascii"):
         pass
     for path in (scene.path("file"), scene.path("x" * 150)):
-        code, out, err = scene.run("status", "--state-dir", path)
-        equal((code, out), (1, ""))
-        says(err)
+        says(fails(scene, "status", "--state-dir", path))
 
 
-# -------------------------------------------------------------------- nothing on record
-
-
-@test
+@case
 def without_records_there_is_nothing_to_do(scene):
-    code, out, err = scene.run("status", *folder(scene))
-    equal((code, err), (0, ""))
-    equal(out, f"no migration is recorded in {scene.path('state')}\n")
-    equal(scene.run("status", "--json", *folder(scene)), (0, "", ""))
-    equal(scene.run("prune", *folder(scene)), (0, out, ""))
-    qmp = ("--qmp", scene.path("qmp"))
-    for args in (("cancel",), ("cancel", *qmp), ("set", "--max-bandwidth", "1G"), ("recover", *qmp),
-                 ("rollback", "--yes", *qmp)):
-        code, out, err = scene.run(*args, *folder(scene))
-        equal((args, code, out), (args, 1, ""))
-        says(err, "ib-migrate status")
-    environment = dict(os.environ, IBX_STATE_DIR=scene.path("other"))
-    assert scene.path("other") in scene.run("status", env=environment)[1]
+    none = f"no migration is recorded in {scene.path('state')}\n"
+    for line, out in (("status", none), ("status --json", ""), ("prune", none)):
+        equal(succeeds(scene, line), out)
+    for line in ("cancel", "cancel --qmp Q", "set --max-bandwidth 1G", "recover --qmp Q",
+                 "rollback --yes --qmp Q"):
+        says(fails(scene, line), "ib-migrate status")
+    assert scene.path("other") in succeeds(scene, "status", "--state-dir", scene.path("other"))
 
 
 # ------------------------------------------------------------------------- no monitor
 
 
-@test
+@case
 def a_monitor_that_is_not_there_is_one_sentence(scene):
     missing = scene.path("missing")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(scene.path("dead"))
     for path in (missing, scene.path("dead")):
-        for args in (("send", "tcp://127.0.0.1:1"), ("receive", "--listen", "tcp://127.0.0.1:0"), ("check",),
-                     ("check", "--destination"), ("send", "--quiet", "tcp://127.0.0.1:1")):
-            code, out, err = scene.run(*args, "--qmp", path, *folder(scene))
-            equal((args, code, out), (args, 1, ""))
-            says(err, path)
-    # From another folder it is the same one.
-    code, _, err = scene.run("check", "--qmp", "missing", *folder(scene))
-    equal(code, 1)
-    says(err, missing)
+        for line in ("send tcp://127.0.0.1:1", "receive --listen tcp://127.0.0.1:0", "check",
+                     "check --destination", "send --quiet tcp://127.0.0.1:1"):
+            says(fails(scene, line, "--qmp", path), path)
+    # A relative path means the same one.
+    says(fails(scene, "check --qmp missing"), missing)
 
 
-@test
+@case
 def a_failure_is_told_as_json_too(scene):
+    missing = scene.path("missing")
     for command in ("send", "recover"):
-        code, out, err = scene.run(command, "--json", "--qmp", scene.path("missing"), *folder(scene),
-                                   "tcp://127.0.0.1:1")
+        code, out, err = scene.run(command, "--json", "--qmp", missing, "tcp://127.0.0.1:1")
         equal(code, 1)
-        says(err, scene.path("missing"))
-        lines = [json.loads(line) for line in out.splitlines()]
+        says(err, missing)
+        lines = objects(out)
         assert all(len(line) == 1 for line in lines), lines
         summary = lines[-1]["summary"]
-        equal((summary["complete"], summary["exit_status"], summary["role"], summary["phase"]),
-              (False, 1, "source", "failed"))
-        assert scene.path("missing") in summary["error"], summary
-        equal(summary["downtime_ns"], None)
+        equal([summary[name] for name in ("complete", "exit_status", "role", "phase",
+                                          "downtime_ns")], [False, 1, "source", "failed", None])
+        assert missing in summary["error"], summary
 
 
 # -------------------------------------------------------------------------- real VMs
@@ -171,42 +176,49 @@ class Vm:
     def __init__(self, scene, *extra, ram=None, append="", incoming=False, place=""):
         if not {"QEMU", "GUEST_ELF", "GUEST_EXPECT"} <= os.environ.keys() or os.geteuid():
             raise Skip("needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root")
-        name = f"vm{len(scene.vms)}" if hasattr(scene, "vms") else "vm0"
-        scene.vms = getattr(scene, "vms", []) + [self]
-        self.socket, self.own, self.serial = (scene.path(os.path.join(place, f"{name}.{what}"))
-                                                   for what in ("qmp", "own", "serial"))
-        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"ibx-vm-{os.getpid()}-", delete=False) as file:
+        name = f"vm{len(scene.vms)}"
+        self.socket, self.own, self.serial = (
+            scene.path(os.path.join(place, f"{name}.{what}")) for what in ("qmp", "own", "serial"))
+        self.qmp = ("--qmp", self.socket)
+        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"ibx-vm-{os.getpid()}-",
+                                         delete=False) as file:
             self.ram = file.name
         ram = ram or f"memory-backend-file,id=mem0,size=64M,mem-path={self.ram},share=on"
         self.process = subprocess.Popen(
-            [os.environ["QEMU"], "-name", "guest-of-a-test", "-M", "q35", "-accel", "tcg,thread=multi", "-m", "64",
-             "-nodefaults", "-display", "none", "-no-reboot", "-kernel", os.environ["GUEST_ELF"], "-append", append,
-             "-object", ram, "-machine", "memory-backend=mem0", "-serial", f"file:{self.serial}",
-             "-qmp", f"unix:{self.socket},server=on,wait=off", "-qmp", f"unix:{self.own},server=on,wait=off",
+            [os.environ["QEMU"], *"-name guest-of-a-test -M q35 -accel tcg,thread=multi -m 64 "
+             "-nodefaults -display none -no-reboot -machine memory-backend=mem0".split(),
+             "-kernel", os.environ["GUEST_ELF"], "-append", append, "-object", ram,
+             "-serial", f"file:{self.serial}", "-qmp", f"unix:{self.socket},server=on,wait=off",
+             "-qmp", f"unix:{self.own},server=on,wait=off",
              *(("-incoming", "defer") if incoming else ()), *extra],
             stdin=subprocess.DEVNULL, start_new_session=True)
+        scene.vms.append(self)
         scene.started.append(self.process)
         until(lambda: self.listens() or self.process.poll() is not None, "QEMU's monitor")
         equal(self.process.poll(), None)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait(LIMIT)
 
     def listens(self):
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(self.own) == 0
 
-    def ask(self, command):
-        """A command to the monitor that is not ib-migrate's."""
+    def running(self):
+        """As the monitor says that is not ib-migrate's."""
         with socket.socket(socket.AF_UNIX) as monitor:
             monitor.settimeout(LIMIT)
             monitor.connect(self.own)
             with monitor.makefile("rw", encoding="utf-8") as lines:
-                for what in ("qmp_capabilities", command):
+                for what in ("qmp_capabilities", "query-status"):
                     lines.write(json.dumps({"execute": what, "id": what}) + "\n")
                     lines.flush()
                 for line in lines:
                     answer = json.loads(line)
-                    if answer.get("id") == command:
-                        return answer["return"]
-        raise AssertionError(f"no answer to {command}")
+                    if answer.get("id") == "query-status":
+                        return answer["return"]["running"]
+        raise AssertionError("no answer to query-status")
 
     def beats(self):
         try:
@@ -219,23 +231,7 @@ class Vm:
         """Heartbeats beyond those that there are."""
         now = self.beats()
         until(lambda: self.beats() > now + 20, "heartbeats")
-
-
-def vms_end(scene):
-    for vm in getattr(scene, "vms", []):
-        vm.process.kill()
-        vm.process.wait()
-        os.unlink(vm.ram)
-
-
-def with_vms(function):
-    def run(scene):
-        try:
-            function(scene)
-        finally:
-            vms_end(scene)
-    run.__name__ = function.__name__
-    return test(run)
+        equal(self.running(), True)
 
 
 def expect(*vms):
@@ -244,7 +240,8 @@ def expect(*vms):
     for vm in vms:
         with open(vm.serial, "rb") as serial:
             text += serial.read()
-    done = subprocess.run([os.environ["GUEST_EXPECT"]], input=text, capture_output=True, check=False)
+    done = subprocess.run([os.environ["GUEST_EXPECT"]], input=text, capture_output=True,
+                          check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -254,103 +251,129 @@ def same_memory(source, destination):
         assert one.read() == other.read()
 
 
-def receiver(scene, vm, *args, uri=None):
-    """A receiver that waits, and its URI, where another one may wait when it was killed."""
-    uri = uri or f"tcp://127.0.0.1:{free_port()}"
-    process = scene.start("receive", "--json", "--qmp", vm.socket, "--listen", uri, *folder(scene), *args)
+def start(scene, line, *more, **options):
+    process = scene.start(*line.split(), *more, **options)
     process.lines = []
-    found = wait_for_status(process, lambda status: status["phase"] == "waiting" and status["record"])
-    return process, found["record"]["uri"]
+    return process
+
+
+def next_line(process):
+    line = process.stdout.readline()
+    assert line, (process.lines[-1:], process.communicate(timeout=LIMIT))
+    process.lines.append(json.loads(line))
+    return process.lines[-1]
 
 
 def wait_for_status(process, wanted):
     while True:
-        line = process.stdout.readline()
-        assert line, (process.lines[-1:], process.communicate(timeout=LIMIT))
-        process.lines.append(json.loads(line))
-        status = process.lines[-1].get("status")
+        status = next_line(process).get("status")
         if status and wanted(status):
             return status
+
+
+def wait_for_phase(phase, *processes):
+    for process in processes:
+        wait_for_status(process, lambda status: status["phase"] == phase)
+
+
+def wait_for_message(process, words):
+    while words not in next_line(process).get("say", ""):
+        pass
 
 
 def finish(process):
     """Exit status, summary, standard error."""
     out, err = process.communicate(timeout=LIMIT)
-    process.lines += [json.loads(line) for line in out.splitlines()]
+    process.lines += objects(out)
     assert all(len(line) == 1 for line in process.lines), process.lines
     return process.returncode, process.lines[-1]["summary"], err
 
 
-@with_vms
+def receiver(scene, vm, *args):
+    """A receiver that waits, and its URI, where another one may wait when it was killed."""
+    uri = f"tcp://127.0.0.1:{free_port()}"
+    process = start(scene, "receive --json --listen", uri, *vm.qmp, *args)
+    found = wait_for_status(process, lambda one: one["phase"] == "waiting" and one["record"])
+    return process, found["record"]["uri"]
+
+
+def interrupt_twice(process):
+    """After the commit, where the first signal only warns."""
+    process.send_signal(signal.SIGINT)
+    wait_for_message(process, "interrupt once more")
+    process.send_signal(signal.SIGTERM)
+    code, summary, err = finish(process)
+    equal((code, summary["exit_status"], summary["complete"]), (3, 3, False))
+    assert "recover" in err, err
+
+
+@case
 def check_says_every_reason_and_touches_nothing(scene):
     private = Vm(scene, ram="memory-backend-ram,id=mem0,size=64M")
-    code, out, err = scene.run("check", "--qmp", private.socket, *folder(scene))
+    code, out, err = scene.run("check", *private.qmp)
     equal((code, err), (1, ""))
     assert "private" in out and "share=on" in out, out
-    code, out, err = scene.run("check", "--json", "--qmp", private.socket, *folder(scene))
+    code, out, err = scene.run("check", "--json", *private.qmp)
     answer = json.loads(out)
     equal((code, err, answer["movable"]), (1, "", False))
     assert any("share=on" in one for one in answer["refusals"]), answer
-    code, out, _ = scene.run("check", "--destination", "--qmp", private.socket, *folder(scene))
+    code, out, _ = scene.run("check", "--destination", *private.qmp)
     assert code == 1 and "-incoming defer" in out, out
     private.runs_on()
     good = Vm(scene)
-    equal(scene.run("check", "--qmp", good.socket, *folder(scene)), (0, f"the VM at {good.socket} can be migrated\n", ""))
-    code, out, err = scene.run("check", "--json", "--qmp", good.socket, *folder(scene))
-    equal((code, err, json.loads(out)), (0, "", {"movable": True, "refusals": []}))
+    equal(succeeds(scene, "check", *good.qmp), f"the VM at {good.socket} can be migrated\n")
+    equal(json.loads(succeeds(scene, "check --json", *good.qmp)), {"movable": True, "refusals": []})
     good.runs_on()
 
 
-@with_vms
+@case
 def check_asks_the_receiver_which_goes_on_waiting(scene):
     source, other = Vm(scene), Vm(scene, "-M", "pc", incoming=True)
-    equal(scene.run("check", "--destination", "--qmp", other.socket, *folder(scene)),
-          (0, f"the VM at {other.socket} can receive\n", ""))
+    equal(succeeds(scene, "check --destination", *other.qmp),
+          f"the VM at {other.socket} can receive\n")
     waiting, uri = receiver(scene, other)
-    for args in (("check",), ("check", "--json")):
-        code, out, err = scene.run(*args, "--qmp", source.socket, *folder(scene), uri)
+    for line in ("check", "check --json"):
+        code, out, err = scene.run(*line.split(), *source.qmp, uri)
         equal((code, err), (1, ""))
         assert "-M pc-q35" in out, out
     equal(waiting.poll(), None)
-    code, out, err = scene.run("send", "--qmp", source.socket, *folder(scene), uri)
-    equal((code, out), (1, ""))
-    assert "-M pc-q35" in err, err
+    assert "-M pc-q35" in fails(scene, "send", *source.qmp, uri)
     source.runs_on()
 
 
-@with_vms
+@case
 def a_waiting_receiver_is_shown_and_cancelled(scene):
+    none = f"no migration is recorded in {scene.path('state')}\n"
     vm, other = Vm(scene, incoming=True), Vm(scene, incoming=True)
-    waiting, uri = receiver(scene, vm)
-    second, _ = receiver(scene, other)
-    code, out, err = scene.run("status", "--qmp", vm.socket, *folder(scene))
-    equal((code, err, len(out.splitlines())), (0, "", 2))
+    (waiting, uri), (second, _) = receiver(scene, vm), receiver(scene, other)
+    out = succeeds(scene, "status", *vm.qmp)
+    equal(len(out.splitlines()), 2)
     for word in ("destination  waiting", f"process {waiting.pid})", uri, vm.socket):
         assert word in out, out
-    lines = [json.loads(line) for line in scene.run("status", "--json", *folder(scene))[1].splitlines()]
+    lines = objects(succeeds(scene, "status --json"))
     equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
     equal({line["status"]["phase"] for line in lines}, {"waiting"})
     equal({line["record"]["qmp"] for line in lines}, {vm.socket, other.socket})
-    for args in (("receive", "--listen", "tcp://127.0.0.1:0"), ("check", "--destination")):
-        code, _, err = scene.run(*args, "--qmp", vm.socket, *folder(scene))
-        assert code == 1 and f"(process {waiting.pid}) that waits" in err, err
-    code, _, err = scene.run("cancel", *folder(scene))
-    assert code == 1 and "2 migrations" in err and "--qmp" in err, err
-    equal(scene.run("cancel", "--qmp", vm.socket, *folder(scene)), (0, "", ""))
+    for line in ("receive --listen tcp://127.0.0.1:0", "check --destination"):
+        assert f"(process {waiting.pid}) that waits" in fails(scene, line, *vm.qmp)
+    err = fails(scene, "cancel")
+    assert "2 migrations" in err and "--qmp" in err, err
+    equal(succeeds(scene, "cancel", *vm.qmp), "")
     code, summary, _ = finish(waiting)
     equal((code, summary["complete"]), (1, False))
     assert "no VM had come" in summary["error"], summary
     os.kill(second.pid, signal.SIGSTOP)
-    code, out, err = scene.run("status", *folder(scene))
-    equal((code, out), (0, f"no migration is recorded in {scene.path('state')}\n"))
-    assert f"(process {second.pid}) that waits for a VM does not answer" in err and "kill -CONT" in err, err
+    code, out, err = scene.run("status")
+    equal((code, out), (0, none))
+    for words in (f"(process {second.pid}) that waits for a VM does not answer", "kill -CONT"):
+        assert words in err, err
     second.kill()
     second.wait()
-    equal(scene.run("status", *folder(scene))[1], f"no migration is recorded in {scene.path('state')}\n")
+    equal(succeeds(scene, "status"), none)
     assert not [name for name in os.listdir(scene.path("state")) if "waiting" in name]
 
 
-@with_vms
+@case
 def a_monitor_may_lie_deeper_than_an_address_is_long(scene):
     deep = scene.path("x" * 120)
     os.mkdir(deep)
@@ -358,175 +381,158 @@ def a_monitor_may_lie_deeper_than_an_address_is_long(scene):
     vm = Vm(scene, incoming=True, place="short")
     for path in (vm.socket, os.path.join(deep, os.path.basename(vm.socket))):
         waiting, _ = receiver(scene, vm)
-        code, out, err = scene.run("status", "--qmp", path, *folder(scene))
-        equal((path, code, err, out.count("waiting")), (path, 0, "", 1))
-        equal(scene.run("cancel", "--qmp", path, *folder(scene))[0], 0)
+        equal(succeeds(scene, "status", "--qmp", path).count("waiting"), 1)
+        succeeds(scene, "cancel", "--qmp", path)
         equal(finish(waiting)[0], 1)
-        code, _, err = scene.run("check", "--destination", "--qmp", path, *folder(scene))
-        equal((code, err), (0, ""))
+        succeeds(scene, "check --destination", "--qmp", path)
 
 
-@with_vms
-def nobody_at_the_destination_leaves_the_vm_running(scene):
+@case
+def a_destination_that_does_not_answer_leaves_the_vm_running(scene):
     vm, port = Vm(scene), free_port()
-    for args in (("send",), ("check",)):
-        code, out, err = scene.run(*args, "--qmp", vm.socket, *folder(scene), f"tcp://127.0.0.1:{port}")
-        equal((args, code, out), (args, 1, ""))
+    for command in ("send", "check"):
+        err = fails(scene, command, *vm.qmp, f"tcp://127.0.0.1:{port}")
         assert str(port) in err and 'start "ib-migrate receive" there' in err, err
-    vm.runs_on()
-    equal(vm.ask("query-status")["status"], "running")
-
-
-@with_vms
-def a_destination_that_is_silent_is_not_waited_for_by_who_interrupts(scene):
-    vm = Vm(scene)
+    # Whoever interrupts does not wait for it.
     for number in (signal.SIGINT, signal.SIGTERM):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             uri = f"tcp://127.0.0.1:{silent.getsockname()[1]}?timeout_ms=30000"
-            sender = scene.start("send", "--qmp", vm.socket, *folder(scene), uri)
+            sender = start(scene, "send", *vm.qmp, uri)
             with silent.accept()[0]:
                 sender.send_signal(number)
                 out, err = sender.communicate(timeout=LIMIT)
         equal((sender.returncode, out), (1, ""))
         assert "goes on here" in err and "did not answer" not in err, err
     vm.runs_on()
-    equal(vm.ask("query-status")["status"], "running")
 
 
-@with_vms
+@case
 def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
-    good, bad = key_file(scene, "good", "alpha alpha alpha alpha"), key_file(scene, "bad", "beta beta beta beta beta")
+    good, bad = (key_file(scene, name, f"{name} " * 6) for name in ("alpha", "beta"))
     waiting, uri = receiver(scene, destination, "--key", good)
     for args in (("--key-file", bad), ()):
-        code, out, err = scene.run("send", "--quiet", "--qmp", source.socket, *folder(scene), *args, uri)
-        equal((code, out), (1, ""))
-        assert "key" in err and all(line.startswith("ib-migrate: ") for line in err.splitlines()), err
+        err = fails(scene, "send --quiet", *source.qmp, *args, uri)
+        assert "key" in err and all(one.startswith("ib-migrate: ") for one in err.splitlines()), err
     source.runs_on()
-    equal(scene.run("check", "--qmp", source.socket, *folder(scene), "--key", good, uri),
-          (0, f"the VM at {source.socket} can be migrated to {uri}\n", ""))
+    equal(succeeds(scene, "check", *source.qmp, "--key", good, uri),
+          f"the VM at {source.socket} can be migrated to {uri}\n")
     equal(waiting.poll(), None)
     waiting.terminate()
     code, summary, err = finish(waiting)
     equal((code, summary["complete"], summary["exit_status"]), (1, False, 1))
     assert "cancelled" in err, err
-    # Who was refused stands there once.
+    # Each line names the refused peer once.
     refused = [line for line in err.splitlines() if "refused 127.0.0.1:" in line]
     equal([len(refused), *(line.count("127.0.0.1") for line in refused)], [2, 1, 1])
 
 
-@with_vms
-def a_vm_moves_and_both_sides_tell_how(scene):
+@case
+def a_vm_is_migrated_and_both_sides_report(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     key = key_file(scene, "key", "alpha alpha alpha alpha")
     # So slow in the background that the guest has to ask for its pages itself.
     waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "100K")
     until(lambda: source.beats() > 40, "heartbeats")
-    sender = scene.start("send", "--json", "--links", "1", "--key", key, "--qmp", source.socket, *folder(scene), uri)
-    sender.lines = []
+    sender = start(scene, "send --json --links 1 --key", key, *source.qmp, uri)
     for process, role in ((sender, "source"), (waiting, "destination")):
         code, summary, err = finish(process)
-        equal((code, summary["role"], summary["phase"], summary["complete"], summary["exit_status"],
-               summary["error"]), (0, role, "done", True, 0, None))
+        equal([code, *(summary[name] for name in ("role", "phase", "complete", "exit_status",
+                                                  "error"))], [0, role, "done", True, 0, None])
         equal((summary["ram_bytes"], summary["present_pages"]), (64 << 20, summary["pages"]))
-        equal((summary["record"]["state"], summary["record"]["over"]), ("done", True))
-        equal(summary["record"]["name"], "guest-of-a-test")
-        assert summary["wire_bytes"] > 1 << 20 and summary["zero_pages"] > 0 and summary["faults"] > 0, summary
-        assert 0 < summary["fault_p50_ns"] <= summary["fault_p99_ns"] <= summary["fault_max_ns"], summary
+        equal([summary["record"][name] for name in ("state", "over", "name")],
+              ["done", True, "guest-of-a-test"])
+        assert summary["wire_bytes"] > 1 << 20, summary
+        assert summary["zero_pages"] > 0 and summary["faults"] > 0, summary
+        p50, p99, most = (summary[f"fault_{name}_ns"] for name in ("p50", "p99", "max"))
+        assert 0 < p50 <= p99 <= most, summary
         phases = [line["status"]["phase"] for line in process.lines if "status" in line]
         order = ["waiting", "preparing", "switching", "filling", "done"]
         equal(sorted(phases, key=order.index), phases)
         assert "ib-migrate: filling: the VM runs at the destination" in err, err
         if role == "source":
-            assert summary["downtime_ns"] > 0 and summary["state_bytes"] > 0 and summary["total_ns"] > 0, summary
+            for name in ("downtime_ns", "state_bytes", "total_ns"):
+                assert summary[name] > 0, summary
     destination.runs_on()
     expect(source, destination)
-    code, out, err = scene.run("status", *folder(scene))
-    equal((code, err, out.count("guest-of-a-test"), out.count("with all of its pages")), (0, "", 4, 2))
-    lines = [json.loads(line) for line in scene.run("status", "--json", *folder(scene))[1].splitlines()]
+    out = succeeds(scene, "status")
+    equal((out.count("guest-of-a-test"), out.count("with all of its pages")), (4, 2))
+    lines = objects(succeeds(scene, "status --json"))
     equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
     equal({(line["record"]["role"], line["status"], line["trouble"]) for line in lines},
           {("source", None, None), ("destination", None, None)})
-    for command in (("recover",), ("rollback", "--yes")):
-        code, _, err = scene.run(*command, "--qmp", source.socket, *folder(scene))
-        equal(code, 1)
-        says(err, "no unfinished migration")
+    for line in ("recover", "rollback --yes"):
+        says(fails(scene, line, *source.qmp), "no unfinished migration")
 
 
-def halted(scene, **options):
-    """A VM that has filled 32 MiB and does nothing any more, so that its pages are all fetched in the background."""
-    vm = Vm(scene, append="beats=40", **options)
+def halted(scene):
+    """A VM that has filled 32 MiB and halts: all of its pages are fetched in the background."""
+    vm = Vm(scene, append="beats=40")
     until(lambda: vm.beats() == 40, "the guest to halt")
     return vm
 
 
-def slow_move(scene):
-    """A move that goes on until it is given more bandwidth: the VMs and the tools at work."""
+def slow_migration(scene):
+    """One that does not end before let_go(): the VMs and the tools at work."""
     source, destination = halted(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
-    sender = scene.start("send", "--json", "--qmp", source.socket, *folder(scene), uri)
-    sender.lines = []
-    wait_for_status(sender, lambda status: status["phase"] == "filling")
-    wait_for_status(waiting, lambda status: status["phase"] == "filling")
+    sender = start(scene, "send --json", *source.qmp, uri)
+    wait_for_phase("filling", sender, waiting)
     return source, destination, sender, waiting
 
 
 def let_go(scene, destination):
-    equal(scene.run("set", "--max-bandwidth", "0", "--qmp", destination.socket, *folder(scene)), (0, "", ""))
+    equal(succeeds(scene, "set --max-bandwidth 0", *destination.qmp), "")
 
 
-@with_vms
-def a_running_move_is_watched_and_changed(scene):
-    source, destination, sender, waiting = slow_move(scene)
-    lines = [json.loads(line) for line in scene.run("status", "--json", *folder(scene))[1].splitlines()]
+@case
+def a_running_migration_is_watched_and_changed(scene):
+    source, destination, sender, waiting = slow_migration(scene)
+    lines = objects(succeeds(scene, "status --json"))
     live = {line["record"]["role"]: line["status"] for line in lines}
-    equal((live["source"]["phase"], live["destination"]["phase"]), ("filling", "filling"))
-    equal((live["source"]["max_bandwidth"], live["destination"]["max_bandwidth"]), (None, 100 << 10))
-    code, out, err = scene.run("status", "--qmp", destination.socket, *folder(scene))
-    equal((code, err), (0, ""))
+    for role, limit in (("source", None), ("destination", 100 << 10)):
+        equal((live[role]["phase"], live[role]["max_bandwidth"]), ("filling", limit))
+    out = succeeds(scene, "status", *destination.qmp)
     assert "destination  running" in out and re.search(r"^  filling  .*pages left", out, re.M), out
-    for args, words in ((("set", "--max-bandwidth", "1G"), "name one by --qmp"),
-                        (("set", "--max-bandwidth", "1G", "--qmp", source.socket), "set the bandwidth there"),
-                        (("cancel", "--qmp", source.socket), "cannot be cancelled"),
-                        (("cancel", "--qmp", destination.socket), "cannot be cancelled"),
-                        (("recover", "--qmp", destination.socket, "--quiet"), "ib-migrate"),
-                        (("rollback", "--yes", "--qmp", source.socket), "works on this move: process")):
-        code, out, err = scene.run(*args, *folder(scene))
-        assert code in (1, 3) and out == "" and words in err, (args, code, out, err)
+    for line, qmp, words in (("set --max-bandwidth 1G", (), "name one by --qmp"),
+                             ("set --max-bandwidth 1G", source.qmp, "set the bandwidth there"),
+                             ("cancel", source.qmp, "cannot be cancelled"),
+                             ("cancel", destination.qmp, "cannot be cancelled"),
+                             ("recover --quiet", destination.qmp, "ib-migrate"),
+                             ("rollback --yes", source.qmp, "works on this m")):
+        code, out, err = scene.run(*line.split(), *qmp)
+        assert code in (1, 3) and out == "" and words in err, (line, code, out, err)
+    assert "process " in err, err
     let_go(scene, destination)
     for process in (sender, waiting):
         equal(finish(process)[0], 0)
     same_memory(source, destination)
 
 
-@with_vms
+@case
 def killed_tools_are_recovered_from(scene):
-    source, destination, sender, waiting = slow_move(scene)
+    source, destination, sender, waiting = slow_migration(scene)
     waiting.kill()
     waiting.communicate()
-    code, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
-    assert code == 0 and "no ib-migrate works on it" in out, out
-    # A line is as long as its sentence.
+    assert "no ib-migrate works on it" in succeeds(scene, "status", *destination.qmp)
+    # A line of status is as long as its sentence.
     wait_for_status(sender, lambda status: "nobody answers" in status["sentence"])
-    out = scene.run("status", "--qmp", source.socket, *folder(scene))[1]
-    assert 'start "ib-migrate recover" there, or correct the URI; connecting again\n' in out, out
-    again = scene.start("recover", "--json", "--qmp", destination.socket, "--max-bandwidth", "100K", *folder(scene))
-    again.lines = []
-    wait_for_status(again, lambda status: status["phase"] == "filling")
+    out = succeeds(scene, "status", *source.qmp)
+    end = 'start "ib-migrate recover" there, or correct the URI; connecting again\n'
+    assert end in out, out
+    again = start(scene, "recover --json --max-bandwidth 100K", *destination.qmp)
+    wait_for_phase("filling", again)
     wait_for_status(sender, lambda status: status["phase"] == "filling" and status["reconnects"])
     sender.kill()
     _, err = sender.communicate()
-    lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)  # of pages, or all of it: noticed first
-    assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err  # said once
-    code, out, err = scene.run("rollback", "--yes", "--qmp", source.socket, *folder(scene))
-    equal((code, out), (1, ""))
+    # The loss of a page connection or of the link, whichever is noticed first; said once.
+    lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)
+    assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err
+    err = fails(scene, "rollback --yes", *source.qmp)
     assert "the VM runs there" in err and "not rolled back" in err, err
-    code, _, err = scene.run("recover", "--qmp", source.socket, "--listen", "tcp://127.0.0.1:0", *folder(scene))
-    equal(code, 1)
-    says(err, "source")
-    sender = scene.start("recover", "--json", "--qmp", source.socket, *folder(scene))
-    sender.lines = []
-    wait_for_status(sender, lambda status: status["phase"] == "filling")
+    says(fails(scene, "recover --listen tcp://127.0.0.1:0", *source.qmp), "source")
+    sender = start(scene, "recover --json", *source.qmp)
+    wait_for_phase("filling", sender)
     let_go(scene, destination)
     for process in (sender, again):
         code, summary, _ = finish(process)
@@ -534,41 +540,26 @@ def killed_tools_are_recovered_from(scene):
     same_memory(source, destination)
 
 
-@with_vms
-def two_signals_leave_an_unfinished_move_with_status_3(scene):
-    source, destination, sender, waiting = slow_move(scene)
+@case
+def two_signals_leave_an_unfinished_migration_with_status_3(scene):
+    source, destination, sender, waiting = slow_migration(scene)
     for process in (sender, waiting):
-        process.send_signal(signal.SIGINT)
-        wait_for(process, "say", "interrupt once more")
-        process.send_signal(signal.SIGTERM)
-        code, summary, err = finish(process)
-        equal((code, summary["exit_status"], summary["complete"]), (3, 3, False))
-        assert "recover" in err, err
-    processes = [scene.start("recover", "--quiet", "--qmp", vm.socket, *folder(scene)) for vm in (destination, source)]
+        interrupt_twice(process)
+    processes = [start(scene, "recover --quiet", *vm.qmp) for vm in (destination, source)]
     for process in processes:
-        out, err = process.communicate(timeout=LIMIT)
-        equal((process.returncode, out, err), (0, "", ""))
+        equal((*process.communicate(timeout=LIMIT), process.returncode), ("", "", 0))
     same_memory(source, destination)
-
-
-def wait_for(process, member, words):
-    while True:
-        line = process.stdout.readline()
-        assert line, (process.lines[-1:], process.communicate(timeout=LIMIT))
-        process.lines.append(json.loads(line))
-        if words in process.lines[-1].get(member, ""):
-            return
 
 
 class Terminal:
     """The tool on a terminal of this many columns."""
 
-    def __init__(self, scene, *args, columns=80):
+    def __init__(self, scene, line, *more, columns=80):
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, columns))
         self.seen = ""
-        self.process = subprocess.Popen([scene.program, *args], stdin=slave, stdout=slave, stderr=slave,
-                                        cwd=scene.folder.name, start_new_session=True)
+        self.process = subprocess.Popen([scene.program, *line.split(), *more], stdin=slave,
+                                        stdout=slave, stderr=slave, start_new_session=True)
         scene.started.append(self.process)
         os.close(slave)
 
@@ -592,78 +583,67 @@ class Terminal:
         while self.read():
             pass
         os.close(self.master)
-        code = self.process.wait(LIMIT)
-        return code, [line.rsplit("\r\033[K", 1)[-1] for line in self.seen.split("\r\n")]
+        lines = self.seen.split("\r\n")
+        return self.process.wait(LIMIT), [line.rsplit("\r\033[K", 1)[-1] for line in lines]
 
 
-@with_vms
+@case
 def a_terminal_shows_one_line_that_fits(scene):
     source, destination = halted(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
-    sender = Terminal(scene, "send", "--qmp", source.socket, *folder(scene), uri, columns=50)
+    sender = Terminal(scene, "send", *source.qmp, uri, columns=50)
     sender.wait_for(r"\rfilling  \d+ pages left")
     let_go(scene, destination)
     code, lines = sender.finish()
     equal(code, 0)
     drawn = re.findall(r"\r([^\r\n]*)\033\[K", sender.seen)
     assert drawn and all(len(line) < 50 for line in drawn), drawn
-    assert re.fullmatch(r"guest-of-a-test: migrated to \S+, complete and confirmed", lines[0]), lines
+    end = r"guest-of-a-test: migrated to \S+, complete and confirmed"
+    assert re.fullmatch(end, lines[0]), lines
     assert any(line.startswith("  downtime ") for line in lines), lines
     equal(finish(waiting)[0], 0)
     same_memory(source, destination)
 
 
-@with_vms
-def rollback_says_what_is_true_and_asks(scene):
-    source, destination, sender, waiting = slow_move(scene)
-    destination.process.kill()
-    destination.process.wait()
+@case
+def rollback_says_what_is_known_and_asks(scene):
+    source, destination, sender, waiting = slow_migration(scene)
+    destination.end()
     waiting.kill()
     waiting.communicate()
-    _, out, _ = scene.run("status", "--qmp", destination.socket, *folder(scene))
+    out = succeeds(scene, "status", *destination.qmp)
     assert re.search(r"does not run here: its QEMU \(process \d+\) has ended; .*rollback", out), out
-    line = json.loads(scene.run("status", "--json", "--qmp", destination.socket, *folder(scene))[1])
+    line = json.loads(succeeds(scene, "status --json", *destination.qmp))
     assert "does not run here" in line["sentence"], line
-    wait_for_status(sender, lambda status: status["phase"] == "broken")
-    code, _, err = scene.run("rollback", "--yes", "--qmp", source.socket, *folder(scene))
-    equal(code, 1)
-    says(err, f"process {sender.pid} ", "two SIGTERM")
-    sender.send_signal(signal.SIGINT)
-    wait_for(sender, "say", "interrupt once more")
-    sender.send_signal(signal.SIGINT)
-    equal(finish(sender)[0], 3)
-    code, out, err = scene.run("rollback", "--qmp", source.socket, *folder(scene))
-    equal((code, out), (1, ""))
+    wait_for_phase("broken", sender)
+    says(fails(scene, "rollback --yes", *source.qmp), f"process {sender.pid} ", "two SIGTERM")
+    interrupt_twice(sender)
+    err = fails(scene, "rollback", *source.qmp)
     for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
         assert words in err, err
-    for answer in ("no", "", "YES"):
-        asked = Terminal(scene, "rollback", "--qmp", source.socket, *folder(scene))
+    for answer in ("no", "", "YES", "guest-of-a-test"):
+        asked = Terminal(scene, "rollback", *source.qmp)
         asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")
+        equal(source.running(), False)
         asked.write(answer + "\n")
         code, lines = asked.finish()
-        equal((answer, code, "ib-migrate: nothing was done" in lines), (answer, 1, True))
-        equal(source.ask("query-status")["running"], False)
-    asked = Terminal(scene, "rollback", "--qmp", source.socket, *folder(scene))
-    asked.wait_for("to roll back: ")
-    asked.write("guest-of-a-test\n")
-    code, lines = asked.finish()
+        if answer != "guest-of-a-test":
+            equal((answer, code, "ib-migrate: nothing was done" in lines), (answer, 1, True))
     equal((code, "guest-of-a-test: rolled back, it runs here again" in lines), (0, True))
-    equal(source.ask("query-status")["running"], True)
-    code, out, _ = scene.run("status", "--qmp", source.socket, *folder(scene))
-    assert code == 0 and "rolled-back" in out, out
-    code, _, err = scene.run("rollback", "--yes", "--qmp", source.socket, *folder(scene))
-    equal(code, 1)
-    says(err, "no unfinished migration")
+    equal(source.running(), True)
+    assert "rolled-back" in succeeds(scene, "status", *source.qmp)
+    says(fails(scene, "rollback --yes", *source.qmp), "no unfinished migration")
 
 
-@with_vms
-def who_does_not_read_holds_up_nothing(scene):
+@case
+def a_reader_that_does_not_read_delays_nothing(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination)
     until(lambda: source.beats() > 40, "heartbeats")
     # By a link to a link in a folder that is one, too; the socket itself goes with its QEMU.
+    name = os.path.basename(source.socket)
     os.symlink(os.path.dirname(source.socket), scene.path("folder"))
-    os.symlink(os.path.join("folder", os.path.basename(source.socket)), scene.path("middle"))
+    os.symlink(os.path.join("folder", name), scene.path("middle"))
     os.symlink(scene.path("middle"), scene.path("link"))
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
@@ -673,25 +653,25 @@ def who_does_not_read_holds_up_nothing(scene):
             os.write(writing, b"x" * 512)
     except BlockingIOError:
         os.set_blocking(writing, True)
-    sender = scene.start("send", "--json", "--quit", "--qmp", scene.path("link"), *folder(scene), uri, stdout=writing)
+    sender = start(scene, "send --json --quit --qmp", scene.path("link"), uri, stdout=writing)
     os.close(writing)
     equal(finish(waiting)[0], 0)
-    equal(sender.poll(), None)  # it still wants to say how it was
+    equal(sender.poll(), None)  # its output is not written yet
     os.close(reading)
     equal(sender.wait(LIMIT), 0)
     equal(source.process.wait(LIMIT), 0)  # --quit
     assert not os.path.exists(source.socket)
-    for path in ("link", scene.path("folder/" + os.path.basename(source.socket)), source.socket):
-        code, out, err = scene.run("status", "--qmp", path, *folder(scene))
-        equal((path, code, err, out.count(source.socket), out.count("source")), (path, 0, "", 1, 1))
+    for path in ("link", scene.path("folder/" + name), source.socket):
+        out = succeeds(scene, "status", "--qmp", path)
+        equal((path, out.count(source.socket), out.count("source")), (path, 1, 1))
         assert re.search(r" went to .* its QEMU here \(process \d+\) has ended\n", out), out
-    assert "runs here with all of its pages" in scene.run("status", "--qmp", destination.socket, *folder(scene))[1]
-    destination.process.kill()
-    destination.process.wait(LIMIT)
-    out = scene.run("status", "--qmp", destination.socket, *folder(scene))[1]
-    assert re.search(r" came here with all of its pages; its QEMU \(process \d+\) has ended since\n", out), out
-    code, out, err = scene.run("recover", "--json", "--qmp", "link", *folder(scene))
-    equal((code, json.loads(out.splitlines()[-1])["summary"]["exit_status"]), (1, 1))
+    assert "runs here with all of its pages" in succeeds(scene, "status", *destination.qmp)
+    destination.end()
+    out = succeeds(scene, "status", *destination.qmp)
+    end = r" came here with all of its pages; its QEMU \(process \d+\) has ended since\n"
+    assert re.search(end, out), out
+    code, out, err = scene.run("recover", "--json", "--qmp", "link")
+    equal((code, objects(out)[-1]["summary"]["exit_status"]), (1, 1))
     says(err, "no unfinished migration", "only if ib-migrate status reports complete")
 
 

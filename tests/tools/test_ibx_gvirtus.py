@@ -215,7 +215,7 @@ def other_places(scene):
     assert home.exists("bin/p") and home.exists("conf/gpu.json.before-ibx")
     home.remove()
     equal(home.snapshot(), before)
-    home.fails_to_install("/nonexistent/x.json has no directory: ", "--config", "/nonexistent/x.json")
+    home.fails_to_install("/none/x.json has no directory: ", "--config", "/none/x.json")
 
 
 @test
