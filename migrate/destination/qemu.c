@@ -136,7 +136,7 @@ int ibx_destination_qemu_hear(struct destination *d, struct ibx_error *err)
 int ibx_destination_qemu_has_loaded(struct destination *d, struct ibx_error *err)
 {
     char status[32], why[256];
-    ibx_qmp_hurry(d->qmp, d->busy_until_ns);
+    ibx_qmp_spin_until(d->qmp, d->busy_until_ns);
     int rc = ibx_vm_migration(d->qmp, status, sizeof(status), why, sizeof(why),
                               ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc || strcmp(status, "failed"))

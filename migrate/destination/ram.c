@@ -91,7 +91,7 @@ int ibx_destination_vm_recall(struct destination *d, struct ibx_error *err)
 int ibx_destination_vm_find_again(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_destination_vm_recall(d, err);
-    return rc ? rc : ibx_guest_ram_again(&d->ram, true, err);
+    return rc ? rc : ibx_guest_ram_reopen(&d->ram, true, err);
 }
 
 /* ---------------------------------------------------------------- memory */

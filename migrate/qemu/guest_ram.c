@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/qemu/guest_ram_internal.h"
+#include "migrate/qemu/qemu_internal.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -302,7 +302,7 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx
     return 0;
 }
 
-int ibx_guest_ram_again(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
+int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
 {
     struct guest_mappings mappings;
     int rc = ibx_guest_mappings_read(ram->pid, &mappings, err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/qemu/guest_ram_internal.h"
+#include "migrate/qemu/qemu_internal.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +15,22 @@
 
 #define PAGEMAP_PRESENT (1ull << 63)
 #define PAGEMAP_SWAPPED (1ull << 62) /* or on its way between two places */
+
+int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long *value,
+                       struct ibx_error *err)
+{
+    char path[64], line[256];
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
+    *value = 0;
+    while (fgets(line, sizeof(line), file))
+        if (!strncmp(line, key, strlen(key)))
+            *value = strtoull(line + strlen(key), NULL, base);
+    fclose(file);
+    return 0;
+}
 
 /* ------------------------------------------------------------ mappings */
 
@@ -172,7 +188,7 @@ int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
             m->offset + (block->address - m->start) != block->offset)
             continue;
         snprintf(block->path, sizeof(block->path), "%s", m->path);
-        block->named = m->path[0] == '/'; /* whoever opens it looks whether it is this file */
+        block->named = m->path[0] == '/'; /* opening checks that it is this file */
         *where = m;
         return 0;
     }
@@ -202,7 +218,7 @@ static int open_if(const char *path, int flags, const struct ibx_guest_block *bl
     return fd;
 }
 
-/* Through one of QEMU's own descriptors, for who may not use map_files. */
+/* By one of QEMU's descriptors: map_files needs more rights. */
 static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *block)
 {
     char path[PATH_MAX];
@@ -283,7 +299,7 @@ static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, 
         if (hole < 0)
             return -errno;
         hole = hole < end ? hole : end;
-        /* Outwards to whole pages, and never the same page twice. */
+        /* Whole pages, and none of them twice. */
         uint64_t from = (uint64_t)(data - (off_t)block->offset) / block->page_size;
         uint64_t to =
             ((uint64_t)(hole - (off_t)block->offset) + block->page_size - 1) / block->page_size;
@@ -316,9 +332,8 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
     return rc;
 }
 
-/* hugetlbfs knows no holes, only how many pages the file has. When QEMU maps as many, those are
- * the pages; otherwise some came from elsewhere (an earlier run, prealloc), and every one counts.
- */
+/* hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it is those; otherwise some
+ * are from elsewhere (an earlier run, prealloc), and every page counts as written. */
 static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                         uint64_t *bits, uint64_t *count)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/qemu/qemu.h"
+#include "migrate/qemu/qemu_internal.h"
 
 #include "common/clock.h"
 
@@ -26,8 +26,8 @@
 #define SPINS         2000u  /* looks at a tracee before the looks become sparse */
 #define PAUSE_NS      100000
 
-/* One injection, done by a thread of its own: ptrace belongs to threads, and when a tracee cannot
- * be brought to a stop, the end of its tracer is what sets it free. */
+/* One injection, done by a thread of its own: a tracee that does not stop is released only by the
+ * end of its tracer, which is a thread. */
 struct injection {
     pid_t pid;
     long number;
@@ -46,7 +46,7 @@ static int gone(const struct injection *in)
     return ibx_error_set(in->err, -ESRCH, "QEMU (process %d) ended meanwhile", (int)in->pid);
 }
 
-/* Looks for a change of the tracee. -ETIMEDOUT; deadline 0 waits for ever. */
+/* Waits for the tracee to stop. -ETIMEDOUT; deadline 0: no limit. */
 static int wait_stop(const struct injection *in, uint64_t deadline_ns, int *status)
 {
     for (unsigned look = 0;; look++) {
@@ -64,8 +64,7 @@ static int wait_stop(const struct injection *in, uint64_t deadline_ns, int *stat
     }
 }
 
-/* Waits for the stop that PTRACE_INTERRUPT asked for. Signals that come in between are delivered:
- * the stop stays due. */
+/* Waits for the stop that PTRACE_INTERRUPT requested; delivers signals that come before it. */
 static int wait_interrupted(const struct injection *in)
 {
     for (;;) {
@@ -100,8 +99,7 @@ static bool is_syscall(pid_t pid, uint64_t address)
     return !errno && (word & 0xffff) == 0x050f;
 }
 
-/* The kernel's own page of code in QEMU; its bytes need not be read as instructions from the start:
- * a jump to 0f 05 is a system call wherever it stands. */
+/* In the kernel's page of code in QEMU: a jump to any bytes 0f 05 is a system call. */
 static uint64_t find_in_vdso(pid_t pid)
 {
     char path[64], line[512];
@@ -127,7 +125,7 @@ static uint64_t find_in_vdso(pid_t pid)
     return found;
 }
 
-/* A thread that sleeps in the kernel stands right behind its own. */
+/* A thread that sleeps in the kernel is right behind its own `syscall`. */
 static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
 {
     if (is_syscall(pid, regs->rip - SYSCALL_BYTES))
@@ -152,7 +150,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     int status, rc = 0;
     if (ptrace(PTRACE_SETREGS, in->pid, NULL, &regs))
         return gone(in);
-    /* Other signals are held back, so this wait ends with the instruction or with QEMU. It has no
+    /* Other signals are blocked, so this wait ends with the instruction or with QEMU. It has no
      * deadline: leaving QEMU in the middle would harm it, and the call does not sleep. */
     if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL) || wait_stop(in, 0, &status))
         return gone(in);
@@ -171,7 +169,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     return rc;
 }
 
-/* With the thread stopped: everything it had is put back before it goes on. */
+/* With the thread stopped; restores its registers and signal mask. */
 static int run_stopped(struct injection *in)
 {
     struct user_regs_struct saved;
@@ -198,28 +196,16 @@ static int run_stopped(struct injection *in)
 
 /* ------------------------------------------------------------ seizing */
 
-static pid_t tracer_of(pid_t pid)
+static int seize_error(const struct injection *in, int code)
 {
-    char path[64], line[256];
-    int tracer = 0;
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof(line), file) && sscanf(line, "TracerPid: %d", &tracer) != 1)
-        ;
-    if (file)
-        fclose(file);
-    return tracer;
-}
-
-static int say_not_seized(const struct injection *in, int code)
-{
-    pid_t tracer = tracer_of(in->pid);
+    unsigned long long tracer = 0;
     if (code == ESRCH)
         return ibx_error_set(in->err, -ESRCH, "there is no process %d", (int)in->pid);
-    if (tracer)
+    if (!ibx_process_status(in->pid, "TracerPid:", 10, &tracer, NULL) && tracer)
         return ibx_error_set(in->err, -EBUSY,
-                             "process %d traces QEMU (process %d) already: end that debugger first",
-                             (int)tracer, (int)in->pid);
+                             "process %llu traces QEMU (process %d) already: end that debugger "
+                             "first",
+                             tracer, (int)in->pid);
     return ibx_error_set(in->err, -code,
                          "may not trace QEMU (process %d): %s; run this tool as root or with "
                          "CAP_SYS_PTRACE, and see /proc/sys/kernel/yama/ptrace_scope (0 or 1)",
@@ -230,7 +216,7 @@ static void *injection_run(void *argument)
 {
     struct injection *in = argument;
     if (ptrace(PTRACE_SEIZE, in->pid, NULL, NULL)) {
-        in->rc = say_not_seized(in, errno);
+        in->rc = seize_error(in, errno);
         return NULL;
     }
     uint64_t from = ibx_now_ns();
@@ -251,7 +237,7 @@ int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int6
                            .arguments = arguments,
                            .deadline_ns = deadline_ns ? deadline_ns : 1,
                            .err = err};
-    /* A Ctrl-C in the middle would end us with QEMU on a borrowed register set. */
+    /* A signal that ends this process in the middle would leave QEMU with wrong registers. */
     sigset_t all, before;
     pthread_t thread;
     sigfillset(&all);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/qemu/qemu.h"
+#include "migrate/qemu/qemu_internal.h"
+
+#include "userfaultfd/fault.h"
 
 #include "common/clock.h"
 
@@ -26,30 +28,6 @@
 #define CAP_SYS_PTRACE 19
 
 /* ------------------------------------------------------------ what QEMU may do */
-
-struct rights {
-    bool filtered; /* a seccomp filter (-sandbox on) watches its system calls */
-    bool ptrace;   /* CAP_SYS_PTRACE, which lets it serve the kernel's faults too */
-};
-
-static int read_rights(pid_t pid, struct rights *rights, struct ibx_error *err)
-{
-    char path[64], line[256];
-    unsigned long long effective = 0;
-    int seccomp = 0;
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
-    while (fgets(line, sizeof(line), file)) {
-        (void)(sscanf(line, "CapEff: %llx", &effective) == 1 ||
-               sscanf(line, "Seccomp: %d", &seccomp) == 1);
-    }
-    fclose(file);
-    rights->filtered = seccomp != 0;
-    rights->ptrace = effective >> CAP_SYS_PTRACE & 1;
-    return 0;
-}
 
 static bool anybody_may(void)
 {
@@ -78,12 +56,15 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 #if !defined(__x86_64__)
     return ibx_inject_syscall(pid, 0, NULL, NULL, NULL, 0, err); /* says why not */
 #endif
-    struct rights rights;
-    int rc = read_rights(pid, &rights, err);
+    unsigned long long capabilities, filter;
+    int rc = ibx_process_status(pid, "CapEff:", 16, &capabilities, err);
+    if (!rc)
+        rc = ibx_process_status(pid, "Seccomp:", 10, &filter, err);
     if (rc)
         return rc;
-    /* A filter may kill who makes a call that it does not know; ioctl it always knows. */
-    bool direct = !rights.filtered && (rights.ptrace || anybody_may());
+    /* A seccomp filter (-sandbox on) may kill QEMU for the system call, but never for an ioctl.
+     * CAP_SYS_PTRACE lets QEMU serve faults of the kernel too. */
+    const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || anybody_may());
     if (!direct) {
         int device = open_device(err);
         if (device < 0)
@@ -97,7 +78,7 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 
 /* ------------------------------------------------------------ QEMU's descriptors */
 
-/* What they are told apart by: the name of an anonymous inode, or a device number. */
+/* The name of an anonymous inode, or else a device number. */
 struct wanted {
     const char *link;
     dev_t rdev;
@@ -137,25 +118,6 @@ static bool is_uffd(pid_t pid, int remote)
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, remote);
     return matches(path, &(struct wanted){.link = ANON_NAME});
-}
-
-/* A copy of QEMU's descriptor. */
-static int copy_descriptor(pid_t pid, int remote, int *fd, struct ibx_error *err)
-{
-    int process = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (process < 0)
-        return ibx_error_set(err, -errno, "there is no process %d to take a descriptor from: %s",
-                             (int)pid, strerror(errno));
-    int copy = (int)syscall(SYS_pidfd_getfd, process, remote, 0);
-    int code = errno;
-    close(process);
-    if (copy < 0)
-        return ibx_error_set(err, -code,
-                             "cannot take descriptor %d of QEMU (process %d): %s; this needs Linux "
-                             "5.6 and the right to trace it",
-                             remote, (int)pid, strerror(code));
-    *fd = copy; /* pidfd_getfd sets CLOEXEC */
-    return 0;
 }
 
 /* ------------------------------------------------------------ making */
@@ -215,15 +177,6 @@ static int make_by_device(struct ibx_qmp *qmp, struct ibx_uffd *uffd, uint64_t d
     return rc;
 }
 
-/* Best effort, for a failure after QEMU made one. */
-static void close_remote(const struct ibx_uffd *uffd)
-{
-    const uint64_t arguments[6] = {(uint64_t)uffd->remote};
-    int64_t result;
-    ibx_inject_syscall(uffd->pid, SYS_close, arguments, &result, NULL, ibx_deadline_in_ms(1000),
-                       NULL);
-}
-
 int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct ibx_uffd *uffd,
                   uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -233,16 +186,19 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
         return rc;
     rc = made.way == IBX_UFFD_SYSCALL ? make_by_syscall(&made, deadline_ns, err)
                                       : make_by_device(qmp, &made, deadline_ns, err);
-    /* Rights that /proc does not show, such as those of a security module. */
+    /* Of a security module, for instance: /proc does not show its rules. */
     if (rc == -EPERM && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL && qmp) {
         made.way = IBX_UFFD_DEVICE;
         rc = make_by_device(qmp, &made, deadline_ns, err);
     }
     if (rc)
         return rc;
-    rc = copy_descriptor(pid, made.remote, &made.fd, err);
+    rc = ibx_fault_uffd_take(pid, made.remote, &made.fd, err);
     if (rc) {
-        close_remote(&made);
+        const uint64_t arguments[6] = {(uint64_t)made.remote};
+        int64_t ignored;
+        ibx_inject_syscall(pid, SYS_close, arguments, &ignored, NULL, ibx_deadline_in_ms(1000),
+                           NULL);
         return rc;
     }
     *uffd = made;
@@ -267,7 +223,7 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
                              "not receiving a VM from this tool",
                              (int)pid, taken.remote == -ENOENT ? "" : " to be seen: ",
                              taken.remote == -ENOENT ? "" : strerror(-taken.remote));
-    int rc = copy_descriptor(pid, taken.remote, &taken.fd, err);
+    int rc = ibx_fault_uffd_take(pid, taken.remote, &taken.fd, err);
     if (!rc)
         *uffd = taken;
     return rc;

@@ -81,8 +81,8 @@ void ibx_qmp_forget(struct ibx_qmp *qmp, uint64_t id);
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err);
 
-/* Until then (CLOCK_MONOTONIC, ns) answers are looked for without going to sleep. */
-void ibx_qmp_hurry(struct ibx_qmp *qmp, uint64_t until_ns);
+/* Until then (CLOCK_MONOTONIC, ns) waits for answers spin. */
+void ibx_qmp_spin_until(struct ibx_qmp *qmp, uint64_t until_ns);
 
 /* Takes in whatever has arrived; never blocks. */
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err);
@@ -144,10 +144,10 @@ struct ibx_guest_ram {
  * this RAM. `ram` is set on success only and ended by fini. */
 int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err);
-/* The same without QMP, for who knows the layout: pid and of each block id, size, page_size,
- * offset, address, dev and ino are given, and the files are opened (fd -1 before, to be ended by
- * fini also after a failure). -ESTALE: the process has something else there. */
-int ibx_guest_ram_again(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err);
+/* The same without QMP, from a known layout: given pid and each block's id, size, page_size,
+ * offset, address, dev, ino and fd -1, opens the files. To be ended by fini also after a failure.
+ * -ESTALE: the process has something else there. */
+int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err);
 /* Closes the files. */
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 
@@ -193,7 +193,7 @@ enum ibx_uffd_way {
     IBX_UFFD_DEVICE,  /* /dev/userfaultfd (Linux 6.1) passed by QMP, then its ioctl */
 };
 
-/* QEMU's userfaultfd. Until it is closed in QEMU, or QEMU ends, missing pages wait. */
+/* QEMU's userfaultfd. Faults on missing pages wait until it is closed in QEMU, or QEMU ends. */
 struct ibx_uffd {
     pid_t pid;
     int fd;     /* ours; non-blocking, CLOEXEC */
@@ -215,8 +215,8 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
  * uffd->stopped_ns becomes that of the closing. After a failure both are open still. */
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err);
 
-/* Whether IBX_UFFD_ANY would find a way, in advance and without touching QEMU: 0, or the sentence.
- * `way` (may be NULL) gets the way. */
+/* Whether IBX_UFFD_ANY would find a way, without touching QEMU: 0, or an error with the remedy.
+ * `way` may be NULL. */
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err);
 
 /* One system call in the main thread of `pid`. `result` gets what the kernel returned, a negative

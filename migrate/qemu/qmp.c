@@ -16,7 +16,7 @@
 
 #define READ_CHUNK    16384u
 #define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not hold the caller for ever */
-#define DESC_MAX      400                /* bytes of QEMU's own words in our sentence */
+#define DESC_MAX      400                /* bytes of a QEMU message in an error */
 #define CAPABILITIES  "qmp_capabilities"
 #define RETRY_MS      5
 #define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
@@ -44,15 +44,15 @@ struct ibx_qmp {
 
 /* ------------------------------------------------------------ failing */
 
-/* Latches the first fault of the connection; everything later repeats it. */
-static int broken(struct ibx_qmp *qmp, int code, const char *sentence)
+/* Latches the first error of the connection; every later call returns it. */
+static int broken(struct ibx_qmp *qmp, int code, const char *message)
 {
     if (!qmp->failed.code)
-        ibx_error_set(&qmp->failed, code, "%s", sentence);
+        ibx_error_set(&qmp->failed, code, "%s", message);
     return qmp->failed.code;
 }
 
-static int say_failed(const struct ibx_qmp *qmp, struct ibx_error *err)
+static int failure_of(const struct ibx_qmp *qmp, struct ibx_error *err)
 {
     if (err)
         *err = qmp->failed;
@@ -102,7 +102,7 @@ static void keep_answer(struct ibx_qmp *qmp, json_t *message)
     json_int_t id = json_integer_value(json_object_get(message, "id"));
     struct call *call = id > 0 ? call_of(qmp, (uint64_t)id) : NULL;
     if (!call || call->answer) {
-        /* An error without id is QEMU complaining about bytes that it could not parse. */
+        /* QEMU could not parse what it got: its error has no id. */
         broken(qmp, -EPROTO,
                "QEMU answered a command that was not asked: is something else "
                "writing to this QMP socket?");
@@ -208,7 +208,7 @@ static int wait_for(struct ibx_qmp *qmp, short events, uint64_t deadline_ns)
     }
 }
 
-void ibx_qmp_hurry(struct ibx_qmp *qmp, uint64_t until_ns)
+void ibx_qmp_spin_until(struct ibx_qmp *qmp, uint64_t until_ns)
 {
     qmp->busy_until_ns = until_ns;
 }
@@ -216,7 +216,7 @@ void ibx_qmp_hurry(struct ibx_qmp *qmp, uint64_t until_ns)
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err)
 {
     pump(qmp);
-    return say_failed(qmp, err);
+    return failure_of(qmp, err);
 }
 
 /* ------------------------------------------------------------ sending */
@@ -245,7 +245,7 @@ static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd
         if (n >= 0) {
             sent += (size_t)n;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            /* Half a command cannot be taken back, nothing sent can. */
+            /* A command that was sent in part cannot be taken back. */
             if (wait_for(qmp, POLLOUT, deadline_ns))
                 return sent ? broken(qmp, -ETIMEDOUT, "QEMU stopped reading its QMP socket")
                             : -ETIMEDOUT;
@@ -275,7 +275,7 @@ static int start(struct ibx_qmp *qmp, const char *command, json_t *arguments, in
 {
     if (qmp->failed.code) {
         json_decref(arguments);
-        return say_failed(qmp, err);
+        return failure_of(qmp, err);
     }
     struct call *call = call_new(qmp, command);
     if (!call) {
@@ -289,7 +289,7 @@ static int start(struct ibx_qmp *qmp, const char *command, json_t *arguments, in
     json_decref(request);
     if (!text) {
         call_free(call);
-        return ibx_error_set(err, -ENOMEM, "cannot write down the QMP command %s", command);
+        return ibx_error_set(err, -ENOMEM, "no memory for the QMP command %s", command);
     }
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the NUL: the length is known */
@@ -301,7 +301,7 @@ static int start(struct ibx_qmp *qmp, const char *command, json_t *arguments, in
     }
     call_free(call);
     if (qmp->failed.code)
-        return say_failed(qmp, err);
+        return failure_of(qmp, err);
     return ibx_error_set(err, rc, "QEMU does not read its QMP socket: %s was not sent", command);
 }
 
@@ -313,12 +313,12 @@ int ibx_qmp_start(struct ibx_qmp *qmp, const char *command, json_t *arguments, u
 
 /* ------------------------------------------------------------ answers */
 
-static int refused(const char *command, json_t *error, struct ibx_error *err)
+static int command_error(const char *command, json_t *error, struct ibx_error *err)
 {
     const char *class = json_string_value(json_object_get(error, "class"));
-    const char *said = json_string_value(json_object_get(error, "desc"));
+    const char *text = json_string_value(json_object_get(error, "desc"));
     char desc[DESC_MAX];
-    strncpy(desc, said ? said : "no reason given", sizeof(desc) - 1);
+    strncpy(desc, text ? text : "no reason given", sizeof(desc) - 1);
     desc[sizeof(desc) - 1] = '\0';
     ibx_text_sanitize(desc);
     if (class && !strcmp(class, "CommandNotFound"))
@@ -338,7 +338,7 @@ int ibx_qmp_finish(struct ibx_qmp *qmp, uint64_t id, json_t **result, uint64_t d
     /* An answer that came before the connection broke still counts. */
     if (call->answer) {
         json_t *value = json_object_get(call->answer, "return");
-        rc = value ? 0 : refused(call->command, json_object_get(call->answer, "error"), err);
+        rc = value ? 0 : command_error(call->command, json_object_get(call->answer, "error"), err);
         if (!rc && result)
             *result = json_incref(value);
         call_free(call);
@@ -346,7 +346,7 @@ int ibx_qmp_finish(struct ibx_qmp *qmp, uint64_t id, json_t **result, uint64_t d
     }
     if (qmp->failed.code) {
         call_free(call);
-        return say_failed(qmp, err);
+        return failure_of(qmp, err);
     }
     return ibx_error_set(err, rc, "QEMU did not answer %s in time", call->command);
 }
@@ -430,7 +430,7 @@ int ibx_qmp_event_wait(struct ibx_qmp *qmp, const char *name, const char *status
             return 0;
         }
         if (qmp->failed.code)
-            return say_failed(qmp, err);
+            return failure_of(qmp, err);
         rc = wait_for(qmp, POLLIN, deadline_ns);
     } while (!rc);
     return ibx_error_set(err, rc, "QEMU did not report %s%s%s in time", name, status ? " " : "",
@@ -445,7 +445,7 @@ static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
     while (!rc && !pump(qmp) && !qmp->greeted)
         rc = wait_for(qmp, POLLIN, deadline_ns);
     if (qmp->failed.code)
-        return say_failed(qmp, err);
+        return failure_of(qmp, err);
     if (rc)
         return ibx_error_set(err, rc,
                              "no greeting came over the QMP socket: QEMU serves one "

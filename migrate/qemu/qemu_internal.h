@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Between guest_ram.c (what QMP says) and guest_ram_proc.c (what /proc says). */
-#ifndef IBX_MIGRATE_QEMU_GUEST_RAM_INTERNAL_H
-#define IBX_MIGRATE_QEMU_GUEST_RAM_INTERNAL_H
+/* Between the files of this folder. */
+#ifndef IBX_MIGRATE_QEMU_QEMU_INTERNAL_H
+#define IBX_MIGRATE_QEMU_QEMU_INTERNAL_H
 
 #include "migrate/qemu/qemu.h"
+
+/* A field of /proc/PID/status, such as "Seccomp:". */
+int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long *value,
+                       struct ibx_error *err);
 
 /* A stretch of consecutive pages of one file in QEMU's address space; the kernel may keep it in
  * several parts, of which the first is needed for map_files. */
