@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-fault's command line. */
+/* ib-fault's command line, and what it sets on the process. */
 #include "tools/bench/fault/fault.h"
 #include "tools/options.h"
 
@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define SIZE_MAX_BYTES (1ull << 42)
 #define SPIN_MAX       1000000ul
@@ -166,4 +168,29 @@ void ibx_bench_args_parse(int argc, char **argv, struct bench_args *args)
     args->command = (enum bench_command)command;
     if (uri)
         args->uri = uri;
+}
+
+/* ------------------------------------------------- what it sets on the process */
+
+int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
+{
+    if (!cpus->given || !sched_setaffinity(0, sizeof(cpus->set), &cpus->set))
+        return 0;
+    int code = errno;
+    unsigned first = 0;
+    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus->set))
+        first++;
+    return ibx_error_set(
+        err, -code,
+        "processor %u, or one listed with it, cannot be used: %s; there are 0 to %ld "
+        "here, and a cpuset may allow fewer",
+        first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
+}
+
+int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err)
+{
+    if (args->nice == BENCH_NICE_NONE || !setpriority(PRIO_PROCESS, 0, args->nice))
+        return 0;
+    return ibx_error_set(err, -errno, "--nice %d: %s; below 0 it is for root", args->nice,
+                         strerror(errno));
 }

@@ -12,35 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define SERVER_MS      2000 /* to print its reason and end */
 #define SERVER_POLL_MS 10
-
-int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err)
-{
-    if (!cpus->given || !sched_setaffinity(0, sizeof(cpus->set), &cpus->set))
-        return 0;
-    int code = errno;
-    unsigned first = 0;
-    while (first < CPU_SETSIZE - 1 && !CPU_ISSET(first, &cpus->set))
-        first++;
-    return ibx_error_set(
-        err, -code,
-        "processor %u, or one listed with it, cannot be used: %s; there are 0 to %ld "
-        "here, and a cpuset may allow fewer",
-        first, strerror(code), sysconf(_SC_NPROCESSORS_CONF) - 1);
-}
-
-int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err)
-{
-    if (args->nice == BENCH_NICE_NONE || !setpriority(PRIO_PROCESS, 0, args->nice))
-        return 0;
-    return ibx_error_set(err, -errno, "--nice %d: %s; below 0 it is for root", args->nice,
-                         strerror(errno));
-}
 
 /* After a failure of this end. The cause may be the serving end's, which then prints it; or that
  * end waits for nothing. */
