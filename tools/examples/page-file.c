@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Pages a file into memory on demand, by the fault engine, and prints a checksum of it: the
- * smallest use of userfaultfd/fault.h. The page reader is pread(2), so that it answers at once; one
- * that asks somebody else keeps what was asked and reports it in poll when the answer has come.
+ * smallest use of userfaultfd/fault.h. The page reader is pread(2), which answers at once. A reader
+ * over a network keeps its requests and reports them in poll when their answers have arrived.
  *
  *     page-file FILE            reads all of it
- *     page-file FILE OFFSET...  reads one byte at each offset; only what is round them is fetched
+ *     page-file FILE OFFSET...  reads one byte at each offset; fetches only the pages around them
  */
 #include "userfaultfd/fault.h"
 
@@ -56,7 +56,7 @@ static int file_poll(void *source, struct ibx_fault_arrival *arrivals, int max)
     return n;
 }
 
-/* What is there can be polled at once: do not sleep. */
+/* More than 0: there is something to poll, so the engine must not sleep. */
 static int file_arm(void *source)
 {
     return ((struct file_source *)source)->count > 0;
@@ -90,7 +90,7 @@ static int look(const unsigned char *bytes, uint64_t length, int count, char **o
     return 0;
 }
 
-/* The last pages can be seen before they are counted. */
+/* Waits until the engine has counted the last pages, which can be visible earlier. */
 static void await_end(struct ibx_fault *engine)
 {
     struct pollfd end = {.fd = ibx_fault_event_fd(engine), .events = POLLIN};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Payloads that both ends can make and check, and the buffers they lie in. */
+/* Payloads that both ends can make and check, and their buffers. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Processors for each end. Left to itself, a busy scheduler now puts both ends on one processor and
- * now on two, which changes a short call by a factor of four and says nothing about the paths.
- * Where there are few, each end has one. Where there are many, each has half of a package's cores:
- * the ends of a real session may have several threads at work there.
+ * Processors for each end. A busy scheduler puts both ends now on one processor, now on two, which
+ * changes a short call by a factor of four whatever the path. Of few processors each end gets one.
+ * Of many each end gets half of a package's cores, since a real session may have several threads.
  */
 #include "tools/ib-bw/ib-bw.h"
 
@@ -29,24 +28,13 @@ static long topology(int cpu, const char *what)
     return value;
 }
 
-/* By the first thread of its core, and its package; -1: not known. */
-struct place {
+/* Where a processor is: the first thread of its core, and its package; -1: not known. */
+struct location {
     long core, package;
 };
 
-/* Of all that are allowed. */
-static void find_places(const cpu_set_t *allowed, struct place *places)
-{
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET((size_t)cpu, allowed))
-            places[cpu] = (struct place){topology(cpu, "thread_siblings_list"),
-                                         topology(cpu, "physical_package_id")};
-    }
-}
-
-/* How well a processor goes with another one: 2 in the same package, 1 in another, 0 a thread of
- * the same core. */
-static int suits(const struct place *one, const struct place *with)
+/* How well two processors serve two ends: 2 same package, 1 another package, 0 same core. */
+static int suits(const struct location *one, const struct location *with)
 {
     if (one->core >= 0 && one->core == with->core)
         return 0;
@@ -54,7 +42,7 @@ static int suits(const struct place *one, const struct place *with)
 }
 
 /* The last processors: the first have the interrupts. */
-static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed, const struct place *places)
+static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed, const struct location *at)
 {
     int best = -1;
     for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
@@ -62,27 +50,26 @@ static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed, const str
             continue;
         if (pins->client < 0) {
             pins->client = cpu;
-        } else if (suits(&places[cpu], &places[pins->client]) > best) {
-            best = suits(&places[cpu], &places[pins->client]);
+        } else if (suits(&at[cpu], &at[pins->client]) > best) {
+            best = suits(&at[cpu], &at[pins->client]);
             pins->server = cpu;
         }
     }
     if (pins->server < 0)
-        pins->client = -1; /* there is but one */
+        pins->client = -1; /* there is only one */
 }
 
-/* One of each core in the package of `with`; how many. */
-static unsigned cores_near(int with, const cpu_set_t *allowed, const struct place *places,
+/* Puts one thread of each core in the package of `with` into *cores. Returns their number. */
+static unsigned cores_near(int with, const cpu_set_t *allowed, const struct location *at,
                            cpu_set_t *cores)
 {
     CPU_ZERO(cores);
     for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
         bool known = false;
-        if (!CPU_ISSET((size_t)cpu, allowed) ||
-            (cpu != with && suits(&places[cpu], &places[with]) < 2))
+        if (!CPU_ISSET((size_t)cpu, allowed) || (cpu != with && suits(&at[cpu], &at[with]) < 2))
             continue;
         for (int other = cpu + 1; other < CPU_SETSIZE && !known; other++)
-            known = CPU_ISSET((size_t)other, cores) && !suits(&places[cpu], &places[other]);
+            known = CPU_ISSET((size_t)other, cores) && !suits(&at[cpu], &at[other]);
         if (!known)
             CPU_SET((size_t)cpu, cores);
     }
@@ -92,7 +79,7 @@ static unsigned cores_near(int with, const cpu_set_t *allowed, const struct plac
 static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
 {
     cpu_set_t *ends[2] = {&pins->client_set, &pins->server_set};
-    unsigned n = 2; /* the two that are chosen have theirs */
+    unsigned n = 0;
     for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
         if (CPU_ISSET((size_t)cpu, cores) && cpu != pins->client && cpu != pins->server)
             CPU_SET((size_t)cpu, ends[n++ % 2]);
@@ -101,24 +88,28 @@ static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
 
 void ibx_bw_pins_choose(struct bw_pins *pins)
 {
-    struct place places[CPU_SETSIZE];
+    struct location at[CPU_SETSIZE];
     cpu_set_t allowed, cores;
     *pins = (struct bw_pins){.client = -1, .server = -1};
     if (sched_getaffinity(0, sizeof(allowed), &allowed))
         return;
-    find_places(&allowed, places);
-    choose_two(pins, &allowed, places);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET((size_t)cpu, &allowed))
+            at[cpu] = (struct location){topology(cpu, "thread_siblings_list"),
+                                        topology(cpu, "physical_package_id")};
+    }
+    choose_two(pins, &allowed, at);
     if (pins->client < 0)
         return;
     CPU_SET((size_t)pins->client, &pins->client_set);
     CPU_SET((size_t)pins->server, &pins->server_set);
-    if (cores_near(pins->client, &allowed, places, &cores) >= MANY_CORES)
+    if (cores_near(pins->client, &allowed, at, &cores) >= MANY_CORES)
         share_out(pins, &cores);
 }
 
 void ibx_bw_pin(const struct bw_pins *pins, enum bw_end end)
 {
     const cpu_set_t *set = end == BW_CLIENT ? &pins->client_set : &pins->server_set;
-    if (pins->client >= 0) /* a wish: without it the figures are only noisier */
+    if (pins->client >= 0) /* a failure only makes the figures noisier */
         sched_setaffinity(0, sizeof(*set), set);
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Stock: what GVirtuS's own TCP communicator does with the same calls. Seen from outside, with
-// strace, it behaves like libstdc++'s stream buffers on a blocking socket: 8191 bytes of buffer
-// each way; a short request leaves as one write(2), a long one as one writev(2) of what was
-// buffered and the payload; the receiver fills its buffer first and then reads into the
-// destination; a name that is read byte by byte comes out of the buffer. Nagle's algorithm stays on
-// and nobody spins. So this is just such a pair of stream buffers.
+// Stock: an imitation of GVirtuS's own TCP communicator. strace shows that it behaves like
+// libstdc++'s stream buffers on a blocking socket: 8191 bytes of buffer each way; a short request
+// leaves as one write(2), a long one as one writev(2) of the buffer and the payload; the receiver
+// fills its buffer first and then reads into the destination; a name that is read byte by byte
+// comes out of the buffer. Nagle's algorithm stays on and no end polls. So this is a pair of such
+// stream buffers.
 #include "tools/ib-bw/stream.h"
 
 #include <cerrno>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What GVirtuS calls a communicator: ours, or stock's. In C and C++, since
- * stock's is made of C++'s streams.
- */
+/* A stream, which GVirtuS calls a communicator: ours or stock's. For C and C++, since stock's uses
+ * C++'s streams. */
 #ifndef IBX_TOOLS_IB_BW_STREAM_H
 #define IBX_TOOLS_IB_BW_STREAM_H
 
@@ -22,7 +20,7 @@ struct bw_stream_ops {
     ssize_t (*read)(struct bw_stream *stream, void *buffer, size_t n);
     ssize_t (*write)(struct bw_stream *stream, const void *buffer, size_t n);
     int (*sync)(struct bw_stream *stream);
-    const char *(*reason)(struct bw_stream *stream); /* for its end; never NULL */
+    const char *(*reason)(struct bw_stream *stream); /* of its end; never NULL */
     const char *(*peer)(struct bw_stream *stream);   /* for messages */
     void (*destroy)(struct bw_stream *stream);
 };

@@ -75,25 +75,26 @@ static int take_link(struct bench *b, struct bench_args *args, struct ibx_listen
 {
     struct ibx_conn *conn;
     struct ibx_migrate_join join;
-    struct bench_args told = *args;
+    struct bench_args joined = *args;
     int rc = accept_one(listener, server, &conn, err);
     if (rc)
         return rc;
     rc = take_join(conn, &join, err);
     if (!rc)
-        rc = ibx_bench_join_read(&join, &told, err);
+        rc = ibx_bench_join_read(&join, &joined, err);
     if (!rc && index &&
-        (told.links != args->links || told.size != args->size || told.page != args->page ||
+        (joined.links != args->links || joined.size != args->size || joined.page != args->page ||
          join.link != index))
         rc = ibx_error_set(err, -EPROTO, "two ends that serve have connected at once");
-    struct ibx_migrate_block block = {.id = "served", .size = told.size, .page_size = told.page};
+    struct ibx_migrate_block block = {
+        .id = "served", .size = joined.size, .page_size = joined.page};
     if (!rc)
         rc = ibx_page_reader_create(conn, &block, 1, &b->readers[index], err);
     if (rc) {
         ibx_close(conn);
         return rc;
     }
-    *args = told;
+    *args = joined;
     b->links = index + 1;
     return 0;
 }
