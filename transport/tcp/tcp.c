@@ -16,8 +16,6 @@
  *
  *   chunk   64 KiB 6.9, 128 KiB 7.2, 256 KiB 7.3, 512 KiB 7.4, 1 MiB 7.7, 2 MiB 7.4, 4 MiB 7.3
  *   lanes   one 8.3, two 8.2, four 8.1: one thread drives them all
- *   engine  system calls 8.3, io_uring 7.0, SEND_ZC 3.2; a ping-pong of 64 bytes takes 6 us by
- *           calls, 20 us and more by io_uring
  *   buffer  SO_SNDBUF of 256 KiB to 3 MiB: no better than the kernel's own choice
  *
  * vmsplice() would save the sender's copy (a quarter more), but a peer on this host would then hold
