@@ -280,7 +280,7 @@ int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
 {
     uint8_t bytes[SEGMENT_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    ibx_put_u8(&w, kind);
+    ibx_put_u8(&w, (uint8_t)kind);
     ibx_remote_put(&w, remote);
     return ibx_session_add_segment(s, bytes, w.length);
 }
