@@ -12,6 +12,7 @@ DOCTOR = sys.argv.pop(1)
 FAKE_VERBS = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1].endswith(".so") else None
 LIBCUDA = os.environ.get("IBX_TEST_LIBCUDA")
 PCI = "/sys/devices/pci0000:00"
+GPU = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
 
 
 def run(*args, root=None, **more):
@@ -62,21 +63,25 @@ def host_with_gpu(root, nic_bridge, gpu_bridge, length=4096):
     pci(root, PCI + "/0000:00:01.0/0000:01:00.0", acs=nic_bridge, length=length)
     pci(root, PCI + "/0000:00:01.0/0000:01:00.0/0000:02:00.0", acs=0x1D)  # the adapter's own
     pci(root, PCI + "/0000:00:01.0/0000:01:01.0", acs=gpu_bridge, length=length)
-    gpu = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
-    pci(root, gpu)
-    write(root, gpu + "/vendor", "0x10de")
-    write(root, gpu + "/class", "0x030200")
+    pci(root, GPU)
+    write(root, GPU + "/vendor", "0x10de")
+    write(root, GPU + "/class", "0x030200")
     pci(root, PCI + "/0000:00:1f.0/0000:04:00.0", acs=0x1D)  # a disk and its bridge do not matter
     pci(root, PCI + "/0000:00:1f.0", acs=0x1D)
     write(root, PCI + "/0000:00:1f.0/0000:04:00.0/vendor", "0x144d")
     write(root, PCI + "/0000:00:1f.0/0000:04:00.0/class", "0x010802")
-    link(root, "/sys/bus/pci/devices/0000:03:00.0", gpu)
+    link(root, "/sys/bus/pci/devices/0000:03:00.0", GPU)
     link(root, "/sys/bus/pci/devices/0000:04:00.0", PCI + "/0000:00:1f.0/0000:04:00.0")
     link(root, "/sys/class/infiniband/mlx5_0/device",
          PCI + "/0000:00:01.0/0000:01:00.0/0000:02:00.0")
 
 
 class Doctor(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = folder.name  # of a host with nothing on it
+
     def report(self, root=None, **more):
         done = run("--json", root=root, **more)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -86,6 +91,14 @@ class Doctor(unittest.TestCase):
         found = [c for c in report["checks"] if c["name"] == name]
         self.assertEqual(len(found), 1, f"{name} in {report['checks']}")
         return found[0]
+
+    def expect(self, check, status, *words, value=None):
+        """Words in the value or the remedy."""
+        self.assertEqual(check["status"], status, check)
+        for one in words:
+            self.assertIn(one, check["value"] + check["remedy"])
+        if value:
+            self.assertEqual(check["value"], value)
 
     def test_shape(self):
         report = self.report()
@@ -102,206 +115,165 @@ class Doctor(unittest.TestCase):
         self.assertEqual(report["chosen"]["other_host"],
                          next(p["provider"] for p in report["paths"]
                               if p["usable"] and p["provider"] != "shm"))
-
-    def test_page_says_the_same(self):
         page = run().stdout
-        for check in self.report()["checks"]:
+        for check in report["checks"]:
             self.assertIn(check["name"], page)
         self.assertNotIn("\033", page, "colour into a pipe")
-
-    def test_adapters(self):
-        with tempfile.TemporaryDirectory() as root:
-            adapter(root, "mlx5_0", "4: ACTIVE", "InfiniBand",
-                    ["fe80:0000:0000:0000:0002:c903:0000:0001",
-                     "0000:0000:0000:0000:0000:0000:0000:0000"])
-            adapter(root, "mlx5_1", "1: DOWN", "InfiniBand", [])
-            adapter(root, "bnxt_re0", "4: ACTIVE", "Ethernet",
-                    ["0000:0000:0000:0000:0000:0000:0000:0000"])
-            report = self.report(root)
-            up = self.check_of(report, "mlx5_0 port 1")
-            self.assertEqual((up["status"], up["area"]), ("ok", "rdma"))
-            self.assertIn("200 Gb/sec", up["value"])
-            self.assertIn("1 GIDs", up["value"])
-            down = self.check_of(report, "mlx5_1 port 1")
-            self.assertEqual(down["status"], "limited")
-            self.assertIn("opensm", down["remedy"])
-            bare = self.check_of(report, "bnxt_re0 port 1")
-            self.assertEqual(bare["status"], "limited")
-            self.assertIn("address", bare["remedy"])
-            self.assertEqual(self.check_of(report, "rdma_cm")["status"], "missing")
-
-    def test_limits_of_the_other_host(self):
-        with tempfile.TemporaryDirectory() as root:
-            write(root, "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512")
-            write(root, "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "100")
-            write(root, "/sys/devices/system/node/online", "0-3")
-            report = self.report(root)
-            self.assertEqual(self.check_of(report, "devices")["status"], "missing")
-            pages = self.check_of(report, "huge pages of 2 MiB")
-            self.assertEqual((pages["status"], pages["value"]), ("ok", "512, of which 100 free"))
-            self.assertEqual(self.check_of(report, "huge pages of 1 GiB")["status"], "missing")
-            self.assertEqual(self.check_of(report, "NUMA nodes")["value"], "0-3")
-
-    def acs(self, *bridges, **options):
-        with tempfile.TemporaryDirectory() as root:
-            host_with_gpu(root, *bridges, **options)
-            check = self.check_of(self.report(root), "PCI ACS")
-            return check["status"], check["value"], check["remedy"]
-
-    def test_acs(self):
-        status, value, _ = self.acs(0x01, 0x00)
-        self.assertEqual((status, value), ("ok", "no redirects on 3 bridges above 2 devices"))
-        self.assertEqual(self.acs(None, None)[0], "ok")  # bridges without the capability
-        for bit in (0x04, 0x08, 0x10):
-            status, value, remedy = self.acs(0x01, bit)
-            self.assertEqual((status, value),
-                             ("limited", "redirects on 1 of 3 bridges: 0000:01:01.0"))
-            self.assertIn("ECAP_ACS+6.w=0", remedy)
-        self.assertIn("on 2 of 3", self.acs(0x1D, 0x1D)[1])
-        with tempfile.TemporaryDirectory() as root:
-            self.assertEqual(self.check_of(self.report(root), "PCI ACS")["value"],
-                             "no RDMA device or GPU on PCI")
-
-    def test_acs_hidden(self):
-        """What others than root get to see of it: 64 bytes."""
-        status, value, remedy = self.acs(0x1D, 0x1D, length=64)
-        self.assertEqual((status, value),
-                         ("limited", "cannot be read on 3 of 3 bridges above 2 devices"))
-        self.assertIn("root", remedy)
-
-    def test_acs_chain(self):
-        """Capabilities that lead in a circle, or out of what there is."""
-        for after in (0x100, 0xFFC):
-            with tempfile.TemporaryDirectory() as root:
-                host_with_gpu(root, 0, 0)
-                with open(f"{root}{PCI}/0000:00:01.0/config", "r+b") as config:
-                    config.seek(0x100)
-                    config.write((0x0001 | 1 << 16 | after << 20).to_bytes(4, "little"))
-                self.assertEqual(self.check_of(self.report(root), "PCI ACS")["status"], "ok")
-
-    def gpu(self, root, attributes=""):
-        """What is said of the first GPU of a double of CUDA, in 0000:03:00.0: by name of the line."""
-        report = self.report(root, IBX_LIBCUDA=LIBCUDA, IBX_DOUBLE_ATTRIBUTES=attributes)
-        return {c["name"][6:]: c for c in report["checks"] if c["name"].startswith("GPU 0 ")}
-
-    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
-    def test_gpu_copies(self):
-        """The way that copies take, and why not a better one."""
-        with tempfile.TemporaryDirectory() as root:
-            found = self.gpu(root)
-            self.assertIn("pinned memory; in place", found["copies"]["value"])
-            self.assertEqual(found["copies"]["status"], "ok")  # there is no adapter to want more of
-            self.assertNotIn("adapter", found)
-            host_with_gpu(root, 0, 0)
-            for attributes, peermem, status, words in (
-                    ("", False, "ok", "by dma-buf, ordered by the GPU"),
-                    ("118=0 117=1", False, "ok", "by dma-buf, flushed after each"),
-                    ("118=0 117=2", False, "limited", "neither ordered nor flushed"),
-                    ("124=0", False, "limited", "neither dma-buf nor nvidia-peermem"),
-                    ("124=0", True, "ok", "by nvidia-peermem")):
-                if peermem:
-                    write(root, "/sys/module/nvidia_peermem/refcnt", "0")
-                found = self.gpu(root, attributes)["copies"]
-                self.assertEqual(found["status"], status, found)
-                self.assertIn(words, found["value"])
-
-    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
-    def test_gpu_and_adapter(self):
-        gpu = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
-        with tempfile.TemporaryDirectory() as root:
-            host_with_gpu(root, 0, 0)
-            near = self.gpu(root)["adapter"]
-            self.assertEqual((near["status"], near["value"]),
-                             ("ok", "mlx5_0, below one bridge with it"))
-            # Another one is not nearer; then it is the only one, at the other processor.
-            other = "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"
-            pci(root, other)
-            write(root, other + "/numa_node", "1")
-            write(root, gpu + "/numa_node", "0")
-            link(root, "/sys/class/infiniband/mlx5_1/device", other)
-            self.assertEqual(self.gpu(root)["adapter"]["value"], near["value"])
-            os.unlink(root + "/sys/class/infiniband/mlx5_0/device")
-            os.rmdir(root + "/sys/class/infiniband/mlx5_0")
-            far = self.gpu(root)["adapter"]
-            self.assertEqual(far["status"], "limited")
-            self.assertIn("mlx5_1, at another processor", far["value"])
-            write(root, gpu + "/numa_node", "1")
-            self.assertEqual(self.gpu(root)["adapter"]["value"], "mlx5_1, at its processor")
-
-    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
-    def test_gpu_bar(self):
-        gpu = PCI + "/0000:00:01.0/0000:01:01.0/0000:03:00.0"
-        with tempfile.TemporaryDirectory() as root:
-            host_with_gpu(root, 0, 0)
-            self.assertNotIn("BAR1", self.gpu(root))
-            for size, status in ((256 << 20, "limited"), (16 << 30, "ok"), (32 << 30, "ok")):
-                write(root, gpu + "/resource",
-                      "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n"
-                      f"0x0000002000000000 0x{0x2000000000 + size - 1:016x} 0x000000000014220c")
-                bar = self.gpu(root)["BAR1"]
-                self.assertEqual((bar["status"], bar["value"]),
-                                 (status, f"{size >> 20} MiB of 16384 MiB of memory"))
-
-    @unittest.skipUnless(LIBCUDA, "no double of CUDA")
-    def test_gpu_ways(self):
-        """By which size copies take which way, and whether that was measured here."""
-        file = "/etc/gvirtus/ibx-tuning.properties"
-        with tempfile.TemporaryDirectory() as root:
-            found = self.gpu(root)
-            self.assertEqual(found["tuning"]["status"], "limited")
-            self.assertIn("not measured: ", found["tuning"]["value"])
-            self.assertIn("ib-bw tune", found["tuning"]["remedy"])
-            self.assertRegex(found["H2D"]["value"],
-                             "^inline up to 16 KiB, in place,(.* from 4 MiB,)? else by chunks of 512 KiB$")
-            self.assertRegex(found["D2H"]["value"], "^never inline, ")
-            text = "h2d.inline : 0\nd2h.in_place : never\nd2h.copy_threads : 3M\nd2h.direct : 1M\nthreads : 5"
-            write(root, file, "gpu : double 0\ndriver : 13.0\n" + text)
-            host_with_gpu(root, 0, 0)
-            found = self.gpu(root)
-            self.assertEqual((found["tuning"]["status"], found["tuning"]["value"]), ("ok", "measured, in " + file))
-            self.assertIn("never inline, in place, by 5 threads from 4 MiB, direct, else", found["H2D"]["value"])
-            self.assertIn("never in place, by 5 threads from 3 MiB, direct from 1 MiB, else", found["D2H"]["value"])
-            self.assertNotIn("direct", self.gpu(root, "124=0")["D2H"]["value"])
-            self.assertNotIn("threads", found)
-            write(root, file, "gpu : another\n" + text)
-            found = self.gpu(root)
-            self.assertEqual(found["tuning"]["status"], "limited")
-            self.assertIn('not used: it was measured with the GPU "another"', found["tuning"]["value"])
-            self.assertIn("inline up to 16 KiB", found["H2D"]["value"])
-            write(root, file, "\nchunk : 7")
-            found = self.gpu(root)
-            self.assertEqual(found["tuning"]["status"], "missing")
-            self.assertIn('line 2 (chunk): "7" is not accepted', found["tuning"]["value"])
-
-    def test_libfabric(self):
-        """What rdma:// does not take is not ok."""
-        report = self.report()
+        # rdma:// uses only native providers of libfabric: any other is not ok.
         native = next(p for p in report["paths"] if p["provider"] == "ofi")["usable"]
         check = self.check_of(report, "libfabric")
         self.assertEqual(check["status"] == "ok", native, check)
         self.assertEqual(check["status"] == "limited", check["value"].startswith("emulation only"))
 
+    def test_adapters(self):
+        unset = "0000:0000:0000:0000:0000:0000:0000:0000"
+        adapter(self.root, "mlx5_0", "4: ACTIVE", "InfiniBand",
+                ["fe80:0000:0000:0000:0002:c903:0000:0001", unset])
+        adapter(self.root, "mlx5_1", "1: DOWN", "InfiniBand", [])
+        adapter(self.root, "bnxt_re0", "4: ACTIVE", "Ethernet", [unset])
+        report = self.report(self.root)
+        up = self.check_of(report, "mlx5_0 port 1")
+        self.expect(up, "ok", "200 Gb/sec", "1 GIDs")
+        self.assertEqual(up["area"], "rdma")
+        self.expect(self.check_of(report, "mlx5_1 port 1"), "limited", "opensm")
+        self.expect(self.check_of(report, "bnxt_re0 port 1"), "limited", "address")
+        self.expect(self.check_of(report, "rdma_cm"), "missing")
+
+    def test_limits_of_the_other_host(self):
+        pages = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+        write(self.root, pages + "nr_hugepages", "512")
+        write(self.root, pages + "free_hugepages", "100")
+        write(self.root, "/sys/devices/system/node/online", "0-3")
+        report = self.report(self.root)
+        for name, status, value in (("devices", "missing", "none"), ("NUMA nodes", "ok", "0-3"),
+                                    ("huge pages of 2 MiB", "ok", "512, of which 100 free"),
+                                    ("huge pages of 1 GiB", "missing", None)):
+            self.expect(self.check_of(report, name), status, value=value)
+
+    def acs(self, *bridges, **options):
+        with tempfile.TemporaryDirectory() as root:
+            host_with_gpu(root, *bridges, **options)
+            return self.check_of(self.report(root), "PCI ACS")
+
+    def test_acs(self):
+        self.expect(self.acs(0x01, 0x00), "ok", value="no redirects on 3 bridges above 2 devices")
+        self.expect(self.acs(None, None), "ok")  # bridges without the capability
+        for bit in (0x04, 0x08, 0x10):
+            self.expect(self.acs(0x01, bit), "limited", "ECAP_ACS+6.w=0",
+                        value="redirects on 1 of 3 bridges: 0000:01:01.0")
+        self.expect(self.acs(0x1D, 0x1D), "limited", "on 2 of 3")
+        # Others than root see 64 bytes of it.
+        self.expect(self.acs(0x1D, 0x1D, length=64), "limited", "root",
+                    value="cannot be read on 3 of 3 bridges above 2 devices")
+        self.expect(self.check_of(self.report(self.root), "PCI ACS"), "ok",
+                    value="no RDMA device or GPU on PCI")
+
+    def test_acs_chain(self):
+        """Capabilities that lead in a circle, or out of what there is."""
+        host_with_gpu(self.root, 0, 0)
+        for after in (0x100, 0xFFC):
+            with open(f"{self.root}{PCI}/0000:00:01.0/config", "r+b") as config:
+                config.seek(0x100)
+                config.write((0x0001 | 1 << 16 | after << 20).to_bytes(4, "little"))
+            self.expect(self.check_of(self.report(self.root), "PCI ACS"), "ok")
+
+    def gpu(self, attributes=""):
+        """The lines of the first GPU of a double of CUDA, in 0000:03:00.0, by name."""
+        if not LIBCUDA:
+            self.skipTest("no double of CUDA")
+        report = self.report(self.root, IBX_LIBCUDA=LIBCUDA, IBX_DOUBLE_ATTRIBUTES=attributes)
+        return {c["name"][6:]: c for c in report["checks"] if c["name"].startswith("GPU 0 ")}
+
+    def test_gpu_copies(self):
+        """The path of copies, and why not a better one."""
+        found = self.gpu()
+        self.expect(found["copies"], "ok", "pinned memory; in place")  # no adapter, no better path
+        self.assertNotIn("adapter", found)
+        host_with_gpu(self.root, 0, 0)
+        for attributes, peermem, status, words in (
+                ("", False, "ok", "by dma-buf, ordered by the GPU"),
+                ("118=0 117=1", False, "ok", "by dma-buf, flushed after each"),
+                ("118=0 117=2", False, "limited", "neither ordered nor flushed"),
+                ("124=0", False, "limited", "neither dma-buf nor nvidia-peermem"),
+                ("124=0", True, "ok", "by nvidia-peermem")):
+            if peermem:
+                write(self.root, "/sys/module/nvidia_peermem/refcnt", "0")
+            self.expect(self.gpu(attributes)["copies"], status, words)
+
+    def test_gpu_and_adapter(self):
+        host_with_gpu(self.root, 0, 0)
+        near = "mlx5_0, below one bridge with it"
+        self.expect(self.gpu()["adapter"], "ok", value=near)
+        # Another one is not nearer; then it is the only one, at the other processor.
+        other = "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"
+        pci(self.root, other)
+        write(self.root, other + "/numa_node", "1")
+        write(self.root, GPU + "/numa_node", "0")
+        link(self.root, "/sys/class/infiniband/mlx5_1/device", other)
+        self.expect(self.gpu()["adapter"], "ok", value=near)
+        os.unlink(self.root + "/sys/class/infiniband/mlx5_0/device")
+        os.rmdir(self.root + "/sys/class/infiniband/mlx5_0")
+        self.expect(self.gpu()["adapter"], "limited", "mlx5_1, at another processor")
+        write(self.root, GPU + "/numa_node", "1")
+        self.expect(self.gpu()["adapter"], "ok", value="mlx5_1, at its processor")
+
+    def test_gpu_bar(self):
+        host_with_gpu(self.root, 0, 0)
+        self.assertNotIn("BAR1", self.gpu())
+        for size, status in ((256 << 20, "limited"), (16 << 30, "ok"), (32 << 30, "ok")):
+            write(self.root, GPU + "/resource",
+                  "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n"
+                  f"0x0000002000000000 0x{0x2000000000 + size - 1:016x} 0x000000000014220c")
+            self.expect(self.gpu()["BAR1"], status,
+                        value=f"{size >> 20} MiB of 16384 MiB of memory")
+
+    def test_gpu_paths(self):
+        """By which size copies take which path, and whether that was measured here."""
+        file = "/etc/gvirtus/ibx-tuning.properties"
+        found = self.gpu()
+        self.expect(found["tuning"], "limited", "not measured: ", "ib-bw tune")
+        self.assertRegex(found["H2D"]["value"], "^inline up to 16 KiB, in place,"
+                         "(.* from 4 MiB,)? else by chunks of 512 KiB$")
+        self.assertRegex(found["D2H"]["value"], "^never inline, ")
+        text = ("h2d.inline : 0\nd2h.in_place : never\nd2h.copy_threads : 3M\nd2h.direct : 1M\n"
+                "threads : 5")
+        write(self.root, file, "gpu : double 0\ndriver : 13.0\n" + text)
+        host_with_gpu(self.root, 0, 0)
+        found = self.gpu()
+        self.expect(found["tuning"], "ok", value="measured, in " + file)
+        self.expect(found["H2D"], "ok",
+                    "never inline, in place, by 5 threads from 4 MiB, direct, else")
+        self.expect(found["D2H"], "ok",
+                    "never in place, by 5 threads from 3 MiB, direct from 1 MiB, else")
+        self.assertNotIn("direct", self.gpu("124=0")["D2H"]["value"])
+        self.assertNotIn("threads", found)
+        write(self.root, file, "gpu : another\n" + text)
+        found = self.gpu()
+        self.expect(found["tuning"], "limited",
+                    'not used: it was measured with the GPU "another"')
+        self.expect(found["H2D"], "ok", "inline up to 16 KiB")
+        write(self.root, file, "\nchunk : 7")
+        self.expect(self.gpu()["tuning"], "missing", 'line 2 (chunk): "7" is not accepted')
+
     @unittest.skipUnless(FAKE_VERBS, "a build without verbs")
     def test_mtu_of_every_port(self):
         report = self.report(LD_PRELOAD=FAKE_VERBS, ASAN_OPTIONS="verify_asan_link_order=0")
-        check = self.check_of(report, "fake0")
-        self.assertIn("MTU 4096, 1024, ?, ", check["value"])
-        self.assertIn("77 queue pairs", check["value"])
+        self.expect(self.check_of(report, "fake0"), "ok", "MTU 4096, 1024, ?, ", "77 queue pairs")
 
     def test_usage(self):
         done = run("--jsno")
-        self.assertEqual(done.returncode, 2)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertIn("'--jsno'", done.stderr)
-        self.assertEqual(done.stdout, "")
         self.assertEqual(run("--help").returncode, 0)
         self.assertIn("ib-doctor", run("--version").stdout)
 
     def test_full_disk(self):
-        with open("/dev/full", "w", encoding="ascii") as full:
-            done = subprocess.run([DOCTOR, "--json"], stdout=full, stderr=subprocess.PIPE, text=True,
-                                  timeout=60)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("could not be written", done.stderr)
+        for args in ([], ["--json"]):
+            with open("/dev/full", "w", encoding="ascii") as full:
+                done = subprocess.run([DOCTOR, *args], stdout=full, stderr=subprocess.PIPE,
+                                      text=True, timeout=60)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("could not be written", done.stderr)
 
 
 if __name__ == "__main__":
