@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What the tests of command-line tools share: a line "ok NAME", "FAILED NAME" or "skip NAME" a test,
-processes that are gone when a test is, and waiting for conditions instead of sleeping."""
+"""What the tests of command-line tools share: one line a test ("ok NAME", "FAILED NAME" or "skip
+NAME"), processes that end with their test, and waits for conditions instead of sleeps."""
 import os
 import re
 import select
@@ -15,11 +15,11 @@ LIMIT = 60 * float(os.environ.get("MESON_TEST_TIMEOUT_MULTIPLIER", "1"))  # seco
 
 
 class Skip(Exception):
-    """This host cannot run the test; says why."""
+    """This host cannot run the test, for the reason given."""
 
 
 def until(condition, what):
-    """Waits for a condition and returns its value. For things nobody announces."""
+    """Polls a condition until it holds and returns its value."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         value = condition()
@@ -97,8 +97,8 @@ RESERVED = []
 
 
 def free_port():
-    """A port of 127.0.0.1 that nobody listens on until who sets SO_REUSEADDR does: a socket stays there, so that the
-    kernel gives it to nobody else."""
+    """A port of 127.0.0.1 for a server that sets SO_REUSEADDR. A socket that does not listen stays
+    bound to it, so that the kernel gives it to no other process."""
     RESERVED.append(socket.socket())
     RESERVED[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     RESERVED[-1].bind(("127.0.0.1", 0))
@@ -110,7 +110,7 @@ def equal(got, wanted):
 
 
 def one_sentence(text):
-    """What a person gets to see of an error: one line, not empty, from ib-bw."""
+    """An error is one line of ib-bw's with some words."""
     lines = text.splitlines()
     assert len(lines) == 1 and lines[0].startswith("ib-bw: ") and len(lines[0]) > 15, text
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""ib-fault: both ends, its figures, and what it says when something is wrong."""
+"""ib-fault: both ends, its figures, and its errors."""
 import json
 import os
 import re
@@ -12,14 +12,13 @@ from harness import LIMIT, Skip, children, equal, run_all, test, until
 SMALL = ["--rounds", "1", "--touches", "200", "--time", "0.02", "--pause", "0"]
 
 
-def whole(text):
-    """The figures of a run: all there, and none without a value."""
+def checked(text):
+    """The JSON of a run: all figures, and none without a value."""
     result = json.loads(text)
-    figures = result["median"]
-    equal(len(figures), 28)
-    for name, value in figures.items():
+    equal(len(result["median"]), 28)
+    for name, value in result["median"].items():
         assert value > 0 or name.startswith("beyond"), f"{name} is {value}"
-    return result
+    return result["provider"], result["settings"], result["rounds"]
 
 
 def measured(scene, *args):
@@ -27,38 +26,40 @@ def measured(scene, *args):
     if status and ("userfaultfd" in err or "No such device" in err):
         raise Skip(err.strip())
     assert not status and "wrong" not in err, err
-    return whole(out)
+    return checked(out)
+
+
+def fetching(scene, *args):
+    """An end that fetches, and its URI."""
+    fetch = scene.start("fetch", *SMALL, *args, "tcp://127.0.0.1:0")
+    return fetch, re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
 
 
 @test
 def self_over_tcp(scene):
-    result = measured(scene)
-    equal(result["provider"], "tcp")
-    equal(result["settings"]["links"], 5 if len(os.sched_getaffinity(0)) >= 8 else 3)
-    equal(result["settings"]["fault_workers"], 1)
-    equal(len(result["rounds"]), 1)
+    provider, settings, rounds = measured(scene)
+    equal((provider, settings["fault_workers"], len(rounds)), ("tcp", 1, 1))
+    equal(settings["links"], 5 if len(os.sched_getaffinity(0)) >= 8 else 3)
 
 
 @test
 def self_in_place_over_shm(scene):
-    result = measured(scene, "--minor", "--links", "1", "--threads", "2", "shm://127.0.0.1:0")
-    equal(result["provider"], "shm")
-    equal((result["settings"]["minor"], result["settings"]["fault_workers"]), (True, 0))
+    provider, settings, _ = measured(scene, "--minor", "--links", "1", "--threads", "2", "shm://127.0.0.1:0")
+    equal((provider, settings["minor"], settings["fault_workers"]), ("shm", True, 0))
 
 
 @test
 def the_serving_end_says_what_it_serves(scene):
-    fetch = scene.start("fetch", *SMALL, "--json", scene.path("json"), "tcp://127.0.0.1:0")
-    uri = re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
+    fetch, uri = fetching(scene, "--json", scene.path("json"))
     status, _, err = scene.run("serve", "--size", "6M", "--links", "2", uri)
-    out, said = fetch.communicate(timeout=LIMIT)
-    if fetch.returncode and "userfaultfd" in said:
-        raise Skip(said.strip())
+    out, errors = fetch.communicate(timeout=LIMIT)
+    if fetch.returncode and "userfaultfd" in errors:
+        raise Skip(errors.strip())
     equal((status, fetch.returncode), (0, 0))
     assert "processor time" in err, err
     assert "6 MiB of 4 KiB pages" in out and "wanted" in out, out
     with open(scene.path("json"), encoding="utf-8") as file:
-        settings = whole(file.read())["settings"]
+        _, settings, _ = checked(file.read())
     equal((settings["links"], settings["bytes"]), (2, 6 << 20))
 
 
@@ -75,8 +76,7 @@ def a_serving_end_that_dies_ends_it(scene):
 
 @test
 def an_unauthenticated_peer_is_refused(scene):
-    fetch = scene.start("fetch", *SMALL, "tcp://127.0.0.1:0")
-    uri = re.search(r"waiting at (\S+)", fetch.stderr.readline())[1]
+    fetch, uri = fetching(scene)
     key = scene.path("key")
     with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
         file.write("0123456789abcdef0123456789abcdef\n")

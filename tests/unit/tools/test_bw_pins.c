@@ -24,15 +24,9 @@ static int processors(void)
     return machine.packages * machine.cores * machine.threads;
 }
 
-/* Of all cores, and its first thread. */
 static int core_of(int cpu)
 {
     return machine.apart ? cpu % (machine.packages * machine.cores) : cpu / machine.threads;
-}
-
-static int first_thread(int core)
-{
-    return machine.apart ? core : core * machine.threads;
 }
 
 static int package_of(int cpu)
@@ -54,7 +48,8 @@ FILE *__wrap_fopen64(const char *path, const char *mode)
     bool siblings = !strcmp(what, "thread_siblings_list");
     if (siblings ? machine.no_siblings : machine.no_packages)
         return NULL;
-    int number = siblings ? first_thread(core_of(cpu)) : package_of(cpu);
+    const int first_thread = machine.apart ? core_of(cpu) : core_of(cpu) * machine.threads;
+    int number = siblings ? first_thread : package_of(cpu);
     snprintf(text, sizeof(text), siblings && machine.threads > 1 ? "%d,1000\n" : "%d\n", number);
     return fmemopen(text, strlen(text), "r");
 }
@@ -105,8 +100,8 @@ static void test_few_have_one_each(void **state)
 {
     (void)state;
     for (int cores = 2; cores < 8; cores++) {
-        expect((struct machine){1, cores, 1, .apart = false}, 1, 1);
         for (int apart = 0; apart < 2; apart++) {
+            expect((struct machine){1, cores, 1, .apart = apart}, 1, 1);
             expect((struct machine){1, cores, 2, .apart = apart}, 1, 1);
             expect((struct machine){4, cores, 2, .apart = apart}, 1, 1);
         }
@@ -117,36 +112,37 @@ static void test_few_have_one_each(void **state)
 static void test_many_have_half_of_a_package_each(void **state)
 {
     (void)state;
-    expect((struct machine){1, 8, 1, .apart = false}, 4, 4);
-    expect((struct machine){1, 9, 1, .apart = false}, 5, 4);
-    for (int apart = 0; apart < 2; apart++) {
-        expect((struct machine){1, 8, 2, .apart = apart}, 4, 4);
-        expect((struct machine){2, 64, 2, .apart = apart}, 32, 32);
-        expect((struct machine){1, 128, 2, .apart = apart}, 64, 64);
-        expect((struct machine){4, 32, 8, .apart = apart}, 16, 16);
-    }
+    static const struct {
+        struct machine on;
+        int client, server;
+    } cases[] = {
+        {{1, 8, 1, .apart = false}, 4, 4},
+        {{1, 9, 1, .apart = false}, 5, 4},
+        {{1, 8, 2, .apart = false}, 4, 4},
+        {{1, 8, 2, .apart = true}, 4, 4},
+        {{2, 64, 2, .apart = false}, 32, 32},
+        {{2, 64, 2, .apart = true}, 32, 32},
+        {{1, 128, 2, .apart = false}, 64, 64},
+        {{1, 128, 2, .apart = true}, 64, 64},
+        {{4, 32, 8, .apart = false}, 16, 16},
+        {{4, 32, 8, .apart = true}, 16, 16},
+        /* A control group, or a task set, allows some only. */
+        {{1, 16, 2, .step = 2}, 8, 8},
+        {{1, 16, 2, .apart = true, .step = 2}, 4, 4},
+        {{2, 16, 1, .first = 25}, 1, 1},
+        {{2, 16, 1, .first = 12}, 8, 8},
+        /* The system does not tell cores or packages. */
+        {{1, 4, 2, .no_packages = true, .no_siblings = true}, 4, 4},
+        {{1, 16, 1, .no_packages = true}, 8, 8},
+        {{2, 4, 2, .no_packages = true}, 4, 4},
+        {{2, 8, 2, .no_siblings = true}, 8, 8},
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect(cases[i].on, cases[i].client, cases[i].server);
 }
 
-/* A control group, or a task set. */
-static void test_not_all_are_allowed(void **state)
-{
-    (void)state;
-    expect((struct machine){1, 16, 2, .step = 2}, 8, 8);
-    expect((struct machine){1, 16, 2, .apart = true, .step = 2}, 4, 4);
-    expect((struct machine){2, 16, 1, .first = 25}, 1, 1);
-    expect((struct machine){2, 16, 1, .first = 12}, 8, 8);
-}
-
-static void test_what_is_not_known(void **state)
-{
-    (void)state;
-    expect((struct machine){1, 4, 2, .no_packages = true, .no_siblings = true}, 4, 4);
-    expect((struct machine){1, 16, 1, .no_packages = true}, 8, 8);
-    expect((struct machine){2, 4, 2, .no_packages = true}, 4, 4);
-    expect((struct machine){2, 8, 2, .no_siblings = true}, 8, 8);
-}
-
-static void test_one_core_in_each_package(void **state)
+/* On one core in each package both ends have one, and so they have on two threads of one core. */
+static void test_two_of_one_kind(void **state)
 {
     (void)state;
     machine = (struct machine){16, 1, 2, .apart = true};
@@ -154,11 +150,6 @@ static void test_one_core_in_each_package(void **state)
     assert_int_equal(pins.client, 31);
     assert_int_equal(pins.server, 30);
     assert_int_equal(CPU_COUNT(&pins.client_set) + CPU_COUNT(&pins.server_set), 2);
-}
-
-static void test_two_threads_of_one_core(void **state)
-{
-    (void)state;
     machine = (struct machine){1, 1, 2, .apart = false};
     ibx_bw_pins_choose(&pins);
     assert_int_equal(pins.client + pins.server, 1);
@@ -183,10 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_few_have_one_each),
         cmocka_unit_test(test_many_have_half_of_a_package_each),
-        cmocka_unit_test(test_not_all_are_allowed),
-        cmocka_unit_test(test_what_is_not_known),
-        cmocka_unit_test(test_one_core_in_each_package),
-        cmocka_unit_test(test_two_threads_of_one_core),
+        cmocka_unit_test(test_two_of_one_kind),
         cmocka_unit_test(test_nothing_to_share),
     };
     return cmocka_run_group_tests_name("bw_pins", tests, NULL, NULL);
