@@ -15,11 +15,13 @@
  *   from_device.c    copies from it, and their replies
  *   paths.c          the table of paths that bytes may take, and the choice of one; inline
  *   mapped.c         in place: the GPU is at the client's memory
- *   staged.c         pinned chunks, filled and emptied by the fabric, or (pooled) by several
- * threads direct.c         the fabric is at the GPU's memory check.c          what CUDA says before
- * a copy is run symbol.c         where a symbol of the program is resets.c         contexts that
- * clients reset or destroy replies.c        the shape of GVirtuS's replies tuning.c         the
- * file of `ib-bw tune`: which path from which size
+ *   staged.c         pinned chunks, moved by the fabric, or (pooled) by several threads
+ *   direct.c         the fabric is at the GPU's memory
+ *   check.c          what CUDA says before a copy is run
+ *   symbol.c         where a symbol of the program is
+ *   resets.c         contexts that clients reset or destroy
+ *   replies.c        the shape of GVirtuS's replies
+ *   tuning.c         which path from which size, and the file of `ib-bw tune`
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H

@@ -61,30 +61,30 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
     return fails ? -ESRCH : 0;
 }
 
-/* All pieces through eight places. */
-static int copy_all(struct ibx_copy_threads *crew, struct copying *c)
+/* All pieces through eight slots. */
+static int copy_all(struct ibx_copy_threads *t, struct copying *c)
 {
     unsigned next = 0, over = 0;
     uint32_t busy = 0;
     int rc = 0;
     c->owner = pthread_self();
-    ibx_copy_threads_begin(crew, copy, c);
+    ibx_copy_threads_begin(t, copy, c);
     while (over < PIECES && !rc) {
-        for (unsigned place = 0; place < 8 && next < PIECES; place++) {
-            if (busy & 1u << place)
+        for (unsigned slot = 0; slot < 8 && next < PIECES; slot++) {
+            if (busy & 1u << slot)
                 continue;
-            busy |= 1u << place;
-            ibx_copy_threads_post(crew, place, local + next * PIECE, next * PIECE, PIECE);
+            busy |= 1u << slot;
+            ibx_copy_threads_post(t, slot, local + next * PIECE, next * PIECE, PIECE);
             next++;
         }
-        uint32_t places = 0;
-        rc = ibx_copy_threads_take(crew, true, &places);
-        assert_true(rc || (places && (places & busy) == places));
-        busy &= ~places;
-        over += (unsigned)__builtin_popcount(places);
+        uint32_t slots = 0;
+        rc = ibx_copy_threads_take(t, true, &slots);
+        assert_true(rc || (slots && (slots & busy) == slots));
+        busy &= ~slots;
+        over += (unsigned)__builtin_popcount(slots);
     }
     c->told = rc != 0;
-    ibx_copy_threads_stop(crew);
+    ibx_copy_threads_stop(t);
     assert_int_equal(c->running, 0);
     return rc;
 }
@@ -95,16 +95,16 @@ static void test_all_pieces(void **state)
     for (size_t i = 0; i < sizeof(peer); i++)
         peer[i] = (uint8_t)(i * 31 + i / 997);
     for (unsigned threads = 1; threads <= IBX_COPY_THREADS_MAX; threads += 3) {
-        struct ibx_copy_threads *crew;
+        struct ibx_copy_threads *t;
         struct copying c = {.meet = threads < 8 ? threads : 8};
-        assert_int_equal(ibx_copy_threads_create(threads, &crew, NULL), 0);
+        assert_int_equal(ibx_copy_threads_create(threads, &t, NULL), 0);
         memset(local, 0, sizeof(local));
-        assert_int_equal(copy_all(crew, &c), 0);
+        assert_int_equal(copy_all(t, &c), 0);
         assert_memory_equal(local, peer, sizeof(peer));
         assert_int_equal(c.begun, PIECES);
         assert_true(c.most <= threads && c.most >= c.meet); /* and they did meet */
         assert_int_equal(c.others, threads > 1);
-        ibx_copy_threads_destroy(crew);
+        ibx_copy_threads_destroy(t);
     }
 }
 
@@ -116,38 +116,39 @@ static void test_one_copy(void **state)
         peer[i] = (uint8_t)(i * 7 + i / 251 + 1);
     static const size_t lengths[] = {0, 1, 5000, (256u << 10) + 1, 1299999, sizeof(peer) - 3};
     for (unsigned threads = 1; threads <= IBX_COPY_THREADS_MAX; threads += 5) {
-        struct ibx_copy_threads *crew;
-        assert_int_equal(ibx_copy_threads_create(threads, &crew, NULL), 0);
+        struct ibx_copy_threads *t;
+        assert_int_equal(ibx_copy_threads_create(threads, &t, NULL), 0);
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
             struct copying c = {.owner = pthread_self()};
             size_t n = lengths[i];
             memset(local, 0, sizeof(local));
-            assert_int_equal(ibx_copy_threads_run(crew, copy, &c, local + 1, 2, n), 0);
+            assert_int_equal(ibx_copy_threads_run(t, copy, &c, local + 1, 2, n), 0);
             assert_memory_equal(local + 1, peer + 2, n);
             assert_true(!local[0] && !local[n + 1]);
             assert_int_equal(c.running, 0);
         }
         struct copying c = {.owner = pthread_self(), .fail_at = 1, .told = true};
-        assert_int_equal(ibx_copy_threads_run(crew, copy, &c, local, 0, sizeof(peer)), -ESRCH);
+        assert_int_equal(ibx_copy_threads_run(t, copy, &c, local, 0, sizeof(peer)), -ESRCH);
         assert_int_equal(c.running, 0);
-        ibx_copy_threads_destroy(crew);
+        ibx_copy_threads_destroy(t);
     }
 }
 
-/* The first failure is told, the rest is not begun, and the crew is good for the next copy. */
+/* The first failure is returned, the rest is not begun, and the threads are ready for the next
+ * copy. */
 static void test_failure(void **state)
 {
     (void)state;
-    struct ibx_copy_threads *crew;
-    assert_int_equal(ibx_copy_threads_create(4, &crew, NULL), 0);
+    struct ibx_copy_threads *t;
+    assert_int_equal(ibx_copy_threads_create(4, &t, NULL), 0);
     for (unsigned at = 1; at < PIECES; at = at * 3 + 1) {
         struct copying c = {.fail_at = at}, again = {0};
-        assert_int_equal(copy_all(crew, &c), -ESRCH);
+        assert_int_equal(copy_all(t, &c), -ESRCH);
         assert_true(c.begun >= at && c.begun <= at + 8);
-        assert_int_equal(copy_all(crew, &again), 0);
+        assert_int_equal(copy_all(t, &again), 0);
         assert_int_equal(again.begun, PIECES);
     }
-    ibx_copy_threads_destroy(crew);
+    ibx_copy_threads_destroy(t);
     ibx_copy_threads_destroy(NULL);
 }
 
@@ -155,17 +156,17 @@ static void test_failure(void **state)
 static void test_fork(void **state)
 {
     (void)state;
-    struct ibx_copy_threads *crew;
-    assert_int_equal(ibx_copy_threads_create(4, &crew, NULL), 0);
+    struct ibx_copy_threads *t;
+    assert_int_equal(ibx_copy_threads_create(4, &t, NULL), 0);
     pid_t child = fork();
     if (!child) {
-        ibx_copy_threads_destroy(crew);
+        ibx_copy_threads_destroy(t);
         _exit(0);
     }
     int status = -1;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    ibx_copy_threads_destroy(crew);
+    ibx_copy_threads_destroy(t);
 }
 
 #define WATCHED ((size_t)1 << 20)
@@ -175,33 +176,33 @@ static struct {
     int fd;
     atomic_int signal; /* that came for it last */
     pthread_t owner;
-    atomic_bool in_crew;
+    atomic_bool in_copy_thread;
 } watched;
 
 static void touched(int number)
 {
     watched.signal = number;
-    watched.in_crew = !pthread_equal(pthread_self(), watched.owner);
+    watched.in_copy_thread = !pthread_equal(pthread_self(), watched.owner);
     if (number == SIGBUS ? ftruncate(watched.fd, (off_t)WATCHED)
                          : mprotect(watched.at, WATCHED, PROT_READ | PROT_WRITE))
         abort();
 }
 
-/* One piece, copied by the crew's other thread: whoever does not wait copies nothing. */
-static void copy_into_watched(struct ibx_copy_threads *crew)
+/* One piece, copied by the other thread: whoever does not wait copies nothing. */
+static void copy_into_watched(struct ibx_copy_threads *t)
 {
     struct copying c = {.owner = pthread_self()};
-    uint32_t places = 0;
+    uint32_t slots = 0;
     watched.signal = 0;
-    ibx_copy_threads_begin(crew, copy, &c);
-    ibx_copy_threads_post(crew, 3, watched.at, 0, PIECE);
-    while (!places) {
-        assert_int_equal(ibx_copy_threads_take(crew, false, &places), 0);
+    ibx_copy_threads_begin(t, copy, &c);
+    ibx_copy_threads_post(t, 3, watched.at, 0, PIECE);
+    while (!slots) {
+        assert_int_equal(ibx_copy_threads_take(t, false, &slots), 0);
         sched_yield();
     }
-    assert_int_equal(places, 1u << 3);
+    assert_int_equal(slots, 1u << 3);
     assert_memory_equal(watched.at, peer, PIECE);
-    assert_true(watched.in_crew);
+    assert_true(watched.in_copy_thread);
 }
 
 /* Memory that the application watches by its signals: checkpoints, garbage collectors. A thread
@@ -209,9 +210,9 @@ static void copy_into_watched(struct ibx_copy_threads *crew)
 static void test_signals_of_memory(void **state)
 {
     (void)state;
-    struct ibx_copy_threads *crew;
+    struct ibx_copy_threads *t;
     struct sigaction action = {.sa_handler = touched}, segv, bus;
-    assert_int_equal(ibx_copy_threads_create(2, &crew, NULL), 0);
+    assert_int_equal(ibx_copy_threads_create(2, &t, NULL), 0);
     sigaction(SIGSEGV, &action, &segv);
     sigaction(SIGBUS, &action, &bus);
     watched.owner = pthread_self();
@@ -220,17 +221,17 @@ static void test_signals_of_memory(void **state)
     watched.at = mmap(NULL, WATCHED, PROT_READ, MAP_SHARED, watched.fd, 0);
     assert_true(watched.at != MAP_FAILED);
     memset(peer, 1, PIECE);
-    copy_into_watched(crew);
+    copy_into_watched(t);
     assert_int_equal(watched.signal, SIGSEGV);
     assert_int_equal(ftruncate(watched.fd, 0), 0); /* nothing there any more */
     memset(peer, 2, PIECE);
-    copy_into_watched(crew);
+    copy_into_watched(t);
     assert_int_equal(watched.signal, SIGBUS);
     sigaction(SIGSEGV, &segv, NULL);
     sigaction(SIGBUS, &bus, NULL);
     munmap(watched.at, WATCHED);
     close(watched.fd);
-    ibx_copy_threads_destroy(crew);
+    ibx_copy_threads_destroy(t);
 }
 
 int main(void)
@@ -241,5 +242,5 @@ int main(void)
         cmocka_unit_test(test_signals_of_memory),
     };
     alarm(120);
-    return cmocka_run_group_tests_name("crew", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("copy_threads", tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #define POOL_CHUNKS 10u
-#define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* places are used again */
+#define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* slots are used again */
 
 static const struct ibx_cuda *cuda;
 static const struct cuda_calls *app;
@@ -28,7 +28,7 @@ struct wire {
     struct ibx_gpu_copy target;
     unsigned spread;   /* 0: 1 */
     uint64_t first[4]; /* offsets of the first moves */
-    struct {
+    struct move {
         bool busy;
         uint8_t *local;
         uint64_t offset;
@@ -38,28 +38,24 @@ struct wire {
     unsigned moved;
 };
 
-static int wire_move(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
+static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,
                      size_t n)
 {
     struct wire *wire = context;
     uint8_t *payload = ibx_pinned_payload(chunk);
     if (wire->fail_in && !--wire->fail_in)
         return -ECONNRESET;
-    assert_false(wire->moves[place].busy);
+    assert_false(wire->moves[slot].busy);
     assert_true(n && offset <= wire->length && n <= wire->length - offset);
     assert_true((uint8_t *)local >= payload);
     assert_true((uint8_t *)local + n <= payload + IBX_PINNED_CHUNK);
-    wire->moves[place].busy = true;
-    wire->moves[place].local = local;
-    wire->moves[place].offset = offset;
-    wire->moves[place].n = n;
     if (wire->moved < 4)
         wire->first[wire->moved] = offset;
-    wire->moves[place].number = ++wire->moved;
+    wire->moves[slot] = (struct move){true, local, offset, n, ++wire->moved};
     return 0;
 }
 
-static int wire_arrived(void *context, bool wait, uint32_t *places)
+static int wire_arrived(void *context, bool wait, uint32_t *slots)
 {
     struct wire *wire = context;
     int found = -1;
@@ -71,13 +67,13 @@ static int wire_arrived(void *context, bool wait, uint32_t *places)
         if (found < 0 || later != wire->in_order)
             found = i;
     }
-    *places = 0;
+    *slots = 0;
     if (found < 0)
         return 0;
     uint8_t *peer = wire->bytes + wire->moves[found].offset, *local = wire->moves[found].local;
     memcpy(wire->to_peer ? peer : local, wire->to_peer ? local : peer, wire->moves[found].n);
     wire->moves[found].busy = false;
-    *places = 1u << found;
+    *slots = 1u << found;
     return 0;
 }
 
@@ -116,69 +112,99 @@ struct scene {
     size_t size;
 };
 
-static void scene_open(struct scene *scene, size_t size)
+static struct scene scene; /* of most tests; reset() closes it */
+
+static void scene_open(struct scene *s, size_t size)
 {
-    *scene = (struct scene){.size = size};
-    scene->wire.bytes = malloc(size + 64);
-    scene->wire.length = size;
-    scene->device_bytes = malloc(size + 64);
-    assert_true(scene->wire.bytes && scene->device_bytes);
-    fill(scene->wire.bytes, size, 1);
-    fill(scene->device_bytes, size, 2);
-    assert_int_equal(app->mem_alloc(&scene->device, size), 0);
-    assert_true(app->poke(scene->device, scene->device_bytes, size));
+    *s = (struct scene){.size = size};
+    s->wire.bytes = malloc(size + 64);
+    s->wire.length = size;
+    s->device_bytes = malloc(size + 64);
+    assert_true(s->wire.bytes && s->device_bytes);
+    fill(s->wire.bytes, size, 1);
+    fill(s->device_bytes, size, 2);
+    assert_int_equal(app->mem_alloc(&s->device, size), 0);
+    assert_true(app->poke(s->device, s->device_bytes, size));
     assert_int_equal(ibx_pinned_open(cuda, POOL_CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
-    assert_int_equal(ibx_staging_create(cuda, &scene->staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &s->staging, NULL), 0);
 }
 
-static void scene_close(struct scene *scene)
+static void scene_close(struct scene *s)
 {
     struct ibx_double_stats stats;
-    ibx_staging_destroy(scene->staging);
+    ibx_staging_destroy(s->staging);
     app->inject(NULL, 0, 0, false);
     app->slow(0);
-    app->mem_free(scene->device);
-    free(scene->wire.bytes);
-    free(scene->device_bytes);
+    app->mem_free(s->device);
+    free(s->wire.bytes);
+    free(s->device_bytes);
+    *s = (struct scene){0};
     assert_int_equal(ibx_pinned_taken(), 0);
     app->get_stats(&stats);
     assert_int_equal(stats.unpinned_async, 0);
 }
 
-static void assert_device(const struct scene *scene, const uint8_t *expected, size_t n)
+static int reset(void **state)
+{
+    (void)state;
+    if (scene.staging)
+        scene_close(&scene);
+    return 0;
+}
+
+static void begin(size_t size)
+{
+    reset(NULL);
+    scene_open(&scene, size);
+}
+
+static void assert_bytes(const struct scene *s, const uint8_t *expected, size_t n)
 {
     uint8_t *got = malloc(n);
-    assert_true(app->peek(scene->device, got, n));
+    assert_true(app->peek(s->device, got, n));
     assert_memory_equal(got, expected, n);
     free(got);
 }
 
-static int send_plain(struct scene *scene, size_t n)
+static void assert_device(const uint8_t *expected, size_t n)
 {
-    struct ibx_staging_wire ops = ops_of(&scene->wire, false);
-    struct ibx_gpu_copy copy = {.device = scene->device, .width = n, .height = 1};
-    assert_true(ibx_staging_begin(scene->staging, n));
-    int rc = ibx_staging_to_device(scene->staging, &ops, &copy);
+    assert_bytes(&scene, expected, n);
+}
+
+static struct ibx_gpu_copy plain(const struct scene *s, size_t n)
+{
+    return (struct ibx_gpu_copy){.device = s->device, .width = n, .height = 1};
+}
+
+static int send_plain(size_t n)
+{
+    struct ibx_staging_wire ops = ops_of(&scene.wire, false);
+    struct ibx_gpu_copy copy = plain(&scene, n);
+    assert_true(ibx_staging_begin(scene.staging, n));
+    int rc = ibx_staging_to_device(scene.staging, &ops, &copy);
     if (rc >= 0)
-        ibx_staging_end(scene->staging);
+        ibx_staging_end(scene.staging);
     return rc;
 }
 
-static int fetch_plain(struct scene *scene, size_t n, size_t piece)
+static int fetch_plain(size_t n, size_t piece)
 {
-    struct ibx_staging_wire ops = ops_of(&scene->wire, false);
-    struct ibx_gpu_copy copy = {.device = scene->device, .width = n, .height = 1};
-    uint8_t *all = scene->wire.bytes;
-    assert_true(ibx_staging_begin(scene->staging, n));
-    int rc = ibx_staging_from_device(scene->staging, &copy, piece > 300000);
+    struct ibx_staging_wire ops = ops_of(&scene.wire, false);
+    struct ibx_gpu_copy copy = plain(&scene, n);
+    uint8_t *all = scene.wire.bytes;
+    scene.wire.to_peer = true;
+    assert_true(ibx_staging_begin(scene.staging, n));
+    int rc = ibx_staging_from_device(scene.staging, &copy, piece > 300000);
     for (size_t at = 0; !rc && at < n; at += piece) {
         size_t some = n - at < piece ? n - at : piece;
-        scene->wire.bytes = all + at;
-        scene->wire.length = some;
-        rc = ibx_staging_deliver(scene->staging, &ops, some);
+        scene.wire.bytes = all + at;
+        scene.wire.length = some;
+        rc = ibx_staging_deliver(scene.staging, &ops, some);
     }
-    scene->wire.bytes = all;
-    ibx_staging_end(scene->staging);
+    scene.wire.bytes = all;
+    scene.wire.length = scene.size;
+    scene.wire.to_peer = false;
+    ibx_staging_end(scene.staging);
     return rc;
 }
 
@@ -191,13 +217,11 @@ static void test_to_device(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         for (int in_order = 0; in_order < 2; in_order++) {
-            struct scene scene;
-            scene_open(&scene, LARGE);
+            begin(LARGE);
             scene.wire.in_order = in_order;
-            assert_int_equal(send_plain(&scene, sizes[i]), 0);
+            assert_int_equal(send_plain(sizes[i]), 0);
             memcpy(scene.device_bytes, scene.wire.bytes, sizes[i]);
-            assert_device(&scene, scene.device_bytes, LARGE);
-            scene_close(&scene);
+            assert_device(scene.device_bytes, LARGE);
         }
     }
 }
@@ -210,15 +234,13 @@ static void test_spread(void **state)
     const size_t most = (size_t)20 << 20;
     for (unsigned spread = 1; spread <= 5; spread++) {
         for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += IBX_PINNED_CHUNK / 2 + 1) {
-            struct scene scene;
-            scene_open(&scene, most);
+            begin(most);
             scene.wire.spread = spread;
-            assert_int_equal(send_plain(&scene, n), 0);
+            assert_int_equal(send_plain(n), 0);
             memcpy(scene.device_bytes, scene.wire.bytes, n);
-            assert_device(&scene, scene.device_bytes, most);
+            assert_device(scene.device_bytes, most);
             for (unsigned i = 0; i < 4 && spread == 3; i++)
                 assert_int_equal(scene.wire.first[i], far[i]);
-            scene_close(&scene);
         }
     }
 }
@@ -228,17 +250,14 @@ static void test_from_device(void **state)
     (void)state;
     const size_t pieces[] = {1u << 20, 300000, LARGE};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        struct scene scene;
-        scene_open(&scene, LARGE);
-        scene.wire.to_peer = true;
+        begin(LARGE);
         scene.wire.bytes = realloc(scene.wire.bytes, LARGE + 64);
         for (size_t p = 0; p < 3; p++) {
             memset(scene.wire.bytes, 0x55, LARGE + 64);
-            assert_int_equal(fetch_plain(&scene, sizes[i], pieces[p]), 0);
+            assert_int_equal(fetch_plain(sizes[i], pieces[p]), 0);
             assert_memory_equal(scene.wire.bytes, scene.device_bytes, sizes[i]);
             assert_int_equal(scene.wire.bytes[sizes[i]], 0x55);
         }
-        scene_close(&scene);
     }
 }
 
@@ -246,31 +265,27 @@ static void test_from_device(void **state)
 static void test_slow_dma(void **state)
 {
     (void)state;
-    struct scene scene;
     struct ibx_double_stats stats;
-    scene_open(&scene, LARGE);
+    begin(LARGE);
     app->slow(1000);
-    assert_int_equal(send_plain(&scene, LARGE), 0);
-    assert_device(&scene, scene.wire.bytes, LARGE);
+    assert_int_equal(send_plain(LARGE), 0);
+    assert_device(scene.wire.bytes, LARGE);
     app->get_stats(&stats);
     assert_true(stats.in_flight_max >= 2);
-    scene.wire.to_peer = true;
     uint8_t *sent = malloc(LARGE);
     memcpy(sent, scene.wire.bytes, LARGE);
-    assert_int_equal(fetch_plain(&scene, LARGE, 1u << 20), 0);
+    assert_int_equal(fetch_plain(LARGE, 1u << 20), 0);
     assert_memory_equal(scene.wire.bytes, sent, LARGE);
     free(sent);
-    scene_close(&scene);
 }
 
 /* Earlier work of the stream is waited for, and the copy has ended when the call returns. */
 static void test_stream_order(void **state)
 {
     (void)state;
-    struct scene scene;
     uint64_t other;
     void *stream;
-    scene_open(&scene, 4 << 20);
+    begin(4 << 20);
     uint8_t *old = malloc(4 << 20);
     fill(old, 4 << 20, 9);
     assert_int_equal(app->mem_alloc(&other, 4 << 20), 0);
@@ -279,24 +294,21 @@ static void test_stream_order(void **state)
     app->slow(20000);
     /* A blocking stream's copy over the same memory, slow, and then ours on the legacy stream. */
     assert_int_equal(app->copy_async(scene.device, other, 4 << 20, stream), 0);
-    assert_int_equal(send_plain(&scene, 4 << 20), 0);
-    assert_device(&scene, scene.wire.bytes, 4 << 20);
+    assert_int_equal(send_plain(4 << 20), 0);
+    assert_device(scene.wire.bytes, 4 << 20);
     /* ... and one that its result waits for. */
     assert_int_equal(app->copy_async(scene.device, other, 4 << 20, stream), 0);
-    scene.wire.to_peer = true;
-    assert_int_equal(fetch_plain(&scene, 4 << 20, 1 << 20), 0);
+    assert_int_equal(fetch_plain(4 << 20, 1 << 20), 0);
     assert_memory_equal(scene.wire.bytes, old, 4 << 20);
     app->mem_free(other);
     free(old);
-    scene_close(&scene);
 }
 
 static void test_rows(void **state)
 {
     (void)state;
-    struct scene scene;
     const size_t width = 1000, host_pitch = 1111, device_pitch = 2048, height = 3000;
-    scene_open(&scene, device_pitch * height);
+    begin(device_pitch * height);
     struct ibx_staging_wire ops = ops_of(&scene.wire, false);
     struct ibx_gpu_copy copy = {.device = scene.device,
                                 .width = width,
@@ -310,7 +322,7 @@ static void test_rows(void **state)
     ibx_staging_end(scene.staging);
     for (size_t row = 0; row < height; row++)
         memcpy(scene.device_bytes + row * device_pitch, scene.wire.bytes + row * host_pitch, width);
-    assert_device(&scene, scene.device_bytes, scene.size);
+    assert_device(scene.device_bytes, scene.size);
 
     scene.wire.to_peer = true;
     memset(scene.wire.bytes, 0x55, host_pitch * height);
@@ -324,43 +336,38 @@ static void test_rows(void **state)
         assert_memory_equal(got, scene.device_bytes + row * device_pitch, width);
         assert_memory_equal(got + width, gap, sizeof(gap));
     }
-    scene_close(&scene);
 }
 
 static void test_refusals_of_cuda(void **state)
 {
     (void)state;
-    struct scene scene;
-    scene_open(&scene, LARGE + 8);
+    begin(LARGE + 8);
     for (unsigned in = 1; in < 4; in++) {
         app->inject("cuMemcpyHtoDAsync", in, 1, false);
-        assert_int_equal(send_plain(&scene, LARGE), 1);
+        assert_int_equal(send_plain(LARGE), 1);
         app->inject("cuMemcpyDtoHAsync", in, 2, false);
-        scene.wire.to_peer = true;
-        assert_int_equal(fetch_plain(&scene, LARGE, LARGE + 8), 2);
-        scene.wire.to_peer = false;
+        assert_int_equal(fetch_plain(LARGE, LARGE + 8), 2);
         app->inject("dma", in, 700, true);
-        assert_int_equal(send_plain(&scene, LARGE), 700);
-        assert_int_equal(send_plain(&scene, LARGE), 700); /* it stays */
+        assert_int_equal(send_plain(LARGE), 700);
+        assert_int_equal(send_plain(LARGE), 700); /* it stays */
         app->inject(NULL, 0, 0, false);
         for (unsigned i = 0; i < IBX_STAGING_DEPTH; i++)
             assert_false(scene.wire.moves[i].busy);
         fill(scene.wire.bytes, LARGE, 40 + in);
-        assert_int_equal(send_plain(&scene, LARGE), 0);
-        assert_device(&scene, scene.wire.bytes, LARGE);
+        assert_int_equal(send_plain(LARGE), 0);
+        assert_device(scene.wire.bytes, LARGE);
     }
-    scene_close(&scene);
 }
 
 /* What the next user of the chunk that was given back last puts there, and what becomes of it. */
-static void use_chunk(const struct scene *scene, uint8_t byte)
+static void use_chunk(uint8_t byte)
 {
     int chunk = ibx_pinned_take(0);
     assert_true(chunk >= 0);
     uint8_t *payload = ibx_pinned_payload((unsigned)chunk);
     memset(payload, byte, IBX_PINNED_CHUNK);
     assert_int_equal(app->stream_synchronize(IBX_CUDA_STREAM_LEGACY), 0);
-    for (size_t i = 0; i < scene->size; i++)
+    for (size_t i = 0; i < scene.size; i++)
         assert_int_equal(payload[i], byte);
     ibx_pinned_give((unsigned)chunk);
 }
@@ -370,30 +377,25 @@ static void use_chunk(const struct scene *scene, uint8_t byte)
 static void test_event_refused(void **state)
 {
     (void)state;
-    struct scene scene;
-    scene_open(&scene, 65536);
+    begin(65536);
     app->slow(100000);
     app->inject("cuEventRecord", 1, 400, false);
-    assert_int_equal(send_plain(&scene, scene.size), 400);
-    use_chunk(&scene, 0xee);
-    assert_device(&scene, scene.wire.bytes, scene.size);
-    scene.wire.to_peer = true;
+    assert_int_equal(send_plain(scene.size), 400);
+    use_chunk(0xee);
+    assert_device(scene.wire.bytes, scene.size);
     app->inject("cuEventRecord", 1, 400, false);
-    assert_int_equal(fetch_plain(&scene, scene.size, scene.size + 8), 400);
-    use_chunk(&scene, 0xdd);
-    scene_close(&scene);
+    assert_int_equal(fetch_plain(scene.size, scene.size + 8), 400);
+    use_chunk(0xdd);
 }
 
 static void test_wire_fails(void **state)
 {
     (void)state;
     for (unsigned in = 1; in < 14; in += 4) {
-        struct scene scene;
-        scene_open(&scene, LARGE);
+        begin(LARGE);
         app->slow(200);
         scene.wire.fail_in = in;
-        assert_int_equal(send_plain(&scene, LARGE), -ECONNRESET);
-        scene_close(&scene); /* waits for what the GPU reads */
+        assert_int_equal(send_plain(LARGE), -ECONNRESET);
     }
 }
 
@@ -401,8 +403,7 @@ static void test_gate(void **state)
 {
     (void)state;
     for (unsigned in = 1; in < 8; in++) {
-        struct scene scene;
-        scene_open(&scene, LARGE);
+        begin(LARGE);
         struct ibx_staging_wire ops = ops_of(&scene.wire, true);
         struct ibx_gpu_copy size_only = {.width = LARGE, .height = 1};
         scene.wire.target = size_only;
@@ -412,21 +413,19 @@ static void test_gate(void **state)
         assert_true(ibx_staging_begin(scene.staging, LARGE));
         assert_int_equal(ibx_staging_to_device(scene.staging, &ops, &size_only),
                          IBX_STAGING_REFUSED);
-        assert_device(&scene, scene.device_bytes, LARGE);
+        assert_device(scene.device_bytes, LARGE);
         scene.wire.open_in = in;
         scene.wire.refuse = false;
         assert_int_equal(ibx_staging_to_device(scene.staging, &ops, &size_only), 0);
-        assert_device(&scene, scene.wire.bytes, LARGE);
-        scene_close(&scene);
+        assert_device(scene.wire.bytes, LARGE);
     }
 }
 
 static void test_exhausted(void **state)
 {
     (void)state;
-    struct scene scene;
     struct ibx_staging *second, *third;
-    scene_open(&scene, LARGE);
+    begin(LARGE);
     assert_int_equal(ibx_pinned_count(), POOL_CHUNKS);
     assert_int_equal(ibx_staging_create(cuda, &second, NULL), 0);
     assert_int_equal(ibx_staging_create(cuda, &third, NULL), 0);
@@ -441,27 +440,26 @@ static void test_exhausted(void **state)
     ibx_staging_destroy(second);
     ibx_staging_destroy(third);
     ibx_staging_end(scene.staging);
-    scene_close(&scene);
 }
 
 static void *client(void *argument)
 {
-    struct scene *scene = argument;
+    struct scene *s = argument;
     cuda_application_use(0);
     for (int i = 0; i < 6; i++) {
-        struct ibx_gpu_copy copy = {.device = scene->device, .width = LARGE, .height = 1};
-        struct ibx_staging_wire ops = ops_of(&scene->wire, false);
-        while (!ibx_staging_begin(scene->staging, LARGE))
+        struct ibx_gpu_copy copy = plain(s, LARGE);
+        struct ibx_staging_wire ops = ops_of(&s->wire, false);
+        while (!ibx_staging_begin(s->staging, LARGE))
             ;
-        int rc = ibx_staging_to_device(scene->staging, &ops, &copy);
-        ibx_staging_end(scene->staging);
+        int rc = ibx_staging_to_device(s->staging, &ops, &copy);
+        ibx_staging_end(s->staging);
         if (rc)
-            return scene;
+            return s;
     }
     return NULL;
 }
 
-/* More connections than the pool has chunks for: all get on, none waits while it holds some. */
+/* More connections than the pool has chunks for: all finish, none waits while it holds some. */
 static void test_many_clients(void **state)
 {
     (void)state;
@@ -481,7 +479,7 @@ static void test_many_clients(void **state)
         assert_null(failed);
     }
     for (int i = 0; i < CLIENTS; i++) {
-        assert_device(&scenes[i], scenes[i].wire.bytes, LARGE);
+        assert_bytes(&scenes[i], scenes[i].wire.bytes, LARGE);
         scene_close(&scenes[i]);
     }
 }
@@ -492,11 +490,10 @@ static void test_straight(void **state)
 {
     (void)state;
     const size_t parts[] = {70000, 1, 3 * IBX_PINNED_CHUNK, 65536, LARGE};
-    struct scene scene;
     struct ibx_double_stats before, after;
-    scene_open(&scene, LARGE);
+    begin(LARGE);
     uint8_t *host = scene.wire.bytes, *again = malloc(LARGE);
-    struct ibx_gpu_copy copy = {.device = scene.device, .width = LARGE, .height = 1};
+    struct ibx_gpu_copy copy = plain(&scene, LARGE);
     assert_int_equal(app->host_register(host, LARGE, 0), 0);
     void *stream;
     assert_int_equal(app->stream_create(&stream, 0), 0);
@@ -508,7 +505,7 @@ static void test_straight(void **state)
         app->get_stats(&after);
         assert_int_equal(after.copies_async, before.copies_async + own);
         assert_int_equal(after.copies_sync, before.copies_sync + !own);
-        assert_device(&scene, host, LARGE);
+        assert_device(host, LARGE);
     }
     for (unsigned first = 0; first < 2; first++) {
         uint64_t at = 0;
@@ -541,41 +538,37 @@ static void test_straight(void **state)
     assert_int_equal(app->host_unregister(host), 0);
     scene.wire.bytes = host;
     free(again);
-    scene_close(&scene);
 }
 
 static void test_context_reset(void **state)
 {
     (void)state;
-    struct scene scene;
-    scene_open(&scene, LARGE);
-    assert_int_equal(send_plain(&scene, LARGE), 0);
+    begin(LARGE);
+    assert_int_equal(send_plain(LARGE), 0);
     app->primary_reset(0);
     ibx_staging_forget(scene.staging, NULL);
     assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
     fill(scene.wire.bytes, LARGE, 77);
-    assert_int_equal(send_plain(&scene, LARGE), 0);
-    assert_device(&scene, scene.wire.bytes, LARGE);
-    scene_close(&scene);
+    assert_int_equal(send_plain(LARGE), 0);
+    assert_device(scene.wire.bytes, LARGE);
 }
 
 /* A client that goes from device to device and back leaves no events behind. */
 static void test_devices_in_turn(void **state)
 {
     (void)state;
-    struct scene scene;
     struct ibx_double_stats before, after;
-    scene_open(&scene, LARGE);
+    begin(LARGE);
     app->get_stats(&before);
     for (int i = 0; i < 20; i++) {
         cuda_application_use(i % 2);
-        assert_int_equal(send_plain(&scene, LARGE), 0);
-        assert_device(&scene, scene.wire.bytes, LARGE);
+        assert_int_equal(send_plain(LARGE), 0);
+        assert_device(scene.wire.bytes, LARGE);
         app->get_stats(&after);
         assert_in_range(after.events, before.events, before.events + IBX_STAGING_DEPTH);
     }
     cuda_application_use(0); /* and ends on another one than that of its last copy */
-    scene_close(&scene);
+    reset(NULL);
     app->get_stats(&after);
     assert_int_equal(after.events, before.events);
     assert_int_equal(after.lost_events, before.lost_events);
@@ -610,10 +603,9 @@ static void *open_late(void *argument)
 static void test_driver_stands_still(void **state)
 {
     (void)state;
-    struct scene scene;
     pthread_t thread;
     int rc = 1;
-    scene_open(&scene, LARGE);
+    begin(LARGE);
     asked = answers = false;
     assert_int_equal(pthread_create(&thread, NULL, open_late, &rc), 0);
     pthread_mutex_lock(&driver);
@@ -621,15 +613,14 @@ static void test_driver_stands_still(void **state)
         pthread_cond_wait(&driver_changed, &driver);
     pthread_mutex_unlock(&driver);
     assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
-    assert_int_equal(send_plain(&scene, LARGE), 0);
-    assert_device(&scene, scene.wire.bytes, LARGE);
+    assert_int_equal(send_plain(LARGE), 0);
+    assert_device(scene.wire.bytes, LARGE);
     pthread_mutex_lock(&driver);
     answers = true;
     pthread_cond_broadcast(&driver_changed);
     pthread_mutex_unlock(&driver);
     pthread_join(thread, NULL);
     assert_int_equal(rc, 0);
-    scene_close(&scene);
 }
 
 static int find_cuda(void **state)
@@ -644,25 +635,27 @@ static int find_cuda(void **state)
     return cuda ? 0 : -1;
 }
 
+#define TEST(name) cmocka_unit_test_teardown(name, reset)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_to_device),
-        cmocka_unit_test(test_from_device),
-        cmocka_unit_test(test_slow_dma),
-        cmocka_unit_test(test_stream_order),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_refusals_of_cuda),
-        cmocka_unit_test(test_wire_fails),
-        cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_exhausted),
-        cmocka_unit_test(test_many_clients),
-        cmocka_unit_test(test_context_reset),
-        cmocka_unit_test(test_event_refused),
-        cmocka_unit_test(test_straight),
-        cmocka_unit_test(test_spread),
-        cmocka_unit_test(test_devices_in_turn),
-        cmocka_unit_test(test_driver_stands_still),
+        TEST(test_to_device),
+        TEST(test_from_device),
+        TEST(test_slow_dma),
+        TEST(test_stream_order),
+        TEST(test_rows),
+        TEST(test_refusals_of_cuda),
+        TEST(test_wire_fails),
+        TEST(test_gate),
+        TEST(test_exhausted),
+        TEST(test_many_clients),
+        TEST(test_context_reset),
+        TEST(test_event_refused),
+        TEST(test_straight),
+        TEST(test_spread),
+        TEST(test_devices_in_turn),
+        TEST(test_driver_stands_still),
     };
     return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
 }
