@@ -3,7 +3,7 @@
  * The registration cache. An entry is made by a miss and dies when its memory goes, or by eviction.
  * A death is only marked, by the reader of events (regcache_watch.c) or by the owner of the cache.
  * The owner deregisters dead entries that are not in use. It does so without the lock of the watch,
- * because registrars allocate and free memory.
+ * because registration allocates and frees memory.
  */
 #include "transport/core/regcache.h"
 
@@ -29,7 +29,7 @@ struct entry {
 
 /* Only its owner writes to it, except for `range.alive` of the entries. */
 struct ibx_regcache {
-    struct ibx_registrar registrar;
+    struct ibx_conn *conn;
     size_t bytes_max;
     unsigned entries_max;
     struct entry *entries;         /* entries_max of them */
@@ -111,8 +111,7 @@ static void reap(struct ibx_regcache *cache)
 {
     struct ibx_mr *mr;
     while (reap_one(cache, &mr)) {
-        if (mr)
-            cache->registrar.leave(cache->registrar.context, mr);
+        ibx_mr_deregister(mr);
     }
 }
 
@@ -219,15 +218,15 @@ static struct entry *reserve(struct ibx_regcache *cache, uintptr_t start, uintpt
 }
 
 /* Registers; at the system's own limit, idle entries are evicted. */
-static int enter(struct ibx_regcache *cache, uintptr_t start, uintptr_t end, unsigned access,
-                 struct ibx_mr **mr, struct ibx_error *err)
+static int register_range(struct ibx_regcache *cache, uintptr_t start, uintptr_t end,
+                          unsigned access, struct ibx_mr **mr, struct ibx_error *err)
 {
     struct ibx_span span = ibx_span_host((void *)start, end - start);
     int rc;
     unsigned before;
     do {
         before = cache->stats.entries;
-        rc = cache->registrar.enter(cache->registrar.context, &span, access, mr, err);
+        rc = ibx_mr_register(cache->conn, &span, access, mr, err);
         if (rc == -ENOMEM)
             evict(cache, 0, 0);
     } while (rc == -ENOMEM && cache->stats.entries < before);
@@ -239,7 +238,7 @@ static int miss(struct ibx_regcache *cache, uintptr_t start, uintptr_t end, unsi
 {
     struct entry *entry = reserve(cache, start, end, access);
     struct ibx_mr *made = NULL;
-    int rc = enter(cache, start, end, access, &made, err);
+    int rc = register_range(cache, start, end, access, &made, err);
     /* Registration has made the pages present, so that their kind is known now. */
     bool keep = entry && !rc && ibx_watch_anonymous(start, end);
     ibx_watch_lock();
@@ -286,7 +285,7 @@ void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
         cache->unclean = true;
     ibx_watch_unlock();
     if (!entry)
-        cache->registrar.leave(cache->registrar.context, mr);
+        ibx_mr_deregister(mr);
     reap(cache);
 }
 
@@ -297,8 +296,8 @@ void ibx_regcache_stats(const struct ibx_regcache *cache, struct ibx_regcache_st
 
 /* --------------------------------------------------------- creation and the end */
 
-int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes, unsigned entries,
-                            struct ibx_regcache **out, struct ibx_error *err)
+int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
+                        struct ibx_regcache **out, struct ibx_error *err)
 {
     if (!entries || entries > ENTRIES_MAX)
         return ibx_error_set(err, -EINVAL, "a cache of %u registrations: give 1 to %u", entries,
@@ -310,7 +309,7 @@ int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes,
         free(cache);
         return ibx_error_set(err, -ENOMEM, "no memory for a cache of %u registrations", entries);
     }
-    cache->registrar = *registrar;
+    cache->conn = conn;
     cache->bytes_max = bytes;
     cache->entries_max = entries;
     ibx_watch_lock();
@@ -318,25 +317,6 @@ int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes,
     ibx_watch_unlock();
     *out = cache;
     return 0;
-}
-
-static int enter_connection(void *context, const struct ibx_span *span, unsigned access,
-                            struct ibx_mr **mr, struct ibx_error *err)
-{
-    return ibx_mr_register(context, span, access, mr, err);
-}
-
-static void leave_connection(void *context, struct ibx_mr *mr)
-{
-    (void)context;
-    ibx_mr_deregister(mr);
-}
-
-int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
-                        struct ibx_regcache **cache, struct ibx_error *err)
-{
-    struct ibx_registrar registrar = {enter_connection, leave_connection, conn};
-    return ibx_regcache_create_for(&registrar, bytes, entries, cache, err);
 }
 
 void ibx_regcache_destroy(struct ibx_regcache *cache)

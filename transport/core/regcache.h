@@ -25,21 +25,11 @@
 
 struct ibx_regcache;
 
-/* How memory is registered: by a connection, or by a test. */
-struct ibx_registrar {
-    int (*enter)(void *context, const struct ibx_span *span, unsigned access, struct ibx_mr **mr,
-                 struct ibx_error *err);
-    void (*leave)(void *context, struct ibx_mr *mr);
-    void *context;
-};
-
 /* A cache of at most `bytes` and `entries` (1 to 4096), for `conn`. Entries in use count but are
  * never evicted. Destroy it before closing the connection. -EINVAL: the number of entries; -ENOMEM.
  */
 int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
                         struct ibx_regcache **cache, struct ibx_error *err);
-int ibx_regcache_create_for(const struct ibx_registrar *registrar, size_t bytes, unsigned entries,
-                            struct ibx_regcache **cache, struct ibx_error *err);
 /* Deregisters everything; all regions must have been put back. Accepts NULL. */
 void ibx_regcache_destroy(struct ibx_regcache *cache);
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "transport/transport.h"
 
-#include <ctype.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define URI_MAX         900
+#define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_"
 
 static const char *const schemes[] = {"rdma", "shm", "verbs", "ofi", "tcp"};
 
@@ -20,74 +23,53 @@ static int parse_scheme(const char *text, size_t length, struct ibx_uri *uri, st
                          (int)(length < 32 ? length : 32), text);
 }
 
-static int parse_port(const char *text, size_t length, uint16_t *port)
+static int parse_port(const char *text, uint16_t *port)
 {
-    unsigned value = 0;
-    if (!length || length > 5)
-        return -EINVAL;
-    for (size_t i = 0; i < length; i++) {
-        if (!isdigit((unsigned char)text[i]))
-            return -EINVAL;
-        value = value * 10 + (unsigned)(text[i] - '0');
-    }
-    if (value > UINT16_MAX)
+    size_t digits = strspn(text, "0123456789");
+    unsigned long value = strtoul(text, NULL, 10);
+    if (!digits || digits > 5 || text[digits] || value > UINT16_MAX)
         return -EINVAL;
     *port = (uint16_t)value;
     return 0;
 }
 
-static bool host_character(char c)
+/* `text` is "HOST:PORT" or "[IPv6]:PORT"; it is cut in pieces. */
+static int parse_authority(char *text, struct ibx_uri *uri, struct ibx_error *err)
 {
-    return isalnum((unsigned char)c) || c == '.' || c == '-' || c == '_';
-}
-
-/* `text` is "HOST:PORT" or "[IPv6]:PORT", `length` bytes long. */
-static int parse_authority(const char *text, size_t length, struct ibx_uri *uri,
-                           struct ibx_error *err)
-{
-    const char *host = text;
-    const char *end = text + length;
-    const char *host_end;
-    bool good = true;
-    if (length && *text == '[') {
-        host++;
-        host_end = memchr(host, ']', (size_t)(end - host));
-        if (!host_end || host_end + 1 == end || host_end[1] != ':')
-            return ibx_error_set(err, -EINVAL, "\"%.*s\" is not [IPv6]:port", (int)length, text);
-        good = memchr(host, ':', (size_t)(host_end - host)); /* no name belongs in brackets */
-        for (const char *p = host; p < host_end; p++)
-            good = good && (isxdigit((unsigned char)*p) || *p == ':' || *p == '.' || *p == '%' ||
-                            host_character(*p));
-        text = host_end + 2;
+    char *host = text, *port;
+    bool good;
+    if (*text == '[') {
+        char *end = strchr(++host, ']');
+        if (!end || end[1] != ':')
+            return ibx_error_set(err, -EINVAL, "\"%s\" is not [IPv6]:port", text);
+        *end = '\0';
+        port = end + 2;
+        good = strchr(host, ':') && !host[strspn(host, NAME_CHARACTERS ":%")];
     } else {
-        host_end = memchr(host, ':', length);
-        if (!host_end)
-            return ibx_error_set(err, -EINVAL, "\"%.*s\" has no port: write host:port", (int)length,
-                                 text);
-        for (const char *p = host; p < host_end; p++)
-            good = good && host_character(*p);
-        if (memchr(host_end + 1, ':', (size_t)(end - host_end - 1)))
+        port = strchr(text, ':');
+        if (!port)
+            return ibx_error_set(err, -EINVAL, "\"%s\" has no port: write host:port", text);
+        if (strchr(port + 1, ':'))
             return ibx_error_set(err, -EINVAL,
-                                 "\"%.*s\" has more than one colon: write an IPv6 address in "
+                                 "\"%.64s\" has more than one colon: write an IPv6 address in "
                                  "brackets, [address]:port",
-                                 (int)(length < 64 ? length : 64), text);
-        text = host_end + 1;
+                                 text);
+        *port++ = '\0';
+        good = !host[strspn(host, NAME_CHARACTERS)];
     }
-    size_t host_length = (size_t)(host_end - host);
-    if (!good || !host_length || host_length >= sizeof(uri->host))
-        return ibx_error_set(err, -EINVAL, "\"%.*s\" is not a host name or address",
-                             (int)(host_length < 64 ? host_length : 64), host);
-    if (parse_port(text, (size_t)(end - text), &uri->port))
-        return ibx_error_set(err, -EINVAL, "port \"%.*s\" is not a number from 0 to 65535",
-                             (int)(end - text < 32 ? end - text : 32), text);
-    memcpy(uri->host, host, host_length);
+    size_t length = strlen(host);
+    if (!good || !length || length >= sizeof(uri->host))
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is not a host name or address", host);
+    if (parse_port(port, &uri->port))
+        return ibx_error_set(err, -EINVAL, "port \"%.32s\" is not a number from 0 to 65535", port);
+    memcpy(uri->host, host, length);
     return 0;
 }
 
 int ibx_uri_parse(const char *text, struct ibx_uri *out, struct ibx_error *err)
 {
     struct ibx_uri uri = {.scheme = ""};
-    if (strlen(text) > 900)
+    if (strlen(text) > URI_MAX)
         return ibx_error_set(err, -EINVAL, "URI of %zu characters is too long", strlen(text));
     const char *mark = strstr(text, "://");
     if (!mark)
@@ -112,7 +94,9 @@ int ibx_uri_parse(const char *text, struct ibx_uri *out, struct ibx_error *err)
                                  uri.scheme);
         memcpy(uri.path, rest, length);
     } else {
-        rc = parse_authority(rest, length, &uri, err);
+        char authority[URI_MAX + 1];
+        snprintf(authority, sizeof(authority), "%.*s", (int)length, rest);
+        rc = parse_authority(authority, &uri, err);
         if (rc)
             return rc;
     }

@@ -88,9 +88,8 @@ static void test_bad_ranges(void **state)
     assert_int_equal(ibx_regcache_get(cache, (char *)UINTPTR_MAX - 99, 50, LOCAL, &mr, &err),
                      -EINVAL);
     ibx_regcache_destroy(cache);
-    struct ibx_registrar registrar = {enter, leave, &r};
-    assert_int_equal(ibx_regcache_create_for(&registrar, 1, 0, &cache, &err), -EINVAL);
-    assert_int_equal(ibx_regcache_create_for(&registrar, 1, 4097, &cache, &err), -EINVAL);
+    assert_int_equal(create(&r, 0, &cache, &err), -EINVAL);
+    assert_int_equal(create(&r, 4097, &cache, &err), -EINVAL);
     assert_non_null(strstr(err.message, "4097"));
     ibx_regcache_destroy(NULL);
 }
