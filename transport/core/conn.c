@@ -239,11 +239,6 @@ static void drain(struct ibx_conn *conn)
     }
 }
 
-bool ibx_conn_has_endpoint(const struct ibx_conn *conn)
-{
-    return conn->state.now == CONN_ESTABLISHED || conn->state.now == CONN_LOST;
-}
-
 int ibx_conn_progress(struct ibx_conn *conn)
 {
     int made = 0;

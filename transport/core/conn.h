@@ -8,8 +8,10 @@
  *   regions.c      memory regions, and the peer's memory as posts and copies name it
  *   path_choice.c  which provider carries it: the choice of the path for rdma://
  *
- * The other files of core/ know no connection: providers.c (the table of providers), domain.c,
- * options.c, uri.c, crypto.c and the registration cache, regcache.c with regcache_watch.c.
+ * conn.c calls chunks.c, which calls back only to report that the provider failed
+ * (ibx_conn_lost()). The other files of core/ know no connection: providers.c (the table of
+ * providers), domain.c, options.c, uri.c, crypto.c and the registration cache, regcache.c with
+ * regcache_watch.c.
  */
 #ifndef IBX_TRANSPORT_CORE_CONN_H
 #define IBX_TRANSPORT_CORE_CONN_H
@@ -106,6 +108,12 @@ struct ibx_conn {
     pid_t owner; /* the process that established it, 0: none yet */
 };
 
+/* Whether regions can be made and the peer's memory be reached. */
+static inline bool ibx_conn_has_endpoint(const struct ibx_conn *conn)
+{
+    return conn->state.now == CONN_ESTABLISHED || conn->state.now == CONN_LOST;
+}
+
 /* For handshake/. */
 
 /* Takes `fd` and `setup`, also on failure: NULL, -ENOMEM in `err`. */
@@ -135,8 +143,6 @@ int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err);
 /* conn.c, for core/. */
 
 void ibx_conn_lost(struct ibx_conn *conn, int status, const char *reason);
-/* ESTABLISHED or LOST: regions can be made, the peer's memory can be reached. */
-bool ibx_conn_has_endpoint(const struct ibx_conn *conn);
 /* Looks whether the peer still has the handshake socket open. */
 void ibx_conn_check_peer(struct ibx_conn *conn);
 /* One round of progress: what the provider returned. */
