@@ -8,6 +8,8 @@
  */
 #include "transport/ofi/ofi.h"
 
+#include "common/address.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -166,15 +168,9 @@ static bool gpu_wanted(void)
 static bool same_address(const struct sockaddr_storage *a, const void *other, size_t length)
 {
     const struct sockaddr *b = other;
-    if (!b || length < sizeof(*b) || a->ss_family != b->sa_family)
-        return false;
-    if (b->sa_family == AF_INET && length >= sizeof(struct sockaddr_in))
-        return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
-               ((const struct sockaddr_in *)other)->sin_addr.s_addr;
-    if (b->sa_family == AF_INET6 && length >= sizeof(struct sockaddr_in6))
-        return !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
-                       &((const struct sockaddr_in6 *)other)->sin6_addr, sizeof(struct in6_addr));
-    return false;
+    size_t least =
+        a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    return b && length >= least && ibx_address_same((const struct sockaddr *)a, b);
 }
 
 /* Larger is better; negative: out of the question. */

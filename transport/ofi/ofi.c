@@ -13,6 +13,7 @@
 #include "transport/ofi/ofi.h"
 #include "transport/core/crypto.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
 
@@ -226,7 +227,7 @@ static int ofi_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error 
 {
     struct ofi_endpoint *e = endpoint;
     struct ofi_wish wish = {0};
-    ibx_ofi_side_local_of(ibx_link_socket(e->link), &wish.local);
+    ibx_address_of_socket(ibx_link_socket(e->link), false, &wish.local);
     int rc = open_all(e, &wish, OFI_LANES_MAX, err);
     if (!rc)
         ibx_ofi_side_put(offer, &e->own);

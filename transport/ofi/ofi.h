@@ -267,9 +267,7 @@ int ibx_ofi_side_get(struct ibx_reader *reader, struct ofi_side *side, struct ib
 bool ibx_ofi_side_fits(const struct ofi_side *own, const struct ofi_side *peer);
 /* The same on one boot of one host, 0 when unknown. */
 uint64_t ibx_ofi_side_host(void);
-/* Our address that the client connected to; AF_UNSPEC when it is no IP address. */
-void ibx_ofi_side_local_of(int socket, struct sockaddr_storage *local);
-/* Our address from which the kernel would route to the peer's; AF_UNSPEC likewise. */
+/* Our address from which the kernel would route to the peer's; AF_UNSPEC: it is no IP address. */
 void ibx_ofi_side_local_towards(const struct ofi_side *peer, struct sockaddr_storage *local);
 
 /* mr.c */

@@ -2,6 +2,8 @@
 /* Offer and answer of the two ends, and which of its own addresses an end should use. */
 #include "transport/ofi/ofi.h"
 
+#include "common/address.h"
+
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -93,31 +95,9 @@ uint64_t ibx_ofi_side_host(void)
 
 /* ----------------------------------------------------------------- addresses */
 
-/* IPv4 in IPv6 as plain IPv4: how libfabric lists interfaces. */
-static void unmap(struct sockaddr_storage *address)
-{
-    struct sockaddr_in6 *six = (struct sockaddr_in6 *)address;
-    if (address->ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&six->sin6_addr))
-        return;
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = six->sin6_port};
-    memcpy(&four.sin_addr, &six->sin6_addr.s6_addr[12], sizeof(four.sin_addr));
-    memset(address, 0, sizeof(*address));
-    memcpy(address, &four, sizeof(four));
-}
-
-void ibx_ofi_side_local_of(int socket, struct sockaddr_storage *local)
-{
-    socklen_t length = sizeof(*local);
-    if (getsockname(socket, (struct sockaddr *)local, &length) ||
-        (local->ss_family != AF_INET && local->ss_family != AF_INET6))
-        memset(local, 0, sizeof(*local));
-    unmap(local);
-}
-
 void ibx_ofi_side_local_towards(const struct ofi_side *peer, struct sockaddr_storage *local)
 {
     struct sockaddr_storage to = {0};
-    socklen_t length = sizeof(*local);
     memset(local, 0, sizeof(*local));
     bool six = peer->addr_format == FI_SOCKADDR_IN6;
     size_t bytes = six ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
@@ -129,8 +109,7 @@ void ibx_ofi_side_local_towards(const struct ofi_side *peer, struct sockaddr_sto
     int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return;
-    if (connect(fd, (struct sockaddr *)&to, (socklen_t)bytes) ||
-        getsockname(fd, (struct sockaddr *)local, &length))
-        memset(local, 0, sizeof(*local));
+    if (!connect(fd, (struct sockaddr *)&to, (socklen_t)bytes))
+        ibx_address_of_socket(fd, false, local);
     close(fd);
 }

@@ -9,6 +9,7 @@
  */
 #include "transport/tcp/tcp.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
 
@@ -31,28 +32,15 @@ enum address_kind { ADDRESS_NONE, ADDRESS_PORT, ADDRESS_NAME };
 
 /* ---------------------------------------------------------------------- sockets */
 
-static bool address_bytes(const struct sockaddr_storage *a, uint8_t out[16])
-{
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    if (a->ss_family == AF_INET6) {
-        memcpy(out, &((const struct sockaddr_in6 *)a)->sin6_addr, 16);
-        return true;
-    }
-    memcpy(out, mapped, sizeof(mapped));
-    memcpy(out + 12, &((const struct sockaddr_in *)a)->sin_addr, 4);
-    return a->ss_family == AF_INET;
-}
-
 static bool ends_on_one_host(int fd)
 {
-    struct sockaddr_storage here = {0}, there = {0};
-    socklen_t here_length = sizeof(here), there_length = sizeof(there);
-    uint8_t a[16], b[16];
-    if (getsockname(fd, (struct sockaddr *)&here, &here_length) ||
-        getpeername(fd, (struct sockaddr *)&there, &there_length))
-        return false;
-    return here.ss_family == AF_UNIX ||
-           (address_bytes(&here, a) && address_bytes(&there, b) && !memcmp(a, b, sizeof(a)));
+    struct sockaddr_storage here, there;
+    int domain;
+    socklen_t length = sizeof(domain);
+    if (!getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) && domain == AF_UNIX)
+        return true;
+    return ibx_address_of_socket(fd, false, &here) && ibx_address_of_socket(fd, true, &there) &&
+           ibx_address_same((struct sockaddr *)&here, (struct sockaddr *)&there);
 }
 
 /* None of these is needed for correctness, so their failures are not errors. */
@@ -86,10 +74,9 @@ static int listener_open(struct tcp *tcp, struct sockaddr_storage *address, sock
     *length = sizeof(*address);
     if (getsockname(ibx_link_socket(tcp->link), (struct sockaddr *)address, length))
         return -errno;
-    if (address->ss_family == AF_INET)
-        ((struct sockaddr_in *)address)->sin_port = 0;
-    else if (address->ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)address)->sin6_port = 0;
+    in_port_t *port = ibx_address_port(address);
+    if (port)
+        *port = 0;
     else
         *length = sizeof(sa_family_t); /* the kernel picks an abstract name */
     int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -103,8 +90,7 @@ static int listener_open(struct tcp *tcp, struct sockaddr_storage *address, sock
     return getsockname(fd, (struct sockaddr *)address, length) ? -errno : 0;
 }
 
-static void address_put(struct ibx_writer *w, const struct sockaddr_storage *address,
-                        socklen_t length)
+static void address_put(struct ibx_writer *w, struct sockaddr_storage *address, socklen_t length)
 {
     if (address->ss_family == AF_UNIX) {
         const struct sockaddr_un *un = (const struct sockaddr_un *)address;
@@ -115,9 +101,7 @@ static void address_put(struct ibx_writer *w, const struct sockaddr_storage *add
         return;
     }
     ibx_put_u8(w, ADDRESS_PORT);
-    ibx_put_u16(w, ntohs(address->ss_family == AF_INET
-                             ? ((const struct sockaddr_in *)address)->sin_port
-                             : ((const struct sockaddr_in6 *)address)->sin6_port));
+    ibx_put_u16(w, ntohs(*ibx_address_port(address)));
 }
 
 int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
@@ -163,12 +147,10 @@ static int address_get(struct tcp *tcp, struct ibx_reader *r, struct sockaddr_st
     in_port_t port = htons((uint16_t)ibx_get_u16(r));
     if (r->failed || !port || kind != ADDRESS_PORT)
         return -EPROTO;
-    if (address->ss_family == AF_INET)
-        ((struct sockaddr_in *)address)->sin_port = port;
-    else if (address->ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)address)->sin6_port = port;
-    else
+    in_port_t *to = ibx_address_port(address);
+    if (!to)
         return -EPROTO;
+    *to = port;
     return 0;
 }
 

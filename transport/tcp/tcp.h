@@ -24,11 +24,12 @@
  * it had sent on lane 0 was delivered. When its host or the network dies, no byte is acknowledged
  * any more, and the connection is lost after timeout_ms.
  *
- * io_uring is the choice of the option rdma.tcp_engine only. With one bulk lane, the default, system
- * calls are as fast or faster (over loopback 8.3 GB/s against 7.0, and 6 us against 20 for a round
- * trip) and take the same CPU time. Where a user sets eight lanes, io_uring takes a sixth less CPU
- * time for 16 MiB (measured through veth between network namespaces, GRO off). SEND_ZC won nowhere:
- * the kernel copies what stays in one host all the same. No real network card was measured.
+ * io_uring is the choice of the option rdma.tcp_engine only. With one bulk lane, the default,
+ * system calls are as fast or faster (over loopback 8.3 GB/s against 7.0, and 6 us against 20 for a
+ * round trip) and take the same CPU time. Where a user sets eight lanes, io_uring takes a sixth
+ * less CPU time for 16 MiB (measured through veth between network namespaces, GRO off). SEND_ZC won
+ * nowhere: the kernel copies what stays in one host all the same. No real network card was
+ * measured.
  */
 #ifndef IBX_TRANSPORT_TCP_TCP_H
 #define IBX_TRANSPORT_TCP_TCP_H

@@ -16,6 +16,7 @@
  */
 #include "transport/verbs/verbs.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
 
@@ -155,25 +156,13 @@ static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_sid
 
 /* ---------------------------------------------------------------------- server */
 
+/* Without the port. */
 static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
 {
-    socklen_t length = sizeof(*address);
-    int fd = ibx_link_socket(v->link);
-    memset(address, 0, sizeof(*address));
-    int rc = peer ? getpeername(fd, (struct sockaddr *)address, &length)
-                  : getsockname(fd, (struct sockaddr *)address, &length);
-    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)address;
-    if (!rc && sin6->sin6_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
-        struct sockaddr_in sin = {.sin_family = AF_INET};
-        memcpy(&sin.sin_addr, sin6->sin6_addr.s6_addr + 12, 4);
-        memset(address, 0, sizeof(*address));
-        memcpy(address, &sin, sizeof(sin));
-    }
-    if (address->ss_family == AF_INET)
-        ((struct sockaddr_in *)address)->sin_port = 0;
-    else
-        sin6->sin6_port = 0;
-    return !rc && (address->ss_family == AF_INET || address->ss_family == AF_INET6);
+    bool found = ibx_address_of_socket(ibx_link_socket(v->link), peer, address);
+    if (found)
+        *ibx_address_port(address) = 0;
+    return found;
 }
 
 static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
@@ -205,12 +194,11 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
 static void put_address(struct ibx_writer *w, const struct verbs_rail *rail)
 {
     uint8_t bytes[16] = {0};
-    bool six = rail->address.ss_family == AF_INET6;
-    if (six)
-        memcpy(bytes, &((const struct sockaddr_in6 *)&rail->address)->sin6_addr, 16);
-    else
-        memcpy(bytes, &((const struct sockaddr_in *)&rail->address)->sin_addr, 4);
-    ibx_put_u8(w, six ? 6 : 4);
+    size_t length;
+    const void *host = ibx_address_host((const struct sockaddr *)&rail->address, &length);
+    if (host)
+        memcpy(bytes, host, length);
+    ibx_put_u8(w, length == 16 ? 6 : 4);
     ibx_put_bytes(w, bytes, sizeof(bytes));
     ibx_put_u16(w, ntohs(rdma_get_src_port(rail->listener)));
 }
@@ -350,22 +338,12 @@ static int get_address(struct verbs *v, struct ibx_reader *r, struct verbs_rail 
     uint16_t port = htons(ibx_get_u16(r));
     if (r->failed || (kind != 4 && kind != 6) || !port)
         return -EPROTO;
-    memset(&rail->address, 0, sizeof(rail->address));
-    if (kind == 4) {
-        struct sockaddr_in *sin = (struct sockaddr_in *)&rail->address;
-        sin->sin_family = AF_INET;
-        sin->sin_port = port;
-        memcpy(&sin->sin_addr, bytes, 4);
-        return 0;
-    }
-    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)&rail->address;
-    sin6->sin6_family = AF_INET6;
-    sin6->sin6_port = port;
-    memcpy(&sin6->sin6_addr, bytes, 16);
+    ibx_address_make(&rail->address, bytes, kind == 4 ? 4 : 16, port);
     /* A link-local address means something on one link only: the one to the peer. */
     struct sockaddr_storage own;
-    if (IN6_IS_ADDR_LINKLOCAL(&sin6->sin6_addr) && socket_address(v, true, &own) &&
-        own.ss_family == AF_INET6)
+    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)&rail->address;
+    if (sin6->sin6_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&sin6->sin6_addr) &&
+        socket_address(v, true, &own) && own.ss_family == AF_INET6)
         sin6->sin6_scope_id = ((struct sockaddr_in6 *)&own)->sin6_scope_id;
     return 0;
 }

@@ -2,6 +2,8 @@
 /* Which RDMA devices this host has, and which of its addresses lie on them. */
 #include "transport/verbs/verbs.h"
 
+#include "common/address.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -27,10 +29,9 @@ enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes)
 
 void ibx_verbs_address_print(const struct sockaddr *address, char *out, size_t size)
 {
-    const void *bytes = address->sa_family == AF_INET6
-                            ? (const void *)&((const struct sockaddr_in6 *)address)->sin6_addr
-                            : (const void *)&((const struct sockaddr_in *)address)->sin_addr;
-    if (!inet_ntop(address->sa_family, bytes, out, (socklen_t)size))
+    size_t length;
+    const void *host = ibx_address_host(address, &length);
+    if (!host || !inet_ntop(address->sa_family, host, out, (socklen_t)size))
         snprintf(out, size, "?");
 }
 
@@ -47,23 +48,18 @@ bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *
 
 /* ------------------------------------------------------------------- probing */
 
-/* Gb/s of a port: lanes times the signalling rate's data rate. */
-static double port_rate(const struct ibv_port_attr *port)
+/* Gb/s of a port, as "200 Gb/sec (4X HDR)" in sysfs; 0: unknown. */
+static double port_rate(const char *device, unsigned port)
 {
-    static const struct {
-        unsigned code;
-        double rate;
-    } speeds[] = {{1, 2.5}, {2, 5}, {4, 10}, {8, 10}, {16, 14}, {32, 25}, {64, 50}, {128, 100}};
-    static const struct {
-        unsigned code, lanes;
-    } widths[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
+    char path[128];
     double rate = 0;
-    unsigned lanes = 0;
-    for (size_t i = 0; i < sizeof(speeds) / sizeof(speeds[0]); i++)
-        rate = speeds[i].code == port->active_speed ? speeds[i].rate : rate;
-    for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
-        lanes = widths[i].code == port->active_width ? widths[i].lanes : lanes;
-    return rate * lanes;
+    snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/rate", device, port);
+    FILE *f = fopen(path, "re");
+    if (f && fscanf(f, "%lf", &rate) != 1)
+        rate = 0;
+    if (f)
+        fclose(f);
+    return rate;
 }
 
 /* "mlx5_0 port 1 active, Ethernet, 200 Gb/s, mtu 4096; " for each port; returns the active ones. */
@@ -90,7 +86,7 @@ static unsigned describe_device(struct ibv_device *device, const struct ibx_opti
         snprintf(out + n, size - n, "%s%s port %u %s, %s, %g Gb/s, mtu %u", n ? "; " : "", name, i,
                  up ? "active" : ibv_port_state_str(port.state),
                  port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
-                 port_rate(&port), ibx_verbs_mtu_bytes(port.active_mtu));
+                 port_rate(name, i), ibx_verbs_mtu_bytes(port.active_mtu));
     }
     if (context)
         ibv_close_device(context);
@@ -163,29 +159,8 @@ static int gid_address(struct ibv_context *context, uint8_t port, int index,
     if (ibv_query_port(context, port, &attr) || attr.link_layer != IBV_LINK_LAYER_ETHERNET ||
         ibv_query_gid(context, port, index, &gid))
         return -ENOENT;
-    const struct in6_addr *ip = (const struct in6_addr *)gid.raw;
-    memset(address, 0, sizeof(*address));
-    if (IN6_IS_ADDR_V4MAPPED(ip)) {
-        struct sockaddr_in *sin = (struct sockaddr_in *)address;
-        sin->sin_family = AF_INET;
-        memcpy(&sin->sin_addr, gid.raw + 12, 4);
-    } else {
-        struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *)address;
-        sin6->sin6_family = AF_INET6;
-        memcpy(&sin6->sin6_addr, gid.raw, 16);
-    }
+    ibx_address_make(address, gid.raw, sizeof(gid.raw), 0);
     return 0;
-}
-
-static bool same_ip(const struct sockaddr *a, const struct sockaddr *b)
-{
-    if (a->sa_family != b->sa_family)
-        return false;
-    if (a->sa_family == AF_INET)
-        return !memcmp(&((const struct sockaddr_in *)a)->sin_addr,
-                       &((const struct sockaddr_in *)b)->sin_addr, 4);
-    return !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
-                   &((const struct sockaddr_in6 *)b)->sin6_addr, 16);
 }
 
 /* What an address of this host has to fit. */
@@ -238,7 +213,7 @@ static bool address_fits(const struct wish *wish, struct rdma_event_channel *cha
     struct sockaddr_storage wanted;
     if (fits && wish->options->gid_index >= 0 &&
         !gid_address(id->verbs, id->port_num, wish->options->gid_index, &wanted))
-        fits = same_ip((const struct sockaddr *)&wanted, address);
+        fits = ibx_address_same((const struct sockaddr *)&wanted, address);
     rdma_destroy_id(id);
     if (fits)
         wish->ports[wish->count] = port;
