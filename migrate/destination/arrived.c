@@ -14,32 +14,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static size_t bytes_of(const struct destination *d)
+static size_t bytes_of(const struct destination_ram *ram)
 {
-    return (size_t)(d->map.pages + 63) / 64 * 8;
+    return (size_t)(ram->map.pages + 63) / 64 * 8;
 }
 
-static int map(struct destination *d, int fd, const char *path, struct ibx_error *err)
+static int map(struct destination_ram *ram, int fd, const char *path, struct ibx_error *err)
 {
-    void *at = mmap(NULL, bytes_of(d), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *at = mmap(NULL, bytes_of(ram), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
         return ibx_error_set(err, -errno, "%s cannot be mapped: %s", path, strerror(errno));
-    d->arrived = at;
-    d->arrived_bytes = bytes_of(d);
+    ram->arrived = at;
+    ram->arrived_bytes = bytes_of(ram);
     return 0;
 }
 
-int ibx_destination_arrived_make(struct destination *d, struct ibx_error *err)
+int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
+                                 struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
+    ibx_journal_arrived_path(record, path, sizeof(path));
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes_of(d));
+    int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes_of(ram));
     int rc = code ? ibx_error_set(err, -code,
                                   "%s, where --minor notes which pages have come, cannot be made: "
                                   "%s; make room in /dev/shm, or receive without --minor",
                                   path, strerror(code))
-                  : map(d, fd, path, err);
+                  : map(ram, fd, path, err);
     if (fd >= 0)
         close(fd);
     if (rc && fd >= 0)
@@ -47,16 +48,17 @@ int ibx_destination_arrived_make(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int ibx_destination_arrived_find(struct destination *d, struct ibx_error *err)
+int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_journal *record,
+                                 struct ibx_error *err)
 {
     char path[128];
     struct stat st;
-    ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
+    ibx_journal_arrived_path(record, path, sizeof(path));
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     const bool good = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
                       (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
-                      st.st_size == (off_t)bytes_of(d);
-    int rc = good ? map(d, fd, path, err)
+                      st.st_size == (off_t)bytes_of(ram);
+    int rc = good ? map(ram, fd, path, err)
                   : ibx_error_set(err, -ESTALE,
                                   "%s, where the tool before this one noted which pages have come, "
                                   "is gone or is not its: which of the VM's pages are whole cannot "
@@ -68,16 +70,9 @@ int ibx_destination_arrived_find(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-void ibx_destination_arrived_remove(const struct destination *d)
+void ibx_destination_arrived_remove(const struct ibx_journal *record)
 {
     char path[128];
-    ibx_journal_arrived_path(&d->status.record, path, sizeof(path));
+    ibx_journal_arrived_path(record, path, sizeof(path));
     unlink(path);
-}
-
-void ibx_destination_arrived_end(struct destination *d)
-{
-    if (d->arrived)
-        munmap((void *)d->arrived, d->arrived_bytes);
-    d->arrived = NULL;
 }

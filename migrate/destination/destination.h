@@ -1,31 +1,331 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The destination of a move, between destination.c (its states), destination_link.c (who knocks)
- * and destination_vm.c (QEMU, its memory and the fault engine). */
+/*
+ * The destination of a migration. ibx_migrate_receive() and ibx_migrate_receive_again() of
+ * migrate/migrate.h are here, nothing else is called from outside.
+ *
+ *   begin.c, recover.c   those two calls: what is checked, opened and taken over, in the end closed
+ *   destination.c        the loop and the steps of each state
+ *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
+ *   messages.c           messages of the source on the control connection
+ *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
+ *   states.c             the states
+ *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
+ *   link.c               the control connection, page connections and query connections
+ *   stream.c             the device state, into QEMU, without its end before the commit
+ *   qemu.c               QEMU's monitor
+ *
+ * Each file calls only those below it in this list; ram.c to qemu.c do not call each other.
+ */
 #ifndef IBX_MIGRATE_DESTINATION_DESTINATION_H
 #define IBX_MIGRATE_DESTINATION_DESTINATION_H
 
-#include "migrate/qemu/qemu.h"
 #include "migrate/common/common.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/pages.h"
-#include "migrate/channel/channel.h"
+#include "migrate/qemu/qemu.h"
+
+#include <poll.h>
+
+/* The QEMU of the record lives. */
+static inline bool destination_qemu_lives(const struct ibx_journal *record)
+{
+    return record->pid_started && ibx_process_started(record->pid) == record->pid_started;
+}
+
+/* ---------------------------------------------------------------- ram.c */
 
 /*
- *   LISTENING --> JOINING --> READY --> MAPPED --> WAITING --> RESUMING --> FILLING --> COMPLETE
- *    HELLO         JOINs       state     faults     LOADED       COMMIT       |            |
- *      |             |         to QEMU   served       |            |          |   CONFIRM  |
- *      |             |           |         |          |            |          |            v
- *      +-------------+-----------+---------+----------+            |          |          DONE
- *                    |                                             |          |
- *                    v             QEMU says that it failed        v          v
- *                GIVEN_UP <------------------------------------- (FAILED: the VM ran here and
- *                the VM never ran here                            is lost with its QEMU)
+ * state machine: destination ram
+ *   [*] -> UNTOUCHED -> OPENED -> REGISTERED     QEMU has a userfaultfd; guest RAM is on it
+ *   REGISTERED -> OPENED                         unregistered; the descriptor is still in QEMU
+ *   OPENED | REGISTERED -> UNTOUCHED -> [*]      closed in QEMU, or QEMU has ended
+ */
+enum destination_ram_state {
+    DESTINATION_RAM_UNTOUCHED,
+    DESTINATION_RAM_OPENED,
+    DESTINATION_RAM_REGISTERED
+};
+
+struct destination_ram {
+    struct ibx_state_machine state;
+    struct ibx_guest_ram guest;
+    struct ibx_page_map map;
+    struct ibx_uffd uffd;                /* fd -1 in UNTOUCHED */
+    bool minor;                          /* minor faults: READs go into the page cache */
+    bool taken_over;                     /* from a tool that ended; the engine is rebuilt */
+    void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
+    _Atomic uint64_t *arrived;           /* minor mode: arrived.c */
+    size_t arrived_bytes;
+    struct ibx_fault *engine;
+    size_t buffer_bytes;    /* of a page connection, for the engine */
+    uint64_t max_bandwidth; /* bytes a second; 0: no limit */
+    uint64_t waiting;       /* faults that are not answered yet */
+    uint64_t discarded;     /* pages that the guest gave back before they came */
+};
+
+void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth);
+/* Makes the page map, of RAM that can be migrated. */
+int ibx_destination_ram_measure(struct destination_ram *ram, struct ibx_error *err);
+/* Recover: guest RAM as the record has it, and the page map. */
+int ibx_destination_ram_recall(struct destination_ram *ram, const struct ibx_journal *record,
+                               struct ibx_error *err);
+/* Empties guest RAM and makes its userfaultfd in QEMU, which goes into the record with the layout.
+ */
+int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
+                              struct ibx_journal *record, struct ibx_error *err);
+/* Recover: takes the userfaultfd that QEMU still has. -ENOENT: it has none. */
+int ibx_destination_ram_retake(struct destination_ram *ram, const struct ibx_journal *record,
+                               struct ibx_error *err);
+/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
+int ibx_destination_ram_take_over(struct destination_ram *ram, const struct ibx_journal *record,
+                                  struct ibx_error *err);
+/* Makes the engine for these page connections; it holds all faults. `runs`: the VM does. */
+int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
+                               unsigned count, bool runs, struct ibx_error *err);
+/* The page map and all regions are there: serves faults, or serves them again by new connections.
+ */
+int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
+                              unsigned count, bool runs, struct ibx_error *err);
+/* No engine is there, or it has stopped: page connections are not used. */
+bool ibx_destination_ram_stopped(const struct destination_ram *ram);
+void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
+/* Figures of the engine. */
+void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
+/* Every page is there: unregisters guest RAM and closes the userfaultfd in QEMU. May be repeated
+ * after a failure; as long as the state is REGISTERED the VM may wait where it touches memory for
+ * the first time. Destroys the engine in any case. 0: also when there is nothing to do. */
+int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_journal *record,
+                               struct ibx_error *err);
+/* Gives up a descriptor that cannot be closed in QEMU. */
+void ibx_destination_ram_abandon(struct destination_ram *ram);
+/* The VM will not run here: removes the engine, and what was done to QEMU, as far as possible. */
+void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_journal *record);
+void ibx_destination_ram_end_engine(struct destination_ram *ram);
+void ibx_destination_ram_fini(struct destination_ram *ram);
+
+/* arrived.c: which pages have come, in minor mode. */
+
+/* Makes the file. -EEXIST and others, with what is in the way. */
+int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
+                                 struct ibx_error *err);
+/* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's. */
+int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_journal *record,
+                                 struct ibx_error *err);
+/* Nobody will ask for it any more. It stays mapped. */
+void ibx_destination_arrived_remove(const struct ibx_journal *record);
+
+/* ---------------------------------------------------------------- link.c */
+
+/*
+ * state machine: destination link
+ *   [*] -> NONE -> OPEN -> MAPPED -> SERVING     MAPPED: the page map is here
+ *   SERVING -> MAPPED                            the engine is no more
+ *   SERVING -> STOPPING                          lost; the engine still has the page connections
+ *   OPEN | MAPPED | STOPPING -> NONE -> [*]
+ */
+enum destination_link_state {
+    DESTINATION_LINK_NONE,
+    DESTINATION_LINK_OPEN,
+    DESTINATION_LINK_MAPPED,
+    DESTINATION_LINK_SERVING,
+    DESTINATION_LINK_STOPPING
+};
+
+#define DESTINATION_QUERIES  4u /* query connections: they take an answer and go */
+#define DESTINATION_LINK_FDS (2u + IBX_MIGRATE_LINKS_MAX + DESTINATION_QUERIES)
+
+struct destination_link {
+    struct ibx_state_machine state;
+    struct ibx_acceptor *acceptor;
+    struct ibx_channel control;
+    struct ibx_page_reader *readers[IBX_MIGRATE_LINKS_MAX]; /* of page connections */
+    unsigned count, joined;
+    unsigned block_count;
+    struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
+    struct ibx_migrate_map_end map_end;
+    uint64_t regions;                     /* that have come, over all page connections */
+    struct ibx_connection_request resume; /* conn not NULL: waits for the engine to stop */
+    struct ibx_channel queries[DESTINATION_QUERIES];
+    uint64_t query_since[DESTINATION_QUERIES];
+};
+
+void ibx_destination_link_init(struct destination_link *link);
+static inline bool destination_linked(const struct destination_link *link)
+{
+    return link->state.now >= DESTINATION_LINK_OPEN && link->state.now <= DESTINATION_LINK_SERVING;
+}
+/* Takes over the connection of a HELLO, for `count` page connections, and accepts it. */
+int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
+                                unsigned count, enum ibx_answer_state state);
+/* Answers a HELLO over a query connection and takes that over. `links`: page connections. */
+void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
+                                 bool accepted, enum ibx_answer_state state, unsigned links,
+                                 const struct ibx_blockers *blockers);
+void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn *conn,
+                                 enum ibx_answer_state state, const char *why);
+/* Closes query connections that have their answer, or do not take it. */
+void ibx_destination_link_check_queries(struct destination_link *link);
+bool ibx_destination_link_has_queries(const struct destination_link *link);
+/* Takes over the page connection of a JOIN, which must fit. */
+int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *conn, unsigned at,
+                              struct ibx_error *err);
+/* All page connections have joined and have all regions of the map. -EAGAIN: not yet. */
+int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err);
+/* The engine is no more: page connections are this thread's again. */
+void ibx_destination_link_engine_ended(struct destination_link *link);
+/* It is lost. In SERVING page connections stay until the engine has stopped. */
+void ibx_destination_link_lose(struct destination_link *link);
+/* Not in SERVING. */
+void ibx_destination_link_close(struct destination_link *link);
+/* Fills at most DESTINATION_LINK_FDS entries and returns how many; `at_once`: something is there
+ * already. `readers`: no engine reads from the page connections. */
+unsigned ibx_destination_link_poll_fds(struct destination_link *link, bool readers,
+                                       struct pollfd *fds, bool *at_once);
+void ibx_destination_link_fini(struct destination_link *link, uint64_t linger_until_ns);
+
+/* ---------------------------------------------------------------- stream.c */
+
+/*
+ * state machine: destination stream
+ *   [*] -> CLOSED -> TAKING -> WHOLE -> RELEASED    RELEASED: the end may go to QEMU, too
+ *   RELEASED -> ENDING -> FED -> [*]                ENDING: some of the end has gone to QEMU
+ *   [*] -> ENDING                                   recover: the tool before may have done so
+ *   TAKING | WHOLE | RELEASED | ENDING -> CUT -> [*]
+ */
+enum destination_stream_state {
+    DESTINATION_STREAM_CLOSED,
+    DESTINATION_STREAM_TAKING,
+    DESTINATION_STREAM_WHOLE,
+    DESTINATION_STREAM_RELEASED,
+    DESTINATION_STREAM_ENDING,
+    DESTINATION_STREAM_FED,
+    DESTINATION_STREAM_CUT
+};
+
+struct destination_stream {
+    struct ibx_state_machine state;
+    int fd;                           /* into QEMU; -1: none */
+    uint8_t *bytes;                   /* what QEMU has not taken yet */
+    size_t from, sure, end, capacity; /* `sure`: up to there certainly without EOF */
+    uint64_t total;                   /* bytes that came */
+};
+
+/*
+ * QEMU's stream ends with the byte QEMU_VM_EOF (0) and, for almost every machine type, a
+ * description for debuggers behind it: QEMU_VM_VMDESCRIPTION (6), u32 length, big-endian, JSON. The
+ * VM runs as soon as EOF was read, even when the description is cut off. So EOF is what is held
+ * back until the commit, not just the last byte.
  *
- * COMPLETE: every page is here, on record and by QEMU's own count no more business of this tool: it
- * lets go of QEMU, which may end from now on, and only the source is to be told.
+ * How many of these bytes (the stream's latest) QEMU may have now, certainly without EOF. When the
+ * stream has `ended`, the rest is EOF and what follows it, and `*whole` says whether it was
+ * recognised; otherwise the stream is not QEMU's.
+ */
+size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole);
+
+void ibx_destination_stream_init(struct destination_stream *stream);
+/* Recover. */
+void ibx_destination_stream_recover(struct destination_stream *stream);
+/* QEMU waits for the device state from here on. */
+int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
+                                struct ibx_error *err);
+/* Appends device state. */
+int ibx_destination_stream_append(struct destination_stream *stream, const uint8_t *bytes,
+                                  size_t length, struct ibx_error *err);
+/* All has come, of which `total` bytes were announced. -EPROTO: it does not end as it must. */
+int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total,
+                               struct ibx_error *err);
+/* The commit. */
+int ibx_destination_stream_release(struct destination_stream *stream);
+/* Writes to QEMU what it takes: before RELEASED without EOF. */
+int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_error *err);
+/* QEMU takes no more at the moment. */
+bool ibx_destination_stream_stuck(const struct destination_stream *stream);
+/* QEMU has read everything but the end. */
+bool ibx_destination_stream_loaded(const struct destination_stream *stream);
+/* QEMU's incoming migration fails. */
+void ibx_destination_stream_cut(struct destination_stream *stream);
+void ibx_destination_stream_fini(struct destination_stream *stream);
+
+/* ---------------------------------------------------------------- qemu.c */
+
+/*
+ * state machine: destination qemu
+ *   [*] -> LOADING -> RUNNING | FAILED -> [*]
+ *   FAILED -> RUNNING                           what it reported last is what counts
+ *   [*] -> RUNNING                              recover
+ */
+enum destination_qemu_state {
+    DESTINATION_QEMU_LOADING,
+    DESTINATION_QEMU_RUNNING, /* it has the whole state: running, or paused as it was */
+    DESTINATION_QEMU_FAILED   /* it could not load the state */
+};
+
+/*
+ * The monitor can be lost while QEMU lives: QEMU serves one client, and none while its main thread
+ * waits for a page. As long as the process is there, so is the VM, and the monitor is tried again.
+ */
+struct destination_qemu {
+    struct ibx_state_machine state;
+    struct ibx_qmp *qmp; /* NULL: none */
+    const char *path;
+    const struct ibx_journal *record; /* names the process */
+    const struct ibx_migrate_observer *observer;
+    json_t *capabilities;  /* to put back */
+    uint64_t retry_ns;     /* when to try a lost monitor again; 0: it was never lost */
+    uint64_t inmigrate_ns; /* recover: since when it waits for the state; or 0 */
+};
+
+void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
+                               const struct ibx_journal *record,
+                               const struct ibx_migrate_observer *observer);
+/* Connects to the monitor, which must be that of this process (-ESRCH). */
+int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_ns,
+                               struct ibx_error *err);
+/* Takes its events, or tries a lost monitor. `recovered`: RUNNING may have been before this tool.
+ * An error: QEMU failed, or its monitor or the process is gone. */
+int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
+                               struct ibx_error *err);
+/* Goes on without the monitor. */
+void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
+/* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
+int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
+                                    struct ibx_error *err);
+/* The VM's status, once QEMU has noticed that its stream has ended. */
+int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,
+                               struct ibx_error *err);
+/* It ran before the commit: stops it. -EPROTO. */
+int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err);
+/* Puts back its capabilities and closes the monitor. */
+void ibx_destination_qemu_leave(struct destination_qemu *qemu);
+void ibx_destination_qemu_fini(struct destination_qemu *qemu);
+
+/* ---------------------------------------------------------------- states.c */
+
+/*
+ * state machine: destination
+ *   [*] -> LISTENING -> JOINING           HELLO is accepted; JOINs are awaited
+ *   JOINING -> READY                      userfaultfd in place, QEMU waits for the device state
+ *   READY -> MAPPED                       page map and regions are here: faults are served
+ *   MAPPED -> WAITING                     QEMU has loaded all but the end: LOADED is sent
+ *   WAITING -> RESUMING                   COMMIT has come: the end goes to QEMU
+ *   RESUMING -> FILLING                   the VM runs; pages follow
+ *   FILLING -> COMPLETE                   every page is here, and that is on record
+ *   COMPLETE -> DONE -> [*]               the source has confirmed it
+ *   [*] -> RESUMING | FILLING | COMPLETE  ib-migrate recover
+ *   LISTENING | JOINING | READY | MAPPED | WAITING | RESUMING -> GIVEN_UP -> [*]
+ *   WAITING | RESUMING -> ANSWERING -> GIVEN_UP
+ *   RESUMING | FILLING -> FAILED -> [*]
+ *   RESUMING | FILLING | COMPLETE -> LEFT -> [*]
  *
- * Before WAITING a lost connection ends the move here, as it does at the source. From there on it
- * (`linked` is false) is waited for: the source makes it again.
+ * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on it
+ * is waited for: the source makes it again. GIVEN_UP: the VM never ran here and will not; from
+ * RESUMING only when QEMU reported so or has not been given any of the end. ANSWERING: the same,
+ * and a source that may have committed is to be told. FAILED: the VM ran here, and its QEMU has
+ * ended. LEFT: given up or interrupted while the VM is this side's; ib-migrate recover goes on. In
+ * COMPLETE nothing of QEMU is needed any more, and only the source is to be told.
+ *
+ * A move that the table refuses is an internal failure: before WAITING it ends as any failure does,
+ * in GIVEN_UP; from then on it is a lost link, and QEMU keeps all that it needs.
  */
 enum destination_state {
     DESTINATION_LISTENING,
@@ -37,212 +337,133 @@ enum destination_state {
     DESTINATION_FILLING,
     DESTINATION_COMPLETE,
     DESTINATION_DONE,
+    DESTINATION_ANSWERING,
     DESTINATION_GIVEN_UP,
     DESTINATION_FAILED,
-    DESTINATION_STATES
+    DESTINATION_LEFT
 };
 
-/* What a tool says that has only the source's word to wait for. */
-#define DESTINATION_UNCONFIRMED                                                                    \
-    "all pages are here, and only the source's confirmation is waited for (if ib-migrate status "  \
-    "there says done, ib-migrate recover there gives it)"
-
-#define DESTINATION_GUESTS 4u /* connections that only asked something, until they go */
+/*
+ * What the source has said about the end.
+ *
+ * state machine: destination peer
+ *   [*] -> QUIET -> ABORTED | CONFIRMED -> [*]    its own statement, never an error of the network
+ */
+enum destination_peer_state {
+    DESTINATION_PEER_QUIET,
+    DESTINATION_PEER_ABORTED,
+    DESTINATION_PEER_CONFIRMED
+};
 
 struct destination {
     const struct ibx_receive_options *options;
     struct ibx_options transport;
-    enum destination_state state;
-    bool linked;
+    struct ibx_state_machine state, peer;
+    struct destination_ram ram;
+    struct destination_link link;
+    struct destination_stream stream;
+    struct destination_qemu qemu;
+
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
     struct migration_signals signals;
-    struct ibx_control_socket *talk;
+    struct ibx_control_socket *socket;
     int lock_fd;
-    struct ibx_acceptor *porch;
+    unsigned interrupts; /* signals, and a request to cancel */
 
-    /* QEMU and its memory */
-    struct ibx_qmp *qmp;
-    struct ibx_guest_ram ram;
-    struct ibx_uffd uffd;                /* fd -1: none */
-    json_t *capabilities;                /* to put back */
-    bool registered;                     /* the ranges are, on uffd */
-    bool minor;                          /* for minor faults too */
-    void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    _Atomic uint64_t *arrived;           /* minor mode: destination_arrived.c */
-    size_t arrived_bytes;
-
-    /* The move */
-    struct ibx_migrate_hello hello;
-    struct ibx_page_map map;
-    struct ibx_migrate_map_end map_end;
-    bool map_ended,
-        taken_over; /* taken_over: from a tool that died; the engine is yet to be made */
-    struct ibx_fault *engine;
-    size_t buffer_bytes; /* of a page connection, for the engine */
-    bool serving;        /* the engine has the page connections */
-    bool stopping;       /* and gives them back, for want of a link */
-    uint64_t discarded;  /* pages that the guest gave back before they came */
-    uint64_t waiting;    /* faults that are not answered yet */
-    uint64_t again_ns;   /* when to try again what failed at the end: the record, letting go */
-    uint64_t
-        let_go_by_ns; /* until when QEMU's descriptor, that needs no care any more, is seen to */
-
-    /* The link */
-    struct ibx_channel control;
-    struct ibx_page_reader *sources[IBX_MIGRATE_LINKS_MAX];
-    unsigned joined;
-    struct ibx_connection_request resume; /* conn not NULL: waits for the engine to stop */
-    struct ibx_channel guests[DESTINATION_GUESTS];
-    uint64_t guest_since[DESTINATION_GUESTS];
-
-    /* The device state */
-    int stream;     /* into QEMU; -1 none */
-    uint8_t *unfed; /* what QEMU has not taken yet; its end is kept until the commit */
-    size_t unfed_from, unfed_sure, unfed_end, unfed_capacity; /* `sure`: surely before its EOF */
-    uint64_t state_total;                                     /* bytes that came */
-    bool state_ended, committed, stuck; /* stuck: QEMU takes no more at the moment */
-    unsigned load_looks;                /* at whether QEMU has read it */
-
-    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
-    uint64_t lost_ns, progress_ns, complete_ns;
     struct migration_silence silence;
-    uint64_t heard, regions;               /* messages and page connections; REGIONs */
-    uint64_t early_count;                  /* of all these before the commit, ... */
-    uint64_t early_at_ns, early_looked_ns; /* ... since when, and the last look at it */
-    bool resumed, qemu_failed, confirmed, cancelled;
-    bool answering; /* given up where the source may have committed, and without a link to say so */
-    bool told;      /* that source has asked since, and was answered */
-    bool aborted;   /* the source's own word, never a mere error of the network */
-    bool ending;    /* QEMU was given some of what is held back until the commit */
-    uint64_t monitor_ns;   /* when to look again for a lost monitor; 0: it was never lost */
-    uint64_t inmigrate_ns; /* taken_over: when QEMU was first heard to wait for the state; or 0 */
-    unsigned interrupts;
+    uint64_t messages;                      /* and page connections, from the source */
+    uint64_t stall_count;                   /* of these and regions, before the commit: ... */
+    uint64_t stall_since_ns, stall_look_ns; /* ... since when, and the last look */
+    uint64_t busy_until_ns;                 /* of ibx_migration_busy_until() */
+    unsigned load_looks;                    /* at whether QEMU has read the device state */
+    uint64_t lost_ns, progress_ns, complete_ns;
+    uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
+    uint64_t let_go_by_ns; /* until when the descriptor that QEMU needs no more is tried */
 };
 
-void ibx_destination_move(struct destination *d, enum destination_state to);
+/* LISTENING, or for recover RESUMING, FILLING or COMPLETE. */
+int ibx_destination_begin(struct destination *d, enum destination_state first);
+/* The one place that moves. -EINVAL: refused, nothing has changed. */
+int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err);
+const char *ibx_destination_state_name(const struct destination *d);
+enum ibx_migrate_phase ibx_destination_phase(const struct destination *d);
+/* The state as a source needs to know it. */
+enum ibx_answer_state ibx_destination_answer_state(const struct destination *d);
 int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
                            struct ibx_error *err);
-/* The connection or one of its page connections is gone: everything of it is closed as soon as the
- * engine has stopped. */
+/* Puts the figures of the parts into the status. */
+void ibx_destination_update(struct destination *d);
+static inline bool destination_over(const struct destination *d)
+{
+    return d->state.now >= DESTINATION_DONE;
+}
+/* The VM runs here, or will: this side must not give up. */
+static inline bool destination_ours(const struct destination *d)
+{
+    return d->state.now >= DESTINATION_RESUMING && d->state.now <= DESTINATION_COMPLETE;
+}
+
+/* ---------------------------------------------------------------- silence.c */
+
+/* Notifies when nothing comes that is awaited. */
+void ibx_destination_check_silence(struct destination *d);
+/* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
+int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- messages.c */
+
+struct destination_hearing {
+    struct destination *destination;
+    struct ibx_error *err;
+};
+/* Takes a message of the source; `context` is a struct destination_hearing. */
+int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
+/* Sends a message without fields. */
+int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,
+                         struct ibx_error *err);
+/* When it is time. */
+void ibx_destination_send_progress(struct destination *d);
+int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- ending.c */
+
+#define DESTINATION_UNCONFIRMED                                                                    \
+    "all pages are here, and only the source's confirmation is waited for (if ib-migrate status "  \
+    "there says done, ib-migrate recover there gives it)"
+
+/* The link is lost: it is closed as soon as the engine has stopped. */
 void ibx_destination_unlink(struct destination *d, int code, const char *reason);
-
-/* destination_again.c */
-
-/* What a dead tool left, by its record, whose lock is held: all pages are there (COMPLETE), or the
- * VM runs in QEMU (FILLING), or that does not say yet whether it does (RESUMING, until its monitor
- * answers), or (-ECANCELED) it never ran. -ESRCH: its QEMU has ended before it had all pages. */
-int ibx_destination_take_over(struct destination *d, struct ibx_error *err);
-
-/* The VM runs here, or will. */
-bool ibx_destination_ours(const struct destination *d);
-bool ibx_destination_over(const struct destination *d);
-/* destination.c: until the move is over here, or left to ib-migrate recover. */
-int ibx_destination_run(struct destination *d, struct ibx_error *err);
-/* After a move that was given up without a link: stays a while to say so to its source. */
-void ibx_destination_answer(struct destination *d, const struct ibx_error *err);
-
-/* destination_begin.c: with the move's id, which the source brings, there is a record, a lock and a
- * socket. */
-int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
-
-/* destination_arrived.c */
-
-/* Makes the file of pages that have come, for ranges as given to the engine; -EEXIST and others
- * with what is in the way. */
-int ibx_destination_arrived_make(struct destination *d, struct ibx_error *err);
-/* Finds that of the tool that died. -ESTALE: it is gone, or is not it. */
-int ibx_destination_arrived_find(struct destination *d, struct ibx_error *err);
-/* Nobody will ask for it any more: of this tool or of the one that died, if there is one. It stays
- * mapped. */
-void ibx_destination_arrived_remove(const struct destination *d);
-/* After the engine. */
-void ibx_destination_arrived_end(struct destination *d);
-
-/* destination_end.c */
-
-/* The engine has put every page in its place: puts that on record and goes to COMPLETE, or tries
- * again when it is called later. */
+/* What QEMU reports; before the commit, and when the VM is lost, that ends the migration. */
+int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err);
+/* An error of the link: before WAITING the end of the migration, else the beginning of a wait. */
+int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err);
+/* SIGINT, SIGTERM and the cancel command; a source that is away for longer than give_up_s. */
+int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err);
+int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
+/* The engine has every page: puts that on record and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
-/* In COMPLETE: whether nothing of ours is left in QEMU; tries it when it is time for that. */
+/* In COMPLETE: whether nothing of this tool is left in QEMU; tries it when it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);
 
-/* destination_link.c */
+/* ---------------------------------------------------------------- requests.c */
 
-/* Serves whoever knocked. */
-int ibx_destination_link_serve(struct destination *d, struct ibx_error *err);
-/* Connections that only asked. */
-void ibx_destination_link_tend(struct destination *d);
-void ibx_destination_link_close(struct destination *d);
-/* Whether those that asked have taken their answers. */
-bool ibx_destination_link_alone(const struct destination *d);
-/* All page connections have joined and know all regions of the map. -EAGAIN: not yet. */
-int ibx_destination_link_complete(struct destination *d, struct ibx_error *err);
-/* The state as the source needs to know it. */
-enum ibx_answer_state ibx_destination_standing(const struct destination *d);
+/* Answers connection requests. */
+int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
+/* The control socket: before a source has come it is named by the process, then by the record,
+ * which is locked. */
+int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err);
+int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
 
-/* destination_qemu.c */
+/* ---------------------------------------------------------------- destination.c, recover.c */
 
-/* Events of QEMU. An error: it failed, its monitor or the process is gone, or (-EPROTO) it ran
- * before the commit and was stopped. */
-int ibx_destination_qemu_hear(struct destination *d, struct ibx_error *err);
-/* By process id and start. */
-bool ibx_destination_qemu_lives(const struct destination *d);
-/* Goes on without its monitor, which is looked for by later calls of _hear. */
-void ibx_destination_qemu_lose(struct destination *d, const char *why);
-/* After ibx_destination_vm_loaded(): QEMU's main thread, which loads, answers only when it has
- * nothing left to load and no error was in it. */
-int ibx_destination_qemu_has_loaded(struct destination *d, struct ibx_error *err);
-/* The monitor, which must be that of this very process. -ETIMEDOUT: it does not answer. */
-int ibx_destination_qemu_reach(struct destination *d, uint64_t deadline_ns, struct ibx_error *err);
-/* The VM's status, once QEMU has noticed that its stream has ended. */
-int ibx_destination_qemu_await(struct destination *d, char *status, size_t size,
-                               struct ibx_error *err);
-
-/* destination_silence.c */
-
-/* Says when nothing comes that is awaited. */
-void ibx_destination_mind_silence(struct destination *d);
-/* -ETIMEDOUT: before all of the device state is here a source has stood still for too long. */
-int ibx_destination_mind_source(struct destination *d, struct ibx_error *err);
-
-/* destination_vm.c */
-
-/* Makes the page map: of RAM that can be moved. */
-int ibx_destination_vm_measure(struct destination *d, struct ibx_error *err);
-/* Finds QEMU and its RAM. */
-int ibx_destination_vm_find(struct destination *d, struct ibx_error *err);
-/* For a tool that takes over: guest RAM as the record says it was, and the map of its pages. */
-int ibx_destination_vm_recall(struct destination *d, struct ibx_error *err);
-/* The same, and it must be there still, without the monitor. -ESTALE: it is not. */
-int ibx_destination_vm_find_again(struct destination *d, struct ibx_error *err);
-/* userfaultfd, punch, registration; then QEMU waits for the device state. */
-int ibx_destination_vm_prepare(struct destination *d, struct ibx_error *err);
-/* For a tool that takes over: the descriptor that QEMU still has. */
-int ibx_destination_vm_take_over(struct destination *d, struct ibx_error *err);
-/* Makes the engine, which holds all faults. */
-int ibx_destination_vm_engine(struct destination *d, struct ibx_error *err);
-/* The map is there and all links know it: pages are served, or again, by the new links. */
-int ibx_destination_vm_serve(struct destination *d, struct ibx_error *err);
-/* Writes to QEMU what it takes, but for the end before the commit (state_tail.h). */
-int ibx_destination_vm_feed(struct destination *d, struct ibx_error *err);
-/* Appends device state. */
-int ibx_destination_vm_state(struct destination *d, const uint8_t *bytes, size_t length,
-                             struct ibx_error *err);
-/* All of it has come: -EPROTO when it does not end as it must. */
-int ibx_destination_vm_state_end(struct destination *d, struct ibx_error *err);
-/* QEMU has read everything but the end. */
-bool ibx_destination_vm_loaded(const struct destination *d);
-/* Every page is there: the monitor is QEMU's other users'. */
-void ibx_destination_vm_leave_monitor(struct destination *d);
-/* Every page is there: takes our hands off QEMU's memory and the userfaultfd out of QEMU. After a
- * failure it can be called again; while `registered`, the VM may wait where it touches memory for
- * the first time. 0 also when there is nothing (any more) to let go. */
-int ibx_destination_vm_let_go(struct destination *d, struct ibx_error *err);
-/* The VM will not run here: nothing of ours stays in QEMU, whose incoming migration fails. */
-void ibx_destination_vm_give_up(struct destination *d);
-void ibx_destination_vm_fini(struct destination *d);
-/* Figures of the engine. */
-void ibx_destination_vm_stats(struct destination *d);
+/* Until a final state; 0 in DONE. */
+int ibx_destination_run(struct destination *d, struct ibx_error *err);
+/* In ANSWERING: tells sources that ask, for a while, that the VM never ran here. */
+void ibx_destination_answer(struct destination *d, const struct ibx_error *why);
+/* Takes over what a tool left that has ended, by its record, whose lock is held: COMPLETE when all
+ * pages are here, FILLING when the VM runs, RESUMING as long as only QEMU knows. -ECANCELED: the VM
+ * never ran here. -ESRCH: its QEMU has ended before it had all pages. */
+int ibx_destination_take_over(struct destination *d, struct ibx_error *err);
 
 #endif

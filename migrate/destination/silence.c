@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A source of which nothing comes: what is awaited of it, and what it means. */
 #include "migrate/destination/destination.h"
 
 #include "common/clock.h"
@@ -11,15 +10,17 @@
 
 static bool awaits_something(const struct destination *d)
 {
-    switch (d->state) {
+    const bool incomplete =
+        d->link.state.now != DESTINATION_LINK_SERVING || d->status.present < d->status.pages;
+    switch (d->state.now) {
     case DESTINATION_WAITING:
-        return d->linked;
+        return true;
     case DESTINATION_RESUMING:
-        return d->linked && d->waiting;
+        return d->ram.waiting;
     case DESTINATION_FILLING:
-        return d->linked && (d->waiting || !d->serving || d->status.present < d->status.pages);
+        return d->ram.waiting || incomplete;
     case DESTINATION_COMPLETE:
-        return d->linked && d->complete_ns && !d->confirmed;
+        return d->complete_ns && d->peer.now != DESTINATION_PEER_CONFIRMED;
     default:
         return false;
     }
@@ -28,44 +29,44 @@ static bool awaits_something(const struct destination *d)
 /* For one request. With a limit on its bandwidth the background makes pauses of its own. */
 static uint64_t longest_pause_ns(const struct destination *d)
 {
-    const uint64_t limit = d->waiting ? 0 : d->status.max_bandwidth;
+    const uint64_t limit = d->ram.waiting ? 0 : d->ram.max_bandwidth;
     uint64_t bytes = REQUEST_MAX;
-    for (size_t i = 0; i < d->ram.count; i++)
-        bytes = d->ram.blocks[i].page_size > bytes ? d->ram.blocks[i].page_size : bytes;
+    for (size_t i = 0; i < d->ram.guest.count; i++)
+        bytes = d->ram.guest.blocks[i].page_size > bytes ? d->ram.guest.blocks[i].page_size : bytes;
     return bytes * 1000 * IBX_NS_PER_MS / (limit && limit < RATE_MIN ? limit : RATE_MIN);
 }
 
-void ibx_destination_mind_silence(struct destination *d)
+void ibx_destination_check_silence(struct destination *d)
 {
-    const struct migration_expectation heard = {
-        .awaited = awaits_something(d),
+    const struct migration_expectation expected = {
+        .awaited = destination_linked(&d->link) && awaits_something(d),
         .count = d->status.bytes + d->status.present,
         .pause_ns = longest_pause_ns(d),
         .timeout_ms = d->transport.timeout_ms,
-        .means = d->state == DESTINATION_WAITING
-                     ? "the VM has not run here, and waits for the word that it shall"
-                 : d->state == DESTINATION_COMPLETE
+        .means = d->state.now == DESTINATION_WAITING
+                     ? "the VM has not run here, and waits for the source to hand it over"
+                 : d->state.now == DESTINATION_COMPLETE
                      ? "all pages are here, and only its confirmation is waited for"
                      : "the VM waits where it needs a page that has not come",
     };
-    ibx_migration_check_silence(&d->silence, &heard, &d->status, &d->options->observer);
+    ibx_migration_check_silence(&d->silence, &expected, &d->status, &d->options->observer);
 }
 
-int ibx_destination_mind_source(struct destination *d, struct ibx_error *err)
+int ibx_destination_check_stall(struct destination *d, struct ibx_error *err)
 {
-    const uint64_t times = (uint64_t)d->transport.timeout_ms * 5;
-    const uint64_t limit_ms = times > 10000 ? times : 10000;
-    const uint64_t count = d->heard + d->regions, now = ibx_now_ns();
-    const bool early = d->state == DESTINATION_JOINING || d->state == DESTINATION_READY ||
-                       (d->state == DESTINATION_MAPPED && !d->state_ended);
-    const bool away = now - d->early_looked_ns > MIGRATION_AWAY_NS;
-    d->early_looked_ns = now;
-    if (!early || away || count != d->early_count) {
-        d->early_at_ns = now;
-        d->early_count = count;
+    const uint64_t limit_ms = ibx_migration_stall_ms(&d->transport), now = ibx_now_ns();
+    const uint64_t count = d->messages + d->link.regions;
+    const bool awaited =
+        d->state.now == DESTINATION_JOINING || d->state.now == DESTINATION_READY ||
+        (d->state.now == DESTINATION_MAPPED && d->stream.state.now == DESTINATION_STREAM_TAKING);
+    const bool away = now - d->stall_look_ns > MIGRATION_AWAY_NS;
+    d->stall_look_ns = now;
+    if (!awaited || away || count != d->stall_count) {
+        d->stall_since_ns = now;
+        d->stall_count = count;
         return 0;
     }
-    if (now - d->early_at_ns < limit_ms * IBX_NS_PER_MS)
+    if (now - d->stall_since_ns < limit_ms * IBX_NS_PER_MS)
         return 0;
     return ibx_error_set(err, -ETIMEDOUT,
                          "nothing has come from %s for %u s, before the VM could run here: it "

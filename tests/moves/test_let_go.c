@@ -29,9 +29,9 @@
 static pid_t qemu;
 static char *memory;
 static int asks, answers; /* pipes: a byte asks it to read its memory, a byte says that it has */
-static struct destination d;
+static struct destination_ram ram;
+static struct ibx_journal record;
 static struct ibx_guest_block block;
-static struct ibx_receive_options options;
 
 /* Its main thread waits for a word, and reads its memory in another process's stead. */
 static void be_qemu(int in, int out)
@@ -76,14 +76,14 @@ static void begin(uintptr_t address)
         skip(); /* no userfaultfd here */
     block =
         (struct ibx_guest_block){.size = BYTES, .page_size = PAGE, .address = address, .fd = -1};
-    d = (struct destination){.options = &options, .stream = -1, .lock_fd = -1, .registered = true};
-    d.ram.pid = d.status.record.pid = qemu;
-    d.ram.blocks = &block;
-    d.ram.count = 1;
-    d.status.record.pid_started = ibx_process_started(qemu);
-    d.uffd.fd = -1;
+    record =
+        (struct ibx_journal){.pid = qemu, .pid_started = ibx_process_started(qemu), .uffd = -1};
+    ibx_destination_ram_init(&ram, false, 0);
+    ram.guest.pid = qemu;
+    ram.guest.blocks = &block;
+    ram.guest.count = 1;
     struct ibx_error err = {0};
-    if (ibx_uffd_take(qemu, -1, &d.uffd, &err))
+    if (ibx_destination_ram_retake(&ram, &record, &err))
         fail_msg("%s", err.message);
 }
 
@@ -96,8 +96,8 @@ static int end(void **state)
     }
     close(asks);
     close(answers);
-    if (d.uffd.fd >= 0)
-        close(d.uffd.fd);
+    if (ram.uffd.fd >= 0)
+        close(ram.uffd.fd);
     return 0;
 }
 
@@ -105,8 +105,8 @@ static int end(void **state)
 static void is_free(void)
 {
     struct ibx_uffd uffd;
-    assert_int_equal(d.uffd.fd, -1);
-    assert_false(d.registered);
+    assert_int_equal(ram.uffd.fd, -1);
+    assert_int_not_equal(ram.state.now, DESTINATION_RAM_REGISTERED);
     assert_int_equal(ibx_uffd_take(qemu, -1, &uffd, NULL), -ENOENT);
     assert_int_equal(write(asks, "a", 1), 1);
     assert_true(answers_within(LIMIT));
@@ -117,9 +117,10 @@ static void test_both_ways(void **state)
     (void)state;
     struct ibx_error err = {0};
     begin((uintptr_t)memory);
-    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
     is_free();
-    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0); /* there is nothing any more */
+    assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err),
+                     0); /* there is nothing any more */
 }
 
 /* Memory that was unplugged since, for instance: with the descriptor all is released. */
@@ -128,7 +129,7 @@ static void test_not_unregistered(void **state)
     (void)state;
     struct ibx_error err = {0};
     begin(PAGE);
-    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
     is_free();
 }
 
@@ -140,11 +141,11 @@ static void test_not_closed(void **state)
     begin((uintptr_t)memory);
     kill(qemu, SIGSTOP);
     waitpid(qemu, NULL, WUNTRACED);
-    assert_int_not_equal(ibx_destination_vm_let_go(&d, &err), 0);
-    assert_true(err.message[0] && d.uffd.fd >= 0);
-    assert_false(d.registered);
+    assert_int_not_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
+    assert_true(err.message[0] && ram.uffd.fd >= 0);
+    assert_int_not_equal(ram.state.now, DESTINATION_RAM_REGISTERED);
     kill(qemu, SIGCONT);
-    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
     is_free();
 }
 
@@ -157,11 +158,11 @@ static void test_neither(void **state)
     kill(qemu, SIGSTOP);
     waitpid(qemu, NULL, WUNTRACED);
     for (int i = 0; i < 2; i++) {
-        assert_int_not_equal(ibx_destination_vm_let_go(&d, &err), 0);
-        assert_true(d.uffd.fd >= 0 && d.registered);
+        assert_int_not_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
+        assert_true(ram.uffd.fd >= 0 && ram.state.now == DESTINATION_RAM_REGISTERED);
     }
     kill(qemu, SIGCONT);
-    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
+    assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
     is_free();
 }
 
@@ -173,8 +174,8 @@ static void test_qemu_has_ended(void **state)
     begin((uintptr_t)memory);
     kill(qemu, SIGKILL);
     waitpid(qemu, NULL, 0);
-    assert_int_equal(ibx_destination_vm_let_go(&d, &err), 0);
-    assert_int_equal(d.uffd.fd, -1);
+    assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
+    assert_int_equal(ram.uffd.fd, -1);
     qemu = 0;
 }
 

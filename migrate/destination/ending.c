@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination/destination.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LAST_MESSAGE_MS 1000  /* for a source that ends its connections to say why */
+#define ABORT_MS        500   /* for the source to take an ABORT */
+#define RETRY_MS        1000  /* between two tries at the end */
+#define LET_GO_MS       10000 /* for QEMU's descriptor, when nothing depends on it any more */
+
+/* ---------------------------------------------------------------- the VM's end */
+
+static void send_abort(struct destination *d, const char *why)
+{
+    if (!destination_linked(&d->link))
+        return;
+    ibx_channel_send_abort(&d->link.control, why);
+    ibx_channel_linger(&d->link.control, ibx_deadline_in_ms(ABORT_MS));
+}
+
+/* The VM never ran here and will not; nothing is undone where the table has no such move. */
+static int give_up(struct destination *d, int code, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    const bool linked = destination_linked(&d->link);
+    /* A tool that took over knows less for sure, and leaves it to the operator. */
+    const bool answer = d->state.now >= DESTINATION_WAITING && !linked &&
+                        d->peer.now != DESTINATION_PEER_ABORTED && !d->ram.taken_over;
+    const enum destination_state to = answer ? DESTINATION_ANSWERING : DESTINATION_GIVEN_UP;
+    if (!ibx_state_allows(d->state.table, d->state.now, to))
+        return code;
+    ibx_destination_stream_cut(&d->stream); /* first: QEMU fails instead of running on zero pages */
+    ibx_destination_ram_give_up(&d->ram, &d->status.record);
+    ibx_destination_link_engine_ended(&d->link);
+    if (d->status.record.written_s)
+        ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
+    ibx_destination_move(d, to, &silent);
+    send_abort(d, err->message);
+    return code;
+}
+
+/* Its QEMU has ended, or the end of the state came to nothing. */
+static int vm_lost(struct destination *d, int code, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    const bool resuming = d->state.now == DESTINATION_RESUMING;
+    if (resuming && (d->qemu.state.now == DESTINATION_QEMU_FAILED ||
+                     d->stream.state.now < DESTINATION_STREAM_ENDING))
+        return give_up(d, code, err);
+    ibx_destination_move(d, DESTINATION_FAILED, &silent);
+    ibx_error_prefix(err, code,
+                     "the VM ran here and its QEMU (process %d) is gone; ib-migrate rollback at "
+                     "the source restarts it from its stop",
+                     (int)d->status.record.pid);
+    /* To a source that has not been told RUNNING, ABORT would mean that the VM never ran. */
+    if (!resuming)
+        send_abort(d, err->message);
+    return code;
+}
+
+int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
+{
+    struct destination_qemu *qemu = &d->qemu;
+    if (d->state.now == DESTINATION_COMPLETE) /* QEMU is not needed any more */
+        return 0;
+    int rc = ibx_destination_qemu_check(
+        qemu, d->ram.taken_over && qemu->state.now != DESTINATION_QEMU_RUNNING, err);
+    const bool running = qemu->state.now == DESTINATION_QEMU_RUNNING;
+    if (running && d->stream.state.now < DESTINATION_STREAM_RELEASED)
+        rc = ibx_destination_qemu_stop(qemu, err);
+    if (!rc)
+        return 0;
+    if (!destination_ours(d))
+        return give_up(d, rc, err);
+    if (qemu->state.now == DESTINATION_QEMU_FAILED || !destination_qemu_lives(&d->status.record))
+        return vm_lost(d, rc, err);
+    ibx_destination_qemu_lose(qemu, err->message);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- the link's end */
+
+void ibx_destination_unlink(struct destination *d, int code, const char *reason)
+{
+    if (!destination_linked(&d->link))
+        return;
+    d->lost_ns = ibx_now_ns();
+    snprintf(d->status.message, sizeof(d->status.message), "%s", reason);
+    ibx_log(IBX_LOG_INFO, "migration: %s", reason);
+    ibx_destination_link_lose(&d->link);
+    if (d->link.state.now == DESTINATION_LINK_STOPPING &&
+        ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+        ibx_fault_stop(d->ram.engine, code, reason);
+}
+
+static int on_last_message(void *context, const struct ibx_migrate_any *message)
+{
+    struct destination_hearing *h = context;
+    int rc = ibx_destination_on_message(context, message);
+    return rc || !destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
+}
+
+/* Of a source that goes, the ends of its connections may be noticed in any order, and before its
+ * last message is read, which decides whether it is waited for. */
+static int take_last_messages(struct destination *d, int code, struct ibx_error *err)
+{
+    struct ibx_error last = {0};
+    struct destination_hearing hearing = {d, &last};
+    const unsigned ms = d->state.now == DESTINATION_WAITING ? LAST_MESSAGE_MS : 0;
+    if (!destination_linked(&d->link) || d->peer.now == DESTINATION_PEER_ABORTED ||
+        destination_ours(d) || code == -EPROTO)
+        return code;
+    int rc = ibx_channel_take_until(&d->link.control, on_last_message, &hearing,
+                                    ibx_deadline_in_ms(ms), &last);
+    if (d->peer.now != DESTINATION_PEER_ABORTED)
+        return code;
+    *err = last;
+    return rc;
+}
+
+static const char *what_a_lost_link_means(const struct destination *d)
+{
+    switch (d->state.now) {
+    case DESTINATION_WAITING:
+        return "the VM has not run here, and waits for the source to be back and say that it shall "
+               "(if it goes on there, interrupt this tool)";
+    case DESTINATION_COMPLETE:
+        return DESTINATION_UNCONFIRMED;
+    default:
+        return "the VM waits for pages until the source is back";
+    }
+}
+
+int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err)
+{
+    code = take_last_messages(d, code, err);
+    if (!destination_ours(d) &&
+        (d->state.now != DESTINATION_WAITING || d->peer.now == DESTINATION_PEER_ABORTED))
+        return give_up(d, code, err);
+    if (destination_linked(&d->link))
+        ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
+                             what_a_lost_link_means(d));
+    ibx_destination_unlink(d, code, err->message);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- interrupts and patience */
+
+static int leave(struct destination *d, int code, struct ibx_error *err)
+{
+    struct ibx_error refused = {0};
+    int rc = ibx_destination_move(d, DESTINATION_LEFT, &refused);
+    return rc ? ibx_error_set(err, rc, "%s", refused.message) : code;
+}
+
+int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err)
+{
+    const unsigned before = d->interrupts;
+    const bool complete = d->state.now == DESTINATION_COMPLETE;
+    d->interrupts += ibx_migration_signals_take(&d->signals);
+    if (!d->interrupts)
+        return 0;
+    if (!destination_ours(d))
+        return give_up(d,
+                       ibx_error_set(err, -ECANCELED, "cancelled: %s",
+                                     d->state.now == DESTINATION_LISTENING
+                                         ? "no VM had come"
+                                         : "the VM stays at the source"),
+                       err);
+    const bool idle = complete && (!destination_linked(&d->link) ||
+                                   d->ram.state.now != DESTINATION_RAM_UNTOUCHED);
+    if (d->interrupts > 1 || idle)
+        return leave(d,
+                     ibx_error_set(err, -EINTR,
+                                   complete
+                                       ? "interrupted; all pages are here, but the source has not "
+                                         "confirmed it: ib-migrate recover --qmp %s tells it"
+                                       : "interrupted; the VM runs here and waits for its pages: "
+                                         "ib-migrate recover --qmp %s goes on",
+                                   d->options->qmp),
+                     err);
+    if (d->interrupts > before)
+        ibx_migration_notify(
+            &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
+            complete ? "all pages are here, and only the source's confirmation is waited for"
+                     : "the VM runs here and needs pages that are still at the source");
+    return 0;
+}
+
+int ibx_destination_check_patience(struct destination *d, struct ibx_error *err)
+{
+    const uint64_t limit = (uint64_t)d->options->give_up_s * 1000 * IBX_NS_PER_MS;
+    const bool ours = destination_ours(d);
+    if (!limit || destination_linked(&d->link) || d->state.now < DESTINATION_WAITING ||
+        ibx_now_ns() - d->lost_ns < limit)
+        return 0;
+    ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
+                  d->state.now == DESTINATION_COMPLETE
+                      ? "; all pages are here, only its confirmation is missing: ib-migrate "
+                        "recover asks for it"
+                  : ours ? ": ib-migrate recover waits again"
+                         : "");
+    return ours ? leave(d, -ETIMEDOUT, err) : give_up(d, -ETIMEDOUT, err);
+}
+
+/* ---------------------------------------------------------------- every page is here */
+
+/*
+ * First that goes on record, and only then is anything undone in QEMU: whoever finds RUNNING on
+ * record finds the userfaultfd in its place, and whoever finds COMPLETE needs neither that nor QEMU
+ * itself to tell the source. Both steps can fail for a while (a full disk, a QEMU that is stopped):
+ * the VM runs on meanwhile, and they are tried again.
+ */
+
+/* Notifies once for each series of failures. */
+static void retry_later(struct destination *d, const char *what, const struct ibx_error *why)
+{
+    if (!d->retry_ns)
+        ibx_migration_notify(&d->options->observer, "all pages are here, but %s (%s): trying again",
+                             what, why->message);
+    d->retry_ns = ibx_deadline_in_ms(RETRY_MS);
+}
+
+int ibx_destination_complete(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_journal_totals *totals = &d->status.record.totals;
+    if (ibx_now_ns() < d->retry_ns)
+        return 0;
+    ibx_destination_update(d);
+    *totals = (struct ibx_journal_totals){.pages = d->ram.map.pages,
+                                          .zero_pages = d->status.zero_pages,
+                                          .discarded_pages = d->ram.discarded};
+    ibx_page_map_hash(&d->ram.map, totals->hash);
+    if (ibx_destination_record(d, IBX_JOURNAL_COMPLETE, err)) {
+        memset(totals, 0, sizeof(*totals));
+        retry_later(d, "that cannot be put on record", err);
+        return 0;
+    }
+    d->retry_ns = 0;
+    int rc = ibx_destination_move(d, DESTINATION_COMPLETE, err);
+    if (rc)
+        return rc;
+    ibx_destination_arrived_remove(&d->status.record);
+    ibx_destination_qemu_leave(&d->qemu);
+    return 0;
+}
+
+bool ibx_destination_has_let_go(struct destination *d)
+{
+    struct destination_ram *ram = &d->ram;
+    struct ibx_error why = {0};
+    if (ram->state.now == DESTINATION_RAM_UNTOUCHED)
+        return true;
+    if (ibx_now_ns() < d->retry_ns)
+        return false;
+    if (!d->let_go_by_ns)
+        d->let_go_by_ns = ibx_deadline_in_ms(LET_GO_MS);
+    ibx_destination_update(d);
+    int rc = ibx_destination_ram_let_go(ram, &d->status.record, &why);
+    ibx_destination_link_engine_ended(&d->link);
+    if (rc) {
+        if (ram->state.now == DESTINATION_RAM_REGISTERED || ibx_now_ns() < d->let_go_by_ns) {
+            retry_later(d, "QEMU cannot be let go of", &why);
+            return false;
+        }
+        ibx_migration_notify(&d->options->observer,
+                             "QEMU keeps a descriptor that it needs no more, until it ends: %s",
+                             why.message);
+        ibx_destination_ram_abandon(ram);
+    }
+    return true;
+}

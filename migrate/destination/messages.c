@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination/destination.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------- in */
+
+static int unexpected(const struct destination *d, const struct ibx_migrate_any *message,
+                      struct ibx_error *err)
+{
+    return ibx_error_set(err, -EPROTO, "the source said %s while the destination was %s",
+                         ibx_migrate_message_name(message->type), ibx_destination_state_name(d));
+}
+
+/* The device state and the page map are taken in any order. */
+static bool takes_state(const struct destination *d)
+{
+    return (d->state.now == DESTINATION_READY || d->state.now == DESTINATION_MAPPED) &&
+           d->stream.state.now == DESTINATION_STREAM_TAKING;
+}
+
+static bool takes_map(const struct destination *d)
+{
+    return d->link.state.now == DESTINATION_LINK_OPEN &&
+           (d->state.now == DESTINATION_READY || d->state.now == DESTINATION_WAITING ||
+            d->state.now == DESTINATION_RESUMING || d->state.now == DESTINATION_FILLING);
+}
+
+static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *end,
+                      struct ibx_error *err)
+{
+    const struct ibx_page_map *map = &d->ram.map;
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
+    ibx_page_map_hash(map, hash);
+    if (map->next != map->pages || end->pages != map->pages || end->data_pages != map->data_pages ||
+        memcmp(hash, end->hash, sizeof(hash)))
+        return ibx_error_set(err, -EPROTO,
+                             "the page map does not add up: %" PRIu64 " of %" PRIu64
+                             " pages, %" PRIu64 " with data, announced %" PRIu64,
+                             map->next, map->pages, map->data_pages, end->data_pages);
+    d->link.map_end = *end;
+    return ibx_state_move(&d->link.state, DESTINATION_LINK_MAPPED);
+}
+
+/* The first one says that the VM is about to stop. */
+static int on_state(struct destination *d, const struct ibx_bytes *state, struct ibx_error *err)
+{
+    if (!d->stream.total)
+        d->busy_until_ns = ibx_migration_busy_until();
+    int rc = ibx_destination_stream_append(&d->stream, state->bytes, state->length, err);
+    return rc ? rc : ibx_destination_stream_feed(&d->stream, err);
+}
+
+static int on_commit(struct destination *d, const struct ibx_migrate_any *message,
+                     struct ibx_error *err)
+{
+    if (d->state.now != DESTINATION_WAITING || message->is.epoch != d->status.record.epoch)
+        return unexpected(d, message, err);
+    int rc = ibx_destination_move(d, DESTINATION_RESUMING, err);
+    if (!rc)
+        rc = ibx_destination_stream_release(&d->stream);
+    return rc ? rc : ibx_destination_stream_feed(&d->stream, err);
+}
+
+static int on_confirm(struct destination *d, const struct ibx_migrate_any *message,
+                      struct ibx_error *err)
+{
+    if (d->state.now != DESTINATION_COMPLETE || !d->complete_ns ||
+        message->is.epoch != d->status.record.epoch)
+        return unexpected(d, message, err);
+    return d->peer.now == DESTINATION_PEER_CONFIRMED
+               ? 0
+               : ibx_state_move(&d->peer, DESTINATION_PEER_CONFIRMED);
+}
+
+static int on_abort(struct destination *d, const char *why, struct ibx_error *err)
+{
+    if (d->peer.now == DESTINATION_PEER_QUIET)
+        ibx_state_move(&d->peer, DESTINATION_PEER_ABORTED);
+    return ibx_error_set(err, -ECONNABORTED, "the source gave up: %s", why);
+}
+
+int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message)
+{
+    struct destination_hearing *h = context;
+    struct destination *d = h->destination;
+    d->messages++;
+    switch (message->type) {
+    case IBX_MIGRATE_STATE:
+        return takes_state(d) ? on_state(d, &message->is.state, h->err)
+                              : unexpected(d, message, h->err);
+    case IBX_MIGRATE_STATE_END:
+        if (!takes_state(d) || d->link.state.now < DESTINATION_LINK_MAPPED)
+            return unexpected(d, message, h->err);
+        return ibx_destination_stream_end(&d->stream, message->is.state_bytes, h->err);
+    case IBX_MIGRATE_MAP:
+        return takes_map(d) ? ibx_page_map_take(&d->ram.map, message->is.map.bytes,
+                                                message->is.map.length, h->err)
+                            : unexpected(d, message, h->err);
+    case IBX_MIGRATE_MAP_END:
+        return takes_map(d) ? on_map_end(d, &message->is.map_end, h->err)
+                            : unexpected(d, message, h->err);
+    case IBX_MIGRATE_COMMIT:
+        return on_commit(d, message, h->err);
+    case IBX_MIGRATE_CONFIRM:
+        return on_confirm(d, message, h->err);
+    case IBX_MIGRATE_ABORT:
+        return on_abort(d, message->is.reason, h->err);
+    default:
+        return unexpected(d, message, h->err);
+    }
+}
+
+/* ---------------------------------------------------------------- out */
+
+static int send_message(struct destination *d, const struct ibx_migrate_any *message,
+                        struct ibx_error *err)
+{
+    int rc = ibx_channel_send(&d->link.control, message);
+    return rc ? ibx_error_set(err, rc, "%s could not be sent: %s",
+                              ibx_migrate_message_name(message->type), strerror(-rc))
+              : 0;
+}
+
+int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,
+                         struct ibx_error *err)
+{
+    const struct ibx_migrate_any message = {.type = type};
+    return send_message(d, &message, err);
+}
+
+static void progress_of(const struct destination *d, struct ibx_migrate_progress *progress)
+{
+    *progress = (struct ibx_migrate_progress){
+        .pages = d->status.pages,
+        .present = d->status.present,
+        .bytes = d->status.bytes,
+        .faults = d->status.faults,
+        .fault_p50_ns = d->status.fault_p50_ns,
+        .fault_p99_ns = d->status.fault_p99_ns,
+        .fault_max_ns = d->status.fault_max_ns,
+    };
+}
+
+void ibx_destination_send_progress(struct destination *d)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_PROGRESS};
+    if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) ||
+        ibx_now_ns() - d->progress_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
+        return;
+    d->progress_ns = ibx_now_ns();
+    progress_of(d, &message.is.progress);
+    ibx_channel_send(&d->link.control, &message);
+}
+
+int ibx_destination_send_complete(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_journal_totals *is = &d->status.record.totals;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
+    struct ibx_migrate_totals *totals = &message.is.totals;
+    totals->pages = is->pages;
+    totals->zero_pages = is->zero_pages;
+    totals->discarded_pages = is->discarded_pages;
+    totals->fetched_pages = is->pages - is->zero_pages - is->discarded_pages;
+    memcpy(totals->hash, is->hash, sizeof(totals->hash));
+    progress_of(d, &totals->progress);
+    return send_message(d, &message, err);
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A tool that takes over from one that has ended. QEMU's main thread may wait for a page, for which
+ * only this tool can send: then its monitor answers nobody, and guest RAM is found by the record
+ * alone.
+ */
+#include "migrate/destination/destination.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define REACH_MS 5000 /* for the monitor, where it alone can say whether the VM ran */
+
+static int ended(const struct destination *d, struct ibx_error *err)
+{
+    return ibx_error_set(err, -ESRCH,
+                         "the QEMU (process %d) of this move has ended, and the VM with it: "
+                         "ib-migrate rollback at the source restarts it from its stop",
+                         (int)d->status.record.pid);
+}
+
+/* For a record without the layout of guest RAM. */
+static int find_by_monitor(struct destination *d, struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qemu.qmp, err);
+    if (!rc)
+        rc = ibx_guest_ram_find(d->qemu.qmp, 0, true, &d->ram.guest, deadline, err);
+    if (rc)
+        return rc;
+    return d->ram.guest.pid == d->status.record.pid && destination_qemu_lives(&d->status.record)
+               ? ibx_destination_ram_measure(&d->ram, err)
+               : ended(d, err);
+}
+
+/* The process of the record, and guest RAM in it. */
+static int find(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &d->status.record;
+    if (!record->block_count)
+        return find_by_monitor(d, err);
+    if (!destination_qemu_lives(record))
+        return ended(d, err);
+    int rc = ibx_destination_ram_recall(&d->ram, record, err);
+    if (!rc)
+        rc = ibx_guest_ram_reopen(&d->ram.guest, true, err);
+    return destination_qemu_lives(record) ? rc : ended(d, err);
+}
+
+/* Whether the VM runs. RUNNING was written when it did. Before that QEMU knows, and if it does not
+ * answer, it may need pages for that. */
+static int learn_state(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &d->status.record;
+    char status[32];
+    struct ibx_error silent = {0};
+    if (record->block_count && record->state == IBX_JOURNAL_RUNNING)
+        return ibx_state_move(&d->qemu.state, DESTINATION_QEMU_RUNNING);
+    int rc = d->qemu.qmp
+                 ? 0
+                 : ibx_destination_qemu_reach(&d->qemu, ibx_deadline_in_ms(REACH_MS), &silent);
+    if (!rc)
+        rc = ibx_destination_qemu_await(&d->qemu, status, sizeof(status), &silent);
+    if (rc && !destination_qemu_lives(record))
+        return ended(d, err);
+    if (rc && !record->block_count)
+        return ibx_error_set(err, rc, "%s", silent.message);
+    if (rc) {
+        ibx_destination_qemu_lose(&d->qemu, silent.message);
+        return 0;
+    }
+    if (!strcmp(status, "inmigrate"))
+        return ibx_error_set(err, -ECANCELED,
+                             "the move ended before the VM ran here: start this QEMU anew and move "
+                             "again; the VM is at the source");
+    return ibx_state_move(&d->qemu.state, DESTINATION_QEMU_RUNNING);
+}
+
+static void recall_blocks(struct destination *d)
+{
+    struct ibx_migrate_hello own = {0};
+    ibx_migrate_hello_describe(&own, &d->ram.guest);
+    memcpy(d->link.blocks, own.blocks, sizeof(d->link.blocks));
+    d->link.block_count = own.block_count;
+    ibx_destination_stream_recover(&d->stream);
+}
+
+/* QEMU is not needed for that, and may have ended, or have other RAM by now. What the tool before
+ * had not undone in it yet is undone. */
+static int take_over_complete(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &d->status.record;
+    int rc = ibx_destination_ram_recall(&d->ram, record, err);
+    if (!rc)
+        rc = ibx_destination_begin(d, DESTINATION_COMPLETE);
+    if (rc)
+        return rc;
+    recall_blocks(d);
+    ibx_state_move(&d->qemu.state, DESTINATION_QEMU_RUNNING);
+    d->status.pages = d->status.present = record->totals.pages;
+    d->status.zero_pages = record->totals.zero_pages;
+    d->ram.discarded = record->totals.discarded_pages;
+    ibx_destination_arrived_remove(record);
+    if (!destination_qemu_lives(record))
+        return 0;
+    rc = ibx_destination_ram_retake(&d->ram, record, err);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+int ibx_destination_take_over(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &d->status.record;
+    if (record->state == IBX_JOURNAL_COMPLETE)
+        return take_over_complete(d, err);
+    int rc = find(d, err);
+    if (!rc)
+        rc = learn_state(d, err);
+    if (rc)
+        return rc;
+    recall_blocks(d);
+    const bool runs = d->qemu.state.now == DESTINATION_QEMU_RUNNING;
+    rc = ibx_destination_begin(d, runs ? DESTINATION_FILLING : DESTINATION_RESUMING);
+    if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN)
+        rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);
+    return rc ? rc : ibx_destination_ram_take_over(&d->ram, record, err);
+}

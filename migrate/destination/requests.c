@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---------------------------------------------------------------- control socket */
+
+static void on_status(void *context, struct ibx_migrate_status *status)
+{
+    struct destination *d = context;
+    ibx_destination_update(d);
+    *status = d->status;
+    status->now_ns = ibx_now_ns();
+}
+
+static int on_cancel(void *context, struct ibx_error *err)
+{
+    struct destination *d = context;
+    if (destination_ours(d) || destination_over(d))
+        return ibx_error_set(err, -EBUSY, "the VM runs here already: it cannot be cancelled");
+    d->interrupts++;
+    return 0;
+}
+
+static int on_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_error *err)
+{
+    struct destination *d = context;
+    (void)err;
+    ibx_destination_ram_set_bandwidth(&d->ram, bytes_per_second);
+    return 0;
+}
+
+static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth};
+
+int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    ibx_control_socket_waiting_path(d->options->folder, getpid(), path, sizeof(path));
+    return ibx_control_socket_open(path, &socket_ops, d, &d->socket, err);
+}
+
+int ibx_destination_open_record(struct destination *d, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    ibx_control_socket_close(d->socket);
+    d->socket = NULL;
+    int rc = ibx_journal_lock(d->options->folder, &d->status.record, &d->lock_fd, err);
+    if (rc)
+        return rc;
+    ibx_journal_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
+    return ibx_control_socket_open(path, &socket_ops, d, &d->socket, err);
+}
+
+/* ---------------------------------------------------------------- HELLO: a new migration */
+
+/* Page numbers and regions count through the blocks in their order. */
+static void check_order(const struct ibx_guest_ram *ram, const struct ibx_migrate_hello *hello,
+                        struct ibx_blockers *blockers)
+{
+    for (unsigned i = 0; i < hello->block_count && i < ram->count; i++) {
+        if (!strcmp(hello->blocks[i].id, ram->blocks[i].id))
+            continue;
+        ibx_blockers_add(blockers,
+                         "the source names guest RAM %s where %s is expected: its ib-migrate "
+                         "is not like this one",
+                         hello->blocks[i].id, ram->blocks[i].id);
+        return;
+    }
+}
+
+static int check_hardware(const struct destination *d, const struct ibx_migrate_hello *hello,
+                          struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.guest.version;
+    char *own = malloc(IBX_HARDWARE_MAX);
+    if (!own)
+        return ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
+    int rc = ibx_hardware_describe(d->qemu.qmp, own, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc)
+        ibx_preflight_hardware(hello->hardware, own,
+                               from->major == to->major && from->minor == to->minor, blockers);
+    free(own);
+    return rc;
+}
+
+/* All reasons against taking this VM; looked for anew, since QEMU may have changed meanwhile. */
+static int blockers_of(struct destination *d, const struct ibx_migrate_hello *hello,
+                       struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    const struct ibx_guest_ram *ours = &d->ram.guest;
+    struct ibx_guest_ram theirs;
+    int rc = ibx_migrate_hello_ram(hello, &theirs);
+    if (rc)
+        return ibx_error_set(err, rc, "no memory for a description of the VM");
+    rc = ibx_preflight_side(d->qemu.qmp, ours, IBX_MIGRATE_DESTINATION, blockers,
+                            ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    ibx_preflight_pair(&theirs, ours, blockers);
+    if (!blockers->count)
+        check_order(ours, hello, blockers);
+    /* Of another machine everything is different. */
+    if (!rc && !strcmp(theirs.machine, ours->machine))
+        rc = check_hardware(d, hello, blockers, err);
+    ibx_guest_ram_fini(&theirs);
+    return rc;
+}
+
+/* What the host calls itself, and its address without the port, which is another one each time. */
+static void name_of(const struct ibx_connection_request *request, char *out, size_t size)
+{
+    const char *host = request->first.is.hello->host, *from = ibx_conn_path(request->conn)->peer;
+    const char *colon = strrchr(from, ':');
+    const bool port = colon && colon[1] && strspn(colon + 1, "0123456789") == strlen(colon + 1);
+    const int length = (int)(port ? colon - from : (ptrdiff_t)strlen(from));
+    snprintf(out, size, "%.64s%s%.*s%s", host, *host ? " (" : "", length < 55 ? length : 55, from,
+             *host ? ")" : "");
+}
+
+static bool same_migration(const struct destination *d, const uint8_t id[IBX_MIGRATE_ID_BYTES])
+{
+    return d->state.now != DESTINATION_LISTENING &&
+           !memcmp(d->status.record.id, id, IBX_MIGRATE_ID_BYTES);
+}
+
+/* What is answered about the migration of this HELLO. */
+static enum ibx_answer_state state_for(const struct destination *d,
+                                       const struct ibx_migrate_hello *hello)
+{
+    return same_migration(d, hello->id) ? ibx_destination_answer_state(d) : IBX_ANSWER_NONE;
+}
+
+/* As many as this machine is good for, within what is offered; or those that the engine has. */
+static unsigned links_of(const struct destination *d, const struct ibx_migrate_hello *hello)
+{
+    const unsigned links = d->ram.engine ? d->link.count : ibx_page_links_default();
+    const unsigned most = links < hello->links ? links : hello->links;
+    return most > hello->links_least ? most : hello->links_least;
+}
+
+static int accept_migration(struct destination *d, const struct ibx_connection_request *request,
+                            struct ibx_error *err)
+{
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    struct ibx_journal *record = &d->status.record;
+    memcpy(d->link.blocks, hello->blocks, sizeof(d->link.blocks));
+    d->link.block_count = hello->block_count;
+    memcpy(record->id, hello->id, sizeof(record->id));
+    record->epoch = hello->epoch;
+    name_of(request, record->peer, sizeof(record->peer));
+    if (!record->name[0])
+        memcpy(record->name, hello->name, sizeof(record->name));
+    d->status.began_ns = ibx_now_ns();
+    int rc = ibx_destination_move(d, DESTINATION_JOINING, err);
+    if (rc) {
+        ibx_close(request->conn);
+        return rc;
+    }
+    return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello),
+                                       IBX_ANSWER_NONE);
+}
+
+static int on_new(struct destination *d, const struct ibx_connection_request *request,
+                  struct ibx_error *err)
+{
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    struct ibx_blockers blockers = {0};
+    char peer[sizeof(d->status.record.peer)];
+    const unsigned links = links_of(d, hello);
+    if (d->state.now != DESTINATION_LISTENING) {
+        ibx_destination_link_refuse(&d->link, request->conn, IBX_ANSWER_NONE,
+                                    destination_over(d) ? "a move has just failed here"
+                                                        : "another VM is being moved here");
+        return 0;
+    }
+    int rc = blockers_of(d, hello, &blockers, err);
+    if (rc) {
+        ibx_destination_link_refuse(&d->link, request->conn, IBX_ANSWER_NONE, err->message);
+        return rc;
+    }
+    if (d->ram.minor)
+        ibx_migration_check_locked(request->conn, links, d->ram.guest.bytes, &blockers);
+    name_of(request, peer, sizeof(peer));
+    if (blockers.count)
+        ibx_migration_notify(&d->options->observer, "refused %s from %s: %s",
+                             hello->name[0] ? hello->name : "a VM", peer, blockers.reasons[0]);
+    if (hello->purpose != IBX_PURPOSE_CHECK && !blockers.count)
+        return accept_migration(d, request, err);
+    ibx_destination_link_answer(&d->link, request->conn, !blockers.count, IBX_ANSWER_NONE, links,
+                                &blockers);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- HELLO: resume, confirm, query */
+
+static int resume_link(struct destination *d, const struct ibx_connection_request *request,
+                       struct ibx_error *err)
+{
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    struct ibx_journal *record = &d->status.record;
+    const unsigned links = links_of(d, hello);
+    record->epoch = hello->epoch;
+    ibx_page_map_restart(&d->ram.map);
+    name_of(request, record->peer, sizeof(record->peer));
+    int rc = ibx_destination_link_accept(&d->link, request->conn, links,
+                                         ibx_destination_answer_state(d));
+    if (rc)
+        return ibx_error_set(err, rc, "the source's connection cannot be taken");
+    d->status.reconnects++;
+    ibx_migration_notify(&d->options->observer, "the source is back: %s", record->peer);
+    return 0;
+}
+
+/* The engine needs as many links as it has workers. */
+static const char *against_resume(const struct destination *d,
+                                  const struct ibx_migrate_hello *hello)
+{
+    if (!same_migration(d, hello->id))
+        return "this destination knows nothing of that move";
+    if (destination_over(d))
+        return d->status.message[0] ? d->status.message : "the move was given up";
+    if (hello->epoch <= d->status.record.epoch)
+        return "a newer source has been here: this one is out of date";
+    if (d->ram.engine && links_of(d, hello) != d->link.count)
+        return "another number of page connections than before";
+    if (d->state.now < DESTINATION_WAITING)
+        return "the move was lost before everything was here: begin anew";
+    return NULL;
+}
+
+static void on_resume(struct destination *d, struct ibx_connection_request *request)
+{
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    const char *why = against_resume(d, hello);
+    struct ibx_error silent = {0};
+    if (why) {
+        ibx_destination_link_refuse(&d->link, request->conn, state_for(d, hello), why);
+        if (d->state.now == DESTINATION_ANSWERING && same_migration(d, hello->id))
+            ibx_destination_move(d, DESTINATION_GIVEN_UP, &silent);
+        return;
+    }
+    /* The source noticed the loss before this side did. */
+    ibx_destination_unlink(d, -ECONNRESET, "the source connected again");
+    ibx_close(d->link.resume.conn);
+    ibx_migrate_message_free(&d->link.resume.first);
+    d->link.resume = *request;
+    request->first.is.hello = NULL; /* it is link.resume's now */
+}
+
+/* A source that has this on record needs nothing more of this side, and keeps nothing for it. */
+static void on_confirm(struct destination *d, const struct ibx_connection_request *request)
+{
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    const enum ibx_answer_state state = state_for(d, hello);
+    if (same_migration(d, hello->id) &&
+        (d->state.now != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch)) {
+        ibx_destination_link_refuse(&d->link, request->conn, state,
+                                    "not all pages are here, as far as this source can know");
+        return;
+    }
+    if (state == IBX_ANSWER_COMPLETE && d->peer.now == DESTINATION_PEER_QUIET)
+        ibx_state_move(&d->peer, DESTINATION_PEER_CONFIRMED);
+    ibx_destination_link_answer(&d->link, request->conn, true, state, 0, NULL);
+}
+
+/* Only rollback asks, and the answer has to stay true: a COMMIT of a source that has died may still
+ * be under way. */
+static void on_query(struct destination *d, const struct ibx_connection_request *request)
+{
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    if (d->state.now == DESTINATION_WAITING && same_migration(d, hello->id))
+        ibx_destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
+    ibx_destination_link_answer(&d->link, request->conn, true, state_for(d, hello), 0, NULL);
+}
+
+static int on_hello(struct destination *d, struct ibx_connection_request *request,
+                    struct ibx_error *err)
+{
+    switch (request->first.is.hello->purpose) {
+    case IBX_PURPOSE_MOVE:
+    case IBX_PURPOSE_CHECK:
+        return on_new(d, request, err);
+    case IBX_PURPOSE_RESUME:
+        on_resume(d, request);
+        return 0;
+    case IBX_PURPOSE_CONFIRM:
+        on_confirm(d, request);
+        return 0;
+    default:
+        on_query(d, request);
+        return 0;
+    }
+}
+
+/* ---------------------------------------------------------------- JOIN */
+
+static int on_join(struct destination *d, const struct ibx_connection_request *request,
+                   struct ibx_error *err)
+{
+    const struct ibx_migrate_join *join = &request->first.is.join;
+    struct destination_link *link = &d->link;
+    if (!destination_linked(link) || !same_migration(d, join->id) ||
+        join->epoch != d->status.record.epoch || join->link >= link->count ||
+        link->readers[join->link]) {
+        ibx_log(IBX_LOG_WARN, "a page connection from %s belongs to no migration here",
+                ibx_conn_path(request->conn)->peer);
+        ibx_close(request->conn);
+        return 0;
+    }
+    int rc = ibx_destination_link_join(link, request->conn, join->link, err);
+    if (rc)
+        return rc;
+    d->messages++;
+    if (link->joined == 1)
+        memcpy(d->status.path, ibx_page_reader_path(link->readers[join->link])->description,
+               sizeof(d->status.path));
+    return 0;
+}
+
+/* A source that is back, once the engine has stopped. */
+static int check_resume(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_connection_request resume = d->link.resume;
+    int rc = 0;
+    if (!resume.conn || d->link.state.now != DESTINATION_LINK_NONE)
+        return 0;
+    d->link.resume = (struct ibx_connection_request){.conn = NULL};
+    if (destination_over(d))
+        on_resume(d, &resume);
+    else
+        rc = resume_link(d, &resume, err);
+    ibx_migrate_message_free(&resume.first);
+    return rc;
+}
+
+int ibx_destination_check_requests(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_connection_request request;
+    int rc = check_resume(d, err);
+    while (!rc && ibx_acceptor_take(d->link.acceptor, &request)) {
+        rc = request.first.type == IBX_MIGRATE_HELLO ? on_hello(d, &request, err)
+                                                     : on_join(d, &request, err);
+        ibx_migrate_message_free(&request.first);
+    }
+    return rc;
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination/destination.h"
+
+static const struct ibx_state destination_states[] = {
+    [DESTINATION_LISTENING] = {"listening",
+                               IBX_TO(DESTINATION_JOINING) | IBX_TO(DESTINATION_GIVEN_UP),
+                               IBX_STATE_INITIAL},
+    [DESTINATION_JOINING] = {"joining", IBX_TO(DESTINATION_READY) | IBX_TO(DESTINATION_GIVEN_UP),
+                             0},
+    [DESTINATION_READY] = {"ready", IBX_TO(DESTINATION_MAPPED) | IBX_TO(DESTINATION_GIVEN_UP), 0},
+    [DESTINATION_MAPPED] = {"mapped", IBX_TO(DESTINATION_WAITING) | IBX_TO(DESTINATION_GIVEN_UP),
+                            0},
+    [DESTINATION_WAITING] = {"waiting",
+                             IBX_TO(DESTINATION_RESUMING) | IBX_TO(DESTINATION_GIVEN_UP) |
+                                 IBX_TO(DESTINATION_ANSWERING),
+                             0},
+    [DESTINATION_RESUMING] = {"resuming",
+                              IBX_TO(DESTINATION_FILLING) | IBX_TO(DESTINATION_GIVEN_UP) |
+                                  IBX_TO(DESTINATION_ANSWERING) | IBX_TO(DESTINATION_FAILED) |
+                                  IBX_TO(DESTINATION_LEFT),
+                              IBX_STATE_INITIAL},
+    [DESTINATION_FILLING] = {"filling",
+                             IBX_TO(DESTINATION_COMPLETE) | IBX_TO(DESTINATION_FAILED) |
+                                 IBX_TO(DESTINATION_LEFT),
+                             IBX_STATE_INITIAL},
+    [DESTINATION_COMPLETE] = {"complete", IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT),
+                              IBX_STATE_INITIAL},
+    [DESTINATION_DONE] = {"done", 0, IBX_STATE_FINAL},
+    [DESTINATION_ANSWERING] = {"answering", IBX_TO(DESTINATION_GIVEN_UP), 0},
+    [DESTINATION_GIVEN_UP] = {"given up", 0, IBX_STATE_FINAL},
+    [DESTINATION_FAILED] = {"failed", 0, IBX_STATE_FINAL},
+    [DESTINATION_LEFT] = {"left", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table destination_table =
+    IBX_STATE_TABLE("destination", destination_states);
+
+static const struct ibx_state peer_states[] = {
+    [DESTINATION_PEER_QUIET] = {"quiet",
+                                IBX_TO(DESTINATION_PEER_ABORTED) |
+                                    IBX_TO(DESTINATION_PEER_CONFIRMED),
+                                IBX_STATE_INITIAL},
+    [DESTINATION_PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
+    [DESTINATION_PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table peer_table = IBX_STATE_TABLE("destination peer", peer_states);
+
+int ibx_destination_begin(struct destination *d, enum destination_state first)
+{
+    int rc = ibx_state_begin(&d->peer, &peer_table, DESTINATION_PEER_QUIET);
+    return rc ? rc : ibx_state_begin(&d->state, &destination_table, first);
+}
+
+int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err)
+{
+    int rc = ibx_migration_enter(&d->state, "destination", to, err);
+    if (!rc && to >= DESTINATION_MAPPED && to <= DESTINATION_RESUMING)
+        d->busy_until_ns = ibx_migration_busy_until();
+    return rc;
+}
+
+const char *ibx_destination_state_name(const struct destination *d)
+{
+    return ibx_state_name(&destination_table, d->state.now);
+}
+
+enum ibx_migrate_phase ibx_destination_phase(const struct destination *d)
+{
+    const bool linked = destination_linked(&d->link);
+    switch (d->state.now) {
+    case DESTINATION_LISTENING:
+        return IBX_PHASE_WAITING;
+    case DESTINATION_JOINING:
+    case DESTINATION_READY:
+        return IBX_PHASE_PREPARING;
+    case DESTINATION_MAPPED:
+        return IBX_PHASE_SWITCHING;
+    case DESTINATION_WAITING:
+    case DESTINATION_RESUMING:
+        return linked ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
+    case DESTINATION_FILLING:
+    case DESTINATION_COMPLETE:
+        return linked ? IBX_PHASE_FILLING : IBX_PHASE_BROKEN;
+    case DESTINATION_DONE:
+        return IBX_PHASE_DONE;
+    default:
+        return IBX_PHASE_FAILED;
+    }
+}
+
+enum ibx_answer_state ibx_destination_answer_state(const struct destination *d)
+{
+    switch (d->state.now) {
+    case DESTINATION_WAITING:
+        return IBX_ANSWER_WAITING;
+    case DESTINATION_RESUMING:
+    case DESTINATION_FILLING:
+        return IBX_ANSWER_RUNNING;
+    case DESTINATION_COMPLETE:
+    case DESTINATION_DONE:
+        return IBX_ANSWER_COMPLETE;
+    case DESTINATION_ANSWERING:
+    case DESTINATION_GIVEN_UP:
+        return IBX_ANSWER_GIVEN_UP;
+    default:
+        return IBX_ANSWER_NONE;
+    }
+}
+
+int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
+                           struct ibx_error *err)
+{
+    return ibx_migration_record(d->options->folder, &d->status.record, state, err);
+}
+
+void ibx_destination_update(struct destination *d)
+{
+    d->status.ram_bytes = d->ram.guest.bytes;
+    d->status.max_bandwidth = d->ram.max_bandwidth;
+    d->status.state_bytes = d->stream.total;
+    ibx_destination_ram_stats(&d->ram, &d->status);
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/destination/destination.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/sockios.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define STREAM_NAME     "ibx-state"
+#define STATE_MAX       (1ull << 30) /* bytes of device state that wait for QEMU */
+#define VM_EOF          0x00
+#define VM_DESCRIPTION  0x06
+#define HEAD            6           /* EOF, VMDESCRIPTION, length */
+#define DESCRIPTION_MAX (64u << 20) /* bytes: no VM comes near it */
+
+static const struct ibx_state stream_states[] = {
+    [DESTINATION_STREAM_CLOSED] = {"closed", IBX_TO(DESTINATION_STREAM_TAKING), IBX_STATE_INITIAL},
+    [DESTINATION_STREAM_TAKING] =
+        {"taking", IBX_TO(DESTINATION_STREAM_WHOLE) | IBX_TO(DESTINATION_STREAM_CUT), 0},
+    [DESTINATION_STREAM_WHOLE] =
+        {"whole", IBX_TO(DESTINATION_STREAM_RELEASED) | IBX_TO(DESTINATION_STREAM_CUT), 0},
+    [DESTINATION_STREAM_RELEASED] =
+        {"released", IBX_TO(DESTINATION_STREAM_ENDING) | IBX_TO(DESTINATION_STREAM_CUT), 0},
+    [DESTINATION_STREAM_ENDING] = {"ending",
+                                   IBX_TO(DESTINATION_STREAM_FED) | IBX_TO(DESTINATION_STREAM_CUT),
+                                   IBX_STATE_INITIAL},
+    [DESTINATION_STREAM_FED] = {"fed", 0, IBX_STATE_FINAL},
+    [DESTINATION_STREAM_CUT] = {"cut", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table stream_table =
+    IBX_STATE_TABLE("destination stream", stream_states);
+
+/* ---------------------------------------------------------------- the end */
+
+/* Whether the stream may end with what begins here: as far as one can see, or for certain. */
+static bool may_be_tail(const uint8_t *at, size_t length, bool ended)
+{
+    if (at[0] != VM_EOF)
+        return false;
+    if (length == 1)
+        return true;
+    if (at[1] != VM_DESCRIPTION)
+        return false;
+    if (length < HEAD)
+        return !ended;
+    uint32_t size = (uint32_t)at[2] << 24 | (uint32_t)at[3] << 16 | (uint32_t)at[4] << 8 | at[5];
+    if (size > DESCRIPTION_MAX || (length > HEAD && at[HEAD] != '{'))
+        return false;
+    return ended ? length == HEAD + (size_t)size : length <= HEAD + (size_t)size;
+}
+
+size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole)
+{
+    *whole = false;
+    for (size_t i = 0; i < length; i++) {
+        if (may_be_tail(bytes + i, length - i, ended)) {
+            *whole = ended;
+            return i;
+        }
+    }
+    return length ? length - 1 : 0;
+}
+
+/* Moves `sure` up to what may be EOF; whether that was recognised, when all has come. */
+static bool find_tail(struct destination_stream *stream, bool ended)
+{
+    bool whole = false;
+    if (stream->sure < stream->end)
+        stream->sure +=
+            ibx_state_tail(stream->bytes + stream->sure, stream->end - stream->sure, ended, &whole);
+    return whole;
+}
+
+/* ---------------------------------------------------------------- the stream */
+
+void ibx_destination_stream_init(struct destination_stream *stream)
+{
+    *stream = (struct destination_stream){.fd = -1};
+    ibx_state_begin(&stream->state, &stream_table, DESTINATION_STREAM_CLOSED);
+}
+
+void ibx_destination_stream_recover(struct destination_stream *stream)
+{
+    ibx_state_begin(&stream->state, &stream_table, DESTINATION_STREAM_ENDING);
+}
+
+int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
+                                struct ibx_error *err)
+{
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
+        return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
+    fcntl(pair[0], F_SETFL, O_NONBLOCK);
+    stream->fd = pair[0];
+    int rc = ibx_qmp_getfd(qmp, STREAM_NAME, pair[1], deadline, err);
+    close(pair[1]);
+    if (!rc)
+        rc = ibx_qmp_execute(qmp, "migrate-incoming", json_pack("{s:s}", "uri", "fd:" STREAM_NAME),
+                             NULL, deadline, err);
+    return rc ? rc : ibx_state_move(&stream->state, DESTINATION_STREAM_TAKING);
+}
+
+/* What QEMU has taken makes room when it is as much as what it has not: so no byte is moved often.
+ */
+static int make_room(struct destination_stream *stream, size_t length)
+{
+    const size_t left = stream->end - stream->from;
+    if (stream->end + length <= stream->capacity)
+        return 0;
+    if (stream->from >= left) {
+        if (left)
+            memmove(stream->bytes, stream->bytes + stream->from, left);
+        stream->sure -= stream->from;
+        stream->from = 0;
+        stream->end = left;
+    }
+    if (stream->end + length <= stream->capacity)
+        return 0;
+    const size_t capacity = 2 * (stream->end + length);
+    uint8_t *bigger = realloc(stream->bytes, capacity);
+    if (!bigger)
+        return -ENOMEM;
+    stream->bytes = bigger;
+    stream->capacity = capacity;
+    return 0;
+}
+
+int ibx_destination_stream_append(struct destination_stream *stream, const uint8_t *bytes,
+                                  size_t length, struct ibx_error *err)
+{
+    if (length > STATE_MAX - (stream->end - stream->from))
+        return ibx_error_set(err, -EPROTO, "the device state is longer than %llu MiB",
+                             STATE_MAX >> 20);
+    if (make_room(stream, length))
+        return ibx_error_set(err, -ENOMEM, "no memory for the device state");
+    memcpy(stream->bytes + stream->end, bytes, length);
+    stream->end += length;
+    stream->total += length;
+    return 0;
+}
+
+int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total,
+                               struct ibx_error *err)
+{
+    if (total != stream->total || !total)
+        return ibx_error_set(err, -EPROTO,
+                             "the device state has %" PRIu64 " bytes, announced were %" PRIu64,
+                             stream->total, total);
+    if (!find_tail(stream, true))
+        return ibx_error_set(err, -EPROTO,
+                             "the device state does not end as QEMU's do, so its end cannot be "
+                             "held back until the commit");
+    return ibx_state_move(&stream->state, DESTINATION_STREAM_WHOLE);
+}
+
+int ibx_destination_stream_release(struct destination_stream *stream)
+{
+    return ibx_state_move(&stream->state, DESTINATION_STREAM_RELEASED);
+}
+
+/* Up to where QEMU may read now. */
+static size_t limit(const struct destination_stream *stream)
+{
+    return stream->state.now >= DESTINATION_STREAM_RELEASED ? stream->end : stream->sure;
+}
+
+int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_error *err)
+{
+    if (stream->fd < 0)
+        return 0;
+    if (stream->state.now == DESTINATION_STREAM_TAKING)
+        find_tail(stream, false);
+    while (stream->from < limit(stream)) {
+        ssize_t n = send(stream->fd, stream->bytes + stream->from, limit(stream) - stream->from,
+                         MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return 0;
+        if (n < 0)
+            return ibx_error_set(
+                err, -errno, "QEMU does not take the device state any more (%s): its log says why",
+                strerror(errno));
+        stream->from += (size_t)n;
+        if (stream->state.now == DESTINATION_STREAM_RELEASED)
+            ibx_state_move(&stream->state, DESTINATION_STREAM_ENDING);
+    }
+    if (stream->state.now != DESTINATION_STREAM_ENDING)
+        return 0;
+    ibx_destination_stream_fini(stream);
+    return ibx_state_move(&stream->state, DESTINATION_STREAM_FED);
+}
+
+bool ibx_destination_stream_stuck(const struct destination_stream *stream)
+{
+    return stream->fd >= 0 && stream->from < limit(stream);
+}
+
+bool ibx_destination_stream_loaded(const struct destination_stream *stream)
+{
+    int unread = 1;
+    return stream->state.now >= DESTINATION_STREAM_WHOLE && stream->fd >= 0 &&
+           !ibx_destination_stream_stuck(stream) && !ioctl(stream->fd, SIOCOUTQ, &unread) &&
+           unread == 0;
+}
+
+void ibx_destination_stream_cut(struct destination_stream *stream)
+{
+    ibx_destination_stream_fini(stream);
+    if (ibx_state_allows(&stream_table, stream->state.now, DESTINATION_STREAM_CUT))
+        ibx_state_move(&stream->state, DESTINATION_STREAM_CUT);
+}
+
+void ibx_destination_stream_fini(struct destination_stream *stream)
+{
+    if (stream->fd >= 0)
+        close(stream->fd);
+    stream->fd = -1;
+    free(stream->bytes);
+    stream->bytes = NULL;
+    stream->from = stream->sure = stream->end = stream->capacity = 0;
+}
