@@ -46,15 +46,15 @@ static int step_joining(struct destination *d, struct ibx_error *err)
 static int step_linking(struct destination *d, struct ibx_error *err)
 {
     struct destination_link *link = &d->link;
-    if (link->state.now == DESTINATION_LINK_SERVING)
+    if (link->state.now == LINK_SERVING)
         return 0;
     int rc = ibx_destination_link_complete(link, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     rc = ibx_destination_ram_serve(&d->ram, link->readers, link->count,
-                                   d->qemu.state.now == DESTINATION_QEMU_RUNNING, err);
+                                   d->qemu.state.now == QEMU_RUNNING, err);
     if (!rc)
-        rc = ibx_state_move(&link->state, DESTINATION_LINK_SERVING);
+        rc = ibx_state_move(&link->state, LINK_SERVING);
     if (rc)
         return rc;
     d->status.message[0] = 0;
@@ -73,7 +73,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
 
 static int step_resuming(struct destination *d, struct ibx_error *err)
 {
-    if (d->qemu.state.now != DESTINATION_QEMU_RUNNING)
+    if (d->qemu.state.now != QEMU_RUNNING)
         return 0;
     if (d->ram.engine)
         ibx_fault_set_background(d->ram.engine, true);
@@ -107,7 +107,7 @@ static int step_complete(struct destination *d, struct ibx_error *err)
         ibx_destination_send_progress(d); /* a QEMU that is slow is no silence */
         return 0;
     }
-    if (d->peer.now == DESTINATION_PEER_CONFIRMED)
+    if (d->peer.now == PEER_CONFIRMED)
         return confirmed(d, err);
     if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) ||
         ibx_now_ns() - d->complete_ns < COMPLETE_RETRY_NS)
@@ -173,9 +173,9 @@ static int check_engine(struct destination *d, struct ibx_error *err)
         events = 0; /* there was nothing to drain */
     if (!ibx_destination_ram_stopped(&d->ram))
         return 0;
-    if (d->link.state.now == DESTINATION_LINK_STOPPING)
+    if (d->link.state.now == LINK_STOPPING)
         ibx_destination_link_close(&d->link);
-    if (d->ram.engine && d->link.state.now == DESTINATION_LINK_SERVING)
+    if (d->ram.engine && d->link.state.now == LINK_SERVING)
         return ibx_fault_reason(d->ram.engine, err);
     return 0;
 }
@@ -184,8 +184,7 @@ static int check_engine(struct destination *d, struct ibx_error *err)
  */
 static uint64_t longest_wait_ns(struct destination *d)
 {
-    const bool loading =
-        d->state.now == DESTINATION_MAPPED && d->stream.state.now == DESTINATION_STREAM_WHOLE;
+    const bool loading = d->state.now == DESTINATION_MAPPED && d->stream.state.now == STREAM_WHOLE;
     if (loading && d->load_looks < LOAD_LOOKS) {
         d->load_looks++;
         return LOAD_LOOK_US * IBX_NS_PER_US;
@@ -203,7 +202,7 @@ static bool owns_readers(const struct destination *d)
 
 static void wait_for_something(struct destination *d)
 {
-    struct pollfd fds[4 + DESTINATION_LINK_FDS + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    struct pollfd fds[4 + LINK_FDS + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     struct ibx_qmp *qmp = d->qemu.qmp;
     struct ibx_fault *engine = d->ram.engine;
     const uint64_t most = longest_wait_ns(d);

@@ -40,11 +40,7 @@ static inline bool destination_qemu_lives(const struct ibx_journal *record)
  *   REGISTERED -> OPENED                         unregistered; the descriptor is still in QEMU
  *   OPENED | REGISTERED -> UNTOUCHED -> [*]      closed in QEMU, or QEMU has ended
  */
-enum destination_ram_state {
-    DESTINATION_RAM_UNTOUCHED,
-    DESTINATION_RAM_OPENED,
-    DESTINATION_RAM_REGISTERED
-};
+enum destination_ram_state { RAM_UNTOUCHED, RAM_OPENED, RAM_REGISTERED };
 
 struct destination_ram {
     struct ibx_state_machine state;
@@ -123,16 +119,10 @@ void ibx_destination_arrived_remove(const struct ibx_journal *record);
  *   SERVING -> STOPPING                          lost; the engine still has the page connections
  *   OPEN | MAPPED | STOPPING -> NONE -> [*]
  */
-enum destination_link_state {
-    DESTINATION_LINK_NONE,
-    DESTINATION_LINK_OPEN,
-    DESTINATION_LINK_MAPPED,
-    DESTINATION_LINK_SERVING,
-    DESTINATION_LINK_STOPPING
-};
+enum destination_link_state { LINK_NONE, LINK_OPEN, LINK_MAPPED, LINK_SERVING, LINK_STOPPING };
 
-#define DESTINATION_QUERIES  4u /* query connections: they take an answer and go */
-#define DESTINATION_LINK_FDS (2u + IBX_MIGRATE_LINKS_MAX + DESTINATION_QUERIES)
+#define QUERIES_MAX 4u /* query connections: they take an answer and go */
+#define LINK_FDS    (2u + IBX_MIGRATE_LINKS_MAX + QUERIES_MAX)
 
 struct destination_link {
     struct ibx_state_machine state;
@@ -145,14 +135,14 @@ struct destination_link {
     struct ibx_migrate_map_end map_end;
     uint64_t regions;                     /* that have come, over all page connections */
     struct ibx_connection_request resume; /* conn not NULL: waits for the engine to stop */
-    struct ibx_channel queries[DESTINATION_QUERIES];
-    uint64_t query_since[DESTINATION_QUERIES];
+    struct ibx_channel queries[QUERIES_MAX];
+    uint64_t query_since[QUERIES_MAX];
 };
 
 void ibx_destination_link_init(struct destination_link *link);
 static inline bool destination_linked(const struct destination_link *link)
 {
-    return link->state.now >= DESTINATION_LINK_OPEN && link->state.now <= DESTINATION_LINK_SERVING;
+    return link->state.now >= LINK_OPEN && link->state.now <= LINK_SERVING;
 }
 /* Takes over the connection of a HELLO, for `count` page connections, and accepts it. */
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
@@ -177,7 +167,7 @@ void ibx_destination_link_engine_ended(struct destination_link *link);
 void ibx_destination_link_lose(struct destination_link *link);
 /* Not in SERVING. */
 void ibx_destination_link_close(struct destination_link *link);
-/* Fills at most DESTINATION_LINK_FDS entries and returns how many; `at_once`: something is there
+/* Fills at most LINK_FDS entries and returns how many; `at_once`: something is there
  * already. `readers`: no engine reads from the page connections. */
 unsigned ibx_destination_link_poll_fds(struct destination_link *link, bool readers,
                                        struct pollfd *fds, bool *at_once);
@@ -193,13 +183,13 @@ void ibx_destination_link_fini(struct destination_link *link, uint64_t linger_un
  *   TAKING | WHOLE | RELEASED | ENDING -> CUT -> [*]
  */
 enum destination_stream_state {
-    DESTINATION_STREAM_CLOSED,
-    DESTINATION_STREAM_TAKING,
-    DESTINATION_STREAM_WHOLE,
-    DESTINATION_STREAM_RELEASED,
-    DESTINATION_STREAM_ENDING,
-    DESTINATION_STREAM_FED,
-    DESTINATION_STREAM_CUT
+    STREAM_CLOSED,
+    STREAM_TAKING,
+    STREAM_WHOLE,
+    STREAM_RELEASED,
+    STREAM_ENDING,
+    STREAM_FED,
+    STREAM_CUT
 };
 
 struct destination_stream {
@@ -255,9 +245,9 @@ void ibx_destination_stream_fini(struct destination_stream *stream);
  *   [*] -> RUNNING                              recover
  */
 enum destination_qemu_state {
-    DESTINATION_QEMU_LOADING,
-    DESTINATION_QEMU_RUNNING, /* it has the whole state: running, or paused as it was */
-    DESTINATION_QEMU_FAILED   /* it could not load the state */
+    QEMU_LOADING,
+    QEMU_RUNNING, /* it has the whole state: running, or paused as it was */
+    QEMU_FAILED   /* it could not load the state */
 };
 
 /*
@@ -349,11 +339,7 @@ enum destination_state {
  * state machine: destination peer
  *   [*] -> QUIET -> ABORTED | CONFIRMED -> [*]    its own statement, never an error of the network
  */
-enum destination_peer_state {
-    DESTINATION_PEER_QUIET,
-    DESTINATION_PEER_ABORTED,
-    DESTINATION_PEER_CONFIRMED
-};
+enum destination_peer_state { PEER_QUIET, PEER_ABORTED, PEER_CONFIRMED };
 
 struct destination {
     const struct ibx_receive_options *options;

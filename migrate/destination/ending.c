@@ -30,7 +30,7 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     const bool linked = destination_linked(&d->link);
     /* A tool that took over knows less for sure, and leaves it to the operator. */
     const bool answer = d->state.now >= DESTINATION_WAITING && !linked &&
-                        d->peer.now != DESTINATION_PEER_ABORTED && !d->ram.taken_over;
+                        d->peer.now != PEER_ABORTED && !d->ram.taken_over;
     const enum destination_state to = answer ? DESTINATION_ANSWERING : DESTINATION_GIVEN_UP;
     if (!ibx_state_allows(d->state.table, d->state.now, to))
         return code;
@@ -49,8 +49,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     const bool resuming = d->state.now == DESTINATION_RESUMING;
-    if (resuming && (d->qemu.state.now == DESTINATION_QEMU_FAILED ||
-                     d->stream.state.now < DESTINATION_STREAM_ENDING))
+    if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING))
         return give_up(d, code, err);
     ibx_destination_move(d, DESTINATION_FAILED, &silent);
     ibx_error_prefix(err, code,
@@ -68,16 +67,16 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
     struct destination_qemu *qemu = &d->qemu;
     if (d->state.now == DESTINATION_COMPLETE) /* QEMU is not needed any more */
         return 0;
-    int rc = ibx_destination_qemu_check(
-        qemu, d->ram.taken_over && qemu->state.now != DESTINATION_QEMU_RUNNING, err);
-    const bool running = qemu->state.now == DESTINATION_QEMU_RUNNING;
-    if (running && d->stream.state.now < DESTINATION_STREAM_RELEASED)
+    int rc =
+        ibx_destination_qemu_check(qemu, d->ram.taken_over && qemu->state.now != QEMU_RUNNING, err);
+    const bool running = qemu->state.now == QEMU_RUNNING;
+    if (running && d->stream.state.now < STREAM_RELEASED)
         rc = ibx_destination_qemu_stop(qemu, err);
     if (!rc)
         return 0;
     if (!destination_ours(d))
         return give_up(d, rc, err);
-    if (qemu->state.now == DESTINATION_QEMU_FAILED || !destination_qemu_lives(&d->status.record))
+    if (qemu->state.now == QEMU_FAILED || !destination_qemu_lives(&d->status.record))
         return vm_lost(d, rc, err);
     ibx_destination_qemu_lose(qemu, err->message);
     return 0;
@@ -93,8 +92,7 @@ void ibx_destination_unlink(struct destination *d, int code, const char *reason)
     snprintf(d->status.message, sizeof(d->status.message), "%s", reason);
     ibx_log(IBX_LOG_INFO, "migration: %s", reason);
     ibx_destination_link_lose(&d->link);
-    if (d->link.state.now == DESTINATION_LINK_STOPPING &&
-        ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+    if (d->link.state.now == LINK_STOPPING && ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
         ibx_fault_stop(d->ram.engine, code, reason);
 }
 
@@ -112,12 +110,12 @@ static int take_last_messages(struct destination *d, int code, struct ibx_error 
     struct ibx_error last = {0};
     struct destination_hearing hearing = {d, &last};
     const unsigned ms = d->state.now == DESTINATION_WAITING ? LAST_MESSAGE_MS : 0;
-    if (!destination_linked(&d->link) || d->peer.now == DESTINATION_PEER_ABORTED ||
-        destination_ours(d) || code == -EPROTO)
+    if (!destination_linked(&d->link) || d->peer.now == PEER_ABORTED || destination_ours(d) ||
+        code == -EPROTO)
         return code;
     int rc = ibx_channel_take_until(&d->link.control, on_last_message, &hearing,
                                     ibx_deadline_in_ms(ms), &last);
-    if (d->peer.now != DESTINATION_PEER_ABORTED)
+    if (d->peer.now != PEER_ABORTED)
         return code;
     *err = last;
     return rc;
@@ -140,7 +138,7 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
 {
     code = take_last_messages(d, code, err);
     if (!destination_ours(d) &&
-        (d->state.now != DESTINATION_WAITING || d->peer.now == DESTINATION_PEER_ABORTED))
+        (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED))
         return give_up(d, code, err);
     if (destination_linked(&d->link))
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
@@ -172,8 +170,8 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                                          ? "no VM had come"
                                          : "the VM stays at the source"),
                        err);
-    const bool idle = complete && (!destination_linked(&d->link) ||
-                                   d->ram.state.now != DESTINATION_RAM_UNTOUCHED);
+    const bool idle =
+        complete && (!destination_linked(&d->link) || d->ram.state.now != RAM_UNTOUCHED);
     if (d->interrupts > 1 || idle)
         return leave(d,
                      ibx_error_set(err, -EINTR,
@@ -254,7 +252,7 @@ bool ibx_destination_has_let_go(struct destination *d)
 {
     struct destination_ram *ram = &d->ram;
     struct ibx_error why = {0};
-    if (ram->state.now == DESTINATION_RAM_UNTOUCHED)
+    if (ram->state.now == RAM_UNTOUCHED)
         return true;
     if (ibx_now_ns() < d->retry_ns)
         return false;
@@ -264,7 +262,7 @@ bool ibx_destination_has_let_go(struct destination *d)
     int rc = ibx_destination_ram_let_go(ram, &d->status.record, &why);
     ibx_destination_link_engine_ended(&d->link);
     if (rc) {
-        if (ram->state.now == DESTINATION_RAM_REGISTERED || ibx_now_ns() < d->let_go_by_ns) {
+        if (ram->state.now == RAM_REGISTERED || ibx_now_ns() < d->let_go_by_ns) {
             retry_later(d, "QEMU cannot be let go of", &why);
             return false;
         }

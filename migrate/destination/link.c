@@ -11,24 +11,19 @@
 #define QUERY_MS 5000 /* for a query connection to take its answer and go */
 
 static const struct ibx_state link_states[] = {
-    [DESTINATION_LINK_NONE] = {"none", IBX_TO(DESTINATION_LINK_OPEN),
-                               IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [DESTINATION_LINK_OPEN] = {"open",
-                               IBX_TO(DESTINATION_LINK_MAPPED) | IBX_TO(DESTINATION_LINK_NONE), 0},
-    [DESTINATION_LINK_MAPPED] = {"mapped",
-                                 IBX_TO(DESTINATION_LINK_SERVING) | IBX_TO(DESTINATION_LINK_NONE),
-                                 0},
-    [DESTINATION_LINK_SERVING] =
-        {"serving", IBX_TO(DESTINATION_LINK_MAPPED) | IBX_TO(DESTINATION_LINK_STOPPING), 0},
-    [DESTINATION_LINK_STOPPING] = {"stopping", IBX_TO(DESTINATION_LINK_NONE), 0},
+    [LINK_NONE] = {"none", IBX_TO(LINK_OPEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [LINK_OPEN] = {"open", IBX_TO(LINK_MAPPED) | IBX_TO(LINK_NONE), 0},
+    [LINK_MAPPED] = {"mapped", IBX_TO(LINK_SERVING) | IBX_TO(LINK_NONE), 0},
+    [LINK_SERVING] = {"serving", IBX_TO(LINK_MAPPED) | IBX_TO(LINK_STOPPING), 0},
+    [LINK_STOPPING] = {"stopping", IBX_TO(LINK_NONE), 0},
 };
 static const struct ibx_state_table link_table = IBX_STATE_TABLE("destination link", link_states);
 
 void ibx_destination_link_init(struct destination_link *link)
 {
-    ibx_state_begin(&link->state, &link_table, DESTINATION_LINK_NONE);
+    ibx_state_begin(&link->state, &link_table, LINK_NONE);
     ibx_channel_init(&link->control, NULL);
-    for (unsigned i = 0; i < DESTINATION_QUERIES; i++)
+    for (unsigned i = 0; i < QUERIES_MAX; i++)
         ibx_channel_init(&link->queries[i], NULL);
 }
 
@@ -55,7 +50,7 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
                                 unsigned count, enum ibx_answer_state state)
 {
-    int rc = ibx_state_move(&link->state, DESTINATION_LINK_OPEN);
+    int rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc) {
         ibx_close(conn);
         return rc;
@@ -81,7 +76,7 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
                                  const struct ibx_blockers *blockers)
 {
     unsigned at = 0;
-    for (unsigned i = 0; i < DESTINATION_QUERIES && link->queries[at].conn; i++)
+    for (unsigned i = 0; i < QUERIES_MAX && link->queries[at].conn; i++)
         if (!link->queries[i].conn || link->query_since[i] < link->query_since[at])
             at = i;
     end_query(link, at);
@@ -107,7 +102,7 @@ static int on_query_message(void *context, const struct ibx_migrate_any *message
 
 void ibx_destination_link_check_queries(struct destination_link *link)
 {
-    for (unsigned i = 0; i < DESTINATION_QUERIES; i++)
+    for (unsigned i = 0; i < QUERIES_MAX; i++)
         if (link->queries[i].conn &&
             (ibx_channel_take(&link->queries[i], on_query_message, NULL, NULL) ||
              ibx_now_ns() - link->query_since[i] > QUERY_MS * IBX_NS_PER_MS))
@@ -116,7 +111,7 @@ void ibx_destination_link_check_queries(struct destination_link *link)
 
 bool ibx_destination_link_has_queries(const struct destination_link *link)
 {
-    for (unsigned i = 0; i < DESTINATION_QUERIES; i++)
+    for (unsigned i = 0; i < QUERIES_MAX; i++)
         if (link->queries[i].conn)
             return true;
     return false;
@@ -137,7 +132,7 @@ int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *co
 
 int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err)
 {
-    bool whole = link->state.now == DESTINATION_LINK_MAPPED && link->joined == link->count;
+    bool whole = link->state.now == LINK_MAPPED && link->joined == link->count;
     link->regions = 0;
     for (unsigned i = 0; i < link->count; i++) {
         if (!link->readers[i])
@@ -153,9 +148,9 @@ int ibx_destination_link_complete(struct destination_link *link, struct ibx_erro
 
 void ibx_destination_link_engine_ended(struct destination_link *link)
 {
-    if (link->state.now == DESTINATION_LINK_SERVING)
-        ibx_state_move(&link->state, DESTINATION_LINK_MAPPED);
-    else if (link->state.now == DESTINATION_LINK_STOPPING)
+    if (link->state.now == LINK_SERVING)
+        ibx_state_move(&link->state, LINK_MAPPED);
+    else if (link->state.now == LINK_STOPPING)
         ibx_destination_link_close(link);
 }
 
@@ -163,16 +158,15 @@ void ibx_destination_link_engine_ended(struct destination_link *link)
 
 void ibx_destination_link_lose(struct destination_link *link)
 {
-    if (link->state.now == DESTINATION_LINK_SERVING)
-        ibx_state_move(&link->state, DESTINATION_LINK_STOPPING);
+    if (link->state.now == LINK_SERVING)
+        ibx_state_move(&link->state, LINK_STOPPING);
     else
         ibx_destination_link_close(link);
 }
 
 void ibx_destination_link_close(struct destination_link *link)
 {
-    if (link->state.now != DESTINATION_LINK_NONE &&
-        ibx_state_move(&link->state, DESTINATION_LINK_NONE))
+    if (link->state.now != LINK_NONE && ibx_state_move(&link->state, LINK_NONE))
         return; /* the engine would use connections that are freed */
     for (unsigned i = 0; i < IBX_MIGRATE_LINKS_MAX; i++) {
         ibx_page_reader_destroy(link->readers[i]);
@@ -202,7 +196,7 @@ unsigned ibx_destination_link_poll_fds(struct destination_link *link, bool reade
         *at_once |= ibx_arm(conn) != 0;
         fds[n++] = (struct pollfd){.fd = ibx_fd(conn), .events = POLLIN};
     }
-    for (unsigned i = 0; i < DESTINATION_QUERIES; i++)
+    for (unsigned i = 0; i < QUERIES_MAX; i++)
         n += poll_channel(&link->queries[i], &fds[n], at_once);
     return n;
 }
@@ -211,7 +205,7 @@ void ibx_destination_link_fini(struct destination_link *link, uint64_t linger_un
 {
     ibx_channel_linger(&link->control, linger_until_ns);
     ibx_destination_link_close(link);
-    for (unsigned i = 0; i < DESTINATION_QUERIES; i++) {
+    for (unsigned i = 0; i < QUERIES_MAX; i++) {
         ibx_channel_linger(&link->queries[i], linger_until_ns);
         ibx_channel_fini(&link->queries[i]);
     }

@@ -20,12 +20,12 @@ static int unexpected(const struct destination *d, const struct ibx_migrate_any 
 static bool takes_state(const struct destination *d)
 {
     return (d->state.now == DESTINATION_READY || d->state.now == DESTINATION_MAPPED) &&
-           d->stream.state.now == DESTINATION_STREAM_TAKING;
+           d->stream.state.now == STREAM_TAKING;
 }
 
 static bool takes_map(const struct destination *d)
 {
-    return d->link.state.now == DESTINATION_LINK_OPEN &&
+    return d->link.state.now == LINK_OPEN &&
            (d->state.now == DESTINATION_READY || d->state.now == DESTINATION_WAITING ||
             d->state.now == DESTINATION_RESUMING || d->state.now == DESTINATION_FILLING);
 }
@@ -43,7 +43,7 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
                              " pages, %" PRIu64 " with data, announced %" PRIu64,
                              map->next, map->pages, map->data_pages, end->data_pages);
     d->link.map_end = *end;
-    return ibx_state_move(&d->link.state, DESTINATION_LINK_MAPPED);
+    return ibx_state_move(&d->link.state, LINK_MAPPED);
 }
 
 /* The first one says that the VM is about to stop. */
@@ -72,15 +72,13 @@ static int on_confirm(struct destination *d, const struct ibx_migrate_any *messa
     if (d->state.now != DESTINATION_COMPLETE || !d->complete_ns ||
         message->is.epoch != d->status.record.epoch)
         return unexpected(d, message, err);
-    return d->peer.now == DESTINATION_PEER_CONFIRMED
-               ? 0
-               : ibx_state_move(&d->peer, DESTINATION_PEER_CONFIRMED);
+    return d->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&d->peer, PEER_CONFIRMED);
 }
 
 static int on_abort(struct destination *d, const char *why, struct ibx_error *err)
 {
-    if (d->peer.now == DESTINATION_PEER_QUIET)
-        ibx_state_move(&d->peer, DESTINATION_PEER_ABORTED);
+    if (d->peer.now == PEER_QUIET)
+        ibx_state_move(&d->peer, PEER_ABORTED);
     return ibx_error_set(err, -ECONNABORTED, "the source gave up: %s", why);
 }
 
@@ -94,7 +92,7 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
         return takes_state(d) ? on_state(d, &message->is.state, h->err)
                               : unexpected(d, message, h->err);
     case IBX_MIGRATE_STATE_END:
-        if (!takes_state(d) || d->link.state.now < DESTINATION_LINK_MAPPED)
+        if (!takes_state(d) || d->link.state.now < LINK_MAPPED)
             return unexpected(d, message, h->err);
         return ibx_destination_stream_end(&d->stream, message->is.state_bytes, h->err);
     case IBX_MIGRATE_MAP:

@@ -16,12 +16,9 @@
 #define LOADING_LOOK_MS  20
 
 static const struct ibx_state qemu_states[] = {
-    [DESTINATION_QEMU_LOADING] = {"loading",
-                                  IBX_TO(DESTINATION_QEMU_RUNNING) |
-                                      IBX_TO(DESTINATION_QEMU_FAILED),
-                                  IBX_STATE_INITIAL},
-    [DESTINATION_QEMU_RUNNING] = {"running", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [DESTINATION_QEMU_FAILED] = {"failed", IBX_TO(DESTINATION_QEMU_RUNNING), IBX_STATE_FINAL},
+    [QEMU_LOADING] = {"loading", IBX_TO(QEMU_RUNNING) | IBX_TO(QEMU_FAILED), IBX_STATE_INITIAL},
+    [QEMU_RUNNING] = {"running", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [QEMU_FAILED] = {"failed", IBX_TO(QEMU_RUNNING), IBX_STATE_FINAL},
 };
 static const struct ibx_state_table qemu_table = IBX_STATE_TABLE("destination qemu", qemu_states);
 
@@ -30,7 +27,7 @@ void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
                                const struct ibx_migrate_observer *observer)
 {
     *qemu = (struct destination_qemu){.path = path, .record = record, .observer = observer};
-    ibx_state_begin(&qemu->state, &qemu_table, DESTINATION_QEMU_LOADING);
+    ibx_state_begin(&qemu->state, &qemu_table, QEMU_LOADING);
 }
 
 static void close_monitor(struct destination_qemu *qemu)
@@ -49,11 +46,11 @@ static void now_is(struct destination_qemu *qemu, enum destination_qemu_state st
 static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
 {
     char status[32];
-    if (qemu->state.now == DESTINATION_QEMU_RUNNING)
+    if (qemu->state.now == QEMU_RUNNING)
         return 0;
     int rc = ibx_vm_status(qemu->qmp, status, sizeof(status), ibx_deadline_in_ms(MONITOR_MS), err);
     if (!rc && strcmp(status, "inmigrate"))
-        now_is(qemu, DESTINATION_QEMU_RUNNING);
+        now_is(qemu, QEMU_RUNNING);
     return rc;
 }
 
@@ -63,11 +60,11 @@ static int take_events(struct destination_qemu *qemu, struct ibx_error *err)
     int rc = ibx_qmp_pump(qemu->qmp, err);
     while ((event = ibx_qmp_event_next(qemu->qmp))) {
         if (ibx_vm_event_is(event, "RESUME", NULL))
-            now_is(qemu, DESTINATION_QEMU_RUNNING);
+            now_is(qemu, QEMU_RUNNING);
         else if (!rc && ibx_vm_event_is(event, "MIGRATION", "completed"))
             rc = ask_status(qemu, err);
         else if (ibx_vm_event_is(event, "MIGRATION", "failed"))
-            now_is(qemu, DESTINATION_QEMU_FAILED);
+            now_is(qemu, QEMU_FAILED);
         json_decref(event);
     }
     return rc;
@@ -104,12 +101,12 @@ static void try_monitor(struct destination_qemu *qemu)
 static int learn(struct destination_qemu *qemu, struct ibx_error *err)
 {
     int rc = ask_status(qemu, err);
-    if (rc || qemu->state.now != DESTINATION_QEMU_LOADING)
+    if (rc || qemu->state.now != QEMU_LOADING)
         return rc;
     if (!qemu->inmigrate_ns)
         qemu->inmigrate_ns = ibx_now_ns();
     if (ibx_now_ns() - qemu->inmigrate_ns > LOADING_MS * IBX_NS_PER_MS)
-        now_is(qemu, DESTINATION_QEMU_FAILED);
+        now_is(qemu, QEMU_FAILED);
     return 0;
 }
 
@@ -124,7 +121,7 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
         try_monitor(qemu);
     if (!rc && qemu->qmp && recovered)
         rc = learn(qemu, err);
-    if (!rc && qemu->state.now == DESTINATION_QEMU_FAILED)
+    if (!rc && qemu->state.now == QEMU_FAILED)
         rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: its log says why");
     return rc;
 }

@@ -20,19 +20,16 @@
 #define CLOSE_MS  1000 /* for QEMU to close its descriptor, at a time */
 
 static const struct ibx_state ram_states[] = {
-    [DESTINATION_RAM_UNTOUCHED] = {"untouched", IBX_TO(DESTINATION_RAM_OPENED),
-                                   IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [DESTINATION_RAM_OPENED] =
-        {"opened", IBX_TO(DESTINATION_RAM_REGISTERED) | IBX_TO(DESTINATION_RAM_UNTOUCHED), 0},
-    [DESTINATION_RAM_REGISTERED] =
-        {"registered", IBX_TO(DESTINATION_RAM_OPENED) | IBX_TO(DESTINATION_RAM_UNTOUCHED), 0},
+    [RAM_UNTOUCHED] = {"untouched", IBX_TO(RAM_OPENED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [RAM_OPENED] = {"opened", IBX_TO(RAM_REGISTERED) | IBX_TO(RAM_UNTOUCHED), 0},
+    [RAM_REGISTERED] = {"registered", IBX_TO(RAM_OPENED) | IBX_TO(RAM_UNTOUCHED), 0},
 };
 static const struct ibx_state_table ram_table = IBX_STATE_TABLE("destination ram", ram_states);
 
 void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth)
 {
     *ram = (struct destination_ram){.uffd.fd = -1, .minor = minor, .max_bandwidth = max_bandwidth};
-    ibx_state_begin(&ram->state, &ram_table, DESTINATION_RAM_UNTOUCHED);
+    ibx_state_begin(&ram->state, &ram_table, RAM_UNTOUCHED);
 }
 
 /* ---------------------------------------------------------------- records */
@@ -167,14 +164,14 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
     int rc = ibx_uffd_make(ram->guest.pid, qmp, IBX_UFFD_ANY, &ram->uffd,
                            ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
-        rc = ibx_state_move(&ram->state, DESTINATION_RAM_OPENED);
+        rc = ibx_state_move(&ram->state, RAM_OPENED);
     if (!rc)
         rc = ibx_fault_uffd_enable(ram->uffd.fd, features, err);
     if (!rc && ram->minor)
         rc = ibx_destination_arrived_make(ram, record, err);
     /* From the first try on: what was registered before an error has to be unregistered. */
     if (!rc)
-        rc = ibx_state_move(&ram->state, DESTINATION_RAM_REGISTERED);
+        rc = ibx_state_move(&ram->state, RAM_REGISTERED);
     for (unsigned i = 0; !rc && i < ram->guest.count; i++)
         rc = register_block(ram, i, err);
     if (!rc)
@@ -209,8 +206,8 @@ int ibx_destination_ram_retake(struct destination_ram *ram, const struct ibx_jou
     int rc = ibx_uffd_take(record->pid, record->uffd, &ram->uffd, err);
     ram->taken_over = true;
     if (!rc)
-        rc = ibx_state_move(&ram->state, DESTINATION_RAM_OPENED);
-    return rc ? rc : ibx_state_move(&ram->state, DESTINATION_RAM_REGISTERED);
+        rc = ibx_state_move(&ram->state, RAM_OPENED);
+    return rc ? rc : ibx_state_move(&ram->state, RAM_REGISTERED);
 }
 
 int ibx_destination_ram_take_over(struct destination_ram *ram, const struct ibx_journal *record,
@@ -402,7 +399,7 @@ void ibx_destination_ram_end_engine(struct destination_ram *ram)
 static int unregister(struct destination_ram *ram, struct ibx_error *err)
 {
     int first = 0;
-    if (ram->state.now != DESTINATION_RAM_REGISTERED)
+    if (ram->state.now != RAM_REGISTERED)
         return 0;
     for (unsigned i = 0; i < ram->guest.count; i++) {
         struct ibx_fault_range range;
@@ -410,7 +407,7 @@ static int unregister(struct destination_ram *ram, struct ibx_error *err)
         int rc = ibx_fault_unregister(ram->uffd.fd, &range, first ? NULL : err);
         first = first ? first : rc;
     }
-    return first ? first : ibx_state_move(&ram->state, DESTINATION_RAM_OPENED);
+    return first ? first : ibx_state_move(&ram->state, RAM_OPENED);
 }
 
 void ibx_destination_ram_abandon(struct destination_ram *ram)
@@ -418,15 +415,15 @@ void ibx_destination_ram_abandon(struct destination_ram *ram)
     if (ram->uffd.fd >= 0)
         close(ram->uffd.fd);
     ram->uffd.fd = -1;
-    if (ram->state.now != DESTINATION_RAM_UNTOUCHED)
-        ibx_state_move(&ram->state, DESTINATION_RAM_UNTOUCHED);
+    if (ram->state.now != RAM_UNTOUCHED)
+        ibx_state_move(&ram->state, RAM_UNTOUCHED);
 }
 
 int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_journal *record,
                                struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    if (ram->state.now == DESTINATION_RAM_UNTOUCHED)
+    if (ram->state.now == RAM_UNTOUCHED)
         return 0;
     /* First, since until then the engine answers those who touch zero pages. */
     int rc = unregister(ram, err);
@@ -446,7 +443,7 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_j
     struct ibx_error silent = {0};
     ibx_destination_ram_end_engine(ram);
     ibx_destination_arrived_remove(record);
-    if (ram->state.now == DESTINATION_RAM_UNTOUCHED)
+    if (ram->state.now == RAM_UNTOUCHED)
         return;
     unregister(ram, &silent);
     if (!ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &silent))

@@ -57,7 +57,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
     char status[32];
     struct ibx_error silent = {0};
     if (record->block_count && record->state == IBX_JOURNAL_RUNNING)
-        return ibx_state_move(&d->qemu.state, DESTINATION_QEMU_RUNNING);
+        return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
     int rc = d->qemu.qmp
                  ? 0
                  : ibx_destination_qemu_reach(&d->qemu, ibx_deadline_in_ms(REACH_MS), &silent);
@@ -75,7 +75,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
         return ibx_error_set(err, -ECANCELED,
                              "the move ended before the VM ran here: start this QEMU anew and move "
                              "again; the VM is at the source");
-    return ibx_state_move(&d->qemu.state, DESTINATION_QEMU_RUNNING);
+    return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
 }
 
 static void recall_blocks(struct destination *d)
@@ -98,7 +98,7 @@ static int take_over_complete(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     recall_blocks(d);
-    ibx_state_move(&d->qemu.state, DESTINATION_QEMU_RUNNING);
+    ibx_state_move(&d->qemu.state, QEMU_RUNNING);
     d->status.pages = d->status.present = record->totals.pages;
     d->status.zero_pages = record->totals.zero_pages;
     d->ram.discarded = record->totals.discarded_pages;
@@ -120,7 +120,7 @@ int ibx_destination_take_over(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     recall_blocks(d);
-    const bool runs = d->qemu.state.now == DESTINATION_QEMU_RUNNING;
+    const bool runs = d->qemu.state.now == QEMU_RUNNING;
     rc = ibx_destination_begin(d, runs ? DESTINATION_FILLING : DESTINATION_RESUMING);
     if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN)
         rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);

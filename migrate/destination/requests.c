@@ -264,8 +264,8 @@ static void on_confirm(struct destination *d, const struct ibx_connection_reques
                                     "not all pages are here, as far as this source can know");
         return;
     }
-    if (state == IBX_ANSWER_COMPLETE && d->peer.now == DESTINATION_PEER_QUIET)
-        ibx_state_move(&d->peer, DESTINATION_PEER_CONFIRMED);
+    if (state == IBX_ANSWER_COMPLETE && d->peer.now == PEER_QUIET)
+        ibx_state_move(&d->peer, PEER_CONFIRMED);
     ibx_destination_link_answer(&d->link, request->conn, true, state, 0, NULL);
 }
 
@@ -328,7 +328,7 @@ static int check_resume(struct destination *d, struct ibx_error *err)
 {
     struct ibx_connection_request resume = d->link.resume;
     int rc = 0;
-    if (!resume.conn || d->link.state.now != DESTINATION_LINK_NONE)
+    if (!resume.conn || d->link.state.now != LINK_NONE)
         return 0;
     d->link.resume = (struct ibx_connection_request){.conn = NULL};
     if (destination_over(d))

@@ -11,7 +11,7 @@
 static bool awaits_something(const struct destination *d)
 {
     const bool incomplete =
-        d->link.state.now != DESTINATION_LINK_SERVING || d->status.present < d->status.pages;
+        d->link.state.now != LINK_SERVING || d->status.present < d->status.pages;
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return true;
@@ -20,7 +20,7 @@ static bool awaits_something(const struct destination *d)
     case DESTINATION_FILLING:
         return d->ram.waiting || incomplete;
     case DESTINATION_COMPLETE:
-        return d->complete_ns && d->peer.now != DESTINATION_PEER_CONFIRMED;
+        return d->complete_ns && d->peer.now != PEER_CONFIRMED;
     default:
         return false;
     }
@@ -58,7 +58,7 @@ int ibx_destination_check_stall(struct destination *d, struct ibx_error *err)
     const uint64_t count = d->messages + d->link.regions;
     const bool awaited =
         d->state.now == DESTINATION_JOINING || d->state.now == DESTINATION_READY ||
-        (d->state.now == DESTINATION_MAPPED && d->stream.state.now == DESTINATION_STREAM_TAKING);
+        (d->state.now == DESTINATION_MAPPED && d->stream.state.now == STREAM_TAKING);
     const bool away = now - d->stall_look_ns > MIGRATION_AWAY_NS;
     d->stall_look_ns = now;
     if (!awaited || away || count != d->stall_count) {

@@ -35,18 +35,15 @@ static const struct ibx_state_table destination_table =
     IBX_STATE_TABLE("destination", destination_states);
 
 static const struct ibx_state peer_states[] = {
-    [DESTINATION_PEER_QUIET] = {"quiet",
-                                IBX_TO(DESTINATION_PEER_ABORTED) |
-                                    IBX_TO(DESTINATION_PEER_CONFIRMED),
-                                IBX_STATE_INITIAL},
-    [DESTINATION_PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
-    [DESTINATION_PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
+    [PEER_QUIET] = {"quiet", IBX_TO(PEER_ABORTED) | IBX_TO(PEER_CONFIRMED), IBX_STATE_INITIAL},
+    [PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
+    [PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table peer_table = IBX_STATE_TABLE("destination peer", peer_states);
 
 int ibx_destination_begin(struct destination *d, enum destination_state first)
 {
-    int rc = ibx_state_begin(&d->peer, &peer_table, DESTINATION_PEER_QUIET);
+    int rc = ibx_state_begin(&d->peer, &peer_table, PEER_QUIET);
     return rc ? rc : ibx_state_begin(&d->state, &destination_table, first);
 }
 

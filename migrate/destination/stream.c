@@ -21,18 +21,13 @@
 #define DESCRIPTION_MAX (64u << 20) /* bytes: no VM comes near it */
 
 static const struct ibx_state stream_states[] = {
-    [DESTINATION_STREAM_CLOSED] = {"closed", IBX_TO(DESTINATION_STREAM_TAKING), IBX_STATE_INITIAL},
-    [DESTINATION_STREAM_TAKING] =
-        {"taking", IBX_TO(DESTINATION_STREAM_WHOLE) | IBX_TO(DESTINATION_STREAM_CUT), 0},
-    [DESTINATION_STREAM_WHOLE] =
-        {"whole", IBX_TO(DESTINATION_STREAM_RELEASED) | IBX_TO(DESTINATION_STREAM_CUT), 0},
-    [DESTINATION_STREAM_RELEASED] =
-        {"released", IBX_TO(DESTINATION_STREAM_ENDING) | IBX_TO(DESTINATION_STREAM_CUT), 0},
-    [DESTINATION_STREAM_ENDING] = {"ending",
-                                   IBX_TO(DESTINATION_STREAM_FED) | IBX_TO(DESTINATION_STREAM_CUT),
-                                   IBX_STATE_INITIAL},
-    [DESTINATION_STREAM_FED] = {"fed", 0, IBX_STATE_FINAL},
-    [DESTINATION_STREAM_CUT] = {"cut", 0, IBX_STATE_FINAL},
+    [STREAM_CLOSED] = {"closed", IBX_TO(STREAM_TAKING), IBX_STATE_INITIAL},
+    [STREAM_TAKING] = {"taking", IBX_TO(STREAM_WHOLE) | IBX_TO(STREAM_CUT), 0},
+    [STREAM_WHOLE] = {"whole", IBX_TO(STREAM_RELEASED) | IBX_TO(STREAM_CUT), 0},
+    [STREAM_RELEASED] = {"released", IBX_TO(STREAM_ENDING) | IBX_TO(STREAM_CUT), 0},
+    [STREAM_ENDING] = {"ending", IBX_TO(STREAM_FED) | IBX_TO(STREAM_CUT), IBX_STATE_INITIAL},
+    [STREAM_FED] = {"fed", 0, IBX_STATE_FINAL},
+    [STREAM_CUT] = {"cut", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table stream_table =
     IBX_STATE_TABLE("destination stream", stream_states);
@@ -83,12 +78,12 @@ static bool find_tail(struct destination_stream *stream, bool ended)
 void ibx_destination_stream_init(struct destination_stream *stream)
 {
     *stream = (struct destination_stream){.fd = -1};
-    ibx_state_begin(&stream->state, &stream_table, DESTINATION_STREAM_CLOSED);
+    ibx_state_begin(&stream->state, &stream_table, STREAM_CLOSED);
 }
 
 void ibx_destination_stream_recover(struct destination_stream *stream)
 {
-    ibx_state_begin(&stream->state, &stream_table, DESTINATION_STREAM_ENDING);
+    ibx_state_begin(&stream->state, &stream_table, STREAM_ENDING);
 }
 
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
@@ -105,7 +100,7 @@ int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qm
     if (!rc)
         rc = ibx_qmp_execute(qmp, "migrate-incoming", json_pack("{s:s}", "uri", "fd:" STREAM_NAME),
                              NULL, deadline, err);
-    return rc ? rc : ibx_state_move(&stream->state, DESTINATION_STREAM_TAKING);
+    return rc ? rc : ibx_state_move(&stream->state, STREAM_TAKING);
 }
 
 /* What QEMU has taken makes room when it is as much as what it has not: so no byte is moved often.
@@ -158,25 +153,25 @@ int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total
         return ibx_error_set(err, -EPROTO,
                              "the device state does not end as QEMU's do, so its end cannot be "
                              "held back until the commit");
-    return ibx_state_move(&stream->state, DESTINATION_STREAM_WHOLE);
+    return ibx_state_move(&stream->state, STREAM_WHOLE);
 }
 
 int ibx_destination_stream_release(struct destination_stream *stream)
 {
-    return ibx_state_move(&stream->state, DESTINATION_STREAM_RELEASED);
+    return ibx_state_move(&stream->state, STREAM_RELEASED);
 }
 
 /* Up to where QEMU may read now. */
 static size_t limit(const struct destination_stream *stream)
 {
-    return stream->state.now >= DESTINATION_STREAM_RELEASED ? stream->end : stream->sure;
+    return stream->state.now >= STREAM_RELEASED ? stream->end : stream->sure;
 }
 
 int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_error *err)
 {
     if (stream->fd < 0)
         return 0;
-    if (stream->state.now == DESTINATION_STREAM_TAKING)
+    if (stream->state.now == STREAM_TAKING)
         find_tail(stream, false);
     while (stream->from < limit(stream)) {
         ssize_t n = send(stream->fd, stream->bytes + stream->from, limit(stream) - stream->from,
@@ -190,13 +185,13 @@ int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_er
                 err, -errno, "QEMU does not take the device state any more (%s): its log says why",
                 strerror(errno));
         stream->from += (size_t)n;
-        if (stream->state.now == DESTINATION_STREAM_RELEASED)
-            ibx_state_move(&stream->state, DESTINATION_STREAM_ENDING);
+        if (stream->state.now == STREAM_RELEASED)
+            ibx_state_move(&stream->state, STREAM_ENDING);
     }
-    if (stream->state.now != DESTINATION_STREAM_ENDING)
+    if (stream->state.now != STREAM_ENDING)
         return 0;
     ibx_destination_stream_fini(stream);
-    return ibx_state_move(&stream->state, DESTINATION_STREAM_FED);
+    return ibx_state_move(&stream->state, STREAM_FED);
 }
 
 bool ibx_destination_stream_stuck(const struct destination_stream *stream)
@@ -207,7 +202,7 @@ bool ibx_destination_stream_stuck(const struct destination_stream *stream)
 bool ibx_destination_stream_loaded(const struct destination_stream *stream)
 {
     int unread = 1;
-    return stream->state.now >= DESTINATION_STREAM_WHOLE && stream->fd >= 0 &&
+    return stream->state.now >= STREAM_WHOLE && stream->fd >= 0 &&
            !ibx_destination_stream_stuck(stream) && !ioctl(stream->fd, SIOCOUTQ, &unread) &&
            unread == 0;
 }
@@ -215,8 +210,8 @@ bool ibx_destination_stream_loaded(const struct destination_stream *stream)
 void ibx_destination_stream_cut(struct destination_stream *stream)
 {
     ibx_destination_stream_fini(stream);
-    if (ibx_state_allows(&stream_table, stream->state.now, DESTINATION_STREAM_CUT))
-        ibx_state_move(&stream->state, DESTINATION_STREAM_CUT);
+    if (ibx_state_allows(&stream_table, stream->state.now, STREAM_CUT))
+        ibx_state_move(&stream->state, STREAM_CUT);
 }
 
 void ibx_destination_stream_fini(struct destination_stream *stream)

@@ -19,22 +19,22 @@ static int on_farewell(void *context, const struct ibx_migrate_any *message)
     struct source *s = context;
     if (message->type != IBX_MIGRATE_ABORT)
         return 0;
-    if (ibx_state_allows(s->peer.table, s->peer.now, SOURCE_PEER_ABORTED))
-        ibx_state_move(&s->peer, SOURCE_PEER_ABORTED);
+    if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED))
+        ibx_state_move(&s->peer, PEER_ABORTED);
     return -ECONNABORTED;
 }
 
 /* Whether a destination that has the whole state may still wait for the commit. */
 static bool may_wait(const struct source *s)
 {
-    return s->stream.state.now == SOURCE_STREAM_SENT && s->peer.now != SOURCE_PEER_ABORTED &&
+    return s->stream.state.now == STREAM_SENT && s->peer.now != PEER_ABORTED &&
            !source_committed(s);
 }
 
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    const bool aborted = s->peer.now == SOURCE_PEER_ABORTED;
+    const bool aborted = s->peer.now == PEER_ABORTED;
     if (!ibx_state_allows(s->state.table, s->state.now, SOURCE_KEPT))
         return code;
     if (source_linked(&s->link) && err->message[0])
@@ -84,11 +84,11 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
     struct ibx_error last = {0};
     struct source_hearing hearing = {s, &last};
     if (!source_linked(&s->link) || s->state.now != SOURCE_COMMITTED ||
-        s->peer.now == SOURCE_PEER_ABORTED || code == -EPROTO)
+        s->peer.now == PEER_ABORTED || code == -EPROTO)
         return code;
     int rc = ibx_channel_take_until(&s->link.control, on_last_message, &hearing,
                                     ibx_deadline_in_ms(LAST_MESSAGE_MS), &last);
-    if (s->peer.now != SOURCE_PEER_ABORTED)
+    if (s->peer.now != PEER_ABORTED)
         return code;
     *err = last;
     return rc;
@@ -97,7 +97,7 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
 int ibx_source_endure(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);
-    if (s->state.now == SOURCE_COMMITTED && s->peer.now == SOURCE_PEER_ABORTED)
+    if (s->state.now == SOURCE_COMMITTED && s->peer.now == PEER_ABORTED)
         return ibx_source_keep(s, code, err);
     if (source_linked(&s->link) || !s->lost_ns) {
         s->lost_ns = ibx_now_ns();
@@ -204,17 +204,17 @@ static bool has_confirmed(struct source *s)
         ibx_page_server_failed(s->link.pages, &silent);
     if (source_linked(&s->link) &&
         ibx_channel_take(&s->link.control, ibx_source_on_message, &hearing, &silent) &&
-        s->peer.now != SOURCE_PEER_CONFIRMED) {
+        s->peer.now != PEER_CONFIRMED) {
         ibx_source_link_close(&s->link);
         s->link.retry_ns = ibx_deadline_in_ms(CONFIRM_RETRY_MS);
     }
-    if (!source_linked(&s->link) && s->peer.now != SOURCE_PEER_CONFIRMED &&
+    if (!source_linked(&s->link) && s->peer.now != PEER_CONFIRMED &&
         ibx_source_link_due(&s->link)) {
         if (!ibx_migration_confirm(&s->status.record, &options, &silent))
-            ibx_state_move(&s->peer, SOURCE_PEER_CONFIRMED);
+            ibx_state_move(&s->peer, PEER_CONFIRMED);
         s->link.retry_ns = ibx_deadline_in_ms(CONFIRM_RETRY_MS);
     }
-    return s->peer.now == SOURCE_PEER_CONFIRMED;
+    return s->peer.now == PEER_CONFIRMED;
 }
 
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)

@@ -13,15 +13,12 @@
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
 
 static const struct ibx_state link_states[] = {
-    [SOURCE_LINK_NONE] = {"none", IBX_TO(SOURCE_LINK_OPEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [SOURCE_LINK_OPEN] = {"open", IBX_TO(SOURCE_LINK_EXPOSING) | IBX_TO(SOURCE_LINK_NONE), 0},
-    [SOURCE_LINK_EXPOSING] = {"exposing", IBX_TO(SOURCE_LINK_EXPOSED) | IBX_TO(SOURCE_LINK_NONE),
-                              0},
-    [SOURCE_LINK_EXPOSED] = {"exposed",
-                             IBX_TO(SOURCE_LINK_MAPPED) | IBX_TO(SOURCE_LINK_EXPOSING) |
-                                 IBX_TO(SOURCE_LINK_NONE),
-                             0},
-    [SOURCE_LINK_MAPPED] = {"mapped", IBX_TO(SOURCE_LINK_NONE), 0},
+    [LINK_NONE] = {"none", IBX_TO(LINK_OPEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [LINK_OPEN] = {"open", IBX_TO(LINK_EXPOSING) | IBX_TO(LINK_NONE), 0},
+    [LINK_EXPOSING] = {"exposing", IBX_TO(LINK_EXPOSED) | IBX_TO(LINK_NONE), 0},
+    [LINK_EXPOSED] = {"exposed", IBX_TO(LINK_MAPPED) | IBX_TO(LINK_EXPOSING) | IBX_TO(LINK_NONE),
+                      0},
+    [LINK_MAPPED] = {"mapped", IBX_TO(LINK_NONE), 0},
 };
 static const struct ibx_state_table link_table = IBX_STATE_TABLE("source link", link_states);
 
@@ -32,7 +29,7 @@ void ibx_source_link_init(struct source_link *link, const struct ibx_journal *re
     *link =
         (struct source_link){.record = record, .transport = transport, .vm = vm, .wished = wished};
     ibx_channel_init(&link->control, NULL);
-    ibx_state_begin(&link->state, &link_table, SOURCE_LINK_NONE);
+    ibx_state_begin(&link->state, &link_table, LINK_NONE);
 }
 
 static void hello_of(const struct source_link *link, enum ibx_migrate_purpose purpose,
@@ -93,22 +90,22 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
     snprintf(peer, size, "%s", answer.host);
     if (!answer.accepted)
         return refused(&answer, err);
-    rc = ibx_state_move(&link->state, SOURCE_LINK_OPEN);
+    rc = ibx_state_move(&link->state, LINK_OPEN);
     return rc ? rc : open_pages(link, &hello, &answer, err);
 }
 
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err)
 {
-    int rc = ibx_state_move(&link->state, SOURCE_LINK_EXPOSING);
+    int rc = ibx_state_move(&link->state, LINK_EXPOSING);
     return rc ? rc : ibx_page_server_expose(link->pages, &link->vm->map, err);
 }
 
 int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err)
 {
-    if (link->state.now != SOURCE_LINK_EXPOSING)
+    if (link->state.now != LINK_EXPOSING)
         return 0;
     int rc = ibx_page_server_done(link->pages, &link->regions, err);
-    return rc ? rc : ibx_state_move(&link->state, SOURCE_LINK_EXPOSED);
+    return rc ? rc : ibx_state_move(&link->state, LINK_EXPOSED);
 }
 
 int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err)
@@ -131,7 +128,7 @@ int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err)
     if (!rc)
         rc = ibx_channel_send(&link->control, &message);
     if (!rc)
-        rc = ibx_state_move(&link->state, SOURCE_LINK_MAPPED);
+        rc = ibx_state_move(&link->state, LINK_MAPPED);
     return rc ? ibx_error_set(err, rc, "the page map could not be sent: %s", strerror(-rc)) : 0;
 }
 
@@ -154,7 +151,7 @@ void ibx_source_link_close(struct source_link *link)
     link->pages = NULL;
     ibx_channel_fini(&link->control);
     if (source_linked(link))
-        ibx_state_move(&link->state, SOURCE_LINK_NONE);
+        ibx_state_move(&link->state, LINK_NONE);
 }
 
 void ibx_source_link_disown(struct source_link *link, const char *why)
@@ -205,7 +202,7 @@ static int try_resume(struct source_link *link, enum ibx_answer_state *state, st
     *state = (enum ibx_answer_state)answer.state;
     rc = check_answer(link, &answer, err);
     if (!rc)
-        rc = ibx_state_move(&link->state, SOURCE_LINK_OPEN);
+        rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc || answer.state == IBX_ANSWER_COMPLETE)
         return rc;
     rc = open_pages(link, &hello, &answer, err);

@@ -41,21 +41,19 @@ static const struct ibx_state source_states[] = {
 static const struct ibx_state_table source_table = IBX_STATE_TABLE("source", source_states);
 
 static const struct ibx_state peer_states[] = {
-    [SOURCE_PEER_QUIET] = {"quiet", IBX_TO(SOURCE_PEER_READY) | IBX_TO(SOURCE_PEER_ABORTED),
-                           IBX_STATE_INITIAL},
-    [SOURCE_PEER_READY] = {"ready", IBX_TO(SOURCE_PEER_LOADED) | IBX_TO(SOURCE_PEER_ABORTED), 0},
-    [SOURCE_PEER_LOADED] = {"loaded", IBX_TO(SOURCE_PEER_COMPLETE) | IBX_TO(SOURCE_PEER_ABORTED),
-                            IBX_STATE_INITIAL},
-    [SOURCE_PEER_COMPLETE] = {"complete", IBX_TO(SOURCE_PEER_CONFIRMED), 0},
-    [SOURCE_PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
-    [SOURCE_PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
+    [PEER_QUIET] = {"quiet", IBX_TO(PEER_READY) | IBX_TO(PEER_ABORTED), IBX_STATE_INITIAL},
+    [PEER_READY] = {"ready", IBX_TO(PEER_LOADED) | IBX_TO(PEER_ABORTED), 0},
+    [PEER_LOADED] = {"loaded", IBX_TO(PEER_COMPLETE) | IBX_TO(PEER_ABORTED), IBX_STATE_INITIAL},
+    [PEER_COMPLETE] = {"complete", IBX_TO(PEER_CONFIRMED), 0},
+    [PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
+    [PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table peer_table = IBX_STATE_TABLE("source peer", peer_states);
 
 int ibx_source_begin(struct source *s, enum source_state first)
 {
-    int rc = ibx_state_begin(&s->peer, &peer_table,
-                             first == SOURCE_ASKING ? SOURCE_PEER_QUIET : SOURCE_PEER_LOADED);
+    int rc =
+        ibx_state_begin(&s->peer, &peer_table, first == SOURCE_ASKING ? PEER_QUIET : PEER_LOADED);
     return rc ? rc : ibx_state_begin(&s->state, &source_table, first);
 }
 
@@ -110,9 +108,8 @@ void ibx_source_update(struct source *s)
  * long is an error (check_stall), until it runs the VM and sends PROGRESS all the time. */
 static void check_silence(struct source *s)
 {
-    const bool before = s->state.now == SOURCE_EXPOSING &&
-                        s->link.state.now == SOURCE_LINK_EXPOSED &&
-                        s->peer.now == SOURCE_PEER_QUIET;
+    const bool before = s->state.now == SOURCE_EXPOSING && s->link.state.now == LINK_EXPOSED &&
+                        s->peer.now == PEER_QUIET;
     const struct migration_expectation expected = {
         .awaited = source_linked(&s->link) && (before || s->state.now == SOURCE_SERVING),
         .count = s->messages,
@@ -178,14 +175,14 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
                              "the destination calls the move complete with another page map "
                              "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
                              totals->pages, map->pages);
-    return s->peer.now == SOURCE_PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, SOURCE_PEER_COMPLETE);
+    return s->peer.now == PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, PEER_COMPLETE);
 }
 
 static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 {
-    if (ibx_state_allows(s->peer.table, s->peer.now, SOURCE_PEER_ABORTED) &&
+    if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED) &&
         s->state.now <= SOURCE_COMMITTED)
-        ibx_state_move(&s->peer, SOURCE_PEER_ABORTED);
+        ibx_state_move(&s->peer, PEER_ABORTED);
     return ibx_error_set(err, -ECONNABORTED, "the destination gave up: %s", why);
 }
 
@@ -196,14 +193,14 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
     s->messages++;
     switch (message->type) {
     case IBX_MIGRATE_READY:
-        if (s->state.now != SOURCE_EXPOSING || s->peer.now != SOURCE_PEER_QUIET)
+        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET)
             return unexpected(s, message, h->err);
-        return ibx_state_move(&s->peer, SOURCE_PEER_READY);
+        return ibx_state_move(&s->peer, PEER_READY);
     case IBX_MIGRATE_LOADED:
-        if (s->state.now != SOURCE_SENDING || s->stream.state.now != SOURCE_STREAM_SENT ||
-            s->peer.now != SOURCE_PEER_READY)
+        if (s->state.now != SOURCE_SENDING || s->stream.state.now != STREAM_SENT ||
+            s->peer.now != PEER_READY)
             return unexpected(s, message, h->err);
-        return ibx_state_move(&s->peer, SOURCE_PEER_LOADED);
+        return ibx_state_move(&s->peer, PEER_LOADED);
     case IBX_MIGRATE_RUNNING:
         return source_committed(s) ? on_running(s, h->err) : unexpected(s, message, h->err);
     case IBX_MIGRATE_PROGRESS:
@@ -219,9 +216,7 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
     case IBX_MIGRATE_CONFIRMED:
         if (s->state.now != SOURCE_CONFIRMING)
             return unexpected(s, message, h->err);
-        return s->peer.now == SOURCE_PEER_CONFIRMED
-                   ? 0
-                   : ibx_state_move(&s->peer, SOURCE_PEER_CONFIRMED);
+        return s->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&s->peer, PEER_CONFIRMED);
     case IBX_MIGRATE_ABORT:
         return on_abort(s, message->is.reason, h->err);
     default:
@@ -258,14 +253,14 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     if (source_committed(s))
         return 0;
     switch (ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event)) {
-    case SOURCE_VM_QUIET:
+    case VM_QUIET:
         return s->state.now == SOURCE_STARTING ? on_quiet(s, err) : 0;
-    case SOURCE_VM_FAILED:
+    case VM_FAILED:
         return migration_failed(s, err);
-    case SOURCE_VM_RESET:
+    case VM_RESET:
         what = "the VM has been reset";
         break;
-    case SOURCE_VM_CONTINUED:
+    case VM_CONTINUED:
         break;
     default:
         return 0;
@@ -312,7 +307,7 @@ static int check_qemu(struct source *s, struct ibx_error *err)
 static int step_exposing(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_link_exposed(&s->link, err);
-    if (rc || s->peer.now != SOURCE_PEER_READY)
+    if (rc || s->peer.now != PEER_READY)
         return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
     rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
@@ -340,9 +335,9 @@ static int commit(struct source *s, struct ibx_error *err)
 static int step_sending(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_stream_carry(&s->stream, &s->link.control, err);
-    if (!rc && s->stream.state.now == SOURCE_STREAM_READ && s->vm.state.now == SOURCE_VM_SAVED)
+    if (!rc && s->stream.state.now == STREAM_READ && s->vm.state.now == VM_SAVED)
         rc = ibx_source_stream_end(&s->stream, &s->link.control, err);
-    return rc || s->peer.now != SOURCE_PEER_LOADED ? rc : commit(s, err);
+    return rc || s->peer.now != PEER_LOADED ? rc : commit(s, err);
 }
 
 static int step_stopped(struct source *s, struct ibx_error *err)
@@ -365,7 +360,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
 static int catch_up(struct source *s, struct ibx_error *err)
 {
     const unsigned link = s->link.state.now;
-    if (link != SOURCE_LINK_EXPOSING && link != SOURCE_LINK_EXPOSED)
+    if (link != LINK_EXPOSING && link != LINK_EXPOSED)
         return 0;
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc)
@@ -383,7 +378,7 @@ static int step_serving(struct source *s, struct ibx_error *err)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
     if (!rc)
         rc = catch_up(s, err);
-    return rc || s->peer.now != SOURCE_PEER_COMPLETE ? rc : ibx_source_confirm(s, err);
+    return rc || s->peer.now != PEER_COMPLETE ? rc : ibx_source_confirm(s, err);
 }
 
 /* A slow destination is waited for, but not with a VM that stands still and could go on here. After

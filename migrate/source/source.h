@@ -29,7 +29,7 @@
  *   [*] -> GOING -> STOPPED -> GOING     STOPPED: by QEMU's STOP, since its migration began
  *   GOING | STOPPED -> SAVED -> [*]      QEMU has written its device state
  */
-enum source_vm_state { SOURCE_VM_GOING, SOURCE_VM_STOPPED, SOURCE_VM_SAVED };
+enum source_vm_state { VM_GOING, VM_STOPPED, VM_SAVED };
 
 struct source_vm {
     struct ibx_state_machine state;
@@ -43,11 +43,11 @@ struct source_vm {
 
 /* What an event of QEMU means for the migration. */
 enum source_vm_event {
-    SOURCE_VM_NOTHING,
-    SOURCE_VM_QUIET,  /* guest RAM is written no more */
-    SOURCE_VM_FAILED, /* QEMU's migration */
-    SOURCE_VM_RESET,
-    SOURCE_VM_CONTINUED, /* by somebody else */
+    VM_NOTHING,
+    VM_QUIET,  /* guest RAM is written no more */
+    VM_FAILED, /* QEMU's migration */
+    VM_RESET,
+    VM_CONTINUED, /* by somebody else */
 };
 
 void ibx_source_vm_init(struct source_vm *vm);
@@ -70,12 +70,7 @@ void ibx_source_vm_fini(struct source_vm *vm);
  *   [*] -> CLOSED -> OPEN -> READ -> SENT -> [*]    READ: QEMU has ended it; SENT: with STATE_END
  *   OPEN -> CLOSED -> [*]                           the migration has ended before that
  */
-enum source_stream_state {
-    SOURCE_STREAM_CLOSED,
-    SOURCE_STREAM_OPEN,
-    SOURCE_STREAM_READ,
-    SOURCE_STREAM_SENT
-};
+enum source_stream_state { STREAM_CLOSED, STREAM_OPEN, STREAM_READ, STREAM_SENT };
 
 struct source_stream {
     struct ibx_state_machine state;
@@ -104,11 +99,11 @@ void ibx_source_stream_close(struct source_stream *stream);
  *   OPEN | EXPOSING | EXPOSED | MAPPED -> NONE -> [*]
  */
 enum source_link_state {
-    SOURCE_LINK_NONE,
-    SOURCE_LINK_OPEN, /* without page connections where the destination has all pages */
-    SOURCE_LINK_EXPOSING,
-    SOURCE_LINK_EXPOSED,
-    SOURCE_LINK_MAPPED
+    LINK_NONE,
+    LINK_OPEN, /* without page connections where the destination has all pages */
+    LINK_EXPOSING,
+    LINK_EXPOSED,
+    LINK_MAPPED
 };
 
 struct source_link {
@@ -132,7 +127,7 @@ void ibx_source_link_init(struct source_link *link, const struct ibx_journal *re
                           unsigned wished);
 static inline bool source_linked(const struct source_link *link)
 {
-    return link->state.now != SOURCE_LINK_NONE;
+    return link->state.now != LINK_NONE;
 }
 /* HELLO and its answer, then the page connections. `peer` gets the destination's name. -EPERM with
  * the destination's blockers: it refuses. */
@@ -210,12 +205,12 @@ enum source_state {
  *   QUIET | READY | LOADED -> ABORTED -> [*]  its own statement, never an error of the network
  */
 enum source_peer_state {
-    SOURCE_PEER_QUIET,
-    SOURCE_PEER_READY,
-    SOURCE_PEER_LOADED,
-    SOURCE_PEER_COMPLETE,
-    SOURCE_PEER_CONFIRMED,
-    SOURCE_PEER_ABORTED
+    PEER_QUIET,
+    PEER_READY,
+    PEER_LOADED,
+    PEER_COMPLETE,
+    PEER_CONFIRMED,
+    PEER_ABORTED
 };
 
 struct source {

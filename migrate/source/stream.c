@@ -8,24 +8,23 @@
 #include <unistd.h>
 
 static const struct ibx_state stream_states[] = {
-    [SOURCE_STREAM_CLOSED] = {"closed", IBX_TO(SOURCE_STREAM_OPEN),
-                              IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [SOURCE_STREAM_OPEN] = {"open", IBX_TO(SOURCE_STREAM_READ) | IBX_TO(SOURCE_STREAM_CLOSED), 0},
-    [SOURCE_STREAM_READ] = {"read", IBX_TO(SOURCE_STREAM_SENT), 0},
-    [SOURCE_STREAM_SENT] = {"sent", 0, IBX_STATE_FINAL},
+    [STREAM_CLOSED] = {"closed", IBX_TO(STREAM_OPEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [STREAM_OPEN] = {"open", IBX_TO(STREAM_READ) | IBX_TO(STREAM_CLOSED), 0},
+    [STREAM_READ] = {"read", IBX_TO(STREAM_SENT), 0},
+    [STREAM_SENT] = {"sent", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table stream_table = IBX_STATE_TABLE("source stream", stream_states);
 
 void ibx_source_stream_init(struct source_stream *stream)
 {
     *stream = (struct source_stream){.fd = -1};
-    ibx_state_begin(&stream->state, &stream_table, SOURCE_STREAM_CLOSED);
+    ibx_state_begin(&stream->state, &stream_table, STREAM_CLOSED);
 }
 
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, struct ibx_error *err)
 {
     int rc = ibx_vm_migrate(qmp, &stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    return rc ? rc : ibx_state_move(&stream->state, SOURCE_STREAM_OPEN);
+    return rc ? rc : ibx_state_move(&stream->state, STREAM_OPEN);
 }
 
 static void leave(struct source_stream *stream, enum source_stream_state to)
@@ -48,7 +47,7 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
             return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
                                  strerror(errno));
         if (n == 0) {
-            leave(stream, SOURCE_STREAM_READ);
+            leave(stream, STREAM_READ);
             return 0;
         }
         struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
@@ -67,7 +66,7 @@ int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *cont
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE_END};
     message.is.state_bytes = stream->bytes;
-    int rc = ibx_state_move(&stream->state, SOURCE_STREAM_SENT);
+    int rc = ibx_state_move(&stream->state, STREAM_SENT);
     if (!rc)
         rc = ibx_channel_send(control, &message);
     return rc ? ibx_error_set(err, rc, "STATE_END could not be sent: %s", strerror(-rc)) : 0;
@@ -76,5 +75,5 @@ int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *cont
 void ibx_source_stream_close(struct source_stream *stream)
 {
     if (stream->fd >= 0)
-        leave(stream, SOURCE_STREAM_CLOSED);
+        leave(stream, STREAM_CLOSED);
 }

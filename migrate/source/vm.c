@@ -7,17 +7,16 @@
 #include <stdlib.h>
 
 static const struct ibx_state vm_states[] = {
-    [SOURCE_VM_GOING] = {"going", IBX_TO(SOURCE_VM_STOPPED) | IBX_TO(SOURCE_VM_SAVED),
-                         IBX_STATE_INITIAL},
-    [SOURCE_VM_STOPPED] = {"stopped", IBX_TO(SOURCE_VM_GOING) | IBX_TO(SOURCE_VM_SAVED), 0},
-    [SOURCE_VM_SAVED] = {"saved", 0, IBX_STATE_FINAL},
+    [VM_GOING] = {"going", IBX_TO(VM_STOPPED) | IBX_TO(VM_SAVED), IBX_STATE_INITIAL},
+    [VM_STOPPED] = {"stopped", IBX_TO(VM_GOING) | IBX_TO(VM_SAVED), 0},
+    [VM_SAVED] = {"saved", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table vm_table = IBX_STATE_TABLE("source vm", vm_states);
 
 void ibx_source_vm_init(struct source_vm *vm)
 {
     *vm = (struct source_vm){.watchdog.fd = -1};
-    ibx_state_begin(&vm->state, &vm_table, SOURCE_VM_GOING);
+    ibx_state_begin(&vm->state, &vm_table, VM_GOING);
 }
 
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err)
@@ -63,7 +62,7 @@ int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
  * that was paused before reports only that. */
 static bool is_quiet(const struct source_vm *vm, json_t *event)
 {
-    return (vm->state.now == SOURCE_VM_STOPPED && ibx_vm_event_is(event, "MIGRATION_PASS", NULL)) ||
+    return (vm->state.now == VM_STOPPED && ibx_vm_event_is(event, "MIGRATION_PASS", NULL)) ||
            ibx_vm_event_is(event, "MIGRATION", "device") ||
            ibx_vm_event_is(event, "MIGRATION", "completed");
 }
@@ -72,24 +71,24 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
 {
     if (ibx_vm_event_is(event, "MIGRATION", "failed") ||
         ibx_vm_event_is(event, "MIGRATION", "cancelled"))
-        return SOURCE_VM_FAILED;
+        return VM_FAILED;
     if (ibx_vm_event_is(event, "RESET", NULL))
-        return SOURCE_VM_RESET;
+        return VM_RESET;
     if (ibx_vm_event_is(event, "RESUME", NULL)) {
-        if (vm->state.now == SOURCE_VM_STOPPED)
-            ibx_state_move(&vm->state, SOURCE_VM_GOING);
+        if (vm->state.now == VM_STOPPED)
+            ibx_state_move(&vm->state, VM_GOING);
         vm->stop_ns = 0;
-        return SOURCE_VM_CONTINUED;
+        return VM_CONTINUED;
     }
     if (ibx_vm_event_is(event, "STOP", NULL)) {
-        if (starting && vm->state.now == SOURCE_VM_GOING)
-            ibx_state_move(&vm->state, SOURCE_VM_STOPPED);
+        if (starting && vm->state.now == VM_GOING)
+            ibx_state_move(&vm->state, VM_STOPPED);
         vm->stop_ns = ibx_vm_event_ns(event);
     }
     const bool quiet = is_quiet(vm, event);
-    if (ibx_vm_event_is(event, "MIGRATION", "completed") && vm->state.now != SOURCE_VM_SAVED)
-        ibx_state_move(&vm->state, SOURCE_VM_SAVED);
-    return quiet ? SOURCE_VM_QUIET : SOURCE_VM_NOTHING;
+    if (ibx_vm_event_is(event, "MIGRATION", "completed") && vm->state.now != VM_SAVED)
+        ibx_state_move(&vm->state, VM_SAVED);
+    return quiet ? VM_QUIET : VM_NOTHING;
 }
 
 void ibx_source_vm_lose(struct source_vm *vm)

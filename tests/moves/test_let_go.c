@@ -106,7 +106,7 @@ static void is_free(void)
 {
     struct ibx_uffd uffd;
     assert_int_equal(ram.uffd.fd, -1);
-    assert_int_not_equal(ram.state.now, DESTINATION_RAM_REGISTERED);
+    assert_int_not_equal(ram.state.now, RAM_REGISTERED);
     assert_int_equal(ibx_uffd_take(qemu, -1, &uffd, NULL), -ENOENT);
     assert_int_equal(write(asks, "a", 1), 1);
     assert_true(answers_within(LIMIT));
@@ -143,7 +143,7 @@ static void test_not_closed(void **state)
     waitpid(qemu, NULL, WUNTRACED);
     assert_int_not_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
     assert_true(err.message[0] && ram.uffd.fd >= 0);
-    assert_int_not_equal(ram.state.now, DESTINATION_RAM_REGISTERED);
+    assert_int_not_equal(ram.state.now, RAM_REGISTERED);
     kill(qemu, SIGCONT);
     assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
     is_free();
@@ -159,7 +159,7 @@ static void test_neither(void **state)
     waitpid(qemu, NULL, WUNTRACED);
     for (int i = 0; i < 2; i++) {
         assert_int_not_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
-        assert_true(ram.uffd.fd >= 0 && ram.state.now == DESTINATION_RAM_REGISTERED);
+        assert_true(ram.uffd.fd >= 0 && ram.state.now == RAM_REGISTERED);
     }
     kill(qemu, SIGCONT);
     assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
