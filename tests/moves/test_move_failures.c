@@ -338,7 +338,7 @@ static void test_stopped_for_a_while(void **state)
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
     unsigned long before = vm_beats(&vms[1]);
-    stands_still(&receiver, &sender, "the VM has gone over");
+    stands_still(&receiver, &sender, "the VM runs there, and may wait");
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
     struct mover set;
     mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
