@@ -405,13 +405,13 @@ static void test_confirmation_never_said(void **state)
     vms[0].pid = 0;
     mover_start(&again, recover_source);
     mover_ends(&again, 0);
-    mover_must_say(&again, "the destination has heard so");
+    mover_must_say(&again, "the destination knows it");
     summed_up(&again, true, 0);
     mover_ends(&receiver, 0);
     on_record(&vms[1], "done", "not needed any more");
     mover_start(&again, recover_source);
     mover_ends(&again, 1);
-    mover_must_say(&again, "matters only if ib-migrate status says complete there");
+    mover_must_say(&again, "the confirmation only if ib-migrate status reports complete there");
     summed_up(&again, false, 1);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
