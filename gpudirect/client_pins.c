@@ -52,36 +52,33 @@ static void fence_drop(struct ibx_stream_fence *fence, const struct ibx_cuda *cu
     *fence = (struct ibx_stream_fence){0};
 }
 
-/* The stream's own fence, or else one that another stream can give up: first one that is not in
- * use, then one that is over, then an unused one of another context. NULL: all are in use. */
+/* The stream's own fence, or else one that another stream can give up: an idle one, then one that
+ * is over, then an idle one of another context. NULL: all are in use. */
 static struct ibx_stream_fence *fence_for(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                                           const void *context, const void *stream)
 {
     uint64_t busy = busy_fences(pins);
+    struct ibx_stream_fence *idle = NULL, *foreign = NULL;
     for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
         struct ibx_stream_fence *fence = &pins->fences[i];
-        if (fence->event && fence->context == context && fence->stream == stream)
+        bool is_idle = !fence->event || !(busy & 1ull << i);
+        bool is_ours = !fence->event || fence->context == context;
+        if (fence->event && is_ours && fence->stream == stream)
             return fence;
+        if (is_idle && is_ours && !idle)
+            idle = fence;
+        if (is_idle && !is_ours && !foreign)
+            foreign = fence;
     }
-    for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
-        struct ibx_stream_fence *fence = &pins->fences[i];
-        if (!fence->event || (fence->context == context && !(busy & 1ull << i)))
-            return fence;
-    }
-    for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
-        struct ibx_stream_fence *fence = &pins->fences[i];
-        if (fence->context != context || !is_over(cuda, fence->event))
+    for (unsigned i = 0; i < IBX_STREAM_FENCES && !idle; i++) {
+        if (pins->fences[i].context != context || !is_over(cuda, pins->fences[i].event))
             continue;
         fence_over(pins, i);
-        return fence;
+        idle = &pins->fences[i];
     }
-    for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
-        if (busy & 1ull << i)
-            continue;
-        fence_drop(&pins->fences[i], cuda);
-        return &pins->fences[i];
-    }
-    return NULL;
+    if (!idle && foreign)
+        fence_drop(foreign, cuda);
+    return idle ? idle : foreign;
 }
 
 bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,

@@ -20,23 +20,31 @@ static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t given;
-    uint8_t *base; /* NULL: no pool yet */
-    pid_t owner;   /* a child forked since has neither the memory nor a context */
+    atomic_bool made; /* from then on the memory, its owner and its size stay */
+    uint8_t *base;
+    pid_t owner; /* a child forked since has neither the memory nor a context */
     size_t bytes;
-    atomic_bool pinned; /* once true, all above stays as it is */
     unsigned count;
     unsigned *free_stack; /* the chunk given last is taken first: it is still cached */
     unsigned free_count;
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
 
-static int pool_map(size_t bytes, struct ibx_error *err)
+static int pin(const struct ibx_cuda *cuda, void *base, size_t bytes, struct ibx_error *err)
+{
+    int rc = cuda->mem_host_register(base, bytes, IBX_CUDA_HOST_REGISTER_PORTABLE);
+    return rc ? ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
+                              bytes, ibx_cuda_error_name(cuda, rc))
+              : 0;
+}
+
+static int make_pool(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
 {
     unsigned count = (unsigned)(bytes / IBX_PINNED_STRIDE);
+    size_t length = (size_t)count * IBX_PINNED_STRIDE;
     if (!count)
         return ibx_error_set(err, -EINVAL,
                              "%zu bytes of pinned memory are less than one chunk of %u", bytes,
                              IBX_PINNED_STRIDE);
-    size_t length = (size_t)count * IBX_PINNED_STRIDE;
     unsigned *stack = malloc(count * sizeof(*stack));
     void *base =
         stack ? mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
@@ -44,12 +52,16 @@ static int pool_map(size_t bytes, struct ibx_error *err)
     if (base == MAP_FAILED) {
         free(stack);
         return ibx_error_set(err, -ENOMEM,
-                             "no memory for a pool of %zu bytes: lower "
-                             "rdma.gpu_memory",
-                             length);
+                             "no memory for a pool of %zu bytes: lower rdma.gpu_memory", length);
     }
     madvise(base, length, MADV_HUGEPAGE);
     madvise(base, length, MADV_DONTFORK);
+    int rc = pin(cuda, base, length, err);
+    if (rc) {
+        munmap(base, length);
+        free(stack);
+        return rc;
+    }
     for (unsigned i = 0; i < count; i++)
         stack[i] = count - 1 - i;
     pthread_mutex_lock(&pool.mutex);
@@ -59,56 +71,31 @@ static int pool_map(size_t bytes, struct ibx_error *err)
     pool.count = pool.free_count = count;
     pool.free_stack = stack;
     pthread_mutex_unlock(&pool.mutex);
+    atomic_store(&pool.made, true);
     return 0;
 }
 
-static void pool_unmap(void)
-{
-    pthread_mutex_lock(&pool.mutex);
-    munmap(pool.base, pool.bytes);
-    free(pool.free_stack);
-    pool.base = NULL;
-    pool.count = pool.free_count = 0;
-    pool.free_stack = NULL;
-    pthread_mutex_unlock(&pool.mutex);
-}
-
-/* By this process, and no reset has taken it. */
+/* By this process, and no reset has unpinned it. */
 static bool is_pinned(const struct ibx_cuda *cuda)
 {
     unsigned flags;
-    return atomic_load(&pool.pinned) && pool.owner == getpid() &&
+    return atomic_load(&pool.made) && pool.owner == getpid() &&
            !cuda->mem_host_get_flags(&flags, pool.base);
-}
-
-static int pool_pin(const struct ibx_cuda *cuda, struct ibx_error *err)
-{
-    if (is_pinned(cuda))
-        return 0;
-    int rc = cuda->mem_host_register(pool.base, pool.bytes, IBX_CUDA_HOST_REGISTER_PORTABLE);
-    if (rc)
-        return ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
-                             pool.bytes, ibx_cuda_error_name(cuda, rc));
-    atomic_store(&pool.pinned, true);
-    return 0;
 }
 
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
 {
     if (is_pinned(cuda))
         return 0;
-    pthread_mutex_lock(&making);
-    bool fresh = !pool.base;
     int rc = 0;
-    if (fresh)
-        rc = pool_map(bytes, err);
+    pthread_mutex_lock(&making);
+    if (!atomic_load(&pool.made))
+        rc = make_pool(cuda, bytes, err);
     else if (pool.owner != getpid())
         rc =
             ibx_error_set(err, -EPERM, "CUDA does not work in a child of the process that used it");
-    if (!rc)
-        rc = pool_pin(cuda, err);
-    if (rc && fresh && pool.base)
-        pool_unmap();
+    else if (!is_pinned(cuda))
+        rc = pin(cuda, pool.base, pool.bytes, err);
     pthread_mutex_unlock(&making);
     return rc;
 }

@@ -594,8 +594,8 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
 }
 
 /* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. */
-static int straight_whole(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
-                          bool to_device)
+int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
+                         bool to_device)
 {
     const struct ibx_cuda *cuda = st->cuda;
     int rc;
@@ -609,18 +609,6 @@ static int straight_whole(struct ibx_staging *st, void *host, const struct ibx_g
             rc = straight(st, host, 0, (size_t)st->total, to_device);
     }
     return rc ? stop_gpu(st, rc) : 0;
-}
-
-int ibx_staging_straight_to_device(struct ibx_staging *st, const void *from,
-                                   const struct ibx_gpu_copy *copy)
-{
-    return straight_whole(st, (void *)(uintptr_t)from, copy, true);
-}
-
-int ibx_staging_straight_from_device(struct ibx_staging *st, void *to,
-                                     const struct ibx_gpu_copy *copy)
-{
-    return straight_whole(st, to, copy, false);
 }
 
 int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)

@@ -102,11 +102,9 @@ int ibx_staging_deliver_straight(struct ibx_staging *staging, void *to, uint64_t
 
 /* Waits for the stream's earlier work, and returns its errors. No chunks are needed. */
 int ibx_staging_settle(struct ibx_staging *staging, void *stream);
-/* Whole copies straight out of pinned memory, which holds all of the host's bytes, or into it. No
- * chunks are needed. */
-int ibx_staging_straight_to_device(struct ibx_staging *staging, const void *from,
-                                   const struct ibx_gpu_copy *copy);
-int ibx_staging_straight_from_device(struct ibx_staging *staging, void *to,
-                                     const struct ibx_gpu_copy *copy);
+/* A whole copy straight out of pinned memory `host`, which holds all of the host's bytes, or into
+ * it. No chunks are needed. */
+int ibx_staging_straight(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,
+                         bool to_device);
 
 #endif

@@ -42,10 +42,10 @@ static int finish(struct copies *x, int rc)
 static int mapped_to_device(struct copies *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
-    const void *from = x->copy.reach.address;
+    void *from = x->copy.reach.address;
     int rc = x->copy.early ? x->cuda->memcpy_to_device_async(gpu->device, from, (size_t)gpu->width,
                                                              gpu->stream)
-                           : ibx_staging_straight_to_device(x->staging, from, gpu);
+                           : ibx_staging_straight(x->staging, from, gpu, true);
     rc = finish(x, rc);
     if (x->copy.early)
         ibx_expect(ibx_session_conn(x->s), NEXT_US);
@@ -58,7 +58,7 @@ static int mapped_to_client(struct copies *x)
     void *to = x->copy.reach.address;
     return finish(x, x->copy.early ? x->cuda->memcpy_from_device_async(
                                          to, gpu->device, (size_t)gpu->width, gpu->stream)
-                                   : ibx_staging_straight_from_device(x->staging, to, gpu));
+                                   : ibx_staging_straight(x->staging, to, gpu, false));
 }
 
 static int mapped_part(struct copies *x, size_t n)

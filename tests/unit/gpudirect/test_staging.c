@@ -501,7 +501,7 @@ static void test_straight(void **state)
         copy.stream = own ? stream : NULL;
         memset(host, (int)own + 1, LARGE / 2);
         app->get_stats(&before);
-        assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 0);
+        assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 0);
         app->get_stats(&after);
         assert_int_equal(after.copies_async, before.copies_async + own);
         assert_int_equal(after.copies_sync, before.copies_sync + !own);
@@ -531,10 +531,10 @@ static void test_straight(void **state)
     }
     for (unsigned i = 0; i < 2; i++) {
         app->inject(i ? "dma" : "cuMemcpyHtoDAsync", 1, 700, i);
-        assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 700);
+        assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 700);
         app->inject(NULL, 0, 0, false);
     }
-    assert_int_equal(ibx_staging_straight_to_device(scene.staging, host, &copy), 0);
+    assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 0);
     assert_int_equal(app->host_unregister(host), 0);
     scene.wire.bytes = host;
     free(again);
