@@ -152,7 +152,7 @@ static void report(const struct bridges *bridges)
     if (on)
         ibx_doctor_add(
             "system", "PCI ACS", DOCTOR_LIMITED,
-            "copies between adapter and GPU take the way by the processor: off in the "
+            "copies between adapter and GPU go through the processor: switch ACS off in the "
             "firmware, or after each boot \"setpci -s ADDRESS ECAP_ACS+6.w=0\"; not where "
             "guests get such devices",
             "redirects on %u of %u bridges: %s%s", on, bridges->count, list,

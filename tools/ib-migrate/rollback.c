@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* rollback: asks the destination, tells the operator what is known, and acts only when he agrees.
- */
+/* rollback: asks the destination, prints what is known, asks the operator, and only then acts. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <errno.h>

@@ -75,10 +75,7 @@ static struct gvirtus_endpoint endpoint_of(const json_t *object)
 struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file)
 {
     size_t length;
-    struct ibx_error err;
-    char *text = ibx_gvirtus_file_read(file, &length, &err);
-    if (!text)
-        ibx_gvirtus_fail("%s", err.message);
+    char *text = ibx_gvirtus_file_need(file, &length);
     json_t *root = parse_config(file, text);
     struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(file, root));
     free(text);
@@ -174,7 +171,7 @@ static void print_keys(FILE *out)
     free(text);
 }
 
-/* The text before, with the URI in the place of the entry that counts. */
+/* The text before, in which the URI replaces the entry that counts. */
 static void print_properties(FILE *out, const struct gvirtus_edit *edit,
                              const struct ibx_properties *properties)
 {
@@ -187,8 +184,8 @@ static void print_properties(FILE *out, const struct gvirtus_edit *edit,
             fprintf(out, "# %.*s\ncommunicator : %s\n", length, text, edit->chosen);
         else
             fprintf(out, "%.*s\n", length, text);
-        const char *word = text + strspn(text, "# \t");
-        has_keys = has_keys || !strncasecmp(word, "rdma.", 5);
+        const char *key = text + strspn(text, "# \t");
+        has_keys = has_keys || !strncasecmp(key, "rdma.", 5);
         text += length + (text[length] == '\n');
     }
     if (!edit->properties_before)

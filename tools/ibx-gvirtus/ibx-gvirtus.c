@@ -71,6 +71,15 @@ char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *
     return buffer;
 }
 
+char *ibx_gvirtus_file_need(const char *path, size_t *length)
+{
+    struct ibx_error err;
+    char *content = ibx_gvirtus_file_read(path, length, &err);
+    if (!content)
+        ibx_gvirtus_fail("%s", err.message);
+    return content;
+}
+
 static bool any_file(const char *home, const char *pattern)
 {
     char whole[PATH_MAX];

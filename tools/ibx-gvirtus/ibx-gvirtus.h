@@ -55,6 +55,8 @@ void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out);
 /* A whole file of up to 64 MiB, with a NUL after it that does not count; for free(). NULL: see
  * `err`. */
 char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err);
+/* The same, and ends the process where it cannot be read. */
+char *ibx_gvirtus_file_need(const char *path, size_t *length);
 
 /* The commands. */
 void ibx_gvirtus_install(const struct gvirtus_args *args);

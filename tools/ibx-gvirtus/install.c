@@ -253,8 +253,9 @@ static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, 
     ibx_gvirtus_paths_find(args, paths);
     int fd = open(paths->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
-        ibx_gvirtus_fail("cannot lock %s: %s: is another ibx-gvirtus at work there?", paths->home,
-                         strerror(errno));
+        ibx_gvirtus_fail("cannot lock %s: %s", paths->home,
+                         errno == EWOULDBLOCK ? "another ibx-gvirtus is at work there: try again"
+                                              : strerror(errno));
     beside(path, paths->state, TEMPORARY);
     unlink(path); /* of an ibx-gvirtus that was killed */
     if (state_load(paths->state, state, &err))
@@ -303,7 +304,6 @@ bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *librar
 static char *read_library(const struct gvirtus_args *args, size_t *length)
 {
     char file[PATH_MAX], path[PATH_MAX]; /* path: with a slash, or dlopen(3) would search */
-    struct ibx_error err;
     ibx_gvirtus_plugin_find(args, file);
     if (!realpath(file, path))
         ibx_gvirtus_fail("the plugin %s cannot be found: %s; name it by --library", file,
@@ -315,22 +315,16 @@ static char *read_library(const struct gvirtus_args *args, size_t *length)
         ibx_gvirtus_fail("%s is not a communicator for GVirtuS: it has no create_communicator",
                          file);
     dlclose(handle);
-    char *content = ibx_gvirtus_file_read(path, length, &err);
-    if (!content)
-        ibx_gvirtus_fail("%s", err.message);
-    return content;
+    return ibx_gvirtus_file_need(path, length);
 }
 
 /* NULL when there is no such file. */
 static char *read_text(const char *path)
 {
     size_t length;
-    struct ibx_error err;
     if (access(path, F_OK) && errno == ENOENT)
         return NULL;
-    char *content = ibx_gvirtus_file_read(path, &length, &err);
-    if (!content)
-        ibx_gvirtus_fail("%s", err.message);
+    char *content = ibx_gvirtus_file_need(path, &length);
     if (strlen(content) != length)
         ibx_gvirtus_fail("%s holds a NUL byte: it is not a text file", path);
     return content;
@@ -362,7 +356,7 @@ static void put_all(const struct gvirtus_paths *paths, const char *slot,
         return;
     bool left = exists(paths->state) && put_all_back(paths->state, &state, true, NULL);
     ibx_gvirtus_fail("%s%s", err.message,
-                     left ? "; not all files are put back: then run ibx-gvirtus remove" : "");
+                     left ? "; not all files could be put back: run ibx-gvirtus remove again" : "");
 }
 
 void ibx_gvirtus_install(const struct gvirtus_args *args)
