@@ -58,25 +58,17 @@ struct field {
         FIELD_LIST, (name), offsetof(struct type, array), sizeof(((struct type *)NULL)->array[0]), \
             0, (max), (items), offsetof(struct type, count)                                        \
     }
-#define HEAD                                                                                       \
-    {                                                                                              \
-        .kind = FIELD_HEAD                                                                         \
-    }
-#define END                                                                                        \
-    {                                                                                              \
-        .kind = FIELD_END                                                                          \
-    }
 
 static const struct field block_fields[] = {
     TEXT(ibx_migrate_block, id, "the id of a guest RAM block", 1),
     UINT(ibx_migrate_block, size, "the size of a guest RAM block", 1, BYTES_MAX),
     UINT(ibx_migrate_block, page_size, "the page size", 0, UINT64_MAX),
     UINT(ibx_migrate_block, file, "the file", 0, UINT64_MAX),
-    END,
+    {0},
 };
 
 static const struct field hello_fields[] = {
-    HEAD,
+    {.kind = FIELD_HEAD},
     UINT(ibx_migrate_hello, purpose, "the purpose", IBX_PURPOSE_MOVE, IBX_PURPOSE_CONFIRM),
     BYTES(ibx_migrate_hello, id, "the id", 0),
     UINT(ibx_migrate_hello, epoch, "the epoch", 0, UINT64_MAX),
@@ -93,12 +85,12 @@ static const struct field hello_fields[] = {
          IBX_GUEST_BLOCKS_MAX, block_fields),
     TEXT(ibx_migrate_hello, hardware, "the hardware", 0),
     TEXT(ibx_migrate_hello, host, "the host's name", 0),
-    END,
+    {0},
 };
 
 static const struct field reason_fields[] = {
     {.kind = FIELD_TEXT, .name = "a reason", .size = IBX_ERROR_MAX, .min = 1},
-    END,
+    {0},
 };
 
 static const struct field answer_fields[] = {
@@ -108,15 +100,15 @@ static const struct field answer_fields[] = {
     TEXT(ibx_migrate_answer, host, "the host's name", 0),
     LIST(ibx_migrate_answer, reasons, count, "the number of reasons", IBX_MIGRATE_REASONS_MAX,
          reason_fields),
-    END,
+    {0},
 };
 
 static const struct field join_fields[] = {
-    HEAD,
+    {.kind = FIELD_HEAD},
     BYTES(ibx_migrate_join, id, "the id", 1),
     UINT(ibx_migrate_join, epoch, "the epoch", 1, UINT64_MAX),
     UINT(ibx_migrate_join, link, "the page connection", 0, IBX_MIGRATE_LINKS_MAX - 1),
-    END,
+    {0},
 };
 
 static const struct field region_fields[] = {
@@ -124,25 +116,25 @@ static const struct field region_fields[] = {
     UINT(ibx_migrate_region, offset, "the offset", 0, BYTES_MAX),
     UINT(ibx_migrate_region, length, "the length", 1, BYTES_MAX),
     PLAIN(FIELD_REMOTE, ibx_migrate_region, remote, "the remote", 0),
-    END,
+    {0},
 };
 
-static const struct field bytes_fields[] = {{.kind = FIELD_REST}, END};
+static const struct field bytes_fields[] = {{.kind = FIELD_REST}, {0}};
 
 static const struct field map_end_fields[] = {
     UINT(ibx_migrate_map_end, pages, "the number of pages", 1, PAGES_MAX),
     UINT(ibx_migrate_map_end, data_pages, "the number of data pages", 0, PAGES_MAX),
     UINT(ibx_migrate_map_end, regions, "the number of regions", 0, UINT32_MAX),
     BYTES(ibx_migrate_map_end, hash, "the hash", 0),
-    END,
+    {0},
 };
 
 static const struct field state_end_fields[] = {
-    {FIELD_UINT, "the size of the device state", 0, 8, 1, BYTES_MAX, NULL, 0}, END};
+    {FIELD_UINT, "the size of the device state", 0, 8, 1, BYTES_MAX, NULL, 0}, {0}};
 static const struct field epoch_fields[] = {{FIELD_UINT, "the epoch", 0, 8, 1, UINT64_MAX, NULL, 0},
-                                            END};
+                                            {0}};
 static const struct field abort_fields[] = {
-    {.kind = FIELD_TEXT, .name = "the reason", .size = IBX_ERROR_MAX, .min = 1}, END};
+    {.kind = FIELD_TEXT, .name = "the reason", .size = IBX_ERROR_MAX, .min = 1}, {0}};
 
 #define PROGRESS(type, before)                                                                     \
     UINT(type, before pages, "the number of pages", 1, PAGES_MAX),                                 \
@@ -153,7 +145,7 @@ static const struct field abort_fields[] = {
         UINT(type, before fault_p99_ns, "the 99th percentile", 0, BYTES_MAX),                      \
         UINT(type, before fault_max_ns, "the longest latency", 0, BYTES_MAX)
 
-static const struct field progress_fields[] = {PROGRESS(ibx_migrate_progress, ), END};
+static const struct field progress_fields[] = {PROGRESS(ibx_migrate_progress, ), {0}};
 
 static const struct field totals_fields[] = {
     UINT(ibx_migrate_totals, pages, "the number of pages", 1, PAGES_MAX),
@@ -162,7 +154,7 @@ static const struct field totals_fields[] = {
     UINT(ibx_migrate_totals, discarded_pages, "the number of discarded pages", 0, PAGES_MAX),
     BYTES(ibx_migrate_totals, hash, "the hash", 0),
     PROGRESS(ibx_migrate_totals, progress.),
-    END,
+    {0},
 };
 
 /* ------------------------------------------------------------ what fields must fit to each other
@@ -246,7 +238,7 @@ static int check_answer(const void *content, struct ibx_error *err)
                                           : "it refuses and does not say why");
 }
 
-/* Whether it lies in the block, on its pages, is for who knows the block to say. */
+/* The page reader checks that it lies in the block. */
 static int check_region(const void *content, struct ibx_error *err)
 {
     const struct ibx_migrate_region *region = content;
@@ -530,7 +522,6 @@ static int get_message(struct ibx_reader *r, struct ibx_migrate_any *message, st
     if (!rc && r->failed)
         rc =
             ibx_error_set(err, -EPROTO, "it is cut short, or a field of it is too long or no text");
-    /* Before what is left over: a count that is too high says more. */
     if (!rc && kind->check)
         rc = kind->check(content, err);
     if (!rc && ibx_reader_left(r))

@@ -166,7 +166,7 @@ struct ibx_migrate_any {
         const struct ibx_migrate_answer *answer;
         struct ibx_migrate_join join;
         struct ibx_migrate_region region;
-        struct ibx_bytes state, map; /* map: of ibx_page_map_take */
+        struct ibx_bytes state, map; /* map: of ibx_page_map_decode */
         struct ibx_migrate_map_end map_end;
         uint64_t state_bytes; /* STATE_END: of all STATE messages */
         uint64_t epoch;       /* COMMIT, CONFIRM */

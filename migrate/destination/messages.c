@@ -96,8 +96,8 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
             return unexpected(d, message, h->err);
         return ibx_destination_stream_end(&d->stream, message->is.state_bytes, h->err);
     case IBX_MIGRATE_MAP:
-        return takes_map(d) ? ibx_page_map_take(&d->ram.map, message->is.map.bytes,
-                                                message->is.map.length, h->err)
+        return takes_map(d) ? ibx_page_map_decode(&d->ram.map, message->is.map.bytes,
+                                                  message->is.map.length, h->err)
                             : unexpected(d, message, h->err);
     case IBX_MIGRATE_MAP_END:
         return takes_map(d) ? on_map_end(d, &message->is.map_end, h->err)

@@ -104,17 +104,17 @@ static int check_folder(const char *folder, struct ibx_error *err)
 {
     struct stat st;
     if (stat(folder, &st))
-        return ibx_error_set(err, -errno, "folder %s for records of moves: %s", folder,
+        return ibx_error_set(err, -errno, "folder %s for records of migrations: %s", folder,
                              strerror(errno));
     if (!S_ISDIR(st.st_mode))
-        return ibx_error_set(err, -ENOTDIR, "%s is no folder, so it cannot hold records of moves",
-                             folder);
+        return ibx_error_set(err, -ENOTDIR,
+                             "%s is no folder, so it cannot hold records of migrations", folder);
     if ((st.st_uid != geteuid() && st.st_uid != 0) || (st.st_mode & 022))
-        return ibx_error_set(err, -EPERM,
-                             "folder %s for records of moves belongs to user %u and has mode %04o: "
-                             "it must belong to user %u and be writable by no one else (chmod 700)",
-                             folder, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777),
-                             (unsigned)geteuid());
+        return ibx_error_set(
+            err, -EPERM,
+            "folder %s for records of migrations belongs to user %u and has mode %04o: "
+            "it must belong to user %u and be writable by no one else (chmod 700)",
+            folder, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
     return 0;
 }
 
@@ -123,21 +123,22 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
     static const struct ibx_journal any; /* of a destination: its names are longer */
     char chosen[PATH_MAX], socket_path[PATH_MAX + NAME_BYTES];
     if (given && !*given)
-        return ibx_error_set(err, -EINVAL, "the folder for records of moves has no name");
+        return ibx_error_set(err, -EINVAL, "the folder for records of migrations has no name");
     choose_folder(given, chosen);
     ibx_journal_path(chosen, &any, ".sock", socket_path, sizeof(socket_path));
     if (strlen(socket_path) >= SOCKET_BYTES || strlen(chosen) >= size)
-        return ibx_error_set(err, -ENAMETOOLONG,
-                             "folder %.200s for records of moves has a name of %zu bytes: a socket "
-                             "in it has room for %zu; choose a shorter one with --state-dir",
-                             chosen, strlen(chosen),
-                             SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
+        return ibx_error_set(
+            err, -ENAMETOOLONG,
+            "folder %.200s for records of migrations has a name of %zu bytes: a socket "
+            "in it has room for %zu; choose a shorter one with --state-dir",
+            chosen, strlen(chosen), SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
     int rc = make_all(chosen);
     if (rc)
-        return ibx_error_set(err, rc,
-                             "folder %s for records of moves cannot be made: %s; choose another "
-                             "with --state-dir",
-                             chosen, strerror(-rc));
+        return ibx_error_set(
+            err, rc,
+            "folder %s for records of migrations cannot be made: %s; choose another "
+            "with --state-dir",
+            chosen, strerror(-rc));
     rc = check_folder(chosen, err);
     if (!rc)
         snprintf(folder, size, "%s", chosen);
@@ -147,23 +148,24 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
 static int open_folder(const char *folder, struct ibx_error *err)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd >= 0
-               ? fd
-               : ibx_error_set(err, -errno,
-                               "folder %s for records of moves cannot be opened: %s; do this as "
-                               "the user who started the move or as root, or choose another "
-                               "folder with --state-dir",
-                               folder, strerror(errno));
+    return fd >= 0 ? fd
+                   : ibx_error_set(
+                         err, -errno,
+                         "folder %s for records of migrations cannot be opened: %s; do this as "
+                         "the user who started the migration or as root, or choose another "
+                         "folder with --state-dir",
+                         folder, strerror(errno));
 }
 
 /* ------------------------------------------------------------ reading */
 
 static int damaged(const char *folder, const char *name, struct ibx_error *err, const char *why)
 {
-    return ibx_error_set(err, -EBADMSG,
-                         "%s/%.80s is not a record of a move (%.300s): see at both QEMUs what it "
-                         "was about before you remove it",
-                         folder, name, why);
+    return ibx_error_set(
+        err, -EBADMSG,
+        "%s/%.80s is not a record of a migration (%.300s): see at both QEMUs what it "
+        "was about before you remove it",
+        folder, name, why);
 }
 
 static bool check_file(const struct stat *st)
@@ -314,7 +316,7 @@ int ibx_journal_reload(const char *folder, struct ibx_journal *journal, struct i
     int rc = load(folder, dir, name, &now, &changed, err);
     close(dir);
     if (rc == -ENOENT)
-        return ibx_error_set(err, rc, "the record of this move was removed from %s", folder);
+        return ibx_error_set(err, rc, "the record of this migration was removed from %s", folder);
     if (!rc)
         *journal = now;
     return rc;
@@ -336,14 +338,15 @@ int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ib
             first = i;
     }
     if (!found)
-        rc = ibx_error_set(err, -ENOENT, "no unfinished move %s here%s%s is on record in %s",
+        rc = ibx_error_set(err, -ENOENT, "no unfinished migration %s here%s%s is on record in %s",
                            source ? "from" : "to", qmp ? " of the QEMU at " : "", qmp ? qmp : "",
                            folder);
     else if (!qmp && found > 1)
-        rc = ibx_error_set(err, -ENOTUNIQ,
-                           "%zu unfinished moves %s here are on record in %s: choose one by its "
-                           "QEMU's monitor (--qmp)",
-                           found, source ? "from" : "to", folder);
+        rc = ibx_error_set(
+            err, -ENOTUNIQ,
+            "%zu unfinished migrations %s here are on record in %s: choose one by its "
+            "QEMU's monitor (--qmp)",
+            found, source ? "from" : "to", folder);
     else
         *journal = all[first];
     free(all);
@@ -402,13 +405,13 @@ static int check_move(const struct ibx_journal *previous, const struct ibx_journ
                       struct ibx_error *err)
 {
     if (!ibx_journal_move_allowed(journal->source, previous->state, journal->state))
-        return ibx_error_set(err, -EINVAL, "a move that is %s at its %s cannot become %s there",
-                             previous->state ? ibx_journal_state_name(previous->state) : "new",
-                             journal->source ? "source" : "destination",
-                             ibx_journal_state_name(journal->state));
+        return ibx_error_set(
+            err, -EINVAL, "a migration that is %s at its %s cannot become %s there",
+            previous->state ? ibx_journal_state_name(previous->state) : "new",
+            journal->source ? "source" : "destination", ibx_journal_state_name(journal->state));
     if (journal->epoch < previous->epoch || !journal->epoch || journal->epoch > INT64_MAX)
         return ibx_error_set(err, -EINVAL,
-                             "epoch %" PRIu64 " of a move cannot follow epoch %" PRIu64,
+                             "epoch %" PRIu64 " of a migration cannot follow epoch %" PRIu64,
                              journal->epoch, previous->epoch);
     return 0;
 }
@@ -465,14 +468,15 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
     ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
     long pid = n > 0 ? strtol(text, NULL, 10) : 0;
     if (pid <= 0 || pid > INT_MAX)
-        return ibx_error_set(err, -EBUSY, "another ib-migrate works on this move (%s)", path);
+        return ibx_error_set(err, -EBUSY, "another ib-migrate works on this migration (%s)", path);
     if (ibx_process_started((pid_t)pid))
-        return ibx_error_set(err, -EBUSY, "another ib-migrate works on this move: process %ld (%s)",
-                             pid, path);
-    return ibx_error_set(err, -EBUSY,
-                         "process %ld worked on this move and has ended, but its watchdog still "
-                         "brings the VM back: try again (%s)",
-                         pid, path);
+        return ibx_error_set(
+            err, -EBUSY, "another ib-migrate works on this migration: process %ld (%s)", pid, path);
+    return ibx_error_set(
+        err, -EBUSY,
+        "process %ld worked on this migration and has ended, but its watchdog still "
+        "brings the VM back: try again (%s)",
+        pid, path);
 }
 
 /* -EAGAIN: the file was removed between open and lock. */

@@ -16,7 +16,7 @@ bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
 int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t *length,
                           struct ibx_error *err);
-/* The reverse; the sentence says what is wrong, not in which file. */
+/* The reverse; the error does not name the file. */
 int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *journal,
                            struct ibx_error *err);
 

@@ -79,7 +79,7 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 
 /* ------------------------------------------------------------ to JSON */
 
-/* Names are for reading: what is not UTF-8 (cut in the middle of a letter, say) is replaced. */
+/* A name is for reading only: what is not UTF-8 is replaced. */
 static json_t *name_json(const char *name)
 {
     json_t *json = json_string(name);
@@ -385,15 +385,15 @@ int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *
 
 /* The first %s is the VM, the second the other side. */
 static const char *const source_texts[] = {
-    [IBX_JOURNAL_HERE] = "%s is here: its move to %s has not come to the point where it could run "
-                         "there",
+    [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
+                         "run there",
     [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
                             "\"ib-migrate recover\" asks it before anything is started",
     [IBX_JOURNAL_MOVED] = "%s runs at %s and not here, but this side has pages that it needs: "
                           "leave this QEMU as it is; \"ib-migrate recover\" goes on sending",
     [IBX_JOURNAL_DONE] = "%s runs at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
-    [IBX_JOURNAL_KEPT] = "%s stayed here: its move to %s ended before it could run there",
+    [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
     [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
                                 "stopped: it must not run there",
 };
@@ -407,7 +407,7 @@ static const char *const destination_texts[] = {
                              "keeps them, too: \"ib-migrate recover\" here lets it end, and there "
                              "when that says done",
     [IBX_JOURNAL_DONE] = "%s runs here with all of its pages: that at %s is not needed any more",
-    [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its move from %s was given up",
+    [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
 };
 
 /* Replaces both %s, which a compiler could not check as a format. */
@@ -431,7 +431,7 @@ void ibx_journal_describe(const struct ibx_journal *journal, char *text, size_t 
     const char *peer = journal->peer[0]                     ? journal->peer
                        : journal->source && journal->uri[0] ? journal->uri
                                                             : "the other side";
-    const char *form = "nothing is known of %s and its move with %s";
+    const char *form = "nothing is known of %s and its migration with %s";
     if (state_of(journal->source, (unsigned)journal->state))
         form = journal->source ? source_texts[journal->state] : destination_texts[journal->state];
     fill_in(form, vm, peer, text, size);

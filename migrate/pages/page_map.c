@@ -187,7 +187,8 @@ static void give_segment(const struct ibx_page_map *map, uint64_t first, struct 
     }
 }
 
-size_t ibx_page_map_give(const struct ibx_page_map *map, uint64_t *from, uint8_t *out, size_t size)
+size_t ibx_page_map_encode(const struct ibx_page_map *map, uint64_t *from, uint8_t *out,
+                           size_t size)
 {
     struct ibx_writer w = ibx_writer_of(out, size);
     if (*from >= map->pages)
@@ -271,8 +272,8 @@ static int take_segment(struct ibx_page_map *map, struct ibx_reader *r, struct i
     return 0;
 }
 
-int ibx_page_map_take(struct ibx_page_map *map, const uint8_t *bytes, size_t length,
-                      struct ibx_error *err)
+int ibx_page_map_decode(struct ibx_page_map *map, const uint8_t *bytes, size_t length,
+                        struct ibx_error *err)
 {
     struct ibx_reader r = ibx_reader_of(bytes, length);
     uint64_t first = ibx_get_u64(&r);

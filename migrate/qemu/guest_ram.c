@@ -141,7 +141,7 @@ static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
     if (!count || count > IBX_GUEST_BLOCKS_MAX) {
         json_decref(list);
         return ibx_error_set(s->err, -ENOTSUP,
-                             "this QEMU has %zu memory backends, 1 to %u can be moved: give it its "
+                             "this QEMU has %zu memory backends, 1 to %u can migrate: give it its "
                              "RAM by -object memory-backend-file and -machine memory-backend=",
                              count, IBX_GUEST_BLOCKS_MAX);
     }
@@ -170,7 +170,7 @@ static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
     return rc;
 }
 
-/* ------------------------------------------------------------ QEMU's own word on an address */
+/* ------------------------------------------------------------ addresses by the human monitor */
 
 static int monitor(const struct search *s, const char *line, json_t **text)
 {
@@ -319,7 +319,7 @@ int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_er
         if (!rc && block->page_size != page_size)
             rc = ibx_error_set(err, -ESTALE,
                                "guest RAM %s of process %d has pages of %" PRIu64
-                               " bytes, not of %" PRIu64 " as when the move began",
+                               " bytes, not of %" PRIu64 " as when the migration began",
                                block->id, (int)ram->pid, block->page_size, page_size);
     }
     ibx_guest_mappings_fini(&mappings);

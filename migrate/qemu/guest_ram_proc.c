@@ -192,9 +192,9 @@ int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
         *where = m;
         return 0;
     }
-    return ibx_error_set(err, -ESTALE,
-                         "process %d does not have guest RAM %s where it was when the move began",
-                         (int)pid, block->id);
+    return ibx_error_set(
+        err, -ESTALE, "process %d does not have guest RAM %s where it was when the migration began",
+        (int)pid, block->id);
 }
 
 /* ------------------------------------------------------------ opening */

@@ -35,7 +35,7 @@
 
 struct ibx_qmp;
 
-/* QEMU's version, as its greeting says it. */
+/* Of its greeting. */
 struct ibx_qmp_version {
     unsigned major, minor, micro;
 };
@@ -131,7 +131,7 @@ struct ibx_guest_ram {
     char uuid[40];                  /* all zeros when QEMU was not given one */
     char name[128];                 /* -name, "" without */
     char status[32];                /* run state: running, paused, inmigrate, ... */
-    uint64_t machine_bytes;         /* what the machine says it has: base and plugged memory */
+    uint64_t machine_bytes;         /* base and plugged memory of the machine */
     uint64_t bytes;                 /* sum of all blocks */
     struct ibx_guest_block *blocks; /* by id */
     size_t count;
@@ -139,7 +139,7 @@ struct ibx_guest_ram {
 
 /* Finds all of it. `pid` 0: the process at the other end of the QMP socket. `writable` opens the
  * files for writing too, as the destination needs it (and RDMA registration of the source on some
- * kernels). Private blocks are listed, not opened: ibx_preflight says why they cannot be moved.
+ * kernels). Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.
  * -EACCES, -EPERM: missing permission on the process; -ENOENT, -ESRCH: not the process that holds
  * this RAM. `ram` is set on success only and ended by fini. */
 int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,

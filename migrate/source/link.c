@@ -116,7 +116,7 @@ int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err)
     size_t room = ibx_channel_room(&link->control), length;
     uint64_t from = 0;
     int rc = 0;
-    while (!rc && (length = ibx_page_map_give(map, &from, bytes, room)) > 0) {
+    while (!rc && (length = ibx_page_map_encode(map, &from, bytes, room)) > 0) {
         message.is.map.bytes = bytes;
         message.is.map.length = length;
         rc = ibx_channel_send(&link->control, &message);

@@ -57,8 +57,8 @@ static void check_map(const struct ibx_page_map *map, uint8_t choice)
     uint64_t page = 0, data = 0;
     require(map->next <= map->pages && map->data_pages <= map->pages);
     require(!ibx_page_map_runs(map, count_data, &data) && data == map->data_pages);
-    for (size_t n; (n = ibx_page_map_give(map, &page, piece, sizeof(piece)));)
-        require(!ibx_page_map_take(&again, piece, n, NULL));
+    for (size_t n; (n = ibx_page_map_encode(map, &page, piece, sizeof(piece)));)
+        require(!ibx_page_map_decode(&again, piece, n, NULL));
     require(again.next == again.pages && again.data_pages == map->data_pages);
     ibx_page_map_hash(map, hash);
     ibx_page_map_hash(&again, hash_again);
@@ -76,7 +76,7 @@ static void take_pieces(uint8_t choice, struct ibx_reader *r)
         const uint8_t *piece = ibx_get_bytes(r, length);
         if (!piece)
             break;
-        rc = ibx_page_map_take(&map, piece, length, &err);
+        rc = ibx_page_map_decode(&map, piece, length, &err);
         if (rc)
             refused(rc, &err);
     }
@@ -124,7 +124,7 @@ static void take_message(const uint8_t *data, size_t size)
         check_hello(message.is.hello);
     if (message.type == IBX_MIGRATE_MAP) {
         struct ibx_page_map map = map_of(29);
-        ibx_page_map_take(&map, message.is.map.bytes, message.is.map.length, NULL);
+        ibx_page_map_decode(&map, message.is.map.bytes, message.is.map.length, NULL);
         check_map(&map, 29);
         ibx_page_map_fini(&map);
     }

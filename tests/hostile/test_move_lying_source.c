@@ -131,7 +131,7 @@ static void say_map(uint64_t data_pages, uint32_t regions)
     uint64_t from = 0;
     size_t length;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP_END};
-    while ((length = ibx_page_map_give(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
+    while ((length = ibx_page_map_encode(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
         line_say_bytes(&liar.control, IBX_MIGRATE_MAP, bytes, length);
     message.is.map_end.pages = liar.map.pages;
     message.is.map_end.data_pages = data_pages;

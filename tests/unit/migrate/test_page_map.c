@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #define SEGMENT IBX_PAGE_MAP_SEGMENT
-#define PIECE   9000u /* the least that ibx_page_map_give() takes */
+#define PIECE   9000u /* the least that ibx_page_map_encode() takes */
 
 static struct ibx_error error;
 static uint64_t seed = 1;
@@ -67,11 +67,11 @@ static size_t send_over(const struct ibx_page_map *from, struct ibx_page_map *to
     size_t total = 0, n;
     uint8_t *piece = malloc(size);
     assert_non_null(piece);
-    while ((n = ibx_page_map_give(from, &page, piece, size))) {
+    while ((n = ibx_page_map_encode(from, &page, piece, size))) {
         uint8_t *copy = malloc(n); /* a sanitizer sees every byte read past it */
         assert_non_null(copy);
         memcpy(copy, piece, n);
-        assert_int_equal(ibx_page_map_take(to, copy, n, &error), 0);
+        assert_int_equal(ibx_page_map_decode(to, copy, n, &error), 0);
         assert_int_equal(to->next, page);
         free(copy);
         total += n;
@@ -202,7 +202,8 @@ static void the_shortest_is_chosen(void **state)
         put(&from, 0, model);
         uint8_t piece[PIECE];
         uint64_t page = 0;
-        assert_int_equal(ibx_page_map_give(&from, &page, piece, sizeof(piece)), 8 + cases[i].bytes);
+        assert_int_equal(ibx_page_map_encode(&from, &page, piece, sizeof(piece)),
+                         8 + cases[i].bytes);
         assert_int_equal(piece[8], cases[i].kind);
         send_over(&from, &to, PIECE);
         check(&to, model);
@@ -295,9 +296,9 @@ static void pieces_are_golden(void **state)
     put(&map, 0, model);
     uint8_t piece[PIECE];
     uint64_t page = 0;
-    assert_int_equal(ibx_page_map_give(&map, &page, piece, sizeof(piece)), sizeof(expected));
+    assert_int_equal(ibx_page_map_encode(&map, &page, piece, sizeof(piece)), sizeof(expected));
     assert_memory_equal(piece, expected, sizeof(expected));
-    assert_int_equal(ibx_page_map_give(&map, &page, piece, sizeof(piece)), 0);
+    assert_int_equal(ibx_page_map_encode(&map, &page, piece, sizeof(piece)), 0);
     ibx_page_map_fini(&map);
 }
 
@@ -309,14 +310,14 @@ static void refused(const char *word, const uint8_t *bytes, size_t length)
     assert_non_null(copy);
     if (length)
         memcpy(copy, bytes, length);
-    assert_int_equal(ibx_page_map_take(&map, copy, length, &error), -EPROTO);
+    assert_int_equal(ibx_page_map_decode(&map, copy, length, &error), -EPROTO);
     if (!strstr(error.message, word))
         fail_msg("\"%s\" does not say \"%s\"", error.message, word);
     assert_true(map.next <= map.pages && map.data_pages <= map.pages);
     /* It can be started again, and nothing stays. */
     static const uint8_t zeros[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     ibx_page_map_restart(&map);
-    assert_int_equal(ibx_page_map_take(&map, zeros, sizeof(zeros), &error), 0);
+    assert_int_equal(ibx_page_map_decode(&map, zeros, sizeof(zeros), &error), 0);
     for (uint64_t i = 0; i < map.pages; i++)
         assert_false(ibx_page_map_data(&map, i));
     free(copy);
@@ -362,12 +363,12 @@ static void pieces_come_once_and_in_order(void **state)
     put(&from, 0, model);
     uint8_t first[PIECE], second[PIECE];
     uint64_t page = 0;
-    size_t n = ibx_page_map_give(&from, &page, first, PIECE);
-    size_t m = ibx_page_map_give(&from, &page, second, PIECE);
-    assert_int_equal(ibx_page_map_take(&to, second, m, &error), -EPROTO);
-    assert_int_equal(ibx_page_map_take(&to, first, n, &error), 0);
-    assert_int_equal(ibx_page_map_take(&to, first, n, &error), -EPROTO);
-    assert_int_equal(ibx_page_map_take(&to, second, m, &error), 0);
+    size_t n = ibx_page_map_encode(&from, &page, first, PIECE);
+    size_t m = ibx_page_map_encode(&from, &page, second, PIECE);
+    assert_int_equal(ibx_page_map_decode(&to, second, m, &error), -EPROTO);
+    assert_int_equal(ibx_page_map_decode(&to, first, n, &error), 0);
+    assert_int_equal(ibx_page_map_decode(&to, first, n, &error), -EPROTO);
+    assert_int_equal(ibx_page_map_decode(&to, second, m, &error), 0);
     assert_int_equal(to.next, 2 * SEGMENT);
     ibx_page_map_fini(&from);
     ibx_page_map_fini(&to);
@@ -386,14 +387,14 @@ static void mutations_stay_inside(void **state)
             paint(model, sizeof(model));
             put(&from, 0, model);
         }
-        size_t n = ibx_page_map_give(&from, &page, piece, sizeof(piece));
+        size_t n = ibx_page_map_encode(&from, &page, piece, sizeof(piece));
         for (unsigned k = 0; k < 1 + turn % 3; k++)
             piece[8 + random_below(turn % 2 ? n - 8 : 6)] = (uint8_t)random_below(256);
         uint8_t *copy = malloc(n);
         assert_non_null(copy);
         memcpy(copy, piece, n);
         ibx_page_map_restart(&to);
-        int rc = ibx_page_map_take(&to, copy, n - random_below(2), &error);
+        int rc = ibx_page_map_decode(&to, copy, n - random_below(2), &error);
         assert_true(rc == 0 || rc == -EPROTO);
         assert_true(to.next <= to.pages);
         uint64_t data = 0;
