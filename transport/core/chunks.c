@@ -12,17 +12,25 @@
 
 #define URGENT_CHUNKS 64u
 
+static struct op_queue *queue_of(struct ibx_conn *conn, bool urgent)
+{
+    return urgent ? &conn->urgent : &conn->bulk;
+}
+
+static void give_back(struct op_queue *queue, struct ibx_chunk *chunk)
+{
+    chunk->next = queue->free;
+    queue->free = chunk;
+}
+
 int ibx_chunks_init(struct ibx_conn *conn)
 {
     unsigned total = conn->caps.depth + URGENT_CHUNKS;
     conn->chunks = calloc(total, sizeof(*conn->chunks));
     if (!conn->chunks)
         return -ENOMEM;
-    for (unsigned i = 0; i < total; i++) {
-        struct ibx_chunk **list = i < conn->caps.depth ? &conn->free_bulk : &conn->free_urgent;
-        conn->chunks[i].next = *list;
-        *list = &conn->chunks[i];
-    }
+    for (unsigned i = 0; i < total; i++)
+        give_back(i < conn->caps.depth ? &conn->bulk : &conn->urgent, &conn->chunks[i]);
     conn->bulk.tail = &conn->bulk.head;
     conn->urgent.tail = &conn->urgent.head;
     return 0;
@@ -123,13 +131,14 @@ static unsigned pick_lane(struct ibx_conn *conn, bool urgent)
     return 1 + conn->next_lane;
 }
 
-/* Gives the provider the next chunk of `op`; -EAGAIN when no chunk or no lane is free. */
-static int give_chunk(struct ibx_conn *conn, struct ibx_op *op, struct ibx_chunk **list)
+/* Gives the provider the next chunk of the first op; -EAGAIN when no chunk or no lane is free. */
+static int give_chunk(struct ibx_conn *conn, struct op_queue *queue)
 {
-    struct ibx_chunk *chunk = *list;
+    struct ibx_op *op = queue->head;
+    struct ibx_chunk *chunk = queue->free;
     if (!chunk)
         return -EAGAIN;
-    *list = chunk->next;
+    queue->free = chunk->next;
     *chunk = (struct ibx_chunk){
         .kind = op->kind,
         .local = op->local,
@@ -146,8 +155,7 @@ static int give_chunk(struct ibx_conn *conn, struct ibx_op *op, struct ibx_chunk
         rc = conn->provider->rdma(conn->endpoint, chunk);
     }
     if (rc) {
-        chunk->next = *list;
-        *list = chunk;
+        give_back(queue, chunk);
         return rc;
     }
     op->outstanding++;
@@ -158,13 +166,13 @@ static int give_chunk(struct ibx_conn *conn, struct ibx_op *op, struct ibx_chunk
     return 0;
 }
 
-static int dispatch_queue(struct ibx_conn *conn, struct op_queue *queue, struct ibx_chunk **list)
+static int dispatch_queue(struct ibx_conn *conn, struct op_queue *queue)
 {
     while (queue->head) {
         struct ibx_op *op = queue->head;
         int rc = 0;
         while (op->left && !op->status && !rc)
-            rc = give_chunk(conn, op, list);
+            rc = give_chunk(conn, queue);
         if (rc)
             return rc;
         queue_pop(conn, queue);
@@ -176,9 +184,9 @@ void ibx_chunks_dispatch(struct ibx_conn *conn)
 {
     if (conn->state.now != CONN_ESTABLISHED)
         return;
-    int rc = dispatch_queue(conn, &conn->urgent, &conn->free_urgent);
+    int rc = dispatch_queue(conn, &conn->urgent);
     if (!rc || rc == -EAGAIN)
-        rc = dispatch_queue(conn, &conn->bulk, &conn->free_bulk);
+        rc = dispatch_queue(conn, &conn->bulk);
     if (rc && rc != -EAGAIN)
         ibx_conn_lost(conn, rc, strerror(-rc));
 }
@@ -201,10 +209,8 @@ void ibx_chunks_flush(struct ibx_conn *conn, int status)
 void ibx_chunk_done(struct ibx_conn *conn, struct ibx_chunk *chunk, int status)
 {
     struct ibx_op *op = chunk->op;
-    struct ibx_chunk **list = op->urgent ? &conn->free_urgent : &conn->free_bulk;
     chunk->op = NULL;
-    chunk->next = *list;
-    *list = chunk;
+    give_back(queue_of(conn, op->urgent), chunk);
     conn->in_flight--;
     op->outstanding--;
     if (status && !op->status)
@@ -261,7 +267,7 @@ static int post(struct ibx_conn *conn, enum ibx_rdma_kind kind, struct ibx_mr *m
         .left = length,
     };
     memcpy(op->keys, remote->keys, sizeof(op->keys));
-    struct op_queue *queue = op->urgent ? &conn->urgent : &conn->bulk;
+    struct op_queue *queue = queue_of(conn, op->urgent);
     *queue->tail = op;
     queue->tail = &op->next;
     ibx_chunks_dispatch(conn);

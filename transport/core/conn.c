@@ -216,7 +216,8 @@ void ibx_conn_check_peer(struct ibx_conn *conn)
     if (n == 0)
         ibx_conn_lost(conn, -ECONNRESET, "the peer closed the connection");
     else if (n > 0)
-        ibx_conn_lost(conn, -EPROTO, "the peer sent bytes on the handshake socket afterwards");
+        ibx_conn_lost(conn, -EPROTO,
+                      "the peer sent data on the handshake socket after establishment");
     else
         ibx_conn_lost(conn, -errno,
                       errno == ETIMEDOUT ? "the link to the peer is dead" : strerror(errno));

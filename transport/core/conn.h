@@ -47,8 +47,10 @@ struct ibx_op {
     struct ibx_op *next;
 };
 
+/* Ops with bytes left to give to the provider, and the chunks for them. */
 struct op_queue {
     struct ibx_op *head, **tail;
+    struct ibx_chunk *free;
 };
 
 struct event_ring {
@@ -87,11 +89,10 @@ struct ibx_conn {
     void *endpoint;
     struct ibx_mr *regions;
 
-    struct op_queue bulk, urgent; /* ops with bytes left to give */
+    struct op_queue bulk, urgent;
     struct ibx_op *free_ops;
     struct ibx_chunk *chunks; /* all of them */
-    struct ibx_chunk *free_bulk, *free_urgent;
-    unsigned in_flight; /* chunks in the provider */
+    unsigned in_flight;       /* chunks in the provider */
     unsigned next_lane;
     struct event_ring events;
     unsigned events_reserved; /* completions to come, for which the ring has room */

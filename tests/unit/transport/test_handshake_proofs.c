@@ -334,7 +334,7 @@ static void door_is_silent_after_establishment(void **state)
     raw_send(&raw, "x", 1);
     assert_int_equal(handshake_result(&s), 0);
     assert_int_equal(s.closed_status, -EPROTO);
-    assert_string_equal(s.reason, "the peer sent bytes on the handshake socket afterwards");
+    assert_string_equal(s.reason, "the peer sent data on the handshake socket after establishment");
     raw_close(&raw);
     handshake_close(&s);
 }
