@@ -85,9 +85,11 @@ static void resolve_key_file(struct ibx_options *options)
 /* ------------------------------------------------------------ the command line */
 
 static const struct ibx_tool_command commands[] = {
-    [RECEIVE] = {"receive", NULL,
-                 "Wait at --listen for a VM and load it into a QEMU started with -incoming defer"},
-    [SEND] = {"send", "URI", "Migrate the VM to the receiver at URI"},
+    [RECEIVE] =
+        {"receive", NULL,
+         "Wait at --listen for a VM and load it into the QEMU at --qmp, which was started with "
+         "-incoming defer"},
+    [SEND] = {"send", "URI", "Migrate the VM at --qmp to the receiver at URI"},
     [CHECK] = {"check", "[URI]",
                "Report why the VM cannot be migrated, or --destination cannot receive; changes "
                "nothing"},

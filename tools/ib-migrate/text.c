@@ -198,8 +198,7 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
     case IBX_PHASE_FILLING:
         if (s->pages && s->path[0])
             snprintf(out, size,
-                     "filling: the VM runs at the destination, %" PRIu64 " pages are missing, over "
-                     "%s",
+                     "filling: the VM runs at the destination, %" PRIu64 " pages to fetch over %s",
                      pages_left(s), s->path);
         else /* continued, and the pages are not counted yet */
             snprintf(out, size, "filling: the VM runs at the destination");

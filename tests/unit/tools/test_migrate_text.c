@@ -191,8 +191,8 @@ static void test_phase_lines(void **state)
     char text[1024];
     snprintf(status.record.uri, sizeof(status.record.uri), "tcp://0.0.0.0:18600");
     ibx_cli_phase_line(&status, text, sizeof(text));
-    is(text, "filling: the VM runs at the destination, 750 pages are missing, over verbs "
-             "mlx5_0 port 1");
+    is(text, "filling: the VM runs at the destination, 750 pages to fetch over verbs mlx5_0 "
+             "port 1");
     status.zero_pages = 300; /* the source knows them before the destination has counted any */
     ibx_cli_phase_line(&status, text, sizeof(text));
     says(text, " 700 pages");
