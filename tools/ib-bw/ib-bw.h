@@ -139,7 +139,7 @@ void ibx_bw_answer(struct bw_stream *stream, size_t max_bytes);
 /* -------------------------------------------------------------------- results */
 
 struct bw_cell {
-    uint64_t *ns; /* a sample for each call, in the order taken until they are summed up */
+    double *us; /* a sample for each call, unsorted until ibx_bw_results_summary() */
     size_t samples, room;
 };
 
@@ -199,7 +199,7 @@ struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsig
 double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, enum bw_op op,
                             size_t from, size_t to);
 /* Sorts the samples. 0 without any. */
-double ibx_bw_median(double *samples, unsigned n);
+double ibx_bw_median(double *samples, size_t n);
 
 /* -------------------------------------------------------------------- reports */
 

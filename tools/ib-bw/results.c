@@ -32,7 +32,7 @@ void ibx_bw_results_fini(struct bw_results *results)
     if (!results->cells)
         return;
     for (size_t i = 0; i < (size_t)BW_PATHS_MAX * BW_OPS * results->size_count; i++)
-        free(results->cells[i].ns);
+        free(results->cells[i].us);
     free(results->cells);
     pthread_mutex_destroy(&results->lock);
 }
@@ -56,10 +56,10 @@ void ibx_bw_results_refuse(struct bw_results *results, const char *path, const c
 static bool cell_grow(struct bw_cell *cell)
 {
     size_t room = cell->room ? cell->room * 2 : 64;
-    uint64_t *ns = room > BW_CALLS_MAX ? NULL : realloc(cell->ns, room * sizeof(*ns));
-    if (!ns)
+    double *us = room > BW_CALLS_MAX ? NULL : realloc(cell->us, room * sizeof(*us));
+    if (!us)
         return false;
-    cell->ns = ns;
+    cell->us = us;
     cell->room = room;
     return true;
 }
@@ -69,15 +69,9 @@ bool ibx_bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t 
     pthread_mutex_lock(&results->lock);
     bool room = cell->samples < cell->room || cell_grow(cell);
     if (room)
-        cell->ns[cell->samples++] = ns ? ns : 1;
+        cell->us[cell->samples++] = (double)(ns ? ns : 1) / 1e3;
     pthread_mutex_unlock(&results->lock);
     return room;
-}
-
-static int by_ns(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
 }
 
 static int by_value(const void *a, const void *b)
@@ -86,7 +80,7 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-double ibx_bw_median(double *samples, unsigned n)
+double ibx_bw_median(double *samples, size_t n)
 {
     if (!n)
         return 0;
@@ -94,30 +88,21 @@ double ibx_bw_median(double *samples, unsigned n)
     return (samples[n / 2] + samples[(n - 1) / 2]) / 2;
 }
 
-/* Sorts the samples: their order no longer matters. 0 without any. */
-static double median_us(struct bw_cell *cell)
-{
-    size_t n = cell->samples;
-    if (!n)
-        return 0;
-    qsort(cell->ns, n, sizeof(cell->ns[0]), by_ns);
-    return (double)(cell->ns[n / 2] + cell->ns[(n - 1) / 2]) / 2e3;
-}
-
 struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsigned path,
                                          enum bw_op op, unsigned size)
 {
     struct bw_cell *cell = ibx_bw_results_cell(results, path, op, size);
-    struct bw_summary summary = {.calls = cell->samples, .median_us = median_us(cell)};
+    struct bw_summary summary = {.calls = cell->samples,
+                                 .median_us = ibx_bw_median(cell->us, cell->samples)};
     if (!summary.calls)
         return summary;
     size_t rank = (cell->samples * 99 + 99) / 100; /* the nearest rank, from 1 */
-    summary.p99_us = (double)cell->ns[rank - 1] / 1e3;
+    summary.p99_us = cell->us[rank - 1];
     summary.gbps = (double)results->sizes[size] / (summary.median_us * 1e3);
-    if (results->stock >= 0)
-        summary.ratio =
-            median_us(ibx_bw_results_cell(results, (unsigned)results->stock, op, size)) /
-            summary.median_us;
+    if (results->stock >= 0) {
+        cell = ibx_bw_results_cell(results, (unsigned)results->stock, op, size);
+        summary.ratio = ibx_bw_median(cell->us, cell->samples) / summary.median_us;
+    }
     return summary;
 }
 

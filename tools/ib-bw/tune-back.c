@@ -43,19 +43,25 @@ struct connection {
 
 static int driver_load(struct driver *driver, struct ibx_error *err)
 {
+    static const struct {
+        const char *name;
+        size_t at;
+    } functions[] = {{"cuInit", offsetof(struct driver, init)},
+                     {"cuDeviceGet", offsetof(struct driver, device_get)},
+                     {"cuDevicePrimaryCtxRetain", offsetof(struct driver, primary_retain)},
+                     {"cuCtxSetCurrent", offsetof(struct driver, ctx_set_current)},
+                     {"cuMemAlloc_v2", offsetof(struct driver, mem_alloc)}};
     const char *named = getenv("IBX_LIBCUDA");
     void *library = dlopen(named && *named ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!ibx_cuda_load(err))
         return -ENOENT;
-    *(void **)&driver->init = library ? dlsym(library, "cuInit") : NULL;
-    *(void **)&driver->device_get = library ? dlsym(library, "cuDeviceGet") : NULL;
-    *(void **)&driver->primary_retain = library ? dlsym(library, "cuDevicePrimaryCtxRetain") : NULL;
-    *(void **)&driver->ctx_set_current = library ? dlsym(library, "cuCtxSetCurrent") : NULL;
-    *(void **)&driver->mem_alloc = library ? dlsym(library, "cuMemAlloc_v2") : NULL;
-    return driver->init && driver->device_get && driver->primary_retain &&
-                   driver->ctx_set_current && driver->mem_alloc
-               ? 0
-               : ibx_error_set(err, -ENOENT, "the CUDA driver lacks functions of its own");
+    for (unsigned i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
+        void *symbol = library ? dlsym(library, functions[i].name) : NULL;
+        if (!symbol)
+            return ibx_error_set(err, -ENOENT, "the CUDA driver has no %s", functions[i].name);
+        memcpy((char *)driver + functions[i].at, &symbol, sizeof(symbol));
+    }
+    return 0;
 }
 
 static int gpu_failed(const char *what, int code, struct ibx_error *err)
