@@ -47,6 +47,9 @@ enum copy_stage {
     COPY_PART,         /* and then the next bytes of the reply, into the client's memory */
 };
 
+/* What fills and empties chunks. */
+enum copy_wire { COPY_WIRE_FABRIC, COPY_WIRE_MESSAGE, COPY_WIRE_THREADS };
+
 /* A way that bytes take. */
 struct copy_path {
     const char *name;
@@ -65,9 +68,10 @@ struct copy_path {
 struct copy {
     enum copy_stage stage;
     struct ibx_frame frame;
-    struct ibx_gpu_copy gpu;  /* the same for the driver */
-    uint64_t bytes;           /* of the payload, or of the part of it */
-    bool settle;              /* it may be answered only when it has ended */
+    struct ibx_gpu_copy gpu; /* the same for the driver */
+    uint64_t bytes;          /* of the payload, or of the part of it */
+    bool settle;             /* it may be answered only when it has ended */
+    enum copy_wire wire;
     const uint8_t *payload;   /* FROM_MESSAGE */
     uint8_t *out;             /* TO_REPLY: for a payload that goes inline */
     struct ibx_remote remote; /* the client's memory ... */
@@ -122,7 +126,7 @@ struct copies {
 };
 
 /* Bits of copies->arrived. */
-#define COPIES_PLACES  ((1u << IBX_STAGING_DEPTH) - 1)
+#define COPIES_SLOTS   ((1u << IBX_STAGING_DEPTH) - 1)
 #define COPIES_HEAD    (1u << IBX_STAGING_DEPTH)
 #define COPIES_TAIL    (COPIES_HEAD << 1)
 #define COPIES_WINDOWS (COPIES_HEAD | COPIES_TAIL)
@@ -161,11 +165,10 @@ void ibx_copies_note_refusal(struct copies *x, const char *why);
 /* staged.c */
 
 /* The staging pipeline, with no chunks; NULL: there is no memory for it. */
-struct ibx_staging *ibx_copies_lane(struct copies *x);
+struct ibx_staging *ibx_copies_staging(struct copies *x);
 /* Takes the chunks for a copy of `bytes`, for the fabric or not. */
 bool ibx_copies_take_chunks(struct copies *x, uint64_t bytes, bool fabric);
-/* READs of the client's memory into them. */
-struct ibx_staging_wire ibx_copies_wire_read(struct copies *x);
+struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire);
 /* After a call of ibx_staging_*, with its result: gives the chunks back; an outcome. */
 int ibx_copies_staged_outcome(struct copies *x, int rc);
 /* The next n bytes of a reply, into its message; as ibx_session_fail(). */

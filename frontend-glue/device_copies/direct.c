@@ -77,7 +77,7 @@ static bool direct_able(struct copies *x)
                   c->frame.out >= ibx_session_caps(x->s)->rendezvous);
     if (!stage || c->frame.height != 1 || c->gpu.width < ibx_copies_way(x)->direct_min)
         return false;
-    if (!ibx_copies_direct_likely(x) || !ibx_copies_lane(x))
+    if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
     if (ibx_gpu_span_get(&x->spans, x->cuda, c->gpu.device, (size_t)c->gpu.width, &mr, &err))
         tell(x, IBX_LOG_WARN, &err);

@@ -68,7 +68,7 @@ static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t 
  * GVirtuS runs whatever fails on the GPU. */
 static int run_to_client(struct copies *x, const struct ibx_request *q, uint64_t began)
 {
-    if (!ibx_copies_lane(x))
+    if (!ibx_copies_staging(x))
         return IBX_REQUEST_PASS;
     x->copy.remote = q->reply_to;
     ibx_copies_begin(x, COPY_TO_CLIENT, x->copy.frame.width);

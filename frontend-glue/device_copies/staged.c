@@ -12,121 +12,83 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------- wires of the fabric */
+/* -------------------------------------------------------------------------------- wires */
 
-static int fabric_move(struct copies *x, bool read, unsigned place, unsigned chunk, void *local,
-                       uint64_t offset, size_t n)
+static bool to_device(const struct copies *x)
 {
-    return ibx_session_post(x->s, read, x->regions[chunk], local, &x->copy.remote,
-                            x->copy.remote_at + offset, n, place + 1, 0);
+    return x->copy.stage <= COPY_FROM_CLIENT;
 }
 
-static int fabric_read(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
-                       size_t n)
+/* In any of the threads. */
+static int threads_copy(void *context, void *local, uint64_t offset, size_t n)
 {
-    return fabric_move(context, true, place, chunk, local, offset, n);
+    const struct copies *x = context;
+    return ibx_remote_copy(ibx_session_conn(x->s), to_device(x), local, &x->copy.remote,
+                           x->copy.remote_at + offset, n);
 }
 
-static int fabric_write(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
-                        size_t n)
-{
-    return fabric_move(context, false, place, chunk, local, offset, n);
-}
-
-static int take_arrived(struct copies *x, uint32_t *places)
-{
-    *places = x->arrived & COPIES_PLACES;
-    x->arrived &= ~COPIES_PLACES;
-    return 0;
-}
-
-static int fabric_arrived(void *context, bool wait, uint32_t *places)
+static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,
+                     size_t n)
 {
     struct copies *x = context;
+    const struct copy *c = &x->copy;
+    if (c->wire == COPY_WIRE_FABRIC)
+        return ibx_session_post(x->s, to_device(x), x->regions[chunk], local, &c->remote,
+                                c->remote_at + offset, n, slot + 1, 0);
+    if (c->wire == COPY_WIRE_THREADS) {
+        ibx_copy_threads_post(ibx_session_threads(x->s), slot, local, offset, n);
+        return 0;
+    }
+    x->arrived |= 1u << slot;
+    if (to_device(x)) {
+        memcpy(local, c->payload + offset, n);
+        return 0;
+    }
+    ssize_t rc = ibx_session_write(x->s, local, n);
+    return rc < 0 ? (int)rc : 0;
+}
+
+static int fabric_arrived(struct copies *x, bool wait)
+{
     uint32_t windows = x->arrived & COPIES_WINDOWS;
-    int rc = 0;
+    int rc;
     do {
-        bool none = !(x->arrived & COPIES_PLACES);
+        bool none = !(x->arrived & COPIES_SLOTS);
         rc = wait && none ? ibx_session_pump(x->s) : ibx_session_poll(x->s);
         if (rc < 0)
             return rc;
-    } while (wait && !(x->arrived & COPIES_PLACES) && windows == (x->arrived & COPIES_WINDOWS));
-    rc = ibx_session_check_posts(x->s);
-    return rc ? rc : take_arrived(x, places);
+    } while (wait && !(x->arrived & COPIES_SLOTS) && windows == (x->arrived & COPIES_WINDOWS));
+    return ibx_session_check_posts(x->s);
 }
 
-/* ------------------------------------------------------------------- wires of messages */
-
-static int message_read(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
-                        size_t n)
+static int wire_arrived(void *context, bool wait, uint32_t *slots)
 {
-    (void)chunk;
     struct copies *x = context;
-    memcpy(local, x->copy.payload + offset, n);
-    x->arrived |= 1u << place;
+    if (x->copy.wire == COPY_WIRE_THREADS)
+        return ibx_copy_threads_take(ibx_session_threads(x->s), wait, slots);
+    int rc = x->copy.wire == COPY_WIRE_FABRIC ? fabric_arrived(x, wait) : 0;
+    if (rc)
+        return rc;
+    *slots = x->arrived & COPIES_SLOTS;
+    x->arrived &= ~COPIES_SLOTS;
     return 0;
 }
 
-static int message_write(void *context, unsigned place, unsigned chunk, void *local,
-                         uint64_t offset, size_t n)
+struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire)
 {
-    (void)chunk;
-    (void)offset;
-    struct copies *x = context;
-    ssize_t rc = ibx_session_write(x->s, local, n);
-    if (rc < 0)
-        return (int)rc;
-    x->arrived |= 1u << place;
-    return 0;
-}
-
-static int message_arrived(void *context, bool wait, uint32_t *places)
-{
-    (void)wait;
-    return take_arrived(context, places);
-}
-
-/* --------------------------------------------------------------------- wires of threads */
-
-static int threads_read(void *context, void *local, uint64_t offset, size_t n)
-{
-    const struct copies *x = context;
-    return ibx_remote_copy(ibx_session_conn(x->s), true, local, &x->copy.remote,
-                           x->copy.remote_at + offset, n);
-}
-
-static int threads_write(void *context, void *local, uint64_t offset, size_t n)
-{
-    const struct copies *x = context;
-    return ibx_remote_copy(ibx_session_conn(x->s), false, local, &x->copy.remote,
-                           x->copy.remote_at + offset, n);
-}
-
-static int threads_move(void *context, unsigned place, unsigned chunk, void *local, uint64_t offset,
-                        size_t n)
-{
-    (void)chunk;
-    const struct copies *x = context;
-    ibx_copy_threads_post(ibx_session_threads(x->s), place, local, offset, n);
-    return 0;
-}
-
-static int threads_arrived(void *context, bool wait, uint32_t *places)
-{
-    const struct copies *x = context;
-    return ibx_copy_threads_take(ibx_session_threads(x->s), wait, places);
-}
-
-static struct ibx_staging_wire threads_begin(struct copies *x, ibx_copy_threads_copy copy)
-{
-    ibx_copy_threads_begin(ibx_session_threads(x->s), copy, x);
-    return (struct ibx_staging_wire){x, threads_move, threads_arrived, NULL,
+    x->copy.wire = wire;
+    if (wire != COPY_WIRE_THREADS)
+        return (struct ibx_staging_wire){x, wire_move, wire_arrived, NULL, 1};
+    ibx_copy_threads_begin(ibx_session_threads(x->s), threads_copy, x);
+    return (struct ibx_staging_wire){x, wire_move, wire_arrived, NULL,
                                      ibx_session_thread_count(x->s)};
 }
 
-/* With the copy's result; a negative one as ibx_session_fail(). */
-static int threads_end(struct copies *x, int rc)
+/* With the result of what the wire was for; a negative one as ibx_session_fail(). */
+static int wire_end(struct copies *x, int rc)
 {
+    if (x->copy.wire != COPY_WIRE_THREADS)
+        return rc;
     ibx_copy_threads_stop(ibx_session_threads(x->s));
     ibx_remote_release(ibx_session_conn(x->s));
     return ibx_session_copied(x->s, rc);
@@ -163,7 +125,7 @@ static bool regions_ready(struct copies *x)
     return true;
 }
 
-struct ibx_staging *ibx_copies_lane(struct copies *x)
+struct ibx_staging *ibx_copies_staging(struct copies *x)
 {
     if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
         return NULL;
@@ -175,7 +137,7 @@ struct ibx_staging *ibx_copies_lane(struct copies *x)
 bool ibx_copies_take_chunks(struct copies *x, uint64_t bytes, bool fabric)
 {
     struct ibx_error err = {0};
-    if (!ibx_copies_lane(x))
+    if (!ibx_copies_staging(x))
         return false;
     if (ibx_pinned_open(x->cuda, x->options.memory, &err)) {
         tell_staging(x, err.message);
@@ -202,11 +164,47 @@ int ibx_copies_broke_off(struct copies *x, int code)
                             ibx_session_path(x->s)->peer, ibx_cuda_error_name(x->cuda, code));
 }
 
-/* The next n bytes of a reply, as ibx_session_fail(). */
-static int deliver(struct copies *x, const struct ibx_staging_wire *wire, size_t n)
+/* ------------------------------------------------------------------------- either path */
+
+static bool chunks_for(struct copies *x, enum copy_wire wire)
 {
-    int rc = ibx_staging_deliver(x->staging, wire, n);
+    bool taken = ibx_copies_take_chunks(x, x->copy.bytes, wire == COPY_WIRE_FABRIC);
+    if (!taken && wire == COPY_WIRE_THREADS)
+        ibx_remote_release(ibx_session_conn(x->s));
+    return taken;
+}
+
+static int run_to_device(struct copies *x, enum copy_wire by)
+{
+    if (!chunks_for(x, by))
+        return IBX_REQUEST_PASS;
+    struct ibx_staging_wire wire = ibx_copies_wire(x, by);
+    int rc = ibx_staging_to_device(x->staging, &wire, &x->copy.gpu);
+    return ibx_copies_staged_outcome(x, wire_end(x, rc));
+}
+
+static int run_to_client(struct copies *x, enum copy_wire by)
+{
+    if (!chunks_for(x, by))
+        return IBX_REQUEST_PASS;
+    struct ibx_staging_wire wire = ibx_copies_wire(x, by);
+    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, true);
+    if (!rc)
+        rc = ibx_staging_deliver(x->staging, &wire, x->copy.bytes);
+    return ibx_copies_staged_outcome(x, wire_end(x, rc));
+}
+
+/* The next n bytes of a reply, as ibx_session_fail(). */
+static int run_part(struct copies *x, enum copy_wire by, size_t n)
+{
+    struct ibx_staging_wire wire = ibx_copies_wire(x, by);
+    int rc = wire_end(x, ibx_staging_deliver(x->staging, &wire, n));
     return rc > 0 ? ibx_copies_broke_off(x, rc) : rc;
+}
+
+int ibx_copies_write_staged(struct copies *x, size_t n)
+{
+    return run_part(x, COPY_WIRE_MESSAGE, n);
 }
 
 /* ------------------------------------------------------------------------------- staged */
@@ -216,37 +214,15 @@ static bool staged_able(struct copies *x)
     return x->copy.stage == COPY_PART || ibx_gpu_copy_fits(&x->copy.gpu);
 }
 
-struct ibx_staging_wire ibx_copies_wire_read(struct copies *x)
-{
-    return (struct ibx_staging_wire){x, fabric_read, fabric_arrived, NULL, 1};
-}
-
 static int staged_to_device(struct copies *x)
 {
-    bool fabric = x->copy.stage == COPY_FROM_CLIENT;
-    struct ibx_staging_wire wire = {x, message_read, message_arrived, NULL, 1};
-    if (fabric)
-        wire = ibx_copies_wire_read(x);
-    if (!ibx_copies_take_chunks(x, x->copy.bytes, fabric))
-        return IBX_REQUEST_PASS;
-    return ibx_copies_staged_outcome(x, ibx_staging_to_device(x->staging, &wire, &x->copy.gpu));
-}
-
-static int staged_part(struct copies *x, size_t n)
-{
-    struct ibx_staging_wire wire = {x, fabric_write, fabric_arrived, NULL, 1};
-    return deliver(x, &wire, n);
+    return run_to_device(x,
+                         x->copy.stage == COPY_FROM_CLIENT ? COPY_WIRE_FABRIC : COPY_WIRE_MESSAGE);
 }
 
 static int staged_to_client(struct copies *x)
 {
-    struct ibx_staging_wire wire = {x, fabric_write, fabric_arrived, NULL, 1};
-    if (!ibx_copies_take_chunks(x, x->copy.bytes, true))
-        return IBX_REQUEST_PASS;
-    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, true);
-    if (!rc)
-        rc = ibx_staging_deliver(x->staging, &wire, x->copy.bytes);
-    return ibx_copies_staged_outcome(x, rc);
+    return run_to_client(x, COPY_WIRE_FABRIC);
 }
 
 /* The chunks stay in hand: the first have come from the GPU. */
@@ -259,10 +235,9 @@ static int staged_to_reply(struct copies *x)
     return rc ? ibx_copies_staged_outcome(x, rc) : IBX_REQUEST_DONE;
 }
 
-int ibx_copies_write_staged(struct copies *x, size_t n)
+static int staged_part(struct copies *x, size_t n)
 {
-    struct ibx_staging_wire wire = {x, message_write, message_arrived, NULL, 1};
-    return deliver(x, &wire, n);
+    return run_part(x, COPY_WIRE_FABRIC, n);
 }
 
 const struct copy_path ibx_path_staged = {
@@ -287,33 +262,17 @@ static bool pooled_able(struct copies *x)
 
 static int pooled_to_device(struct copies *x)
 {
-    if (!ibx_copies_take_chunks(x, x->copy.bytes, false)) {
-        ibx_remote_release(ibx_session_conn(x->s));
-        return IBX_REQUEST_PASS;
-    }
-    struct ibx_staging_wire wire = threads_begin(x, threads_read);
-    int rc = ibx_staging_to_device(x->staging, &wire, &x->copy.gpu);
-    return ibx_copies_staged_outcome(x, threads_end(x, rc));
+    return run_to_device(x, COPY_WIRE_THREADS);
 }
 
 static int pooled_to_client(struct copies *x)
 {
-    if (!ibx_copies_take_chunks(x, x->copy.bytes, false)) {
-        ibx_remote_release(ibx_session_conn(x->s));
-        return IBX_REQUEST_PASS;
-    }
-    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, true);
-    struct ibx_staging_wire wire = threads_begin(x, threads_write);
-    if (!rc)
-        rc = ibx_staging_deliver(x->staging, &wire, x->copy.bytes);
-    return ibx_copies_staged_outcome(x, threads_end(x, rc));
+    return run_to_client(x, COPY_WIRE_THREADS);
 }
 
 static int pooled_part(struct copies *x, size_t n)
 {
-    struct ibx_staging_wire wire = threads_begin(x, threads_write);
-    int rc = threads_end(x, ibx_staging_deliver(x->staging, &wire, n));
-    return rc > 0 ? ibx_copies_broke_off(x, rc) : rc;
+    return run_part(x, COPY_WIRE_THREADS, n);
 }
 
 const struct copy_path ibx_path_pooled = {

@@ -87,7 +87,7 @@ static int run_plain(struct copies *x, const struct ibx_request *q)
 {
     uint64_t bytes = q->length - ibx_frame_plain_bytes(q->call);
     struct ibx_gpu_copy size = {.width = bytes, .height = 1};
-    struct ibx_staging_wire wire = ibx_copies_wire_read(x);
+    struct ibx_staging_wire wire = ibx_copies_wire(x, COPY_WIRE_FABRIC);
     wire.open = open_body;
     x->copy.remote_at = IBX_FRAME_PAYLOAD_AT;
     x->copy.frame.call = q->call;
@@ -116,7 +116,7 @@ static bool threads_likely(struct copies *x, uint64_t length)
 /* The frame is known, and good. */
 static int run_known(struct copies *x)
 {
-    if (!ibx_copies_lane(x))
+    if (!ibx_copies_staging(x))
         return IBX_REQUEST_PASS;
     ibx_copies_begin(x, COPY_FROM_CLIENT, x->copy.frame.payload);
     const struct copy_path *path = ibx_copies_path(x);
