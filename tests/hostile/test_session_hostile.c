@@ -3,20 +3,7 @@
  * Sessions whose peer sends messages by hand: the bytes of docs/protocol.md, and every way to get
  * them wrong. Runs on the fabric inside the process, which can also refuse memory on command.
  */
-#include "tests/scenes/memory_provider.h"
-#include "tests/scenes/session_pair.h"
-
-#include "common/log.h"
-
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
-
-#define BODY (64u << 10)
+#include "tests/scenes/session_memory.h"
 
 /* ------------------------------------------------------------------- golden bytes */
 
@@ -30,7 +17,7 @@ static void client_data_golden_bytes(void **state)
     assert_int_equal(ibx_session_write(pair.client, "de", 2), 2);
     assert_int_equal(ibx_session_sync(pair.client), 0);
     static const uint8_t inline_data[] = {1, 1, 5, 0, 0, 0, 'a', 'b', 'c', 'd', 'e'};
-    assert_int_equal(hear(server, heard, sizeof(heard)), sizeof(inline_data));
+    assert_int_equal(receive_message(server, heard, sizeof(heard)), sizeof(inline_data));
     assert_memory_equal(heard, inline_data, sizeof(inline_data));
 
     static uint8_t body[BODY];
@@ -38,7 +25,7 @@ static void client_data_golden_bytes(void **state)
     assert_int_equal(ibx_session_write(pair.client, body, BODY), BODY);
     assert_int_equal(ibx_session_write(pair.client, "y", 1), 1);
     assert_int_equal(ibx_session_sync(pair.client), 0);
-    assert_int_equal(hear(server, heard, sizeof(heard)), 1 + 6 + 1 + 48 + 6);
+    assert_int_equal(receive_message(server, heard, sizeof(heard)), 1 + 6 + 1 + 48 + 6);
     static const uint8_t before[] = {1, 1, 1, 0, 0, 0, 'x', 2}, after[] = {1, 1, 0, 0, 0, 'y'};
     assert_memory_equal(heard, before, sizeof(before));
     assert_memory_equal(heard + 56, after, sizeof(after));
@@ -48,11 +35,10 @@ static void client_data_golden_bytes(void **state)
     assert_true(remote.address == (uintptr_t)body && remote.length == BODY);
 
     /* It writes again without a reply: FLUSH, and nothing more before FLUSHED. */
-    say(server, "\5", 1); /* FLUSHED, before it is asked for */
+    send_message(server, "\5", 1); /* FLUSHED, before it is asked for */
     assert_int_equal(ibx_session_write(pair.client, "z", 1), 1);
-    assert_int_equal(hear(server, heard, sizeof(heard)), 1);
+    assert_int_equal(receive_message(server, heard, sizeof(heard)), 1);
     assert_int_equal(heard[0], 4);
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
@@ -78,7 +64,7 @@ static void server_data_and_done_golden_bytes(void **state)
     assert_int_equal(ibx_mr_remote(mr, 0, 16, &remote), 0);
     struct ibx_writer w = ibx_writer_of(request + 2, 48);
     ibx_remote_put(&w, &remote);
-    say(client, request, 50);
+    send_message(client, request, 50);
     assert_int_equal(ibx_session_read(pair.server, got, 16), 16);
     assert_memory_equal(got, "sixteen bytes!!!", 16);
 
@@ -89,50 +75,34 @@ static void server_data_and_done_golden_bytes(void **state)
     session_pair_start(&pair, write_body_and_sync, body);
     static const uint8_t data[] = {1, 1, 0, 0, 0, 1, 2, 0, 0, 0, 'o', 'k', 1,
                                    0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0,   0,   0};
-    assert_int_equal(hear(client, heard, sizeof(heard)), sizeof(data));
+    assert_int_equal(receive_message(client, heard, sizeof(heard)), sizeof(data));
     assert_memory_equal(heard, data, sizeof(data));
 
-    /* Two grants of half of it each, and their DONEs. */
+    /* Two ctss of half of it each, and their DONEs. */
     struct ibx_mr *to;
     assert_int_equal(ibx_mr_allocate(client, BODY, IBX_ACCESS_REMOTE_WRITE, &to, NULL), 0);
     for (unsigned half = 0; half < 2; half++) {
-        uint8_t grant[49] = {2};
+        uint8_t cts[49] = {2};
         assert_int_equal(ibx_mr_remote(to, half * BODY / 2, BODY / 2, &remote), 0);
-        w = ibx_writer_of(grant + 1, 48);
+        w = ibx_writer_of(cts + 1, 48);
         ibx_remote_put(&w, &remote);
-        say(client, grant, sizeof(grant));
-        assert_int_equal(hear(client, heard, sizeof(heard)), 1);
+        send_message(client, cts, sizeof(cts));
+        assert_int_equal(receive_message(client, heard, sizeof(heard)), 1);
         assert_int_equal(heard[0], 3);
     }
     assert_int_equal(session_pair_join(&pair), 0);
     assert_int_equal(pattern_check(ibx_mr_address(to), BODY, 9), BODY);
 
     /* FLUSH is answered by whoever reads. */
-    say(client, "\4", 1);
-    say(client, "\1\1\1\0\0\0q", 7);
+    send_message(client, "\4", 1);
+    send_message(client, "\1\1\1\0\0\0q", 7);
     assert_int_equal(ibx_session_read(pair.server, got, 1), 1);
-    assert_int_equal(hear(client, heard, sizeof(heard)), 1);
+    assert_int_equal(receive_message(client, heard, sizeof(heard)), 1);
     assert_int_equal(heard[0], 5);
-    ibx_close(client);
     session_pair_close(&pair);
 }
 
 /* ------------------------------------------------- nonsense to a server that reads */
-
-#define BYTES(...)                                                                                 \
-    {                                                                                              \
-        sizeof((const uint8_t[]){__VA_ARGS__}),                                                    \
-        {                                                                                          \
-            __VA_ARGS__                                                                            \
-        }                                                                                          \
-    }
-struct message {
-    size_t length;
-    uint8_t bytes[64];
-};
-
-#define REMOTE_1 1, 0, 0, 0, 0, 0, 0, 0
-#define REMOTE_0 0, 0, 0, 0, 0, 0, 0, 0
 
 static const struct message to_server[] = {
     {0, {0}},            /* nothing at all */
@@ -142,20 +112,20 @@ static const struct message to_server[] = {
     BYTES(4, 0),         /* FLUSH with more to it */
     BYTES(1, 0),         /* segment of no kind */
     BYTES(1, 10),        /* of an unknown kind */
-    BYTES(1, 9),         /* placed: for servers to say */
+    BYTES(1, 9),         /* PLACED: for servers */
     BYTES(1, 8, 0),      /* settle, and then no kind */
-    BYTES(1, 6),         /* aim, cut off */
+    BYTES(1, 6),         /* EARLY_CTS, cut off */
     BYTES(1, 6, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
-    BYTES(1, 7, REMOTE_1), /* aimed: for servers to say */
-    BYTES(1, 4),           /* landing, cut off */
+    BYTES(1, 7, REMOTE_1), /* EARLY_DONE: for servers */
+    BYTES(1, 4),           /* POSTED, cut off */
     BYTES(1, 4, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
-    BYTES(1, 5, REMOTE_1),                     /* landed: for servers to say */
+    BYTES(1, 5, REMOTE_1),                     /* IN_POSTED: for servers */
     BYTES(1, 1),                               /* inline without a length */
     BYTES(1, 1, 1, 0, 0),                      /* with half of it */
     BYTES(1, 1, 2, 0, 0, 0, 'x'),              /* longer than the message */
     BYTES(1, 1, 0xff, 0xff, 0xff, 0xff, 'x'),  /* much longer */
-    BYTES(1, 3, REMOTE_1),                     /* pending: for servers to say */
-    BYTES(1, 2),                               /* exposed, cut off */
+    BYTES(1, 3, REMOTE_1),                     /* RTS_WRITE: for servers */
+    BYTES(1, 2),                               /* RTS_READ, cut off */
     BYTES(1, 2, REMOTE_1, REMOTE_1, REMOTE_1), /* likewise */
     BYTES(1, 2, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
 };
@@ -175,14 +145,13 @@ static void nonsense_to_a_reading_server(void **state)
     for (size_t i = 0; i < sizeof(to_server) / sizeof(to_server[0]); i++) {
         struct session_pair pair;
         struct ibx_conn *client = session_pair_open_bare_client(&pair);
-        say(client, "\1\1\2\0\0\0ok", 8); /* it may begin well */
-        say(client, to_server[i].bytes, to_server[i].length);
+        send_message(client, "\1\1\2\0\0\0ok", 8); /* it may begin well */
+        send_message(client, to_server[i].bytes, to_server[i].length);
         int rc = read_100(&pair, NULL);
         if (rc != -EPROTO)
             fail_msg("message %zu: %d \"%s\"", i, rc, ibx_session_reason(pair.server));
         expect_reason(pair.server);
         expect_closed(client);
-        ibx_close(client);
         session_pair_close(&pair);
     }
     uint8_t byte = 1;
@@ -202,8 +171,8 @@ static void data_cut_at_every_byte(void **state)
     for (size_t n = 1; n < sizeof(data); n++) {
         struct session_pair pair;
         struct ibx_conn *client = session_pair_open_bare_client(&pair);
-        say(client, data, n);
-        ibx_close(client);
+        send_message(client, data, n);
+        session_pair_leave(&pair);
         int rc = read_100(&pair, NULL);
         bool whole = n == 1 || n == 9 || n == 15;
         assert_int_equal(rc, whole ? 0 : -EPROTO);
@@ -212,7 +181,7 @@ static void data_cut_at_every_byte(void **state)
 }
 
 /* Memory that the client does not have, or has not opened for reading. */
-static void exposed_memory_that_is_not_there(void **state)
+static void rts_memory_that_is_not_there(void **state)
 {
     (void)state;
     static const struct ibx_remote bad[] = {
@@ -231,11 +200,10 @@ static void exposed_memory_that_is_not_there(void **state)
         assert_int_equal(ibx_mr_remote(mr, 0, 200, &remote), 0);
         struct ibx_writer w = ibx_writer_of(request + 2, 48);
         ibx_remote_put(&w, i < 4 ? &bad[i] : &remote);
-        say(client, request, 50);
+        send_message(client, request, 50);
         assert_true(read_100(&pair, NULL) < 0);
         expect_reason(pair.server);
         expect_closed(client);
-        ibx_close(client);
         session_pair_close(&pair);
     }
 }
@@ -251,13 +219,13 @@ static void answers_without_a_question(void **state)
         struct ibx_conn *client = session_pair_open_bare_client(&pair);
         struct iovec iov = {(void *)(uintptr_t)&control[i], 1};
         unsigned sent = 0;
-        say(client, "\1\1\2\0\0\0ok", 8);
+        send_message(client, "\1\1\2\0\0\0ok", 8);
         while (ibx_send(client, &iov, 1, 0, 0) == 0 && sent < 1000)
             sent++;
         assert_true(sent < 1000);
         uint8_t two[2];
         assert_int_equal(ibx_session_read(pair.server, two, 2), 2);
-        ibx_close(client);
+        session_pair_leave(&pair);
         assert_true(read_100(&pair, NULL) <= 0);
         session_pair_close(&pair);
     }
@@ -265,11 +233,11 @@ static void answers_without_a_question(void **state)
 
 /* ---------------------------------------------- nonsense to a server that delivers */
 
-static void grants_of_nonsense(void **state)
+static void cts_of_nonsense(void **state)
 {
     (void)state;
     static uint8_t body[BODY];
-    static const struct message grants[] = {
+    static const struct message ctss[] = {
         BYTES(2),
         BYTES(2, REMOTE_1, REMOTE_1, REMOTE_1),
         BYTES(2, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
@@ -280,30 +248,28 @@ static void grants_of_nonsense(void **state)
         BYTES(3),
         BYTES(5),
     };
-    for (size_t i = 0; i < sizeof(grants) / sizeof(grants[0]); i++) {
+    for (size_t i = 0; i < sizeof(ctss) / sizeof(ctss[0]); i++) {
         struct session_pair pair;
         struct ibx_conn *client = session_pair_open_bare_client(&pair);
-        say(client, grants[i].bytes, grants[i].length);
+        send_message(client, ctss[i].bytes, ctss[i].length);
         assert_int_equal(write_body_and_sync(&pair, body), -EPROTO);
         expect_reason(pair.server);
         expect_closed(client);
-        ibx_close(client);
         session_pair_close(&pair);
     }
 }
 
-static void granted_memory_that_is_not_there(void **state)
+static void cts_memory_that_is_not_there(void **state)
 {
     (void)state;
     static uint8_t body[BODY];
-    static const struct message grant =
+    static const struct message cts =
         BYTES(2, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0);
     struct session_pair pair;
     struct ibx_conn *client = session_pair_open_bare_client(&pair);
-    say(client, grant.bytes, grant.length);
+    send_message(client, cts.bytes, cts.length);
     assert_int_equal(write_body_and_sync(&pair, body), -EACCES);
     expect_closed(client);
-    ibx_close(client);
     session_pair_close(&pair);
 }
 
@@ -315,14 +281,14 @@ static void a_copy_that_is_not_supported(void **state)
     static uint8_t body[BODY], filler[1000];
     struct session_pair pair;
     struct ibx_conn *client = session_pair_open_bare_client(&pair);
-    uint8_t grant[49] = {2};
+    uint8_t cts[49] = {2};
     struct ibx_mr *to;
     struct ibx_remote remote;
     assert_int_equal(ibx_mr_allocate(client, BODY, IBX_ACCESS_REMOTE_WRITE, &to, NULL), 0);
     assert_int_equal(ibx_mr_remote(to, 0, BODY, &remote), 0);
-    struct ibx_writer w = ibx_writer_of(grant + 1, 48);
+    struct ibx_writer w = ibx_writer_of(cts + 1, 48);
     ibx_remote_put(&w, &remote);
-    say(client, grant, sizeof(grant));
+    send_message(client, cts, sizeof(cts));
     assert_int_equal(ibx_session_write(pair.server, body, BODY), BODY);
     while (pair.message - pair.server->out_length > sizeof(filler) + 5)
         assert_true(ibx_session_write(pair.server, filler, sizeof(filler)) > 0);
@@ -331,7 +297,6 @@ static void a_copy_that_is_not_supported(void **state)
     memory_control.refuse = -EOPNOTSUPP;
     assert_int_equal(ibx_session_write(pair.server, body, BODY), -EOPNOTSUPP);
     expect_reason(pair.server);
-    ibx_close(client);
     session_pair_close(&pair);
 }
 
@@ -343,7 +308,7 @@ static void nonsense_to_a_client(void **state)
     static const struct message to_client[] = {
         {0, {0}},
         BYTES(0),
-        BYTES(4), /* FLUSH: for clients to say */
+        BYTES(4), /* FLUSH: for clients */
         BYTES(1), /* DATA without its count */
         BYTES(1, 0, 0, 0),
         BYTES(1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 'x'), /* counts a body that was never sent */
@@ -352,9 +317,9 @@ static void nonsense_to_a_client(void **state)
         BYTES(1, 0, 0, 0, 0, 1, 2, 0, 0, 0, 'x'),
         BYTES(1, 0, 0, 0, 0, 3, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 3, 1, 0, 0),
-        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* landed, but nothing was lent */
-        BYTES(1, 0, 0, 0, 0, 7, REMOTE_1), /* aimed, but not asked to */
-        BYTES(1, 0, 0, 0, 0, 8),           /* settle: for clients to say */
+        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* IN_POSTED, but nothing was posted */
+        BYTES(1, 0, 0, 0, 0, 7, REMOTE_1), /* EARLY_DONE, but no CTS was sent */
+        BYTES(1, 0, 0, 0, 0, 8),           /* SETTLE: for clients */
         BYTES(1, 0, 0, 0, 0, 9, 10),       /* placed, and then an unknown kind */
         BYTES(1, 0, 0, 0, 0, 6, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 4, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
@@ -366,17 +331,16 @@ static void nonsense_to_a_client(void **state)
         struct session_pair pair;
         uint8_t byte;
         struct ibx_conn *server = session_pair_open_bare_server(&pair);
-        say(server, to_client[i].bytes, to_client[i].length);
+        send_message(server, to_client[i].bytes, to_client[i].length);
         ssize_t rc = ibx_session_read(pair.client, &byte, 1);
         if (rc != -EPROTO)
             fail_msg("message %zu: %zd \"%s\"", i, rc, ibx_session_reason(pair.client));
         expect_reason(pair.client);
-        ibx_close(server);
         session_pair_close(&pair);
     }
 }
 
-/* A body announced, granted, and never written: anything but DONE ends it. */
+/* A payload announced, cleared to send, and never written: anything but DONE ends it. */
 static void body_that_is_never_confirmed(void **state)
 {
     (void)state;
@@ -385,10 +349,9 @@ static void body_that_is_never_confirmed(void **state)
         struct session_pair pair;
         uint8_t bytes[100];
         struct ibx_conn *server = session_pair_open_bare_server(&pair);
-        say(server, "\1\0\0\0\0\3\100\0\0\0\0\0\0\0", 14);
-        say(server, &instead[i], 1);
+        send_message(server, "\1\0\0\0\0\3\100\0\0\0\0\0\0\0", 14);
+        send_message(server, &instead[i], 1);
         assert_int_equal(ibx_session_read(pair.client, bytes, 64), -EPROTO);
-        ibx_close(server);
         session_pair_close(&pair);
     }
 }
@@ -403,9 +366,8 @@ static void flush_that_is_never_confirmed(void **state)
         struct ibx_conn *server = session_pair_open_bare_server(&pair);
         assert_int_equal(ibx_session_write(pair.client, body, BODY), BODY);
         assert_int_equal(ibx_session_sync(pair.client), 0);
-        say(server, &instead[i], 1);
+        send_message(server, &instead[i], 1);
         assert_int_equal(ibx_session_write(pair.client, "x", 1), -EPROTO);
-        ibx_close(server);
         session_pair_close(&pair);
     }
 }
@@ -469,46 +431,17 @@ static void without_any_memory(void **state)
     free(bytes);
 }
 
-static int begin(void **state)
-{
-    (void)state;
-    memory_control_reset();
-    alarm(120);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    alarm(0);
-    if (memory_live_endpoints() || memory_live_regions()) {
-        print_error("%d endpoints, %d regions are left\n", memory_live_endpoints(),
-                    memory_live_regions());
-        return -1;
-    }
-    return 0;
-}
-
-static int quiet(void **state)
-{
-    (void)state;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    session_pair_use("shm", NULL, NULL, NULL);
-    return 0;
-}
-
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
     const struct CMUnitTest tests[] = {
         TEST(client_data_golden_bytes),
         TEST(server_data_and_done_golden_bytes),
         TEST(nonsense_to_a_reading_server),
         TEST(data_cut_at_every_byte),
-        TEST(exposed_memory_that_is_not_there),
+        TEST(rts_memory_that_is_not_there),
         TEST(answers_without_a_question),
-        TEST(grants_of_nonsense),
-        TEST(granted_memory_that_is_not_there),
+        TEST(cts_of_nonsense),
+        TEST(cts_memory_that_is_not_there),
         TEST(a_copy_that_is_not_supported),
         TEST(nonsense_to_a_client),
         TEST(body_that_is_never_confirmed),
@@ -516,5 +449,5 @@ int main(void)
         TEST(without_registration_bytes_go_by_copy),
         TEST(without_any_memory),
     };
-    return cmocka_run_group_tests(tests, quiet, NULL);
+    return cmocka_run_group_tests(tests, session_memory_group, NULL);
 }

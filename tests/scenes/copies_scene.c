@@ -79,10 +79,27 @@ int serve(struct session_pair *p, void *argument)
 
 /* ------------------------------------------------------------------- the front end */
 
+/* Memory of the scene, the last first; a block begins with the pointer to the one before. */
+static void **blocks;
+
+void *scene_memory(size_t n)
+{
+    void **block = calloc(1, 64 + n);
+    assert_non_null(block);
+    *block = blocks;
+    blocks = block;
+    return (uint8_t *)block + 64;
+}
+
 void put(struct frame *f, const void *bytes, size_t n)
 {
-    f->bytes = realloc(f->bytes, f->n + n);
-    assert_non_null(f->bytes);
+    if (f->n + n > f->room) {
+        f->room = f->n + n + 64;
+        uint8_t *more = scene_memory(f->room);
+        if (f->n)
+            memcpy(more, f->bytes, f->n);
+        f->bytes = more;
+    }
     memcpy(f->bytes + f->n, bytes, n);
     f->n += n;
 }
@@ -146,6 +163,26 @@ int receive_reply(void *out, size_t out_length)
     return code;
 }
 
+void expect_code(const char *name, const struct frame *f, int code)
+{
+    send_frame(name, f);
+    assert_int_equal(receive_reply(NULL, 0), code);
+}
+
+void expect_out(const char *name, const struct frame *f, void *out, size_t n, int code)
+{
+    send_frame(name, f);
+    assert_int_equal(receive_reply(out, n), code);
+}
+
+int copy_by_client(struct ibx_frontend_copy wish)
+{
+    int code = -1;
+    wish.device += device;
+    assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
+    return code;
+}
+
 /* The back end's thread has ended. */
 void join_server(void)
 {
@@ -184,23 +221,26 @@ int tear_down(void **state)
     app->slow(0);
     app->mem_free(device);
     app->get_stats(&stats);
+    for (void **block = blocks, **before; block; block = before) {
+        before = *block;
+        free(block);
+    }
+    blocks = NULL;
     return ibx_pinned_taken() || stats.unpinned_async || stats.lost_events || stats.busy_unpins;
 }
 
 uint8_t *pattern(size_t n, uint64_t seed)
 {
-    uint8_t *bytes = malloc(n);
-    assert_non_null(bytes);
+    uint8_t *bytes = scene_memory(n);
     pattern_fill(bytes, n, seed);
     return bytes;
 }
 
 void assert_device(size_t n, uint64_t seed)
 {
-    uint8_t *got = malloc(n);
+    uint8_t *got = scene_memory(n);
     assert_true(app->peek(device, got, n));
     assert_int_equal(pattern_check(got, n, seed), n);
-    free(got);
 }
 
 /* The first n bytes of the payload of `f` as a write of their own: exposed, if it is long enough.

@@ -29,7 +29,7 @@ struct back_end {
 
 struct frame {
     uint8_t *bytes;
-    size_t n;
+    size_t n, room;
 };
 
 extern const struct cuda_calls *app;
@@ -43,6 +43,8 @@ extern void (*on_request)(const char *name); /* what the handler of a request do
 int serve(struct session_pair *p, void *argument);
 struct back_end seen(void);
 
+/* Zeros, until the scene's end; what makes frames and patterns has theirs of it. */
+void *scene_memory(size_t n);
 void put(struct frame *f, const void *bytes, size_t n);
 void put_u64(struct frame *f, uint64_t value);
 void put_i32(struct frame *f, int32_t value);
@@ -55,6 +57,11 @@ void send_apart(const char *name, const struct frame *f, size_t n);
 /* The exit code, or -1 when the connection is gone; `out` is of out_length bytes, as the reply's.
  */
 int receive_reply(void *out, size_t out_length);
+/* Both, with the exit code that is due. */
+void expect_code(const char *name, const struct frame *f, int code);
+void expect_out(const char *name, const struct frame *f, void *out, size_t out_length, int code);
+/* By the client itself, with device memory from `device` + wish.device on: the exit code. */
+int copy_by_client(struct ibx_frontend_copy wish);
 /* The back end's thread has ended. */
 void join_server(void);
 uint8_t *pattern(size_t n, uint64_t seed);

@@ -100,7 +100,7 @@ struct ibx_conn *session_pair_open_bare_client(struct session_pair *pair)
     if (rc || pair->server->state.now != SESSION_LIVE)
         fail_msg("no pair: %s", err.message);
     note_caps(pair, ibx_conn_caps(conn));
-    return conn;
+    return pair->bare = conn;
 }
 
 struct bare_server {
@@ -138,7 +138,7 @@ struct ibx_conn *session_pair_open_bare_server(struct session_pair *pair)
     if (rc || !bare.conn)
         fail_msg("no pair: %s", err.message);
     note_caps(pair, pair->client->caps);
-    return bare.conn;
+    return pair->bare = bare.conn;
 }
 
 static void *serve(void *argument)
@@ -162,8 +162,15 @@ int session_pair_join(struct session_pair *pair)
     return pair->served;
 }
 
+void session_pair_leave(struct session_pair *pair)
+{
+    ibx_close(pair->bare);
+    pair->bare = NULL;
+}
+
 void session_pair_close(struct session_pair *pair)
 {
+    session_pair_leave(pair);
     ibx_session_destroy(pair->client);
     ibx_session_destroy(pair->server);
     ibx_session_destroy(pair->listening);
@@ -216,14 +223,14 @@ size_t pattern_check(const uint8_t *bytes, size_t length, uint64_t seed)
 
 /* ------------------------------------------------------------- messages by hand */
 
-void say(struct ibx_conn *conn, const void *bytes, size_t length)
+void send_message(struct ibx_conn *conn, const void *bytes, size_t length)
 {
     struct iovec iov = {(void *)(uintptr_t)bytes, length};
     assert_int_equal(ibx_send(conn, &iov, 1, 0, 0), 0);
 }
 
 /* The next message, copied; its length. */
-size_t hear(struct ibx_conn *conn, uint8_t *out, size_t size)
+size_t receive_message(struct ibx_conn *conn, uint8_t *out, size_t size)
 {
     struct ibx_event event;
     while (ibx_wait(conn, 10000) == 1) {

@@ -15,6 +15,7 @@ struct session_pair {
     void *argument;
     int served;
     pthread_t thread;
+    struct ibx_conn *bare; /* in place of one of the two */
 };
 
 /* What pairs use, before the first: the name of a provider, the address where the server listens
@@ -38,11 +39,13 @@ void session_pair_start(struct session_pair *pair, int (*serve)(struct session_p
                         void *argument);
 int session_pair_join(struct session_pair *pair);
 void session_pair_close(struct session_pair *pair);
+/* Only its bare connection. */
+void session_pair_leave(struct session_pair *pair);
 
 /* Speaks messages by hand. */
-void say(struct ibx_conn *conn, const void *bytes, size_t length);
+void send_message(struct ibx_conn *conn, const void *bytes, size_t length);
 /* The next message, copied; its length. */
-size_t hear(struct ibx_conn *conn, uint8_t *out, size_t size);
+size_t receive_message(struct ibx_conn *conn, uint8_t *out, size_t size);
 void expect_closed(struct ibx_conn *conn);
 /* The session has ended with a sentence that names the peer. */
 void expect_reason(const struct ibx_session *s);

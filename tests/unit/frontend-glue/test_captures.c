@@ -109,14 +109,6 @@ static int tear_down_both(void **state)
 
 /* ----------------------------------------------------------------------- the copies */
 
-static int copy(struct ibx_frontend_copy wish)
-{
-    int code = -1;
-    wish.device = device;
-    assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
-    return code;
-}
-
 static const size_t sizes[] = {4, 3000, 70000, 300000, 2000001, DEVICE_BYTES - 8};
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
@@ -127,18 +119,12 @@ static void test_pageable(void **state)
     capture_begin();
     for (size_t i = 0; i < SIZES; i++) {
         size_t n = sizes[i];
-        uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+        uint8_t *bytes = pattern(n, n), *out = scene_memory(n + 8);
         struct frame request = to_device(bytes, n), back = from_device(n);
-        send_frame("cudaMemcpy", &request);
-        assert_int_equal(receive_reply(NULL, 0), 0);
+        expect_code("cudaMemcpy", &request, 0);
         assert_device(n, n);
-        send_frame("cudaMemcpy", &back);
-        assert_int_equal(receive_reply(out, n + 8), 0);
+        expect_out("cudaMemcpy", &back, out, n + 8, 0);
         assert_memory_equal(out + 8, bytes, n);
-        free(bytes);
-        free(out);
-        free(request.bytes);
-        free(back.bytes);
     }
     assert_int_equal(seen().requests, 1);
     capture_end();
@@ -158,13 +144,12 @@ static void test_from_the_application(void **state)
         struct ibx_frontend_copy wish = {
             .async = async, .host = bytes, .n = n, .stream = async ? (uintptr_t)stream : 0};
         wish.to_device = true;
-        assert_int_equal(copy(wish), 0);
+        assert_int_equal(copy_by_client(wish), 0);
         assert_device(n, i);
         memset(bytes, 0, n);
         wish.to_device = false;
-        assert_int_equal(copy(wish), 0);
+        assert_int_equal(copy_by_client(wish), 0);
         assert_int_equal(pattern_check(bytes, n, i), n);
-        free(bytes);
     }
     assert_int_equal(seen().requests, 1);
     capture_end();
@@ -174,7 +159,7 @@ static void test_rows(void **state)
 {
     (void)state;
     enum { WIDTH = 1000, PITCH = 1024, ROWS = 700 };
-    uint8_t *bytes = pattern(PITCH * ROWS, 7), *out = calloc(ROWS, PITCH);
+    uint8_t *bytes = pattern(PITCH * ROWS, 7), *out = scene_memory(PITCH * ROWS);
     struct ibx_frontend_copy wish = {.to_device = true,
                                      .host = bytes,
                                      .n = WIDTH,
@@ -182,16 +167,14 @@ static void test_rows(void **state)
                                      .host_pitch = PITCH,
                                      .device_pitch = 2 * PITCH};
     capture_begin();
-    assert_int_equal(copy(wish), 0);
+    assert_int_equal(copy_by_client(wish), 0);
     wish.host = out;
     wish.to_device = false;
-    assert_int_equal(copy(wish), 0);
+    assert_int_equal(copy_by_client(wish), 0);
     for (size_t i = 0; i < ROWS; i++)
         assert_memory_equal(out + i * PITCH, bytes + i * PITCH, WIDTH);
     assert_int_equal(seen().requests, 1);
     capture_end();
-    free(bytes);
-    free(out);
 }
 
 static struct ibx_frontend_copy lasting(uint8_t *memory, size_t n, void *stream)
@@ -216,16 +199,16 @@ static void test_lasting(void **state)
         struct ibx_frontend_copy wish = lasting(memory, n, stream);
         pattern_fill(memory, n, i);
         wish.to_device = true;
-        assert_int_equal(copy(wish), 0);
+        assert_int_equal(copy_by_client(wish), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
         assert_device(n, i);
         memset(memory, 0, n);
         wish.to_device = false;
-        assert_int_equal(copy(wish), 0);
+        assert_int_equal(copy_by_client(wish), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
         assert_int_equal(pattern_check(memory, n, i), n);
         wish.to_device = true;
-        assert_int_equal(copy(wish), 0);
+        assert_int_equal(copy_by_client(wish), 0);
         assert_true(ibx_shared_free(memory));
     }
     assert_int_equal(seen().requests, 1);
@@ -243,18 +226,18 @@ static void test_client_leaves(void **state)
     pattern_fill(memory, n, 5);
     assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
     capture_begin();
-    assert_int_equal(copy((struct ibx_frontend_copy){.to_device = true, .host = bytes, .n = n}), 0);
+    assert_int_equal(
+        copy_by_client((struct ibx_frontend_copy){.to_device = true, .host = bytes, .n = n}), 0);
     app->slow(50000);
     struct ibx_frontend_copy wish = lasting(memory, n, stream);
     wish.to_device = true;
-    assert_int_equal(copy(wish), 0);
+    assert_int_equal(copy_by_client(wish), 0);
     ibx_session_close(pair.client);
     join_server();
     capture_end();
     assert_int_equal(app->stream_synchronize(stream), 0);
     assert_device(n, 5);
     assert_true(ibx_shared_free(memory));
-    free(bytes);
 }
 
 /* ---------------------------------------------------------- what GVirtuS's handler runs */
@@ -281,7 +264,7 @@ static void test_settles_alone(void **state)
 {
     (void)state;
     void *endless;
-    uint8_t *host = pattern(HANDED, 3), *got = malloc(HANDED);
+    uint8_t *host = pattern(HANDED, 3), *got = scene_memory(HANDED);
     assert_non_null(got);
     assert_int_equal(app->stream_create(&endless, NONBLOCKING), 0);
     app->hold_stream(endless);
@@ -289,7 +272,7 @@ static void test_settles_alone(void **state)
     capture_begin();
     app->slow(2000);
     handler_says = 0;
-    assert_int_equal(copy((struct ibx_frontend_copy){
+    assert_int_equal(copy_by_client((struct ibx_frontend_copy){
                          .to_device = true, .async = true, .host = host, .n = HANDED}),
                      0);
     memset(host, 0, HANDED);
@@ -299,8 +282,6 @@ static void test_settles_alone(void **state)
     assert_int_equal(seen().requests, 2);
     capture_end();
     assert_int_equal(app->stream_query(endless), IBX_CUDA_NOT_READY);
-    free(host);
-    free(got);
 }
 
 /* ------------------------------------------------------------------- its own captures */
@@ -308,8 +289,7 @@ static void test_settles_alone(void **state)
 static void call(const char *name)
 {
     struct frame nothing = {0};
-    send_frame(name, &nothing);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    expect_code(name, &nothing, HANDLED);
 }
 
 /* The client's own cudaThreadExchangeStreamCaptureMode() finds what it left there. */
@@ -324,10 +304,10 @@ static void test_mode_is_the_clients(void **state)
         assert_int_equal(mode_found, before);
         before = mode_wanted;
         for (size_t n = 4; n <= 300000; n += 299996)
-            assert_int_equal(
-                copy((struct ibx_frontend_copy){.to_device = true, .host = bytes, .n = n}), 0);
+            assert_int_equal(copy_by_client((struct ibx_frontend_copy){
+                                 .to_device = true, .host = bytes, .n = n}),
+                             0);
     }
-    free(bytes);
 }
 
 /* As on a driver (580) without GVirtuS: a client copies while it captures a stream that does not
@@ -351,15 +331,12 @@ static void test_own_capture(void **state)
         call("begin");
         assert_int_equal(own_code, 0);
         app->slow(5000);
-        send_frame("cudaMemcpy", &request);
-        assert_int_equal(receive_reply(NULL, 0), 0);
+        expect_code("cudaMemcpy", &request, 0);
         assert_int_equal(app->stream_query(NULL), 0); /* its chunks are other clients' again */
         app->slow(0);
         call("end");
         assert_int_equal(own_code, 0);
-        free(request.bytes);
     }
-    free(bytes);
 }
 
 /* A client that leaves in the middle of a capture of its own: what was pinned for it is let go. */
@@ -375,12 +352,12 @@ static void test_leaves_capturing(void **state)
     assert_int_equal(app->stream_create(&own_stream, NONBLOCKING), 0);
     struct ibx_frontend_copy wish = lasting(memory, n, stream);
     wish.to_device = true;
-    assert_int_equal(copy(wish), 0); /* pins it, too */
+    assert_int_equal(copy_by_client(wish), 0); /* pins it, too */
     assert_int_equal(app->stream_synchronize(stream), 0);
     app->get_stats(&before);
     call("begin");
     app->slow(20000);
-    assert_int_equal(copy(wish), 0);
+    assert_int_equal(copy_by_client(wish), 0);
     ibx_session_close(pair.client);
     join_server();
     app->get_stats(&after);
@@ -401,7 +378,7 @@ static void test_reset(void **state)
     wish.to_device = true;
     for (unsigned i = 0; i < 3; i++) {
         pattern_fill(memory, n, i);
-        assert_int_equal(copy(wish), 0);
+        assert_int_equal(copy_by_client(wish), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
         assert_device(n, i);
         call("cudaDeviceReset");
@@ -425,7 +402,7 @@ static void destroy_context(struct ibx_session *client, void *context)
     assert_int_equal(ibx_session_read(client, reply, sizeof(reply)), sizeof(reply));
 }
 
-/* A copy is left under way, a client names a context that goes, and the next copy heeds it: the
+/* A copy is left under way, a client names a context that goes, and the next copy notices it: the
  * first one is waited for all the same before its memory is let go. */
 static void leave_while_a_context_goes(struct session_pair *whose, void *context, int answer)
 {
@@ -447,7 +424,7 @@ static void leave_while_a_context_goes(struct session_pair *whose, void *context
     session_pair_start(&second, serve, NULL);
     app->get_stats(&before);
     app->slow(100000);
-    assert_int_equal(copy(wish), 0);
+    assert_int_equal(copy_by_client(wish), 0);
     handler_says = answer;
     destroy_context(whose->client, context);
     handler_says = HANDLED;

@@ -26,18 +26,18 @@ static const struct ibx_choice unusual = {
 };
 
 static _Atomic unsigned
-    threads_made; /* of the crew that was made last, as many as were asked for */
+    threads_made; /* as many as were asked for, the last time */
 
-int __real_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **crew,
+int __real_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **of,
                                    struct ibx_error *err);
-int __wrap_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **crew,
+int __wrap_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **of,
                                    struct ibx_error *err);
 
-int __wrap_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **crew,
+int __wrap_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **of,
                                    struct ibx_error *err)
 {
     threads_made = threads;
-    return __real_ibx_copy_threads_create(threads, crew, err);
+    return __real_ibx_copy_threads_create(threads, of, err);
 }
 
 static int set_up_tuned(void **state)
@@ -77,9 +77,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
     assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
     assert_int_equal(code, 0);
     app->get_stats(&after);
-    send_frame("cudaOther", &other); /* brings seen() up to date */
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
-    free(other.bytes);
+    expect_code("cudaOther", &other, HANDLED); /* brings seen() up to date */
     is = seen().copies;
     assert_int_equal(is.all, was.all + 1);
     return (struct counts){
@@ -106,7 +104,7 @@ static void test_as_said(void **state)
 {
     (void)state;
     const size_t n = 800000;
-    uint8_t *own = malloc(n), *shared = ibx_shared_allocate(n, NULL);
+    uint8_t *own = scene_memory(n), *shared = ibx_shared_allocate(n, NULL);
     struct counts to, from;
     assert_non_null(shared);
     both(own, 1000, &to, &from);
@@ -120,7 +118,6 @@ static void test_as_said(void **state)
     assert_true(to.async > 1 && from.async > 1 && !to.ways.in_place && !from.ways.in_place);
     assert_int_equal(seen().requests, 9);
     assert_true(ibx_shared_free(shared));
-    free(own);
 }
 
 /* A module of a program that is as long comes before all copies, when it is not known yet what the
@@ -129,26 +126,23 @@ static void test_threads_behind_a_long_body(void **state)
 {
     (void)state;
     const size_t n = 800000;
-    uint8_t *own = malloc(n);
-    struct frame module = {.bytes = calloc(1, (size_t)4 << 20), .n = (size_t)4 << 20};
+    uint8_t *own = scene_memory(n);
+    struct frame module = {.bytes = scene_memory((size_t)4 << 20), .n = (size_t)4 << 20};
     struct counts to, from;
     assert_true(own && module.bytes);
     threads_made = 0;
-    send_frame("__cudaRegisterFatBinary", &module);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    expect_code("__cudaRegisterFatBinary", &module, HANDLED);
     assert_int_not_equal(threads_made, unusual.threads);
     both(own, n, &to, &from);
     assert_int_equal(to.ways.by_threads, 1);
     assert_int_equal(threads_made, unusual.threads);
-    free(module.bytes);
-    free(own);
 }
 
 static void test_elsewhere(void **state)
 {
     (void)state;
     const size_t n = 800000;
-    uint8_t *own = malloc(n), *shared = ibx_shared_allocate(n, NULL);
+    uint8_t *own = scene_memory(n), *shared = ibx_shared_allocate(n, NULL);
     struct counts to, from;
     assert_non_null(shared);
     both(own, 1000, &to, &from);
@@ -160,7 +154,6 @@ static void test_elsewhere(void **state)
     both(shared, n, &to, &from);
     assert_true(to.sync == 1 && from.sync == 1 && to.ways.in_place && from.ways.in_place);
     assert_true(ibx_shared_free(shared));
-    free(own);
 }
 
 int main(int argc, char **argv)

@@ -27,18 +27,12 @@ static void test_ahead(void **state)
         put_u64(&other, 5);
         send_frame("cudaMemcpy", &first);
         send_frame("cudaOther", &other);
-        send_frame("cudaMemcpy", &second);
-        assert_int_equal(receive_reply(NULL, 0), 0);
+        expect_code("cudaMemcpy", &second, 0);
         assert_int_equal(receive_reply(NULL, 0), HANDLED);
         assert_int_equal(receive_reply(NULL, 0), 0);
         assert_int_equal(seen().requests, before + 1);
         assert_string_equal(seen().last_name, "cudaOther");
         assert_device(n, n + 1);
-        free(one);
-        free(two);
-        free(first.bytes);
-        free(second.bytes);
-        free(other.bytes);
     }
 }
 
@@ -72,9 +66,6 @@ static void test_pieces(void **state)
             assert_device(3000, 4);
         }
     }
-    free(payload);
-    free(body.bytes);
-    free(all.bytes);
 }
 
 /* The body's ends inline and its payload exposed, with more behind it in the same message. */
@@ -88,8 +79,7 @@ static void test_payload_apart(void **state)
         bad.bytes[8]++; /* more than is there */
         put_u64(&other, 5);
         send_apart("cudaMemcpy", &good, n);
-        send_frame("cudaOther", &other);
-        assert_int_equal(receive_reply(NULL, 0), 0);
+        expect_code("cudaOther", &other, 0);
         assert_device(n, n);
         assert_int_equal(receive_reply(NULL, 0), HANDLED);
         assert_int_equal(seen().requests, before + 1);
@@ -103,10 +93,6 @@ static void test_payload_apart(void **state)
         send_apart("cudaMemcpy", &good, n - 1); /* and the last byte with the tail */
         assert_int_equal(ibx_session_sync(pair.client), 0);
         assert_int_equal(receive_reply(NULL, 0), n > pair.rendezvous ? HANDLED : 0);
-        free(bytes);
-        free(good.bytes);
-        free(bad.bytes);
-        free(other.bytes);
     }
 }
 
@@ -165,8 +151,6 @@ static void test_in_place(void **state)
         ibx_mr_deregister(mr);
         if (process)
             assert_true(ibx_shared_free(memory));
-        free(request.bytes);
-        free(back.bytes);
     }
     assert_int_equal(seen().requests, 1);
     ibx_session_close(pair.client);
@@ -177,44 +161,36 @@ static void test_in_place(void **state)
 
 /* Long copies of memory that only one process has: by several threads where the kernel reaches it.
  */
-static void test_by_crew(void **state)
+static void test_by_threads(void **state)
 {
     (void)state;
     struct frame other = {0};
     unsigned long copies = 0;
     put_u64(&other, 5);
     for (size_t n = (2 << 20) - 1; n <= DEVICE_BYTES; n = n * 3 / 2 + 1) {
-        uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+        uint8_t *bytes = pattern(n, n), *out = scene_memory(n + 8);
         struct frame request = to_device(bytes, n), back = from_device(n);
-        send_frame("cudaMemcpy", &request);
-        assert_int_equal(receive_reply(NULL, 0), 0);
+        expect_code("cudaMemcpy", &request, 0);
         assert_device(n, n);
         send_apart("cudaMemcpy", &request, n);
         assert_int_equal(ibx_session_sync(pair.client), 0);
         assert_int_equal(receive_reply(NULL, 0), 0);
         assert_device(n, n);
-        send_frame("cudaMemcpy", &back);
-        assert_int_equal(receive_reply(out, n + 8), 0);
+        expect_out("cudaMemcpy", &back, out, n + 8, 0);
         assert_memory_equal(out + 8, bytes, n);
-        send_frame("cudaOther", &other);
-        assert_int_equal(receive_reply(NULL, 0), HANDLED);
+        expect_code("cudaOther", &other, HANDLED);
         copies += over_shm ? (n >= 4 << 20 ? 3 : 1) : 0;
         assert_int_equal(seen().copies.by_threads, copies);
-        free(bytes);
-        free(out);
-        free(request.bytes);
-        free(back.bytes);
     }
-    free(other.bytes);
 }
 
 #define PARTS_OUT 3 /* of one copy without an answer: IN_FLIGHT of client_stage.c */
 
 /* The payload of a reply goes where the request said; what fails on the way there is GVirtuS's. */
-static void test_aimed(void **state)
+static void test_early_cts(void **state)
 {
     (void)state;
-    uint8_t *bytes = pattern(DEVICE_BYTES, 8), *out = malloc(DEVICE_BYTES);
+    uint8_t *bytes = pattern(DEVICE_BYTES, 8), *out = scene_memory(DEVICE_BYTES);
     assert_true(app->poke(device, bytes, DEVICE_BYTES));
     const size_t sizes[] = {pair.rendezvous, pair.rendezvous + 1, 777777, 6000001};
     unsigned requests = 1;
@@ -235,12 +211,10 @@ static void test_aimed(void **state)
         assert_in_range(seen().requests, requests + 1, requests + (over_shm ? PARTS_OUT : 1));
         requests = seen().requests;
     }
-    free(bytes);
-    free(out);
 }
 
 /* Memory that the client does not have, or has not opened for writing. */
-static void test_aimed_at_nothing(void **state)
+static void test_early_cts_of_nothing(void **state)
 {
     (void)state;
     struct ibx_mr *mr;
@@ -256,30 +230,24 @@ static void test_aimed_at_nothing(void **state)
     struct ibx_writer w = ibx_writer_of(segment + 1, IBX_REMOTE_BYTES);
     ibx_remote_put(&w, &remote);
     assert_int_equal(ibx_session_add_segment(pair.client, segment, sizeof(segment)), 0);
-    send_frame("cudaMemcpy", &back);
-    assert_int_equal(receive_reply(NULL, 0), -1);
+    expect_code("cudaMemcpy", &back, -1);
     join_server();
     assert_int_equal(seen().end, -EACCES);
-    free(back.bytes);
 }
 
 static void test_from_device(void **state)
 {
     (void)state;
-    uint8_t *bytes = pattern(DEVICE_BYTES, 6), *out = malloc(DEVICE_BYTES + 8);
+    uint8_t *bytes = pattern(DEVICE_BYTES, 6), *out = scene_memory(DEVICE_BYTES + 8);
     assert_true(app->poke(device, bytes, DEVICE_BYTES));
     app->slow(300);
     for (size_t n = 1; n <= DEVICE_BYTES; n = n * 2 + n / 3) {
         struct frame request = from_device(n);
-        send_frame("cudaMemcpy", &request);
-        assert_int_equal(receive_reply(out, n + 8), 0);
+        expect_out("cudaMemcpy", &request, out, n + 8, 0);
         assert_memory_equal(out, &(uint64_t){n}, 8);
         assert_memory_equal(out + 8, bytes, n);
-        free(request.bytes);
     }
     assert_int_equal(seen().requests, 1);
-    free(bytes);
-    free(out);
 }
 
 /* What is copied in a stream that is being captured belongs into a graph: GVirtuS's to run, in the
@@ -300,16 +268,12 @@ static void test_captured(void **state)
         put_u64(&request, (uintptr_t)stream);
         put_u64(&back, (uintptr_t)stream);
         app->capture(captured ? stream : NULL);
-        send_frame("cudaMemcpyAsync", &request);
-        assert_int_equal(receive_reply(NULL, 0), captured ? HANDLED : 0);
+        expect_code("cudaMemcpyAsync", &request, captured ? HANDLED : 0);
         uint8_t out[108];
         send_frame("cudaMemcpyAsync", &back);
         assert_int_equal(receive_reply(out, sizeof(out)), captured ? HANDLED : 0);
         assert_int_equal(seen().requests, before + (captured ? 2 : 0));
-        free(request.bytes);
-        free(back.bytes);
     }
-    free(bytes);
 }
 
 /* The back end lets go of pinned memory when the events behind its copies have passed. None of its
@@ -349,8 +313,6 @@ static void test_stream_of_another_device(void **state)
     app->slow(0);
     if (over_shm)
         assert_true(ibx_shared_free(memory));
-    else
-        free(memory);
 }
 
 /* A READ that fails ends this session, and nothing else. */
@@ -360,22 +322,19 @@ static void test_read_fails(void **state)
     uint8_t *payload = pattern(4000000, 9);
     struct frame request = to_device(payload, 4000000);
     session_faults_server->fail_in = 5;
-    send_frame("cudaMemcpy", &request);
-    assert_int_equal(receive_reply(NULL, 0), -1);
+    expect_code("cudaMemcpy", &request, -1);
     join_server();
     assert_int_equal(seen().requests, 1);
     assert_true(seen().end < 0);
     expect_reason(pair.server);
     assert_int_equal(ibx_pinned_taken(), 0);
-    free(payload);
-    free(request.bytes);
 }
 
 /* The GPU fails when half of the reply is with the client: no success is ever told. */
 static void test_gpu_fails_in_reply(void **state)
 {
     (void)state;
-    uint8_t *out = malloc(DEVICE_BYTES);
+    uint8_t *out = scene_memory(DEVICE_BYTES);
     struct frame request = from_device(DEVICE_BYTES - 8);
     app->inject("dma", 12, 700, true);
     send_frame("cudaMemcpy", &request);
@@ -385,8 +344,6 @@ static void test_gpu_fails_in_reply(void **state)
     assert_non_null(strstr(ibx_session_reason(pair.server), "ILLEGAL_ADDRESS"));
     assert_int_equal(ibx_pinned_taken(), 0);
     app->inject(NULL, 0, 0, false);
-    free(request.bytes);
-    free(out);
 }
 
 /* The client leaves with a request half sent ... */
@@ -404,8 +361,6 @@ static void test_client_leaves_early(void **state)
     join_server();
     assert_int_equal(seen().requests, 1);
     assert_int_equal(seen().end, 0); /* between requests, as far as GVirtuS knows */
-    free(payload);
-    free(request.bytes);
 }
 
 /* ... or a result not taken. */
@@ -420,7 +375,6 @@ static void test_client_leaves_late(void **state)
     join_server();
     assert_int_equal(seen().requests, 1);
     assert_int_equal(ibx_pinned_taken(), 0);
-    free(request.bytes);
 }
 
 /* An application's last call is often a reset, which takes our events with it. Some do not wait for
@@ -430,14 +384,10 @@ static void test_reset_and_end(void **state)
     (void)state;
     uint8_t *payload = pattern(3000000, 5);
     struct frame request = to_device(payload, 3000000), nothing = {0};
-    send_frame("cudaMemcpy", &request);
-    assert_int_equal(receive_reply(NULL, 0), 0);
-    send_frame("cudaDeviceReset", &nothing);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    expect_code("cudaMemcpy", &request, 0);
+    expect_code("cudaDeviceReset", &nothing, HANDLED);
     ibx_session_close(pair.client);
     join_server();
-    free(payload);
-    free(request.bytes);
 }
 
 static void test_reset_and_leave(void **state)
@@ -445,13 +395,10 @@ static void test_reset_and_leave(void **state)
     (void)state;
     uint8_t *payload = pattern(3000000, 7);
     struct frame request = to_device(payload, 3000000), nothing = {0};
-    send_frame("cudaMemcpy", &request);
-    assert_int_equal(receive_reply(NULL, 0), 0);
+    expect_code("cudaMemcpy", &request, 0);
     send_frame("cudaDeviceReset", &nothing);
     ibx_session_close(pair.client);
     join_server();
-    free(payload);
-    free(request.bytes);
 }
 
 /* A body that goes on behind a copy in pieces has not been read when the copy is answered, and no
@@ -464,8 +411,8 @@ static void test_flush_before_all_is_read(void **state)
     assert_int_equal(ibx_device_copies_attach(by_hand.server, &gpu, NULL), 0);
     session_pair_start(&by_hand, serve, NULL);
     uint8_t bytes[128] = {1, 1, 14, 0, 0, 0, 'f', 'i', 'r', 's', 't'};
-    say(client, bytes, 20);
-    assert_true(hear(client, bytes, sizeof(bytes)) > 5);
+    send_message(client, bytes, 20);
+    assert_true(receive_message(client, bytes, sizeof(bytes)) > 5);
 
     struct frame body = from_device(DEVICE_BYTES), all = {0};
     put(&all, "cudaMemcpy", 11);
@@ -482,16 +429,14 @@ static void test_flush_before_all_is_read(void **state)
     ibx_put_bytes(&w, all.bytes, all.n - 9);
     ibx_put_u8(&w, 2);
     ibx_remote_put(&w, &rest);
-    say(client, bytes, w.length);
-    assert_true(hear(client, bytes, sizeof(bytes)) > 5); /* there is a body to grant memory for */
-    say(client, "\4", 1);
+    send_message(client, bytes, w.length);
+    assert_true(receive_message(client, bytes, sizeof(bytes)) >
+                5); /* there is a body to cts memory for */
+    send_message(client, "\4", 1);
     expect_closed(client);
     session_pair_join(&by_hand);
     assert_non_null(strstr(ibx_session_reason(by_hand.server), "ahead of long replies"));
-    ibx_close(client);
     session_pair_close(&by_hand);
-    free(body.bytes);
-    free(all.bytes);
 }
 
 static struct ibx_injected_faults faults;
@@ -512,9 +457,9 @@ int main(int argc, char **argv)
         TEST(test_pieces),
         TEST(test_payload_apart),
         TEST(test_in_place),
-        TEST(test_by_crew),
-        TEST(test_aimed),
-        TEST(test_aimed_at_nothing),
+        TEST(test_by_threads),
+        TEST(test_early_cts),
+        TEST(test_early_cts_of_nothing),
         TEST(test_from_device),
         TEST(test_captured),
         TEST(test_stream_of_another_device),

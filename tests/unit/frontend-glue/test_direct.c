@@ -150,9 +150,7 @@ static unsigned long by_fabric(void)
 {
     struct frame other = {0};
     put_u64(&other, 5);
-    send_frame("cudaOther", &other);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
-    free(other.bytes);
+    expect_code("cudaOther", &other, HANDLED);
     return seen().copies.direct;
 }
 
@@ -165,7 +163,7 @@ static struct ibx_double_stats stats(void)
 
 static void round_trip(size_t n, bool apart)
 {
-    uint8_t *bytes = pattern(n, n), *out = malloc(n + 8);
+    uint8_t *bytes = pattern(n, n), *out = scene_memory(n + 8);
     struct frame request = to_device(bytes, n), back = from_device(n);
     if (apart)
         send_apart("cudaMemcpy", &request, n);
@@ -174,13 +172,8 @@ static void round_trip(size_t n, bool apart)
     assert_int_equal(ibx_session_sync(pair.client), 0);
     assert_int_equal(receive_reply(NULL, 0), 0);
     assert_device(n, n);
-    send_frame("cudaMemcpy", &back);
-    assert_int_equal(receive_reply(out, n + 8), 0);
+    expect_out("cudaMemcpy", &back, out, n + 8, 0);
     assert_memory_equal(out + 8, bytes, n);
-    free(bytes);
-    free(out);
-    free(request.bytes);
-    free(back.bytes);
 }
 
 /* No CPU of ours and no copy engine: a READ and a WRITE, and one registration for all. */
@@ -252,20 +245,15 @@ static void test_freed(void **state)
     round_trip(1000000, false);
     assert_int_equal(nic.registered, 1);
     put_u64(&other, device - 4096);
-    send_frame("cudaFree", &other);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    expect_code("cudaFree", &other, HANDLED);
     assert_int_equal(registered_then, 1);
     put_u64(&request, device);
-    send_frame("cudaFree", &request);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    expect_code("cudaFree", &request, HANDLED);
     assert_int_equal(registered_then, 0);
     round_trip(1000000, false); /* the handler did not free it here */
     assert_int_equal(nic.registered, 1);
-    send_frame("cudaDeviceReset", &nothing);
-    assert_int_equal(receive_reply(NULL, 0), HANDLED);
+    expect_code("cudaDeviceReset", &nothing, HANDLED);
     assert_int_equal(registered_then, 0);
-    free(request.bytes);
-    free(other.bytes);
 }
 
 /* Earlier work of all blocking streams comes first, and its errors are the copy's. */
@@ -273,7 +261,7 @@ static void test_order(void **state)
 {
     (void)state;
     const size_t n = 2000000;
-    uint8_t *bytes = pattern(n, 5), *out = malloc(n + 8);
+    uint8_t *bytes = pattern(n, 5), *out = scene_memory(n + 8);
     struct frame back = from_device(n), request = to_device(bytes, n);
     uint64_t other;
     void *stream;
@@ -283,16 +271,13 @@ static void test_order(void **state)
     assert_int_equal(app->stream_create(&stream, 0), 0);
     app->slow(50000);
     assert_int_equal(app->copy_async(device, other, n, stream), 0);
-    send_frame("cudaMemcpy", &back);
-    assert_int_equal(receive_reply(out, n + 8), 0);
+    expect_out("cudaMemcpy", &back, out, n + 8, 0);
     assert_memory_equal(out + 8, bytes, n);
     /* A copy over the same memory that has not begun yet does not overwrite what came later. */
     memset(bytes, 0x77, n);
-    free(request.bytes);
     request = to_device(bytes, n);
     assert_int_equal(app->copy_async(device, other, n, stream), 0);
-    send_frame("cudaMemcpy", &request);
-    assert_int_equal(receive_reply(NULL, 0), 0);
+    expect_code("cudaMemcpy", &request, 0);
     assert_int_equal(app->stream_synchronize(stream), 0);
     assert_true(app->peek(device, out, n));
     assert_memory_equal(out, bytes, n);
@@ -300,14 +285,9 @@ static void test_order(void **state)
     app->slow(0);
     app->inject("dma", 1, 700, true);
     assert_int_equal(app->copy_async(device, other, n, stream), 0);
-    send_frame("cudaMemcpy", &back);
-    assert_int_equal(receive_reply(out, n + 8), HANDLED); /* so that the error is the runtime's */
+    expect_out("cudaMemcpy", &back, out, n + 8, HANDLED); /* so that the error is the runtime's */
     app->inject(NULL, 0, 0, false);
     app->mem_free(other);
-    free(bytes);
-    free(out);
-    free(back.bytes);
-    free(request.bytes);
 }
 
 /* From the size on that a file of choices says. */

@@ -3,21 +3,10 @@
  * Copies that a client asks for by itself: the bytes of docs/protocol.md, and every way to get the
  * answer wrong. Runs on the fabric inside the process.
  */
-#include "tests/scenes/memory_provider.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/scenes/session_memory.h"
 
-#include "common/log.h"
 #include "frontend-glue/client_copies/client_copies.h"
 
-#include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <cmocka.h>
-
-#define BODY    (64u << 10)
 #define DEVICE  0x0102030405060708ull
 #define UNKNOWN 999
 
@@ -44,8 +33,8 @@ static struct ibx_conn *open_server(struct session_pair *pair, bool as_shm)
 }
 
 /* A reply: exit code, seconds, length, and then these bytes of segments. */
-static void say_reply(struct ibx_conn *server, uint32_t bodies, int code, uint64_t out,
-                      const void *more, size_t n)
+static void send_reply(struct ibx_conn *server, uint32_t bodies, int code, uint64_t out,
+                       const void *more, size_t n)
 {
     uint8_t bytes[128];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
@@ -57,7 +46,7 @@ static void say_reply(struct ibx_conn *server, uint32_t bodies, int code, uint64
     ibx_put_u64(&w, 0);
     ibx_put_u64(&w, out);
     ibx_put_bytes(&w, more, n);
-    say(server, bytes, w.length);
+    send_message(server, bytes, w.length);
 }
 
 /* The end of such a reply: the count inline, and where the payload is. */
@@ -83,10 +72,10 @@ static void to_device_golden_bytes(void **state)
     struct ibx_conn *server = open_server(&pair, false);
     for (unsigned async = 0; async < 2; async++) {
         struct ibx_frontend_copy copy = copy_of(true, async, BODY);
-        say_reply(server, async + 1, 17, 0, NULL, 0);
+        send_reply(server, async + 1, 17, 0, NULL, 0);
         assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 17);
-        size_t n = hear(server, heard, sizeof(heard)), tail = async ? 20 : 12;
+        size_t n = receive_message(server, heard, sizeof(heard)), tail = async ? 20 : 12;
         struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
         const char *name = async ? "cudaMemcpyAsync" : "cudaMemcpy";
         ibx_put_u8(&w, 1);
@@ -108,7 +97,6 @@ static void to_device_golden_bytes(void **state)
         assert_int_equal(heard[n - tail - 5], 1);
         assert_memory_equal(heard + n - tail, rest, tail);
     }
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
@@ -121,7 +109,7 @@ static void from_device_golden_bytes(void **state)
     struct ibx_conn *server = open_server(&pair, false);
     for (unsigned i = 0; i < 2; i++) {
         struct ibx_frontend_copy copy = copy_of(false, false, BODY);
-        say_reply(server, 0, 0, BODY + 8, end, payload_at(end, BODY, 7, BODY));
+        send_reply(server, 0, 0, BODY + 8, end, payload_at(end, BODY, 7, BODY));
         assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 0);
         struct ibx_writer w = ibx_writer_of(frame, sizeof(frame));
@@ -134,7 +122,7 @@ static void from_device_golden_bytes(void **state)
         ibx_put_u64(&w, DEVICE);
         ibx_put_u64(&w, BODY);
         ibx_put_u32(&w, 2);
-        assert_int_equal(hear(server, heard, sizeof(heard)), 2 + 48 + w.length);
+        assert_int_equal(receive_message(server, heard, sizeof(heard)), 2 + 48 + w.length);
         assert_memory_equal(heard, "\1\6", 2);
         assert_memory_equal(heard + 50, frame, w.length);
         struct ibx_reader r = ibx_reader_of(heard + 2, 48);
@@ -142,7 +130,6 @@ static void from_device_golden_bytes(void **state)
         ibx_remote_get(&r, &remote);
         assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
     }
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
@@ -165,7 +152,7 @@ static void rows_golden_bytes(void **state)
         ibx_put_u32(&reply, 20);
         ibx_put_u64(&reply, 12);
         ibx_put_bytes(&reply, "ABCDEFGHIJKL", 12);
-        say_reply(server, 0, 0, to_device ? 0 : 20, end, to_device ? 0 : reply.length);
+        send_reply(server, 0, 0, to_device ? 0 : 20, end, to_device ? 0 : reply.length);
         assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         assert_int_equal(code, 0);
         assert_memory_equal(memory, to_device ? "abc..def..ghi..jkl.." : "ABC..DEF..GHI..JKL..",
@@ -189,10 +176,9 @@ static void rows_golden_bytes(void **state)
         ibx_put_u64(&w, 3);
         ibx_put_u64(&w, 4);
         ibx_put_u32(&w, to_device ? 1 : 2);
-        assert_int_equal(hear(server, heard, sizeof(heard)), w.length);
+        assert_int_equal(receive_message(server, heard, sizeof(heard)), w.length);
         assert_memory_equal(heard, frame, w.length);
     }
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
@@ -228,16 +214,15 @@ static void answers_of_handlers(void **state)
             ibx_put_u64(&w, answers[i].count);
             ibx_put_bytes(&w, answers[i].payload, (size_t)answers[i].out - 8);
         }
-        say_reply(server, 0, answers[i].code, answers[i].out, end, w.length);
+        send_reply(server, 0, answers[i].code, answers[i].out, end, w.length);
         code = -1;
         assert_int_equal(ibx_client_copy(pair.client, answers[i].to_device ? &to : &from, &code),
                          0);
         assert_int_equal(code, answers[i].expected);
-        assert_true(hear(server, heard, sizeof(heard)) > 0);
+        assert_true(receive_message(server, heard, sizeof(heard)) > 0);
         bool good = !code && !answers[i].to_device;
         assert_memory_equal(memory, good ? "bytesm" : "mmmmmm", 6);
     }
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
@@ -259,9 +244,9 @@ static void nonsense_instead_of_an_answer(void **state)
         }
         if (i == 4)
             n = payload_at(end, copy.n, 6, copy.n);
-        say_reply(server, i == 2, i == 5 ? 700 : 0, out, end, n);
+        send_reply(server, i == 2, i == 5 ? 700 : 0, out, end, n);
         if (i == 3)
-            say(server, "\1\0\0\0\0\1\1\0\0\0x", 11);
+            send_message(server, "\1\0\0\0\0\1\1\0\0\0x", 11);
         memset(memory, 'm', sizeof(memory));
         assert_int_equal(ibx_client_copy(pair.client, &copy, &code), 0);
         if (code != UNKNOWN || !*ibx_session_reason(pair.client))
@@ -269,7 +254,6 @@ static void nonsense_instead_of_an_answer(void **state)
         expect_reason(pair.client);
         /* From now on GVirtuS is asked, and answers likewise. */
         assert_int_equal(ibx_client_copy(pair.client, &copy, &code), -ENOTCONN);
-        ibx_close(server);
         session_pair_close(&pair);
     }
 }
@@ -280,62 +264,36 @@ static void not_between_requests(void **state)
     (void)state;
     struct session_pair pair;
     int code = -1;
-    struct ibx_conn *server = open_server(&pair, false);
+    open_server(&pair, false);
     struct ibx_frontend_copy copy = copy_of(true, false, 10);
     assert_int_equal(ibx_session_write(pair.client, "cuda", 4), 4);
     assert_int_equal(ibx_client_copy(pair.client, &copy, &code), -ENOTCONN);
     assert_int_equal(code, -1);
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
-/* What is to be aimed at is said once a request. */
-static void aimed_twice(void **state)
+/* An early CTS is sent once a request. */
+static void early_cts_twice(void **state)
 {
     (void)state;
     struct session_pair pair;
     uint8_t aim[50] = {1, 6, 0, 16}, byte;
     aim[10] = 1; /* the length */
     struct ibx_conn *client = session_pair_open_bare_client(&pair);
-    say(client, aim, sizeof(aim));
-    say(client, "\1\1\1\0\0\0q", 7);
+    send_message(client, aim, sizeof(aim));
+    send_message(client, "\1\1\1\0\0\0q", 7);
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
     assert_int_equal(ibx_session_write(pair.server, "a", 1), 1);
     assert_int_equal(ibx_session_sync(pair.server), 0);
-    say(client, aim, sizeof(aim)); /* of the next one */
-    say(client, aim, sizeof(aim));
+    send_message(client, aim, sizeof(aim)); /* of the next one */
+    send_message(client, aim, sizeof(aim));
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), -EPROTO);
     expect_reason(pair.server);
-    ibx_close(client);
     session_pair_close(&pair);
-}
-
-static int begin(void **state)
-{
-    (void)state;
-    memory_control_reset();
-    alarm(60);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    alarm(0);
-    return memory_live_endpoints() || memory_live_regions() ? -1 : 0;
-}
-
-static int quiet(void **state)
-{
-    (void)state;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    session_pair_use("shm", NULL, NULL, NULL);
-    return 0;
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
     const struct CMUnitTest tests[] = {
         TEST(to_device_golden_bytes),
         TEST(from_device_golden_bytes),
@@ -343,7 +301,7 @@ int main(void)
         TEST(answers_of_handlers),
         TEST(nonsense_instead_of_an_answer),
         TEST(not_between_requests),
-        TEST(aimed_twice),
+        TEST(early_cts_twice),
     };
-    return cmocka_run_group_tests_name("session_copy", tests, quiet, NULL);
+    return cmocka_run_group_tests_name("session_copy", tests, session_memory_group, NULL);
 }

@@ -28,10 +28,10 @@
 
 static const size_t sizes[] = {(3u << 20) - 1, 3u << 20, (5u << 20) + 77, 3, (33u << 20) + 4097};
 #define SIZES  (sizeof(sizes) / sizeof(sizes[0]))
-#define READS  4u /* of them by the crew: the last one is two ... */
+#define READS  4u /* of them by the threads: the last one is two ... */
 #define WRITES 3u /* ... and the first is too short, as is another one */
 
-/* ------------------------------------------------------------------ the crew, watched */
+/* ------------------------------------------------------------------ the copy threads, watched */
 
 enum stand { NOT_AT_ALL, UNTIL_LEAVING, UNTIL_LEFT };
 
@@ -39,7 +39,7 @@ static struct {
     atomic_uint copies;
     enum stand stand; /* before a copy, until the client does so */
     atomic_bool there, leaving, left, over;
-} crew;
+} threads;
 
 int __real_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_copy copy,
                                 void *context, void *local, uint64_t offset, size_t n);
@@ -49,14 +49,15 @@ int __wrap_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_co
 int __wrap_ibx_copy_threads_run(struct ibx_copy_threads *of, ibx_copy_threads_copy copy,
                                 void *context, void *local, uint64_t offset, size_t n)
 {
-    crew.copies++;
-    crew.there = true;
-    while (crew.stand == UNTIL_LEAVING ? !crew.leaving : crew.stand == UNTIL_LEFT && !crew.left)
+    threads.copies++;
+    threads.there = true;
+    while (threads.stand == UNTIL_LEAVING ? !threads.leaving
+                                          : threads.stand == UNTIL_LEFT && !threads.left)
         sched_yield();
-    for (unsigned i = 0; crew.stand == UNTIL_LEAVING && i < YIELDS; i++)
+    for (unsigned i = 0; threads.stand == UNTIL_LEAVING && i < YIELDS; i++)
         sched_yield();
     int rc = __real_ibx_copy_threads_run(of, copy, context, local, offset, n);
-    crew.over = true;
+    threads.over = true;
     return rc;
 }
 
@@ -65,8 +66,8 @@ static void open_pair(struct session_pair *pair, const char *direct)
     session_pair_use("shm", NULL, "shm_direct", direct);
     session_threads = THREADS;
     session_pair_open(pair);
-    crew.copies = 0;
-    crew.there = crew.leaving = crew.left = crew.over = false;
+    threads.copies = 0;
+    threads.there = threads.leaving = threads.left = threads.over = false;
 }
 
 /* ------------------------------------------------------------------------ whole bodies */
@@ -124,10 +125,10 @@ static void memory_of_the_client_alone(void **state)
     open_pair(&pair, "yes");
     bool reached = pair.server->caps->direct;
     exchange(&pair, bytes);
-    assert_int_equal(crew.copies, reached ? READS + WRITES : 0);
+    assert_int_equal(threads.copies, reached ? READS + WRITES : 0);
     open_pair(&pair, "no");
     exchange(&pair, bytes);
-    assert_int_equal(crew.copies, 0);
+    assert_int_equal(threads.copies, 0);
     free(bytes);
 }
 
@@ -139,7 +140,7 @@ static void memory_that_both_map(void **state)
     assert_non_null(bytes);
     open_pair(&pair, "no");
     exchange(&pair, bytes);
-    assert_int_equal(crew.copies, READS + WRITES);
+    assert_int_equal(threads.copies, READS + WRITES);
     assert_true(ibx_shared_free(bytes));
 }
 
@@ -153,7 +154,7 @@ static void memory_that_both_map_for_reading(void **state)
     assert_int_equal(ibx_mr_allocate(pair.client->conn, ROOM, IBX_ACCESS_REMOTE_READ, &mr, NULL),
                      0);
     exchange(&pair, ibx_mr_address(mr));
-    assert_int_equal(crew.copies, READS);
+    assert_int_equal(threads.copies, READS);
 }
 
 /* ---------------------------------------------------------------------------- ends */
@@ -188,7 +189,7 @@ static void memory_that_is_gone(void **state)
         session_pair_start(&pair, serve_one_read, NULL);
         assert_int_equal(session_pair_join(&pair), -EFAULT);
         assert_non_null(strstr(ibx_session_reason(pair.server), "copying with"));
-        assert_int_equal(crew.copies, 1);
+        assert_int_equal(threads.copies, 1);
         munmap(bytes, BYTES / 2);
     }
     session_pair_close(&pair);
@@ -201,18 +202,18 @@ static void client_that_leaves_meanwhile(void **state)
     struct session_pair pair;
     open_pair(&pair, "yes");
     if (pair.server->caps->direct) {
-        crew.stand = UNTIL_LEAVING;
+        threads.stand = UNTIL_LEAVING;
         pair.client->conn->options.timeout_ms = FOR_LONG;
         uint8_t *bytes = expose(&pair);
         session_pair_start(&pair, serve_one_read, NULL);
-        while (!crew.there)
+        while (!threads.there)
             sched_yield();
-        crew.leaving = true;
+        threads.leaving = true;
         ibx_session_close(pair.client);
-        assert_true(crew.over);
+        assert_true(threads.over);
         munmap(bytes, BYTES);
         assert_int_equal(session_pair_join(&pair), BYTES);
-        crew.stand = NOT_AT_ALL;
+        threads.stand = NOT_AT_ALL;
     }
     session_pair_close(&pair);
 }
@@ -224,18 +225,18 @@ static void client_that_has_waited_for_long(void **state)
     struct session_pair pair;
     open_pair(&pair, "yes");
     if (pair.server->caps->direct) {
-        crew.stand = UNTIL_LEFT;
+        threads.stand = UNTIL_LEFT;
         pair.client->conn->options.timeout_ms = SHORTLY;
         uint8_t *bytes = expose(&pair);
         session_pair_start(&pair, serve_one_read, NULL);
-        while (!crew.there)
+        while (!threads.there)
             sched_yield();
         ibx_session_close(pair.client);
-        assert_false(crew.over);
-        crew.left = true;
+        assert_false(threads.over);
+        threads.left = true;
         assert_int_equal(session_pair_join(&pair), -ESRCH);
         munmap(bytes, BYTES);
-        crew.stand = NOT_AT_ALL;
+        threads.stand = NOT_AT_ALL;
     }
     session_pair_close(&pair);
 }

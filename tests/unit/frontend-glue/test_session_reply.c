@@ -1,25 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Replies of a session: those that land in memory which the request has lent, the bytes of
+ * Replies of a session: those that go to the pre-posted buffer, the bytes of
  * docs/protocol.md for it and every way to get them wrong; and what a client reads once its back
  * end is gone. Runs on the fabric inside the process.
  */
-#include "tests/scenes/memory_provider.h"
-#include "tests/scenes/session_pair.h"
+#include "tests/scenes/session_memory.h"
 
-#include "common/log.h"
-
-#include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
-
-#define BODY (64u << 10)
 
 /* ------------------------------------------------------------- replies just long enough */
 
@@ -66,8 +54,8 @@ static void expect_reply(struct ibx_session *s, size_t n, uint32_t seed)
     free(got);
 }
 
-/* From the second one on they land in memory that the request has lent; longer ones never do. */
-static void replies_land(void **state)
+/* From the second one on they go to the posted buffer; longer ones never do. */
+static void replies_in_posted(void **state)
 {
     (void)state;
     struct session_pair pair;
@@ -75,17 +63,17 @@ static void replies_land(void **state)
     size_t most = pair.rendezvous + pair.rendezvous / 2;
     const struct reply replies[] = {{most + 1, 2},        {pair.rendezvous, 1}, {most, 3},
                                     {pair.rendezvous, 3}, {most + 1, 2},        {100, 2}};
-    bool lends = false; /* the request with which it may begin */
+    bool posts = false; /* the request with which it may begin */
     for (unsigned i = 0; i < sizeof(replies) / sizeof(replies[0]); i++) {
         struct reply reply = replies[i];
         session_pair_start(&pair, serve_replies, &reply);
         for (unsigned call = 0; call < reply.calls; call++) {
             ask(pair.client, i * 10 + call);
-            assert_int_equal(pair.client->posted.state.now == POSTED_POSTED, lends);
+            assert_int_equal(pair.client->posted.state.now == POSTED_POSTED, posts);
             expect_reply(pair.client, reply.bytes, i * 10 + call);
-            lends = lends || reply.bytes <= most;
-            bool landed = i >= 2 && reply.bytes >= pair.rendezvous && reply.bytes <= most;
-            assert_int_equal(pair.client->posted.state.now == POSTED_POSTED, i >= 2 && !landed);
+            posts = posts || reply.bytes <= most;
+            bool used = i >= 2 && reply.bytes >= pair.rendezvous && reply.bytes <= most;
+            assert_int_equal(pair.client->posted.state.now == POSTED_POSTED, i >= 2 && !used);
         }
         assert_int_equal(session_pair_join(&pair), 0);
     }
@@ -93,7 +81,7 @@ static void replies_land(void **state)
 }
 
 /* With requests ahead of the replies only one of these lands at a time. */
-static void replies_land_one_by_one(void **state)
+static void replies_in_posted_one_by_one(void **state)
 {
     (void)state;
     struct session_pair pair;
@@ -112,8 +100,8 @@ static void replies_land_one_by_one(void **state)
     session_pair_close(&pair);
 }
 
-/* Then every one waits for its grant. */
-static void without_landing_memory(void **state)
+/* Then every one waits for its cts. */
+static void without_posted_memory(void **state)
 {
     (void)state;
     struct session_pair pair;
@@ -139,7 +127,7 @@ static int write_16_and_sync(struct session_pair *pair, void *argument)
     return n < 0 ? (int)n : ibx_session_sync(pair->server);
 }
 
-static void landing_golden_bytes_of_a_server(void **state)
+static void posted_golden_bytes_of_a_server(void **state)
 {
     (void)state;
     struct session_pair pair;
@@ -152,7 +140,7 @@ static void landing_golden_bytes_of_a_server(void **state)
     struct ibx_writer w = ibx_writer_of(request + 2, 48);
     ibx_remote_put(&w, &remote);
     memcpy(request + 50, "\1\1\0\0\0q", 6);
-    say(client, request, 56);
+    send_message(client, request, 56);
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
 
     static uint8_t body[BODY + 16];
@@ -160,111 +148,94 @@ static void landing_golden_bytes_of_a_server(void **state)
     memset(ibx_mr_address(mr), 'x', 2 * BODY);
     session_pair_start(&pair, write_16_and_sync, body);
     static const uint8_t data[] = {1, 0, 0, 0, 0, 5, 16, 0, 1, 0, 0, 0, 0, 0};
-    assert_int_equal(hear(client, heard, sizeof(heard)), sizeof(data));
+    assert_int_equal(receive_message(client, heard, sizeof(heard)), sizeof(data));
     assert_memory_equal(heard, data, sizeof(data));
-    assert_int_equal(hear(client, heard, sizeof(heard)), 1);
+    assert_int_equal(receive_message(client, heard, sizeof(heard)), 1);
     assert_int_equal(heard[0], 6);
     assert_int_equal(session_pair_join(&pair), 0);
     const uint8_t *landed = ibx_mr_address(mr);
     assert_int_equal(pattern_check(landed + 100, sizeof(body), 7), sizeof(body));
     assert_true(landed[99] == 'x' && landed[100 + sizeof(body)] == 'x'); /* no further */
 
-    /* Lent once: the next one waits for a grant. */
+    /* Posted once: the next one waits for a CTS. */
     session_pair_start(&pair, write_16_and_sync, body);
-    assert_int_equal(hear(client, heard, sizeof(heard)), 19);
+    assert_int_equal(receive_message(client, heard, sizeof(heard)), 19);
     assert_int_equal(heard[10], 3);
-    ibx_close(client);
+    session_pair_leave(&pair);
     assert_true(session_pair_join(&pair) < 0);
     session_pair_close(&pair);
 }
 
-/* A client that has read a reply which could have landed, and has sent a request that lends memory
- * for the next; the remote goes to `lent`. */
-static struct ibx_conn *open_lending_client(struct session_pair *pair, struct ibx_remote *lent)
+/* A client that has read a reply that the buffer would have served, and has sent a request that
+ * posts a buffer for the next; the remote goes to `posted`. */
+static struct ibx_conn *open_posting_client(struct session_pair *pair, struct ibx_remote *posted)
 {
     struct ibx_conn *server = session_pair_open_bare_server(pair);
     uint8_t heard[100], bytes[100];
-    say(server, "\1\0\0\0\0\1\0\0\0\0\3\100\0\0\0\0\0\0\0", 19);
-    say(server, "\3", 1);
+    send_message(server, "\1\0\0\0\0\1\0\0\0\0\3\100\0\0\0\0\0\0\0", 19);
+    send_message(server, "\3", 1);
     assert_int_equal(ibx_session_read(pair->client, bytes, 64), 64);
-    assert_int_equal(hear(server, heard, sizeof(heard)), 49); /* the grant */
+    assert_int_equal(receive_message(server, heard, sizeof(heard)), 49); /* the cts */
     assert_int_equal(ibx_session_write(pair->client, "q", 1), 1);
     assert_int_equal(ibx_session_sync(pair->client), 0);
-    assert_int_equal(hear(server, heard, sizeof(heard)), 1 + 49 + 6);
+    assert_int_equal(receive_message(server, heard, sizeof(heard)), 1 + 49 + 6);
     assert_memory_equal(heard, "\1\4", 2);
     assert_memory_equal(heard + 50, "\1\1\0\0\0q", 6);
     struct ibx_reader r = ibx_reader_of(heard + 2, 48);
-    ibx_remote_get(&r, lent);
+    ibx_remote_get(&r, posted);
     return server;
 }
 
-static void landing_golden_bytes_of_a_client(void **state)
+static void posted_golden_bytes_of_a_client(void **state)
 {
     (void)state;
     struct session_pair pair;
-    struct ibx_remote lent;
+    struct ibx_remote posted;
     uint8_t heard[100], got[64];
-    struct ibx_conn *server = open_lending_client(&pair, &lent);
-    assert_int_equal(lent.length, pair.client->caps->rendezvous * 3 / 2);
+    struct ibx_conn *server = open_posting_client(&pair, &posted);
+    assert_int_equal(posted.length, pair.client->caps->rendezvous * 3 / 2);
 
-    /* It stays lent: the next request does not say it again. */
+    /* It stays posted: the next request does not say it again. */
     assert_int_equal(ibx_session_write(pair.client, "q", 1), 1);
     assert_int_equal(ibx_session_sync(pair.client), 0);
-    assert_int_equal(hear(server, heard, sizeof(heard)), 7);
+    assert_int_equal(receive_message(server, heard, sizeof(heard)), 7);
 
     /* Two replies; what came before counts no more, and the second request lends it once more. */
     for (unsigned reply = 0; reply < 2; reply++) {
-        memset((void *)(uintptr_t)lent.address, 'a' + (int)reply, 64);
-        say(server, "\1\0\0\0\0\5\100\0\0\0\0\0\0\0", 14);
-        say(server, "\6", 1);
+        memset((void *)(uintptr_t)posted.address, 'a' + (int)reply, 64);
+        send_message(server, "\1\0\0\0\0\5\100\0\0\0\0\0\0\0", 14);
+        send_message(server, "\6", 1);
         assert_int_equal(ibx_session_read(pair.client, got, 64), 64);
         assert_true(got[0] == 'a' + reply && got[63] == 'a' + reply);
         assert_int_equal(ibx_session_write(pair.client, "q", 1), 1);
         assert_int_equal(ibx_session_sync(pair.client), 0);
-        assert_int_equal(hear(server, heard, sizeof(heard)), 56);
+        assert_int_equal(receive_message(server, heard, sizeof(heard)), 56);
         assert_memory_equal(heard, "\1\4", 2);
     }
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
 /* ----------------------------------------------------------------------- nonsense */
 
-#define BYTES(...)                                                                                 \
-    {                                                                                              \
-        sizeof((const uint8_t[]){__VA_ARGS__}),                                                    \
-        {                                                                                          \
-            __VA_ARGS__                                                                            \
-        }                                                                                          \
-    }
-struct message {
-    size_t length;
-    uint8_t bytes[64];
-};
-
-#define REMOTE_1 1, 0, 0, 0, 0, 0, 0, 0
-#define REMOTE_0 0, 0, 0, 0, 0, 0, 0, 0
-
-/* Lent twice before it is used. */
-static void landing_lent_twice(void **state)
+/* Posted twice before it is used. */
+static void posted_twice(void **state)
 {
     (void)state;
     static const struct message lend =
         BYTES(1, 4, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0);
     struct session_pair pair;
     struct ibx_conn *client = session_pair_open_bare_client(&pair);
-    say(client, lend.bytes, lend.length);
-    say(client, lend.bytes, lend.length);
+    send_message(client, lend.bytes, lend.length);
+    send_message(client, lend.bytes, lend.length);
     uint8_t byte;
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), -EPROTO);
     expect_reason(pair.server);
     expect_closed(client);
-    ibx_close(client);
     session_pair_close(&pair);
 }
 
 /* Memory that the client does not have, or has not opened for writing. */
-static void landing_memory_that_is_not_there(void **state)
+static void posted_memory_that_is_not_there(void **state)
 {
     (void)state;
     static uint8_t body[BODY + 16];
@@ -282,51 +253,48 @@ static void landing_memory_that_is_not_there(void **state)
         struct ibx_writer w = ibx_writer_of(request + 2, 48);
         ibx_remote_put(&w, &remote);
         memcpy(request + 50, "\1\1\0\0\0q", 6);
-        say(client, request, 56);
+        send_message(client, request, 56);
         assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
         assert_true(write_16_and_sync(&pair, body) < 0);
         expect_reason(pair.server);
         expect_closed(client);
-        ibx_close(client);
         session_pair_close(&pair);
     }
 }
 
-/* What a server may not say of memory that was lent to it. */
-static void nonsense_about_landing(void **state)
+/* What a server may not say of memory that was posted to it. */
+static void nonsense_about_posted(void **state)
 {
     (void)state;
     static const struct message replies[] = {
         BYTES(1, 0, 0, 0, 0, 5, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 5, 0, 0),
         BYTES(1, 0, 0, 0, 0, 5, 255, 255, 255, 255, 255, 255, 255, 255),
-        BYTES(1, 0, 0, 0, 0, 5, 1, 0, 0, 0, 1, 0, 0, 0),                /* more than was lent */
+        BYTES(1, 0, 0, 0, 0, 5, 1, 0, 0, 0, 1, 0, 0, 0),                /* more than was posted */
         BYTES(1, 0, 0, 0, 0, 5, REMOTE_1, 5, REMOTE_1),                 /* two of them */
         BYTES(1, 0, 0, 0, 0, 5, REMOTE_1, 1, 1, 0, 0, 0, 'x', 5, 1, 0), /* and cut off */
     };
     for (size_t i = 0; i < sizeof(replies) / sizeof(replies[0]); i++) {
         struct session_pair pair;
-        struct ibx_remote lent;
+        struct ibx_remote posted;
         uint8_t got[3];
-        struct ibx_conn *server = open_lending_client(&pair, &lent);
-        say(server, "\6", 1);
-        say(server, replies[i].bytes, replies[i].length);
+        struct ibx_conn *server = open_posting_client(&pair, &posted);
+        send_message(server, "\6", 1);
+        send_message(server, replies[i].bytes, replies[i].length);
         ssize_t rc = ibx_session_read(pair.client, got, sizeof(got));
         if (rc != -EPROTO)
             fail_msg("reply %zu: %zd \"%s\"", i, rc, ibx_session_reason(pair.client));
         expect_reason(pair.client);
-        ibx_close(server);
         session_pair_close(&pair);
     }
-    /* LANDED twice */
+    /* POSTED_DONE twice */
     struct session_pair pair;
-    struct ibx_remote lent;
+    struct ibx_remote posted;
     uint8_t byte;
-    struct ibx_conn *server = open_lending_client(&pair, &lent);
-    say(server, "\6", 1);
-    say(server, "\6", 1);
+    struct ibx_conn *server = open_posting_client(&pair, &posted);
+    send_message(server, "\6", 1);
+    send_message(server, "\6", 1);
     assert_int_equal(ibx_session_read(pair.client, &byte, 1), -EPROTO);
-    ibx_close(server);
     session_pair_close(&pair);
 }
 
@@ -406,48 +374,19 @@ static void half_an_answer_ends_the_application(void **state)
     session_pair_close(&pair);
 }
 
-static int begin(void **state)
-{
-    (void)state;
-    memory_control_reset();
-    alarm(120);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    alarm(0);
-    if (memory_live_endpoints() || memory_live_regions()) {
-        print_error("%d endpoints, %d regions are left\n", memory_live_endpoints(),
-                    memory_live_regions());
-        return -1;
-    }
-    return 0;
-}
-
-static int quiet(void **state)
-{
-    (void)state;
-    ibx_log_set_level(IBX_LOG_ERROR);
-    session_pair_use("shm", NULL, NULL, NULL);
-    return 0;
-}
-
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
     const struct CMUnitTest tests[] = {
-        TEST(replies_land),
-        TEST(replies_land_one_by_one),
-        TEST(without_landing_memory),
-        TEST(landing_golden_bytes_of_a_server),
-        TEST(landing_golden_bytes_of_a_client),
-        TEST(landing_lent_twice),
-        TEST(landing_memory_that_is_not_there),
-        TEST(nonsense_about_landing),
+        TEST(replies_in_posted),
+        TEST(replies_in_posted_one_by_one),
+        TEST(without_posted_memory),
+        TEST(posted_golden_bytes_of_a_server),
+        TEST(posted_golden_bytes_of_a_client),
+        TEST(posted_twice),
+        TEST(posted_memory_that_is_not_there),
+        TEST(nonsense_about_posted),
         TEST(dead_back_end_answers),
         TEST(half_an_answer_ends_the_application),
     };
-    return cmocka_run_group_tests(tests, quiet, NULL);
+    return cmocka_run_group_tests(tests, session_memory_group, NULL);
 }

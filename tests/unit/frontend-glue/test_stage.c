@@ -30,12 +30,10 @@ static int set_up_long(void **state)
     return rc;
 }
 
-static int set_up_crew(void **state)
+static int set_up_threads(void **state)
 {
     int rc = set_up_long(state);
-    struct ibx_gpu_options options = gpu;
-    options.threads = 3;
-    assert_int_equal(ibx_device_copies_attach(pair.client, &options, NULL), 0);
+    ibx_session_set_threads(pair.client, 3);
     return rc;
 }
 
@@ -66,9 +64,7 @@ static struct ibx_copy_counts counts(void)
 {
     struct frame other = {0};
     put_u64(&other, 5);
-    send_frame("cudaOther", &other); /* brings seen() up to date */
-    assert_int_equal(receive_reply(NULL, 0), handler_says);
-    free(other.bytes);
+    expect_code("cudaOther", &other, handler_says); /* brings seen() up to date */
     return seen().copies;
 }
 
@@ -121,8 +117,7 @@ static void test_failures(void **state)
 {
     (void)state;
     const size_t n = 9 << 20;
-    uint8_t *host = malloc(n);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(n);
     for (unsigned i = 0; i < 12; i++) {
         bool to_device = i % 2;
         unsigned before = seen().requests;
@@ -132,7 +127,6 @@ static void test_failures(void **state)
         assert_in_range(seen().requests, before + 1, before + MOST_OUT);
         check(n, 16, to_device);
     }
-    free(host);
 }
 
 /* ------------------------------------------------------------------------ giving up */
@@ -171,8 +165,7 @@ static void test_useless(void **state)
 {
     (void)state;
     const size_t n = 5 << 20;
-    uint8_t *host = calloc(1, n);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(n);
     unsigned before = 0, frames = 0, threads = threads_now();
     handler_says = 0;
     for (unsigned i = 0; i < 6; i++) {
@@ -185,15 +178,14 @@ static void test_useless(void **state)
     handler_says = HANDLED;
     assert_int_equal(frames, 1);
     assert_int_equal(threads_now(), threads);
-    free(host);
 }
 
 static int set_up_off(void **state)
 {
     const struct ibx_gpu_options before = gpu;
     gpu.mode = IBX_GPU_OFF;
-    gpu.threads = 1; /* only the client has a crew */
-    int rc = set_up_crew(state);
+    gpu.threads = 1; /* only the client has copy threads */
+    int rc = set_up_threads(state);
     gpu = before;
     return rc;
 }
@@ -208,13 +200,12 @@ static int serve_twin(struct session_pair *twin, void *argument)
 }
 
 /* A further connection of an application, for its copies in the background, has as many threads. */
-static void test_twins_have_crews(void **state)
+static void test_twins_have_threads(void **state)
 {
     (void)state;
     const size_t n = 5 << 20;
-    uint8_t *host = calloc(1, n);
+    uint8_t *host = scene_memory(n);
     struct session_pair twin = {.listening = pair.listening};
-    assert_non_null(host);
     assert_int_equal(ibx_session_create_like(pair.client, &twin.client, NULL), 0);
     session_pair_start(&twin, serve_twin, NULL);
     assert_int_equal(ibx_session_connect(twin.client, NULL), 0);
@@ -226,7 +217,6 @@ static void test_twins_have_crews(void **state)
     ibx_session_destroy(twin.client);
     assert_int_equal(session_pair_join(&twin), 0);
     ibx_session_destroy(twin.server);
-    free(host);
 }
 
 #define SHORT ((size_t)1 << 20) /* in four parts of 256 KiB */
@@ -272,8 +262,7 @@ static unsigned parts_from_device(uint8_t *host, size_t n)
 static void test_short_ones_are_given_up_alone(void **state)
 {
     (void)state;
-    uint8_t *host = malloc(LONG);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(LONG);
     for (unsigned i = 0; i < 2; i++) {
         for (unsigned j = 0; j < 2; j++)
             assert_int_equal(parts_from_device(host, SHORT), 4);
@@ -285,21 +274,18 @@ static void test_short_ones_are_given_up_alone(void **state)
     for (unsigned i = 0; i < 4; i++)
         assert_int_equal(parts_from_device(host, LONG), 6);
     assert_int_equal(parts_from_device(host, SHORT), 1);
-    free(host);
 }
 
 static void test_long_ones_are_judged_for_themselves(void **state)
 {
     (void)state;
-    uint8_t *host = malloc(LONG);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(LONG);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(parts_from_device(host, SHORT), 4);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(parts_from_device(host, LONG), 6);
     assert_int_equal(parts_from_device(host, LONG), 1);
     assert_int_equal(parts_from_device(host, SHORT), 1);
-    free(host);
 }
 
 /* ------------------------------------------------------------- parts to a fast GPU */
@@ -313,14 +299,12 @@ static unsigned parts_to_device(uint8_t *host, size_t n)
 static void test_parts_shrink(void **state)
 {
     (void)state;
-    uint8_t *host = calloc(1, SHORT);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(SHORT);
     assert_int_equal(parts_to_device(host, (4 * 64 << 10) - 1), 1);
     assert_int_equal(parts_to_device(host, 4 * 64 << 10), 2);
     assert_int_equal(parts_to_device(host, (13 * 64 << 10) - 1), 2);
     assert_int_equal(parts_to_device(host, 13 * 64 << 10), 3);
     assert_int_equal(parts_to_device(host, SHORT), 3);
-    free(host);
 }
 
 /* A GPU, or a bus, that is no faster than this processor gets parts of one length, and is asked now
@@ -328,8 +312,7 @@ static void test_parts_shrink(void **state)
 static void test_parts_for_a_slow_gpu(void **state)
 {
     (void)state;
-    uint8_t *host = calloc(1, SHORT);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(SHORT);
     unsigned least = 3; /* copies in a row; more where this host stood still in one */
     for (unsigned round = 0; round < 2; round++) {
         unsigned tries = 0;
@@ -342,7 +325,6 @@ static void test_parts_for_a_slow_gpu(void **state)
             assert_int_equal(parts_to_device(host, SHORT), 4);
         least = 1;
     }
-    free(host);
 }
 
 /* --------------------------------------------------------- what GVirtuS's handler runs */
@@ -365,8 +347,7 @@ static int set_up_poor(void **state)
 static void test_handled_frames_settle(void **state)
 {
     (void)state;
-    uint8_t *host = malloc(HANDED), *got = malloc(HANDED);
-    assert_non_null(host);
+    uint8_t *host = scene_memory(HANDED), *got = scene_memory(HANDED);
     assert_non_null(got);
     unsigned before = seen().requests;
     app->slow(2000);
@@ -383,8 +364,6 @@ static void test_handled_frames_settle(void **state)
         assert_true(app->peek(far + i * HANDED, got, HANDED - PART));
         assert_int_equal(pattern_check(got, HANDED - PART, i), HANDED - PART);
     }
-    free(got);
-    free(host);
 }
 
 int main(void)
@@ -393,11 +372,11 @@ int main(void)
         /* First: the process has one pool, which others make. */
         cmocka_unit_test_setup_teardown(test_handled_frames_settle, set_up_poor, tear_down_long),
         cmocka_unit_test_setup_teardown(test_sizes, set_up_long, tear_down_long),
-        {"test_sizes_by_several", test_sizes, set_up_crew, tear_down_long, NULL},
-        cmocka_unit_test_setup_teardown(test_slow_gpu, set_up_crew, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_failures, set_up_crew, tear_down_long),
+        {"test_sizes_by_several", test_sizes, set_up_threads, tear_down_long, NULL},
+        cmocka_unit_test_setup_teardown(test_slow_gpu, set_up_threads, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_failures, set_up_threads, tear_down_long),
         cmocka_unit_test_setup_teardown(test_useless, set_up_off, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_twins_have_crews, set_up_crew, tear_down_long),
+        cmocka_unit_test_setup_teardown(test_twins_have_threads, set_up_threads, tear_down_long),
         cmocka_unit_test_setup_teardown(test_short_ones_are_given_up_alone, set_up_long_in_place,
                                         tear_down_long),
         cmocka_unit_test_setup_teardown(test_long_ones_are_judged_for_themselves,
