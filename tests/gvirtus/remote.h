@@ -47,44 +47,89 @@ class Remote
     std::vector<char> out;
     double seconds = 0;
 
-    std::uint64_t malloc(std::size_t n);
-    int free(std::uint64_t device);
-    int set_device(std::int32_t device);
-    int reset();
-    std::uint64_t stream_create();
-    int stream_synchronize(std::uint64_t stream);
-    int stream_query(std::uint64_t stream);
-    int device_synchronize();
-    int get_last_error();
-    int to_device(std::uint64_t to, const void *from, std::size_t n);
-    int from_device(void *to, std::uint64_t from, std::size_t n);
-    int on_device(std::uint64_t to, std::uint64_t from, std::size_t n);
-    int to_device_async(std::uint64_t to, const void *from, std::size_t n, std::uint64_t stream);
-    int from_device_async(void *to, std::uint64_t from, std::size_t n, std::uint64_t stream);
-    int on_device_async(std::uint64_t to, std::uint64_t from, std::size_t n, std::uint64_t stream);
-
+    std::uint64_t malloc(std::size_t n) { return value("cudaMalloc", Body().u64(n)); }
+    int free(std::uint64_t device) { return call("cudaFree", Body().u64(device)); }
+    int set_device(std::int32_t device) { return call("cudaSetDevice", Body().i32(device)); }
+    int reset() { return call("cudaDeviceReset", Body()); }
+    std::uint64_t stream_create() { return value("cudaStreamCreate", Body()); }
+    int stream_synchronize(std::uint64_t on)
+    {
+        return call("cudaStreamSynchronize", Body().u64(on));
+    }
+    int stream_query(std::uint64_t on) { return call("cudaStreamQuery", Body().u64(on)); }
+    int device_synchronize() { return call("cudaDeviceSynchronize", Body()); }
+    int get_last_error() { return call("cudaGetLastError", Body()); }
+    int to_device(std::uint64_t to, const void *from, std::size_t n)
+    {
+        return call("cudaMemcpy", Body().u64(to).host(from, n).u64(n).i32(H2D));
+    }
+    int from_device(void *to, std::uint64_t from, std::size_t n)
+    {
+        return take_out(call("cudaMemcpy", Body().host("", 1).u64(from).u64(n).i32(D2H)), to, n);
+    }
+    int on_device(std::uint64_t to, std::uint64_t from, std::size_t n)
+    {
+        return call("cudaMemcpy", Body().u64(to).u64(from).u64(n).i32(D2D));
+    }
+    int to_device_async(std::uint64_t to, const void *from, std::size_t n, std::uint64_t on)
+    {
+        return call("cudaMemcpyAsync", Body().u64(to).host(from, n).u64(n).i32(H2D).u64(on));
+    }
+    int from_device_async(void *to, std::uint64_t from, std::size_t n, std::uint64_t on)
+    {
+        Body body;
+        body.host("", 1).u64(from).u64(n).i32(D2H).u64(on);
+        return take_out(call("cudaMemcpyAsync", body), to, n);
+    }
+    int on_device_async(std::uint64_t to, std::uint64_t from, std::size_t n, std::uint64_t on)
+    {
+        return call("cudaMemcpyAsync", Body().u64(to).u64(from).u64(n).i32(D2D).u64(on));
+    }
     // Of a variable that the client has at `symbol`.
     int to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset);
 
-    // What only this back end has: no CUDA calls, and the plugin knows none of them.
-    bool peek(std::uint64_t device, void *to, std::size_t n);
+    // The rest are no CUDA calls: only this back end has them, and the plugin knows none of them.
+    bool peek(std::uint64_t device, void *to, std::size_t n)
+    {
+        return take_out(call("testPeek", Body().u64(device).u64(n)), to, n) == 0;
+    }
     // Copies that the handlers have run, of all connections.
-    std::uint64_t handled();
+    std::uint64_t handled() { return value("testHandled", Body(), ~0ull); }
     // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as
     // of handlers that register it under an address of their own, or by the client's. False: no
     // double of the runtime.
     bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n,
-                      std::uint64_t name = 0);
+                      std::uint64_t name = 0)
+    {
+        Body body;
+        body.u64(symbol).u64(device).u64(n).u64(name ? name : symbol);
+        return call("testRegisterVar", body) == 0;
+    }
     // The last error of the runtime is that from now on.
-    void fail(int code);
-    ibx_double_stats stats();
-    void inject(const char *function, unsigned in, int code, bool sticky);
-    void hold(bool held);
+    void fail(int code) { call("testFail", Body().i32(code)); }
+    ibx_double_stats stats()
+    {
+        ibx_double_stats stats{};
+        take_out(call("testStats", Body()), &stats, sizeof(stats));
+        return stats;
+    }
+    void inject(const char *function, unsigned in, int code, bool sticky)
+    {
+        std::string name = function;
+        call("testInject",
+             Body().u64(in).i32(code).i32(sticky).host(name.c_str(), name.size() + 1));
+    }
+    void hold(bool held) { call("testHold", Body().u64(held)); }
     // False: this is a real driver, to which nothing can be injected.
-    bool slow(unsigned microseconds);
+    bool slow(unsigned microseconds) { return call("testSlow", Body().u64(microseconds)) == 0; }
 
   private:
     int take_out(int rc, void *to, std::size_t n);
+    std::uint64_t value(const char *name, const Body &body, std::uint64_t otherwise = 0)
+    {
+        std::uint64_t got = 0;
+        return take_out(call(name, body), &got, 8) ? otherwise : got;
+    }
     Communicator *over;
     bool timed;
 };

@@ -80,10 +80,24 @@ static int load(void)
     return ibx_glue_config_load("10.0.0.7", 9999, &config, &error);
 }
 
-static void expect_said(const char *text)
+static void expect_message(const char *text)
 {
     if (!strstr(error.message, text))
-        fail_msg("\"%s\" does not say \"%s\"", error.message, text);
+        fail_msg("\"%s\" does not contain \"%s\"", error.message, text);
+}
+
+static void load_text(const char *file)
+{
+    write_file("home/etc/gvirtus.properties", file);
+    if (load())
+        fail_msg("%s", error.message);
+}
+
+static void fail_text(const char *file, const char *message)
+{
+    write_file("home/etc/gvirtus.properties", file);
+    assert_int_equal(load(), -EINVAL);
+    expect_message(message);
 }
 
 /* Loads a file that must be refused with all of the texts. */
@@ -95,9 +109,9 @@ static void expect_refused(const char *file, const char *first, const char *seco
     assert_int_equal(load(), -EINVAL);
     assert_int_equal(error.code, -EINVAL);
     assert_int_equal(config.options.slots, 0); /* outputs are set only on success */
-    expect_said(in_dir("home/etc/gvirtus.properties"));
-    expect_said(first);
-    expect_said(second);
+    expect_message(in_dir("home/etc/gvirtus.properties"));
+    expect_message(first);
+    expect_message(second);
 }
 
 static void test_defaults(void **state)
@@ -120,8 +134,7 @@ static void test_defaults(void **state)
 static void test_search_order(void **state)
 {
     (void)state;
-    write_file("home/etc/gvirtus.properties", "communicator : rdma://home:1\n");
-    assert_int_equal(load(), 0);
+    load_text("communicator : rdma://home:1\n");
     assert_string_equal(config.uri, "rdma://home:1");
 
     /* A properties.json without a neighbour leaves the home's file in charge. */
@@ -137,8 +150,8 @@ static void test_search_order(void **state)
 
     setenv("GVIRTUS_RDMA_PROPERTIES", in_dir("named"), 1);
     assert_int_equal(load(), -ENOENT);
-    expect_said("GVIRTUS_RDMA_PROPERTIES");
-    expect_said(in_dir("named"));
+    expect_message("GVIRTUS_RDMA_PROPERTIES");
+    expect_message(in_dir("named"));
     write_file("named", "communicator : rdma://named:3\n");
     assert_int_equal(load(), 0);
     assert_string_equal(config.uri, "rdma://named:3");
@@ -200,7 +213,7 @@ static void test_classic_order(void **state)
     assert_string_equal(config.uri, "rdma://a:1");
     assert_int_equal(config.uri_line, 0);
     assert_int_equal(ibx_glue_config_load_classic("rdma://a", NULL, &config, &error), -EINVAL);
-    expect_said("has no port");
+    expect_message("has no port");
 }
 
 static void test_uris(void **state)
@@ -212,21 +225,19 @@ static void test_uris(void **state)
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
         char text[128];
         snprintf(text, sizeof(text), "communicator: %s\n", good[i]);
-        write_file("home/etc/gvirtus.properties", text);
-        assert_int_equal(load(), 0);
+        load_text(text);
         assert_string_equal(config.uri, good[i]);
     }
     /* The file's URI makes up for an endpoint that GVirtuS did not understand. */
     assert_int_equal(ibx_glue_config_load("", 0, &config, &error), 0);
-    write_file("home/etc/gvirtus.properties", "communicator :\n");
-    assert_int_equal(load(), 0);
+    load_text("communicator :\n");
     assert_string_equal(config.uri, "rdma://10.0.0.7:9999");
     assert_int_equal(ibx_glue_config_load("", 1, &config, &error), -EINVAL);
-    expect_said("server_address");
+    expect_message("server_address");
     assert_int_equal(ibx_glue_config_load(NULL, 0, &config, &error), -EINVAL);
-    expect_said("etc/gvirtus.properties does not say where the back end is");
+    expect_message("etc/gvirtus.properties does not say where the back end is");
     assert_int_equal(ibx_glue_config_load("1.2.3.4", 0, &config, &error), -EINVAL);
-    expect_said("usable port");
+    expect_message("usable port");
 
     expect_refused("\ncommunicator : afunix:///tmp/x:0660\n", "line 2 (communicator)",
                    "use rdma, shm, verbs, ofi or tcp");
@@ -238,19 +249,16 @@ static void test_uris(void **state)
 static void test_options(void **state)
 {
     (void)state;
-    write_file(
-        "home/etc/gvirtus.properties",
+    load_text(
         "rdma.provider : shm,tcp\nrdma.chunk : 1M\nrdma.spin_us : 7\nrdma.insecure : yes\n"
         "rdma.key_file : /k\nrdma.gid_index : -1\nplugins : cudart\nrdmaish : 1\nfoo : bar\n");
-    assert_int_equal(load(), 0);
     assert_string_equal(config.options.provider, "shm,tcp");
     assert_int_equal(config.options.chunk, 1 << 20);
     assert_int_equal(config.options.spin_us, 7);
     assert_true(config.options.insecure);
     assert_string_equal(config.options.key_file, "/k");
 
-    write_file("home/etc/gvirtus.properties", "rdma.key_file : ../k\nrdma.shm_dir : \n");
-    assert_int_equal(load(), 0);
+    load_text("rdma.key_file : ../k\nrdma.shm_dir : \n");
     char expected[128];
     snprintf(expected, sizeof(expected), "%s/home/etc/../k", dir);
     assert_string_equal(config.options.key_file, expected);
@@ -281,8 +289,7 @@ static void test_bad_keys(void **state)
 
 static void expect_bound(const char *file, unsigned slots, size_t message)
 {
-    write_file("home/etc/gvirtus.properties", file);
-    assert_int_equal(load(), 0);
+    load_text(file);
     assert_int_equal(config.options.slots, slots);
     assert_int_equal(config.options.message, message);
 }
@@ -320,8 +327,7 @@ static void test_memory_on_every_fabric(void **state)
             char file[128];
             snprintf(file, sizeof(file), "rdma.provider : %s\nrdma.memory : %zu\n", fabrics[i],
                      limit);
-            write_file("home/etc/gvirtus.properties", file);
-            assert_int_equal(load(), 0);
+            load_text(file);
             assert_true(ibx_options_message_memory(&config.options) <= limit);
             struct ibx_options more = config.options;
             if (more.message < 16384)
@@ -353,27 +359,24 @@ static void test_unreadable(void **state)
     (void)state;
     assert_int_equal(mkdir(in_dir("home/etc/gvirtus.properties"), 0700), 0);
     assert_int_equal(load(), -EINVAL);
-    expect_said("is not a regular file");
+    expect_message("is not a regular file");
     char *deep = calloc(1, 2 * PATH_MAX);
     assert_non_null(deep);
     memset(deep, 'x', 2 * PATH_MAX - 1);
     setenv("GVIRTUS_RDMA_PROPERTIES", deep, 1);
     free(deep);
     assert_int_equal(load(), -EINVAL);
-    expect_said("too long");
+    expect_message("too long");
 }
 
 static void test_gpu(void **state)
 {
     (void)state;
-    write_file("home/etc/gvirtus.properties", "# nothing\n");
-    assert_int_equal(load(), 0);
+    load_text("# nothing\n");
     assert_int_equal(config.gpu.mode, IBX_GPU_AUTO);
     assert_int_equal(config.gpu.memory, 64 << 20);
     assert_int_equal(config.gpu.threads, 0);
-    write_file("home/etc/gvirtus.properties",
-               "rdma.gpu : off\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\n");
-    assert_int_equal(load(), 0);
+    load_text("rdma.gpu : off\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\n");
     assert_int_equal(config.gpu.mode, IBX_GPU_OFF);
     assert_int_equal(config.gpu.memory, 8 << 20);
     assert_int_equal(config.gpu.threads, 16);
@@ -387,8 +390,7 @@ static void test_tuning(void **state)
 {
     (void)state;
     char file[PATH_MAX];
-    write_file("home/etc/gvirtus.properties", "# nothing\n");
-    assert_int_equal(load(), 0);
+    load_text("# nothing\n");
     assert_false(config.gpu.tuning.found);
     assert_int_equal(ibx_glue_tuning_file(file, &error), 0);
     assert_string_equal(file, in_dir("home/etc/ibx-tuning.properties"));
@@ -403,27 +405,22 @@ static void test_tuning(void **state)
     write_file("home/etc/ibx-tuning.properties", "\nchunk : 100K\n");
     assert_int_equal(load(), 0); /* nobody named it: a line in the log */
     assert_false(config.gpu.tuning.found);
-    write_file("home/etc/gvirtus.properties", "rdma.tuning : ibx-tuning.properties\n");
-    assert_int_equal(load(), -EINVAL);
-    expect_said("ibx-tuning.properties line 2 (chunk): \"100K\" is not accepted");
+    fail_text("rdma.tuning : ibx-tuning.properties\n",
+              "ibx-tuning.properties line 2 (chunk): \"100K\" is not accepted");
     /* Another file, relative to the properties file; none. */
-    write_file("home/etc/gvirtus.properties", "\nrdma.tuning : other\n");
-    assert_int_equal(load(), -EINVAL);
-    expect_said("gvirtus.properties line 2 (rdma.tuning): tuning: there is no file");
-    expect_said("home/etc/other: ");
+    fail_text("\nrdma.tuning : other\n",
+              "gvirtus.properties line 2 (rdma.tuning): tuning: there is no file");
+    expect_message("home/etc/other: ");
     assert_int_equal(ibx_glue_tuning_file(file, &error), 0);
     assert_string_equal(file, in_dir("home/etc/other"));
     write_file("home/etc/other", "threads : 5\n");
     assert_int_equal(load(), 0);
     assert_int_equal(config.gpu.tuning.choice.threads, 5);
-    write_file("home/etc/gvirtus.properties", "rdma.tuning : none\n");
-    assert_int_equal(load(), 0);
+    load_text("rdma.tuning : none\n");
     assert_false(config.gpu.tuning.found);
     assert_int_equal(ibx_glue_tuning_file(file, &error), 0);
     assert_string_equal(file, "");
-    write_file("home/etc/gvirtus.properties", "rdma.tuning :\n");
-    assert_int_equal(load(), -EINVAL);
-    expect_said("give a file, or none");
+    fail_text("rdma.tuning :\n", "give a file, or none");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

@@ -68,6 +68,9 @@ static void test_all(void **state)
     assert_int_equal(parse(text), 0);
     assert_memory_equal(&tuning, &first, sizeof(first));
     free(text);
+    assert_int_equal(parse("h2d.crew : 2M\nd2h.crew : never\n"), 0); /* of earlier versions */
+    assert_int_equal(tuning.choice.ways[IBX_CHOICE_TO_DEVICE].threads_min, 2u << 20);
+    assert_true(tuning.choice.ways[IBX_CHOICE_FROM_DEVICE].threads_min == IBX_CHOICE_NEVER);
 }
 
 /* Each names the file, the line, the key, what stands there and what may. */
