@@ -243,9 +243,9 @@ void ends_meet(struct end *server, struct end *client)
     pthread_join(thread, NULL);
 }
 
-int raw_lane(const struct ibx_reader *place, unsigned lane)
+int raw_lane(const struct ibx_reader *offered, unsigned lane)
 {
-    struct ibx_reader r = *place;
+    struct ibx_reader r = *offered;
     struct sockaddr_storage address = {0};
     struct sockaddr_in *in = (struct sockaddr_in *)&address;
     struct sockaddr_un *un = (struct sockaddr_un *)&address;
@@ -274,21 +274,31 @@ int raw_lane(const struct ibx_reader *place, unsigned lane)
     return fd;
 }
 
+void raw_begin(struct raw_client *raw, struct end *server)
+{
+    raw->offer = ibx_writer_of(raw->offered, sizeof(raw->offered));
+    MUST(ibx_provider_tcp.offer(server->tcp, &raw->offer, NULL) == 0);
+    raw->address = ibx_reader_of(raw->offered, raw->offer.length);
+    MUST(ibx_tcp_terms_get(&raw->address, &raw->terms) == 0);
+}
+
+int raw_finish(struct raw_client *raw, struct end *server, unsigned lanes, uint64_t deadline,
+               struct ibx_error *err)
+{
+    uint8_t answered[64];
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    raw->terms = (struct ibx_tcp_terms){.lanes = lanes, .slots = 4, .depth = 8, .message = 1024};
+    ibx_tcp_terms_put(&raw->terms, &answer);
+    struct ibx_reader r = ibx_reader_of(answered, answer.length);
+    return ibx_provider_tcp.finish(server->tcp, &r, deadline, err);
+}
+
 void end_meet_raw(struct end *server, int *lanes, unsigned count)
 {
-    uint8_t offered[256], answered[256];
-    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
-    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
-    struct ibx_error err = {0};
-    struct ibx_tcp_terms terms;
-    MUST(ibx_provider_tcp.offer(server->tcp, &offer, &err) == 0);
-    struct ibx_reader place = ibx_reader_of(offered, offer.length);
-    MUST(ibx_tcp_terms_get(&place, &terms) == 0 && terms.lanes >= count);
+    struct raw_client raw;
+    raw_begin(&raw, server);
+    MUST(raw.terms.lanes >= count);
     for (unsigned i = 1; i <= count; i++)
-        lanes[i] = raw_lane(&place, i);
-    terms = (struct ibx_tcp_terms){.lanes = count, .slots = 4, .depth = 8, .message = 1024};
-    ibx_tcp_terms_put(&terms, &answer);
-    struct ibx_reader read_answer = ibx_reader_of(answered, answer.length);
-    MUST(ibx_provider_tcp.finish(server->tcp, &read_answer, ibx_deadline_in_ms(PATIENCE_MS),
-                                 &err) == 0);
+        lanes[i] = raw_lane(&raw.address, i);
+    MUST(raw_finish(&raw, server, count, ibx_deadline_in_ms(PATIENCE_MS), NULL) == 0);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * One end of a tcp connection without the core: the test gives the door's
- * socket, calls the provider and reads what it reported. The other end is
- * another one of these or a raw socket.
+ * One end of a tcp connection without the core: the test gives the socket of the handshake, calls
+ * the provider and reads what it reported. The other end is another one of these or a raw socket.
  */
 #ifndef IBX_TESTS_UNIT_TCP_END_H
 #define IBX_TESTS_UNIT_TCP_END_H
@@ -60,8 +59,18 @@ void sockets_unix(int fds[2]);
 void ends_meet(struct end *server, struct end *client);
 /* The proof that the ends of these tests expect on a lane. */
 void proof_of(const char *label, uint8_t proof[IBX_PROOF_BYTES]);
-/* Connects to the place in an offer, behind its terms; lane 0: without a hello. */
-int raw_lane(const struct ibx_reader *place, unsigned lane);
+/* A client of the test's own making: reads the server's offer, answers with so many lanes. */
+struct raw_client {
+    uint8_t offered[64];
+    struct ibx_writer offer;
+    struct ibx_reader address; /* in the offer, behind its terms */
+    struct ibx_tcp_terms terms;
+};
+void raw_begin(struct raw_client *raw, struct end *server);
+int raw_finish(struct raw_client *raw, struct end *server, unsigned lanes, uint64_t deadline,
+               struct ibx_error *err);
+/* Connects to that address; lane 0: without a hello. */
+int raw_lane(const struct ibx_reader *address, unsigned lane);
 /* A server against a raw client: lanes[0] is the door, the others are connected to it. */
 void end_meet_raw(struct end *server, int *lanes, unsigned count);
 

@@ -89,13 +89,6 @@ static int register_once(struct ofi_endpoint *e, const struct ibx_span *span, ui
     return fi_mr_regattr(e->domain, &attr, flags, mr);
 }
 
-/* A region bound to lane 0's endpoint; with that mode there is only this one. */
-static int bind_to_endpoint(struct ofi_endpoint *e, struct fid_mr *mr)
-{
-    int rc = fi_mr_bind(mr, &e->lanes[0].ep->fid, 0);
-    return rc ? rc : fi_mr_enable(mr);
-}
-
 static int open_region(struct ofi_endpoint *e, const struct ibx_span *span, uint64_t access,
                        struct fid_mr **out, struct ibx_error *err)
 {
@@ -112,8 +105,11 @@ static int open_region(struct ofi_endpoint *e, const struct ibx_span *span, uint
     }
     if (rc)
         return explain(rc, e, span->length, err);
-    if (has_mode(e, FI_MR_ENDPOINT))
-        rc = bind_to_endpoint(e, mr);
+    if (has_mode(e, FI_MR_ENDPOINT)) { /* with that mode there is only lane 0's */
+        rc = fi_mr_bind(mr, &e->lanes[0].ep->fid, 0);
+        if (!rc)
+            rc = fi_mr_enable(mr);
+    }
     if (!rc && fi_mr_key(mr) == FI_KEY_NOTAVAIL)
         rc = -FI_EKEYREJECTED;
     if (rc) {
@@ -205,11 +201,7 @@ int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
         region->desc = fi_mr_desc(region->made->mr);
         mr->keys[0] = fi_mr_key(region->made->mr);
         mr->keys[1] = has_mode(e, FI_MR_VIRT_ADDR) ? 0 : (uintptr_t)mr->span.address;
-        region->next = e->regions;
-        if (region->next)
-            region->next->prev = region;
-        e->regions = region;
-        region->listed = true;
+        LIST_INSERT_HEAD(&e->regions, region, entry);
     }
     mr->provider_data = region;
     return 0;
@@ -222,22 +214,12 @@ free_region:
     return rc;
 }
 
-static void unlist(struct ofi_endpoint *e, struct ofi_region *region)
-{
-    if (region->prev)
-        region->prev->next = region->next;
-    else
-        e->regions = region->next;
-    if (region->next)
-        region->next->prev = region->prev;
-}
-
 void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr)
 {
     struct ofi_endpoint *e = endpoint;
     struct ofi_region *region = mr->provider_data;
-    if (region->listed)
-        unlist(e, region);
+    if (region->made)
+        LIST_REMOVE(region, entry);
     registration_release(region->made);
     bool exposed = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     if (exposed && e->state.now == OFI_LIVE && software_moves(e))
@@ -251,7 +233,9 @@ void ibx_ofi_mr_detach_all(struct ofi_endpoint *e)
 {
     if (!e->choice.info || !has_mode(e, FI_MR_ENDPOINT))
         return; /* without info: closed before a fabric was chosen */
-    for (struct ofi_region *region = e->regions; region; region = region->next) {
+    struct ofi_region *region;
+    LIST_FOREACH(region, &e->regions, entry)
+    {
         fi_close(&region->made->mr->fid);
         region->made->mr = NULL;
     }

@@ -30,7 +30,7 @@
  */
 #define RENDEZVOUS_EMULATED 131072u
 #define RENDEZVOUS_NATIVE   16384u
-#define RXM_EAGER           16384u /* ofi_rxm sends so many bytes at once; more costs two round trips */
+#define RXM_EAGER           16384u /* bytes that ofi_rxm sends at once; more costs round trips */
 #define SETTLE_NS           (1 * IBX_NS_PER_MS)
 
 /* ------------------------------------------------------------------- opening */

@@ -46,6 +46,7 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <sys/queue.h>
 
 /* The version of the interface that this code is written against. Later ones add dma-bufs. */
 #if FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION >= 20
@@ -242,7 +243,7 @@ struct ofi_endpoint {
     uint32_t fence, fenced; /* our last FENCE, and the last one answered */
 
     struct ibx_error failure; /* in SETUP */
-    struct ofi_region *regions;
+    LIST_HEAD(, ofi_region) regions;
     int made; /* upcalls of this progress */
 };
 
@@ -256,8 +257,7 @@ struct ofi_registration {
 struct ofi_region {
     struct ofi_registration *made; /* NULL: none is needed */
     void *desc;
-    struct ofi_region *next, *prev; /* in endpoint->regions */
-    bool listed;
+    LIST_ENTRY(ofi_region) entry; /* in endpoint->regions, when there is one */
 };
 
 /* side.c */

@@ -44,19 +44,6 @@ static int chunk_status(const struct ibx_chunk *chunk)
 
 /* -------------------------------------------------------------------- queues */
 
-static void queue_init(struct shm_queue *queue)
-{
-    queue->head = NULL;
-    queue->tail = &queue->head;
-}
-
-static void queue_push(struct shm_queue *queue, struct ibx_chunk *chunk)
-{
-    chunk->next = NULL;
-    *queue->tail = chunk;
-    queue->tail = &chunk->next;
-}
-
 static void queue_remove(struct shm_queue *queue, struct ibx_chunk *chunk)
 {
     struct ibx_chunk **link = &queue->head;
@@ -78,8 +65,8 @@ void ibx_shm_copy_init(struct shm *shm)
 {
     ibx_state_begin(&shm->peer, &peer_table, SHM_PEER_ABSENT);
     ibx_shm_request_init(shm);
-    queue_init(&shm->urgent);
-    queue_init(&shm->bulk);
+    shm->urgent.tail = &shm->urgent.head;
+    shm->bulk.tail = &shm->bulk.head;
 }
 
 static struct shm_queue *queue_of(struct shm *shm, const struct ibx_chunk *chunk)
@@ -90,14 +77,12 @@ static struct shm_queue *queue_of(struct shm *shm, const struct ibx_chunk *chunk
 int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk)
 {
     struct shm *shm = endpoint;
+    struct shm_queue *queue = queue_of(shm, chunk);
     chunk->cookie[0] = chunk->cookie[1] = 0;
-    queue_push(queue_of(shm, chunk), chunk);
+    chunk->next = NULL;
+    *queue->tail = chunk;
+    queue->tail = &chunk->next;
     return 0;
-}
-
-static struct ibx_chunk *queue_first(const struct shm *shm)
-{
-    return shm->urgent.head ? shm->urgent.head : shm->bulk.head;
 }
 
 /* -------------------------------------------------------------- direct copies */
@@ -333,7 +318,7 @@ int ibx_shm_copy_progress(struct shm *shm)
 
 bool ibx_shm_copy_due(struct shm *shm)
 {
-    const struct ibx_chunk *chunk = queue_first(shm);
+    const struct ibx_chunk *chunk = shm->urgent.head ? shm->urgent.head : shm->bulk.head;
     if (shm->requested_urgent.count || shm->requested_bulk.count)
         return true;
     if (shm->direct) /* no answer may come, and then this side has to copy */

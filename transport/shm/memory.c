@@ -32,11 +32,6 @@
 
 #define INDEX_BITS 16u /* of a key; then 16 bits of generation, then 32 random ones */
 
-static uint64_t round_up(uint64_t n, uint64_t unit)
-{
-    return (n + unit - 1) & ~(unit - 1);
-}
-
 void ibx_shm_memory_fini(struct shm *shm)
 {
     for (int i = 0; i < SHM_ARENA_KINDS; i++) {
@@ -187,7 +182,7 @@ static int allocate(struct shm *shm, struct shm_region *region, struct ibx_error
     struct ibx_mr *mr = region->mr;
     if (mr->span.length > SIZE_MAX / 2)
         return ibx_error_set(err, -ENOMEM, "%zu bytes are too many", mr->span.length);
-    region->extent.length = round_up(mr->span.length, PAGE);
+    region->extent.length = (mr->span.length + PAGE - 1) & ~(PAGE - 1);
     enum shm_arena_kind kind = mr->access & IBX_ACCESS_REMOTE_WRITE  ? SHM_ARENA_WRITE
                                : mr->access & IBX_ACCESS_REMOTE_READ ? SHM_ARENA_READ
                                                                      : SHM_ARENA_NONE;

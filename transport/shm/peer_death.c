@@ -54,23 +54,17 @@ void ibx_shm_nonce_free(struct shm *shm)
         munmap(shm->nonce, IBX_SHM_PAGE);
 }
 
-/* Whether the other end of the control socket is closed: the peer is dead or has left. */
-static bool peer_gone(const struct shm *shm)
-{
-    struct pollfd end = {.fd = shm->control, .events = POLLRDHUP};
-    return shm->gone || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR));
-}
-
 /* Whether the peer stops copying under this key within so many milliseconds, or is gone. */
 static bool await_copy(struct shm *shm, uint32_t index, unsigned ms)
 {
     uint64_t deadline = 0;
+    struct pollfd end = {.fd = shm->control, .events = POLLRDHUP};
     for (unsigned i = 1; atomic_load(&shm->theirs.control->copying) == index + 1; i++) {
         if (i % 64)
             continue;
         if (!deadline)
             deadline = ibx_deadline_in_ms(ms);
-        if (peer_gone(shm))
+        if (shm->gone || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR)))
             return true;
         if (ibx_now_ns() >= deadline)
             return false;

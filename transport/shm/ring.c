@@ -248,12 +248,6 @@ int ibx_shm_ring_progress(struct shm *shm)
 
 /* ------------------------------------------------------------------- sleeping */
 
-/* Whether the peer has returned credit that a refused send waits for. */
-static bool credit_arrived(struct shm *shm)
-{
-    return shm->credits_wanted && atomic_load(&shm->theirs.control->released) != shm->released_seen;
-}
-
 int ibx_shm_arm(void *endpoint)
 {
     struct shm *shm = endpoint;
@@ -264,7 +258,9 @@ int ibx_shm_arm(void *endpoint)
     shm->armed = true;
     atomic_store(&shm->mine.control->sleeping,
                  shm->credits_wanted ? SHM_SLEEPS_FOR_CREDIT : SHM_SLEEPS);
-    return command_ready(shm) || credit_arrived(shm);
+    return command_ready(shm) ||
+           (shm->credits_wanted &&
+            atomic_load(&shm->theirs.control->released) != shm->released_seen);
 }
 
 static void control_packet(struct shm *shm, const char *packet, size_t length, int fd)

@@ -42,13 +42,6 @@ void ibx_tcp_item_init(struct tcp_item *item, enum tcp_item_kind kind,
     ibx_tcp_frame_put(frame, item->header);
 }
 
-static void queue_push(struct tcp_item_queue *queue, struct tcp_item *item)
-{
-    item->next = NULL;
-    *queue->tail = item;
-    queue->tail = &item->next;
-}
-
 static struct tcp_item *queue_pop(struct tcp_item_queue *queue)
 {
     struct tcp_item *item = queue->head;
@@ -76,9 +69,12 @@ static bool queue_remove(struct tcp_item_queue *queue, struct tcp_item *item)
 void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item)
 {
     item->sent = 0;
+    item->next = NULL;
     /* Messages keep their order, whatever their length. */
     bool small = lane->index == 0 && (item->kind == TCP_ITEM_SEND || item->length <= SMALL_BYTES);
-    queue_push(small ? &lane->small : &lane->large, item);
+    struct tcp_item_queue *queue = small ? &lane->small : &lane->large;
+    *queue->tail = item;
+    queue->tail = &item->next;
 }
 
 bool ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item)

@@ -27,19 +27,13 @@ size_t ibx_tcp_message_memory(const struct ibx_options *options)
            IBX_TCP_SPARES * longest(options->message);
 }
 
-/* Both ends come to the same numbers. */
-static void sizes_agree(struct tcp *tcp)
+int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
 {
-    const struct ibx_tcp_terms *a = &tcp->mine, *b = &tcp->peer;
+    const struct ibx_tcp_terms *a = &tcp->mine, *b = &tcp->peer; /* both ends compute the same */
     tcp->message_unit = a->message < b->message ? a->message : b->message;
     tcp->message_max = longest(tcp->message_unit);
     tcp->credits = b->slots;
     tcp->peer_credits = a->slots;
-}
-
-int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
-{
-    sizes_agree(tcp);
     tcp->inbox = malloc(tcp->mine.slots * tcp->message_unit);
     tcp->inbox_free = calloc(tcp->mine.slots, sizeof(*tcp->inbox_free));
     tcp->inbox_taken = calloc(tcp->mine.slots, sizeof(*tcp->inbox_taken));
@@ -234,19 +228,6 @@ uint8_t *ibx_tcp_inbox_next(const struct tcp *tcp)
     return tcp->inbox + tcp->inbox_free[tcp->inbox_count - 1] * tcp->message_unit;
 }
 
-static uint8_t *big_take(struct tcp *tcp)
-{
-    return tcp->spare_count ? tcp->spare[--tcp->spare_count] : malloc(tcp->message_max);
-}
-
-static void big_give(struct tcp *tcp, uint8_t *bytes)
-{
-    if (tcp->spare_count < IBX_TCP_SPARES)
-        tcp->spare[tcp->spare_count++] = bytes;
-    else
-        free(bytes);
-}
-
 void ibx_tcp_on_message(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
@@ -259,7 +240,8 @@ void ibx_tcp_on_message(struct tcp_lane *lane, const struct ibx_tcp_frame *frame
     uint8_t *bytes = ibx_tcp_inbox_next(tcp);
     uint32_t slot = tcp->inbox_free[tcp->inbox_count - 1];
     if (frame->length > tcp->message_unit) {
-        bytes = tcp->big[slot] = big_take(tcp);
+        bytes = tcp->spare_count ? tcp->spare[--tcp->spare_count] : malloc(tcp->message_max);
+        tcp->big[slot] = bytes;
         if (!bytes) {
             ibx_tcp_fail(tcp, -ENOMEM, "no memory for a message of %u bytes", frame->length);
             return;
@@ -287,8 +269,10 @@ void ibx_tcp_release(void *endpoint, uint64_t slot)
     struct tcp *tcp = endpoint;
     if (slot >= tcp->mine.slots || !tcp->inbox_taken[slot])
         return;
-    if (tcp->big[slot])
-        big_give(tcp, tcp->big[slot]);
+    if (tcp->spare_count < IBX_TCP_SPARES && tcp->big[slot])
+        tcp->spare[tcp->spare_count++] = tcp->big[slot];
+    else
+        free(tcp->big[slot]);
     tcp->big[slot] = NULL;
     tcp->inbox_taken[slot] = 0;
     tcp->inbox_free[tcp->inbox_count++] = (uint32_t)slot;

@@ -63,13 +63,6 @@ static int probe(const struct ibx_options *options, char *description, size_t si
     return 0;
 }
 
-static enum tcp_engine engine_of(const struct ibx_options *options)
-{
-    if (!strcmp(options->tcp_engine, "uring"))
-        return TCP_ENGINE_URING;
-    return strcmp(options->tcp_engine, "uring-zc") ? TCP_ENGINE_SYSCALLS : TCP_ENGINE_URING_ZC;
-}
-
 static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_error *err)
 {
     const struct ibx_options *options = ibx_link_options(link);
@@ -89,7 +82,9 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     };
     tcp->writable = -1;
     tcp->timer = -1;
-    tcp->engine = engine_of(options);
+    tcp->engine = !strcmp(options->tcp_engine, "uring")      ? TCP_ENGINE_URING
+                  : !strcmp(options->tcp_engine, "uring-zc") ? TCP_ENGINE_URING_ZC
+                                                             : TCP_ENGINE_SYSCALLS;
     *endpoint = tcp;
     return 0;
 }
@@ -253,14 +248,6 @@ uint32_t ibx_tcp_region_find(const struct tcp *tcp, const struct ibx_tcp_frame *
 
 /* --------------------------------------------------------------------- progress */
 
-static void turn_bulk_lane(struct tcp *tcp, struct tcp_lane *lane)
-{
-    ibx_tcp_lane_push(lane);
-    if (lane->awaited || lane->body_left || lane->quiet < QUIET_LOOKS ||
-        tcp->turns % QUIET_TURNS == 0)
-        ibx_tcp_lane_pull(lane);
-}
-
 static void turn(struct tcp *tcp)
 {
     struct tcp_lane *first = &tcp->lanes[0];
@@ -270,8 +257,13 @@ static void turn(struct tcp *tcp)
     ibx_tcp_lane_pull(first);
     if (tcp_uring(tcp))
         ibx_tcp_uring_progress(tcp);
-    for (unsigned i = 1; i <= tcp->lane_count && !tcp_uring(tcp) && !drains; i++)
-        turn_bulk_lane(tcp, &tcp->lanes[i]);
+    for (unsigned i = 1; i <= tcp->lane_count && !tcp_uring(tcp) && !drains; i++) {
+        struct tcp_lane *lane = &tcp->lanes[i];
+        ibx_tcp_lane_push(lane);
+        if (lane->awaited || lane->body_left || lane->quiet < QUIET_LOOKS ||
+            tcp->turns % QUIET_TURNS == 0)
+            ibx_tcp_lane_pull(lane);
+    }
     if (drains)
         ibx_tcp_drain_check(tcp);
     if (tcp->state.now == TCP_DRAINING)

@@ -38,6 +38,7 @@
 #include "transport/tcp/frame.h"
 
 #include <errno.h>
+#include <sys/queue.h>
 #include <sys/socket.h>
 
 #define IBX_TCP_FLIGHT 8 /* items handed to the kernel in one call */
@@ -157,7 +158,8 @@ enum tcp_job_state { TCP_JOB_FREE, TCP_JOB_SENDING, TCP_JOB_RECEIVING, TCP_JOB_A
 
 struct tcp_job {
     struct tcp_item item;
-    struct tcp_job *next, *prev;    /* free (next only), or in use */
+    struct tcp_job *next;           /* free */
+    LIST_ENTRY(tcp_job) entry;      /* in use */
     struct ibx_mr *mr;              /* while bytes move in it, otherwise NULL */
     struct tcp_lane *lane;          /* on which the bytes move */
     struct ibx_state_machine state; /* enum tcp_job_state */
@@ -222,7 +224,8 @@ struct tcp {
     struct tcp_post *posts; /* mine.depth */
     struct tcp_post *posts_free;
     struct tcp_job *jobs; /* peer.depth */
-    struct tcp_job *jobs_free, *jobs_used;
+    struct tcp_job *jobs_free;
+    LIST_HEAD(, tcp_job) jobs_used;
 
     struct tcp_region *regions;
     uint32_t region_count, region_free;

@@ -186,10 +186,8 @@ static struct tcp_job *job_take(struct tcp *tcp, const struct ibx_tcp_frame *fra
         return NULL;
     }
     tcp->jobs_free = job->next;
-    *job = (struct tcp_job){.id = frame->id, .next = tcp->jobs_used, .state = job->state};
-    if (job->next)
-        job->next->prev = job;
-    tcp->jobs_used = job;
+    *job = (struct tcp_job){.id = frame->id, .state = job->state};
+    LIST_INSERT_HEAD(&tcp->jobs_used, job, entry);
     return job;
 }
 
@@ -197,12 +195,7 @@ static void job_free(struct tcp *tcp, struct tcp_job *job)
 {
     if (!ibx_tcp_move(tcp, &job->state, TCP_JOB_FREE))
         return;
-    if (job->prev)
-        job->prev->next = job->next;
-    else
-        tcp->jobs_used = job->next;
-    if (job->next)
-        job->next->prev = job->prev;
+    LIST_REMOVE(job, entry);
     job->mr = NULL;
     job->next = tcp->jobs_free;
     tcp->jobs_free = job;
@@ -280,8 +273,8 @@ static void job_forget(struct tcp *tcp, struct tcp_job *job)
 void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr)
 {
     struct tcp_job *next;
-    for (struct tcp_job *job = tcp->jobs_used; job; job = next) {
-        next = job->next;
+    for (struct tcp_job *job = LIST_FIRST(&tcp->jobs_used); job; job = next) {
+        next = LIST_NEXT(job, entry);
         if (job->mr != mr)
             continue;
         if (tcp_uring(tcp) && job->state.now == TCP_JOB_RECEIVING)

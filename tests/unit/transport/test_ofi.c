@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The libfabric provider without the core: two ends in one process over
- * libfabric's tcp, strangers on the same fabric, and a peer that lies.
+ * libfabric's tcp, outsiders on the same fabric, and a peer that lies.
  */
 #include "transport/ofi/ofi.h"
 
@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#define HEARD_MAX 64
+#define RECEIVED_MAX 64
 
 /* ----------------------------------------------------------- in place of the core */
 
@@ -28,7 +28,7 @@ struct end {
     void *endpoint;
     enum ibx_role role;
     struct ibx_options options;
-    int door;
+    int socket;
     uint8_t secret;   /* both have the same, or else all they derive from it differs */
     bool wrong_hello; /* only the proof itself does */
     uint64_t deadline;
@@ -36,9 +36,9 @@ struct end {
     int rc;
     struct ibx_error err;
 
-    char heard[HEARD_MAX][16]; /* messages, shortened */
-    uint64_t slots[HEARD_MAX];
-    unsigned heard_count;
+    char received[RECEIVED_MAX][16]; /* messages, shortened */
+    uint64_t slots[RECEIVED_MAX];
+    unsigned received_count;
     int lost;
     char reason[256];
 };
@@ -60,7 +60,7 @@ enum ibx_role ibx_link_role(const struct ibx_link *link)
 
 int ibx_link_socket(const struct ibx_link *link)
 {
-    return end_of(link)->door;
+    return end_of(link)->socket;
 }
 
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES])
@@ -101,10 +101,10 @@ static void up_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int st
 static void up_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
 {
     struct end *end = end_of(link);
-    assert_true(end->heard_count < HEARD_MAX && length < sizeof(end->heard[0]));
-    memcpy(end->heard[end->heard_count], data, length);
-    end->heard[end->heard_count][length] = '\0';
-    end->slots[end->heard_count++] = slot;
+    assert_true(end->received_count < RECEIVED_MAX && length < sizeof(end->received[0]));
+    memcpy(end->received[end->received_count], data, length);
+    end->received[end->received_count][length] = '\0';
+    end->slots[end->received_count++] = slot;
 }
 
 static void up_send_done(struct ibx_link *link, uint64_t cookie, int status)
@@ -134,10 +134,10 @@ struct pair {
     struct ibx_reader answer_in;
 };
 
-static void end_open(struct end *end, enum ibx_role role, int door)
+static void end_open(struct end *end, enum ibx_role role, int socket)
 {
     end->role = role;
-    end->door = door;
+    end->socket = socket;
     end->secret = 0x5a;
     end->link = (struct ibx_link){.up = &upcalls, .owner = end};
     ibx_provider_ofi.open(&end->link, &end->endpoint, &end->err);
@@ -150,15 +150,15 @@ static struct ofi_endpoint *inside(struct end *end)
 
 static struct pair *pair_open(const char *provider)
 {
-    int doors[2];
+    int sockets[2];
     struct pair *pair = calloc(1, sizeof(*pair));
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, doors), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
     struct ibx_options options = {.slots = 16, .message = 4096, .timeout_ms = 5000};
     snprintf(options.provider, sizeof(options.provider), "ofi");
     snprintf(options.ofi_provider, sizeof(options.ofi_provider), "%s", provider);
     pair->server.options = pair->client.options = options;
-    end_open(&pair->server, IBX_ROLE_SERVER, doors[0]);
-    end_open(&pair->client, IBX_ROLE_CLIENT, doors[1]);
+    end_open(&pair->server, IBX_ROLE_SERVER, sockets[0]);
+    end_open(&pair->client, IBX_ROLE_CLIENT, sockets[1]);
     pair->offer_out = ibx_writer_of(pair->offer, sizeof(pair->offer));
     pair->answer_out = ibx_writer_of(pair->answer, sizeof(pair->answer));
     return pair;
@@ -170,7 +170,7 @@ static void pair_close(struct pair *pair)
     for (int i = 0; i < 2; i++) {
         ibx_provider_ofi.abort(ends[i]->endpoint);
         ibx_provider_ofi.close(ends[i]->endpoint);
-        close(ends[i]->door);
+        close(ends[i]->socket);
     }
     free(pair);
 }
@@ -233,7 +233,7 @@ static void turn(struct pair *pair)
             fail_msg("in vain: %s", #condition);                                                   \
     }
 
-static void say(struct pair *pair, struct end *from, const char *text)
+static void send_text(struct pair *pair, struct end *from, const char *text)
 {
     struct iovec iov = {(void *)(uintptr_t)text, strlen(text)};
     int rc;
@@ -242,7 +242,7 @@ static void say(struct pair *pair, struct end *from, const char *text)
     assert_int_equal(rc, 0);
 }
 
-/* ------------------------------------------------------------------- the dialogue */
+/* ------------------------------------------------------------------- offers and answers */
 
 static struct ofi_side some_side(void)
 {
@@ -297,25 +297,20 @@ static int read_back(const struct ofi_side *side)
     return ibx_ofi_side_get(&r, &back, NULL);
 }
 
-static void test_absurd_offers(void **state)
+static void test_malformed_offers(void **state)
 {
     (void)state;
-    struct ofi_side side = some_side();
-    side.slots = 0;
-    assert_int_equal(read_back(&side), -EPROTO);
-    side.slots = UINT32_MAX;
-    assert_int_equal(read_back(&side), -EPROTO);
-    side = some_side();
-    side.message = UINT32_MAX;
-    assert_int_equal(read_back(&side), -EPROTO);
-    side.message = 64; /* shorter than what the communicator puts into one */
-    assert_int_equal(read_back(&side), -EPROTO);
-    side = some_side();
-    side.lanes = 0;
-    assert_int_equal(read_back(&side), -EPROTO);
-    side = some_side();
-    side.address[1].length = 0;
-    assert_int_equal(read_back(&side), -EPROTO);
+    struct ofi_side bad[6];
+    for (int i = 0; i < 6; i++)
+        bad[i] = some_side();
+    bad[0].slots = 0;
+    bad[1].slots = UINT32_MAX;
+    bad[2].message = UINT32_MAX;
+    bad[3].message = 64; /* shorter than what the communicator puts into one */
+    bad[4].lanes = 0;
+    bad[5].address[1].length = 0;
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(read_back(&bad[i]), -EPROTO);
 
     /* libfabric is not told how long an address is. */
     struct ofi_side own = some_side(), peer = some_side();
@@ -330,8 +325,8 @@ static void test_absurd_offers(void **state)
     assert_false(ibx_ofi_side_fits(&own, &peer));
 }
 
-/* The bytes of an address are looked at before its endpoint is. */
-static void test_addresses_that_are_none(void **state)
+/* The bytes of an address are checked before its endpoint is. */
+static void test_malformed_addresses(void **state)
 {
     (void)state;
     struct sockaddr_storage local;
@@ -403,34 +398,26 @@ static void test_refused_offers(void **state)
     pair_close(pair);
 }
 
-static void nobody_is_convinced(struct pair *pair)
-{
-    finish(pair, 500);
-    assert_int_equal(pair->server.rc, -ETIMEDOUT);
-    assert_int_equal(pair->client.rc, -ETIMEDOUT);
-    assert_non_null(strstr(pair->server.err.message, "no proof"));
-    pair_close(pair);
-}
-
 static void test_wrong_proofs(void **state)
 {
     (void)state;
-    struct pair *pair = pair_open("tcp");
-    offer(pair);
-    assert_int_equal(join(pair), 0);
-    pair->client.secret ^= 1;
-    nobody_is_convinced(pair);
-
-    pair = pair_open("tcp");
-    offer(pair);
-    assert_int_equal(join(pair), 0);
-    pair->client.wrong_hello = true;
-    nobody_is_convinced(pair);
+    for (int i = 0; i < 2; i++) {
+        struct pair *pair = pair_open("tcp");
+        offer(pair);
+        assert_int_equal(join(pair), 0);
+        pair->client.secret ^= (uint8_t)!i;
+        pair->client.wrong_hello = i;
+        finish(pair, 500);
+        assert_int_equal(pair->server.rc, -ETIMEDOUT);
+        assert_int_equal(pair->client.rc, -ETIMEDOUT);
+        assert_non_null(strstr(pair->server.err.message, "no proof"));
+        pair_close(pair);
+    }
 }
 
-/* ---------------------------------------------------------------------- strangers */
+/* ---------------------------------------------------------------------- outsiders */
 
-struct stranger {
+struct outsider {
     struct fi_info *info;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
@@ -440,10 +427,10 @@ struct stranger {
     fi_addr_t victim;
 };
 
-static struct stranger stranger_open(struct end *victim)
+static struct outsider outsider_open(struct end *victim)
 {
     struct ofi_endpoint *e = inside(victim);
-    struct stranger s = {.info = fi_dupinfo(e->choice.info)};
+    struct outsider s = {.info = fi_dupinfo(e->choice.info)};
     struct fi_av_attr av = {.type = s.info->domain_attr->av_type, .count = 1};
     struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_NONE};
     assert_int_equal(fi_fabric(s.info->fabric_attr, &s.fabric, NULL), 0);
@@ -458,7 +445,7 @@ static struct stranger stranger_open(struct end *victim)
     return s;
 }
 
-static void stranger_close(struct stranger *s)
+static void outsider_close(struct outsider *s)
 {
     fi_close(&s->ep->fid);
     fi_close(&s->cq->fid);
@@ -469,7 +456,7 @@ static void stranger_close(struct stranger *s)
 }
 
 /* Sends and waits until it has left; the pair goes on meanwhile. */
-static void stranger_says(struct stranger *s, struct pair *pair, const void *bytes, size_t length)
+static void outsider_send(struct outsider *s, struct pair *pair, const void *bytes, size_t length)
 {
     struct fi_context2 context;
     struct fi_cq_msg_entry entry;
@@ -481,31 +468,31 @@ static void stranger_says(struct stranger *s, struct pair *pair, const void *byt
     assert_int_equal(rc, 1);
 }
 
-static void test_strangers(void **state)
+static void test_unauthenticated_senders(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
-    struct stranger stranger = stranger_open(&pair->server);
+    struct outsider outsider = outsider_open(&pair->server);
     static uint8_t bytes[8192];
-    say(pair, &pair->client, "one");
+    send_text(pair, &pair->client, "one");
     /* Each kind more often than there are receives. */
     for (unsigned i = 0; i < 40; i++) {
         static const uint8_t kinds[] = {OFI_DATA, OFI_HELLO, OFI_CREDIT, OFI_FENCE};
         memset(bytes, 0x77, sizeof(bytes));
         bytes[18] = kinds[i % 4];
-        stranger_says(&stranger, pair, bytes, 5);
-        stranger_says(&stranger, pair, bytes, OFI_HEADER_BYTES + 32);
-        stranger_says(&stranger, pair, bytes, inside(&pair->server)->buffer_bytes + 64);
+        outsider_send(&outsider, pair, bytes, 5);
+        outsider_send(&outsider, pair, bytes, OFI_HEADER_BYTES + 32);
+        outsider_send(&outsider, pair, bytes, inside(&pair->server)->buffer_bytes + 64);
     }
-    say(pair, &pair->client, "two");
-    AWAIT(pair, pair->server.heard_count >= 2);
-    stranger_close(&stranger);
-    say(pair, &pair->client, "three");
-    AWAIT(pair, pair->server.heard_count >= 3);
-    assert_int_equal(pair->server.heard_count, 3);
-    assert_string_equal(pair->server.heard[0], "one");
-    assert_string_equal(pair->server.heard[1], "two");
-    assert_string_equal(pair->server.heard[2], "three");
+    send_text(pair, &pair->client, "two");
+    AWAIT(pair, pair->server.received_count >= 2);
+    outsider_close(&outsider);
+    send_text(pair, &pair->client, "three");
+    AWAIT(pair, pair->server.received_count >= 3);
+    assert_int_equal(pair->server.received_count, 3);
+    assert_string_equal(pair->server.received[0], "one");
+    assert_string_equal(pair->server.received[1], "two");
+    assert_string_equal(pair->server.received[2], "three");
     assert_int_equal(pair->server.lost, 0);
     pair_close(pair);
 }
@@ -521,11 +508,11 @@ static void test_order_is_restored(void **state)
     static const char *const texts[] = {"a", "b", "c", "d"};
     for (unsigned i = 0; i < 4; i++) {
         client->next_send = sent[i];
-        say(pair, &pair->client, texts[sent[i]]);
+        send_text(pair, &pair->client, texts[sent[i]]);
     }
-    AWAIT(pair, pair->server.heard_count == 4);
+    AWAIT(pair, pair->server.received_count == 4);
     for (unsigned i = 0; i < 4; i++)
-        assert_string_equal(pair->server.heard[i], texts[i]);
+        assert_string_equal(pair->server.received[i], texts[i]);
     assert_int_equal(pair->server.lost, 0);
     pair_close(pair);
 }
@@ -545,14 +532,14 @@ static void test_a_sequence_out_of_the_window(void **state)
     (void)state;
     struct pair *pair = pair_connect();
     inside(&pair->client)->next_send = 16;
-    say(pair, &pair->client, "far");
+    send_text(pair, &pair->client, "far");
     expect_lost(pair, "message 16");
 
     pair = pair_connect();
-    say(pair, &pair->client, "first");
-    AWAIT(pair, pair->server.heard_count == 1);
+    send_text(pair, &pair->client, "first");
+    AWAIT(pair, pair->server.received_count == 1);
     inside(&pair->client)->next_send = 0;
-    say(pair, &pair->client, "again");
+    send_text(pair, &pair->client, "again");
     expect_lost(pair, "message 0");
 }
 
@@ -562,7 +549,7 @@ static void test_credits_out_of_nothing(void **state)
     struct pair *pair = pair_connect();
     inside(&pair->client)->returned = 1;
     inside(&pair->client)->missing = 1;
-    say(pair, &pair->client, "here you are");
+    send_text(pair, &pair->client, "here you are");
     expect_lost(pair, "returned 1 credits");
 }
 
@@ -621,13 +608,13 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_offer),
-        cmocka_unit_test(test_absurd_offers),
-        cmocka_unit_test(test_addresses_that_are_none),
+        cmocka_unit_test(test_malformed_offers),
+        cmocka_unit_test(test_malformed_addresses),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_probing),
         cmocka_unit_test(test_refused_offers),
         cmocka_unit_test(test_wrong_proofs),
-        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_unauthenticated_senders),
         cmocka_unit_test(test_order_is_restored),
         cmocka_unit_test(test_a_sequence_out_of_the_window),
         cmocka_unit_test(test_credits_out_of_nothing),

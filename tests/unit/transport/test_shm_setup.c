@@ -19,7 +19,7 @@
 
 static struct end *const server = &both.server, *const client = &both.client;
 
-/* -------------------------------------------------------------------- meeting */
+/* ---------------------------------------------------------------------- setup */
 
 static socklen_t server_address(struct sockaddr_un *address)
 {
@@ -28,14 +28,14 @@ static socklen_t server_address(struct sockaddr_un *address)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(server->shm->path));
 }
 
-static int stranger(const char *says)
+static int connect_unproven(const char *packet)
 {
     struct sockaddr_un address;
     socklen_t length = server_address(&address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
-    if (says)
-        assert_int_equal(send(fd, says, strlen(says), MSG_NOSIGNAL), strlen(says));
+    if (packet)
+        assert_int_equal(send(fd, packet, strlen(packet), MSG_NOSIGNAL), strlen(packet));
     return fd;
 }
 
@@ -47,46 +47,50 @@ static void join_client(const uint8_t *bytes, size_t length)
         fail_msg("join: %s", client->err.message);
 }
 
-static void test_strangers_before_the_client(void **state)
+static void finish_both(struct finishing *server_finishing)
+{
+    struct finishing other;
+    finish_start(&other, client);
+    assert_int_equal(finish_join(server_finishing), 0);
+    assert_int_equal(finish_join(&other), 0);
+}
+
+static void test_unproven_connections_before_the_client(void **state)
 {
     (void)state;
     uint8_t bytes[512];
     size_t length = pair_offer(&both, bytes, sizeof(bytes));
-    struct finishing one, other;
-    int fds[5] = {stranger("let me in"), stranger(NULL), stranger(NULL), stranger("\1\0"),
-                  stranger(NULL)};
+    struct finishing one;
+    int fds[5] = {connect_unproven("let me in"), connect_unproven(NULL), connect_unproven(NULL),
+                  connect_unproven("\1\0"), connect_unproven(NULL)};
     finish_start(&one, server);
-    /* Who spoke without a proof is sent away, the others may wait. */
+    /* A packet without a proof closes its connection; the others may wait. */
     char byte;
     assert_int_equal(recv(fds[0], &byte, 1, 0), 0);
     join_client(bytes, length);
-    finish_start(&other, client);
-    assert_int_equal(finish_join(&one), 0);
-    assert_int_equal(finish_join(&other), 0);
+    finish_both(&one);
     for (int i = 0; i < 5; i++)
         close(fds[i]);
     assert_int_equal(send_bytes(client, "hello", 5, 0), 0);
     await_notes(server, NULL, 1);
 }
 
-static void test_more_strangers_than_room(void **state)
+static void test_more_unproven_connections_than_room(void **state)
 {
     (void)state;
     uint8_t bytes[512];
     size_t length = pair_offer(&both, bytes, sizeof(bytes));
-    struct finishing one, other;
+    struct finishing one;
     int fds[20];
     finish_start(&one, server);
     for (int i = 0; i < 20; i++) {
-        fds[i] = stranger(NULL);
+        fds[i] = connect_unproven(NULL);
         struct pollfd first = {.fd = fds[0], .events = POLLIN};
         if (i == 19) /* the oldest had to go */
             assert_int_equal(poll(&first, 1, 20000), 1);
     }
     join_client(bytes, length);
-    finish_start(&other, client);
-    assert_int_equal(finish_join(&one), 0);
-    assert_int_equal(finish_join(&other), 0);
+    finish_both(&one);
     for (int i = 0; i < 20; i++)
         close(fds[i]);
 }
@@ -115,8 +119,7 @@ static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int
                            int expected)
 {
     uint8_t bytes[512], packet[128], proof[IBX_PROOF_BYTES], hello[128];
-    size_t length = pair_offer(&both, bytes, sizeof(bytes));
-    join_client(bytes, length);
+    join_client(bytes, pair_offer(&both, bytes, sizeof(bytes)));
     int fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
     assert_true(fd >= 0);
     assert_int_equal(recv(fd, hello, sizeof(hello), 0), 2 + IBX_PROOF_BYTES);
@@ -127,65 +130,44 @@ static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int
     ibx_put_bytes(&w, proof, sizeof(proof));
     ibx_put_u32(&w, slots);
     ibx_put_u32(&w, message);
-    ibx_put_u64(&w, 0);
-    ibx_put_u64(&w, 0);
-    ibx_put_u64(&w, 0);
+    for (int i = 0; i < 3; i++)
+        ibx_put_u64(&w, 0);
     assert_int_equal(ibx_shm_packet_send(fd, packet, w.length, segment), 0);
     int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(20000), &client->err);
     assert_int_equal(rc, expected);
     assert_null(client->shm->segment);
     close(fd);
-    if (segment >= 0)
-        close(segment);
 }
 
-static void test_a_false_server(void **state)
+static void test_segments_that_are_refused(void **state)
 {
-    (void)state;
-    refuse_segment(9, 8, 8192, ibx_shm_memfd("segment", 16 << 20), -EACCES);
-}
-
-static void test_segment_of_another_size(void **state)
-{
-    (void)state;
-    refuse_segment(0, 8, 8192, ibx_shm_memfd("segment", 4096), -EPROTO);
-}
-
-static void test_segment_without_seals(void **state)
-{
-    (void)state;
-    /* As large as it has to be. */
+    int sealed = ibx_shm_memfd("segment", 16 << 20), small = ibx_shm_memfd("segment", 4096);
+    int loose = memfd_create("loose", MFD_CLOEXEC); /* as large as it has to be */
     struct pair honest;
     pair_init(&honest);
     pair_meet(&honest);
-    int fd = memfd_create("loose", MFD_CLOEXEC);
-    assert_int_equal(ftruncate(fd, (off_t)(2 * honest.client.shm->geometry.half)), 0);
+    assert_int_equal(ftruncate(loose, (off_t)(2 * honest.client.shm->geometry.half)), 0);
     pair_fini(&honest);
-    refuse_segment(0, 8, 8192, fd, -EPROTO);
-}
-
-static void test_no_segment(void **state)
-{
-    (void)state;
-    refuse_segment(0, 8, 8192, -1, -EPROTO);
-}
-
-static void test_impossible_geometry(void **state)
-{
-    (void)state;
-    refuse_segment(0, 0x80000001, 8192, ibx_shm_memfd("segment", 4096), -EPROTO);
-}
-
-static void test_more_slots_than_agreed(void **state)
-{
-    (void)state;
-    refuse_segment(0, 64, 8192, ibx_shm_memfd("segment", 4096), -EPROTO);
-}
-
-static void test_impossible_message(void **state)
-{
-    (void)state;
-    refuse_segment(0, 8, UINT32_MAX, ibx_shm_memfd("segment", 4096), -EPROTO);
+    const struct {
+        uint8_t secret;
+        uint32_t slots, message;
+        int segment, expected;
+    } cases[] = {
+        {9, 8, 8192, sealed, -EACCES}, /* not the server */
+        {0, 8, 8192, small, -EPROTO},       {0, 8, 8192, loose, -EPROTO},
+        {0, 8, 8192, -1, -EPROTO},          {0, 0x80000001, 8192, small, -EPROTO},
+        {0, 64, 8192, small, -EPROTO}, /* more slots than agreed */
+        {0, 8, UINT32_MAX, small, -EPROTO},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        refuse_segment(cases[i].secret, cases[i].slots, cases[i].message, cases[i].segment,
+                       cases[i].expected);
+        both_part(state);
+        both_apart(state);
+    }
+    close(sealed);
+    close(small);
+    close(loose);
 }
 
 /* --------------------------------------------------------------- names and paths */
@@ -201,7 +183,7 @@ static int join_by(const char *name, const char *directory)
     return ibx_provider_shm.join(client->shm, &offer, &answer, &client->err);
 }
 
-static void assert_says(const char *words)
+static void assert_message(const char *words)
 {
     if (!strstr(client->err.message, words))
         fail_msg("\"%s\" does not say \"%s\"", client->err.message, words);
@@ -211,16 +193,16 @@ static void test_another_network_namespace(void **state)
 {
     (void)state;
     assert_int_equal(join_by(NAME, ""), -ECONNREFUSED);
-    assert_says("network namespace");
-    assert_says("shm_dir");
+    assert_message("network namespace");
+    assert_message("shm_dir");
 }
 
 static void test_a_directory_that_is_not_shared(void **state)
 {
     (void)state;
     assert_int_equal(join_by(NAME, "/nowhere/at/all"), -ENOENT);
-    assert_says("/nowhere/at/all/" NAME);
-    assert_says("shm_dir");
+    assert_message("/nowhere/at/all/" NAME);
+    assert_message("shm_dir");
 }
 
 static void test_names_that_are_none(void **state)
@@ -338,16 +320,10 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_apart, both_part)
     const struct CMUnitTest tests[] = {
-        TEST(test_strangers_before_the_client),
-        TEST(test_more_strangers_than_room),
+        TEST(test_unproven_connections_before_the_client),
+        TEST(test_more_unproven_connections_than_room),
         TEST(test_wrong_key),
-        TEST(test_a_false_server),
-        TEST(test_segment_of_another_size),
-        TEST(test_segment_without_seals),
-        TEST(test_no_segment),
-        TEST(test_impossible_geometry),
-        TEST(test_more_slots_than_agreed),
-        TEST(test_impossible_message),
+        TEST(test_segments_that_are_refused),
         TEST(test_another_network_namespace),
         TEST(test_a_directory_that_is_not_shared),
         TEST(test_names_that_are_none),
@@ -358,5 +334,5 @@ int main(void)
         TEST(test_nothing_is_left),
     };
     alarm(120);
-    return cmocka_run_group_tests_name("shm_meeting", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("shm_setup", tests, NULL, NULL);
 }

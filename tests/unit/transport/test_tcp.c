@@ -72,11 +72,12 @@ static void test_malformed_frames_are_refused(void **state)
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
         assert_int_equal(ibx_tcp_frame_get(good[i], &frame), 0);
         bool lane = i == 1, credits = i == 0 || i == 6, status = i == 5;
-        bool id = i >= 1 && i <= 5, length = i <= 3, place = i == 1 || i == 3;
+        bool id = i >= 1 && i <= 5, length = i <= 3, target = i == 1 || i == 3;
         const bool free_byte[IBX_TCP_FRAME_BYTES] = {
-            true,  lane,   credits, credits, status, status, status, status, id,    id,    id,
-            id,    length, length,  length,  length, place,  place,  place,  place, place, place,
-            place, place,  place,   place,   place,  place,  place,  place,  place, place,
+            true,   lane,   credits, credits, status, status, status, status,
+            id,     id,     id,      id,      length, length, length, length,
+            target, target, target,  target,  target, target, target, target,
+            target, target, target,  target,  target, target, target, target,
         };
         for (unsigned at = 1; at < IBX_TCP_FRAME_BYTES; at++) {
             uint8_t bad[IBX_TCP_FRAME_BYTES];
@@ -148,7 +149,7 @@ static void test_hello_and_terms(void **state)
 
 /* ------------------------------------------------------------------------- lanes */
 
-static void meet(void (*sockets)(int[2]), unsigned lanes, unsigned slots)
+static void connect_ends(void (*sockets)(int[2]), unsigned lanes, unsigned slots)
 {
     int door[2];
     sockets(door);
@@ -157,7 +158,7 @@ static void meet(void (*sockets)(int[2]), unsigned lanes, unsigned slots)
     ends_meet(&server, &client);
 }
 
-static void part(void)
+static void disconnect(void)
 {
     end_fini(&client);
     end_fini(&server);
@@ -207,23 +208,23 @@ static void exchange(size_t length, unsigned lane)
 static void test_lanes_over_tcp(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 3, 4);
+    connect_ends(sockets_tcp, 3, 4);
     assert_int_equal(caps_of(&server).lanes, 3);
     assert_int_equal(caps_of(&client).lanes, 3);
     for (unsigned lane = 0; lane <= 3; lane++) {
         exchange(1, lane);
         exchange(300000, lane);
     }
-    part();
+    disconnect();
 }
 
 static void test_lanes_beside_a_unix_door(void **state)
 {
     (void)state;
-    meet(sockets_unix, 2, 4);
+    connect_ends(sockets_unix, 2, 4);
     assert_int_equal(caps_of(&server).lanes, 2);
     exchange(300000, 2);
-    part();
+    disconnect();
 }
 
 /* A server that offers two lanes at a port where nobody answers (a firewall would do the same). */
@@ -250,7 +251,7 @@ static void test_without_lanes_all_goes_by_the_door(void **state)
     assert_int_equal(caps_of(&client).lanes, 0);
     exchange(1, 0);
     exchange(3000000, 0);
-    part();
+    disconnect();
 }
 
 static unsigned open_descriptors(void)
@@ -261,36 +262,29 @@ static unsigned open_descriptors(void)
     return n;
 }
 
-/* Strangers at the ephemeral port neither become lanes nor keep the right ones out. */
-static void test_strangers_are_no_lanes(void **state)
+/* Other sockets at the ephemeral port neither become lanes nor keep the right ones out. */
+static void test_unproven_sockets_are_no_lanes(void **state)
 {
     (void)state;
-    int door[2], strangers[40];
+    int door[2], unproven[40];
     unsigned before = open_descriptors();
     sockets_tcp(door);
     end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
-    uint8_t offered[64], answered[64], hello[IBX_TCP_HELLO_BYTES], proof[IBX_PROOF_BYTES];
-    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
-    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
-    struct ibx_tcp_terms terms;
-    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
-    struct ibx_reader place = ibx_reader_of(offered, offer.length);
-    assert_int_equal(ibx_tcp_terms_get(&place, &terms), 0);
+    uint8_t hello[IBX_TCP_HELLO_BYTES], proof[IBX_PROOF_BYTES];
+    struct raw_client raw;
+    raw_begin(&raw, &server);
     for (unsigned i = 0; i < 40; i++) {
-        strangers[i] = raw_lane(&place, 0);
+        unproven[i] = raw_lane(&raw.address, 0);
         proof_of(i % 2 ? "tcp lane 1" : "tcp lane 2", proof);
         ibx_tcp_hello_put(i % 2 ? 2 : 1, proof, hello);
-        /* Some say nothing, some half of it, some the proof of another lane, some rubbish. */
+        /* Some send nothing, some half of it, some the proof of another lane, some rubbish. */
         size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? 20 : sizeof(hello);
         if (i % 4 == 3)
             memset(hello, 'G', sizeof(hello));
-        assert_int_equal(send(strangers[i], hello, n, MSG_NOSIGNAL), n);
+        assert_int_equal(send(unproven[i], hello, n, MSG_NOSIGNAL), n);
     }
-    int lane = raw_lane(&place, 1);
-    terms = (struct ibx_tcp_terms){.lanes = 1, .slots = 4, .depth = 8, .message = 1024};
-    ibx_tcp_terms_put(&terms, &answer);
-    struct ibx_reader r = ibx_reader_of(answered, answer.length);
-    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, ibx_deadline_in_ms(10000), NULL), 0);
+    int lane = raw_lane(&raw.address, 1);
+    assert_int_equal(raw_finish(&raw, &server, 1, ibx_deadline_in_ms(10000), NULL), 0);
     assert_int_equal(caps_of(&server).lanes, 1);
     /* It is the right one: a frame on it is heard, with a sentence. */
     const uint8_t ack[IBX_TCP_FRAME_BYTES] = {IBX_TCP_ACK};
@@ -299,14 +293,14 @@ static void test_strangers_are_no_lanes(void **state)
     assert_int_equal(server.notes[0].kind, NOTE_LOST);
     assert_int_equal(server.notes[0].status, -EPROTO);
     for (unsigned i = 0; i < 40; i++)
-        close(strangers[i]);
+        close(unproven[i]);
     close(lane);
     close(door[1]);
     end_fini(&server);
     assert_int_equal(open_descriptors(), before);
 }
 
-/* A second socket with the proof of a lane does not take its place, nor that of another. */
+/* A second socket with the proof of a lane does not take its target, nor that of another. */
 static void test_a_lane_comes_once(void **state)
 {
     (void)state;
@@ -314,18 +308,11 @@ static void test_a_lane_comes_once(void **state)
     unsigned before = open_descriptors();
     sockets_tcp(door);
     end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
-    uint8_t offered[64], answered[64];
-    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
-    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
-    struct ibx_tcp_terms terms;
-    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
-    struct ibx_reader place = ibx_reader_of(offered, offer.length);
-    assert_int_equal(ibx_tcp_terms_get(&place, &terms), 0);
-    int lanes[3] = {raw_lane(&place, 1), raw_lane(&place, 1), raw_lane(&place, 2)};
-    terms = (struct ibx_tcp_terms){.lanes = 2, .slots = 4, .depth = 8, .message = 1024};
-    ibx_tcp_terms_put(&terms, &answer);
-    struct ibx_reader r = ibx_reader_of(answered, answer.length);
-    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, ibx_deadline_in_ms(10000), NULL), 0);
+    struct raw_client raw;
+    raw_begin(&raw, &server);
+    int lanes[3] = {raw_lane(&raw.address, 1), raw_lane(&raw.address, 1),
+                    raw_lane(&raw.address, 2)};
+    assert_int_equal(raw_finish(&raw, &server, 2, ibx_deadline_in_ms(10000), NULL), 0);
     assert_int_equal(caps_of(&server).lanes, 2);
     end_fini(&server);
     for (int i = 0; i < 3; i++)
@@ -340,15 +327,10 @@ static void test_missing_lanes_are_an_error(void **state)
     int door[2];
     sockets_tcp(door);
     end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
-    uint8_t offered[64], answered[64];
-    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
-    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    struct raw_client raw;
     struct ibx_error err = {0};
-    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
-    struct ibx_tcp_terms terms = {.lanes = 2, .slots = 4, .depth = 8, .message = 1024};
-    ibx_tcp_terms_put(&terms, &answer);
-    struct ibx_reader r = ibx_reader_of(answered, answer.length);
-    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, ibx_now_ns(), &err), -ETIMEDOUT);
+    raw_begin(&raw, &server);
+    assert_int_equal(raw_finish(&raw, &server, 2, ibx_now_ns(), &err), -ETIMEDOUT);
     assert_non_null(strstr(err.message, "0 of the client's 2"));
     end_fini(&server);
     close(door[1]);
@@ -381,7 +363,7 @@ static void test_senseless_setups_are_refused(void **state)
     ibx_tcp_terms_put(&terms, &answer);
     r = ibx_reader_of(answered, answer.length);
     assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, ibx_now_ns(), &err), -EPROTO);
-    part();
+    disconnect();
 }
 
 /* ---------------------------------------------------------------------- messages */
@@ -394,7 +376,7 @@ static void release(struct end *end, unsigned note)
 static void test_messages_of_all_lengths(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 1, 4);
+    connect_ends(sockets_tcp, 1, 4);
     size_t max = caps_of(&server).message_max;
     assert_true(max > 4 * 1024); /* longer than a slot */
     const size_t lengths[] = {0, 1, 900, 1023, 1024, 1025, 4096, max};
@@ -413,7 +395,7 @@ static void test_messages_of_all_lengths(void **state)
         release(to, 0);
     }
     free(bytes);
-    part();
+    disconnect();
 }
 
 static size_t row_length(unsigned lap, unsigned i)
@@ -425,7 +407,7 @@ static size_t row_length(unsigned lap, unsigned i)
 static void test_messages_in_a_row_stay_whole(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 1, 64);
+    connect_ends(sockets_tcp, 1, 64);
     uint8_t bytes[3000];
     for (unsigned lap = 0; lap < 20; lap++) {
         client.count = 0;
@@ -445,7 +427,7 @@ static void test_messages_in_a_row_stay_whole(void **state)
         end_settle(&client);
         end_settle(&server);
     }
-    part();
+    disconnect();
 }
 
 /* The socket takes a part of a message now and the rest later. */
@@ -454,7 +436,7 @@ static void test_a_message_in_two_goes(void **state)
     (void)state;
     static uint8_t bytes[12000];
     int little = 1; /* the kernel makes its minimum of it */
-    meet(sockets_unix, 1, 4);
+    connect_ends(sockets_unix, 1, 4);
     assert_int_equal(setsockopt(server.door, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
     for (size_t i = 0; i < sizeof(bytes); i++)
         bytes[i] = (uint8_t)(i ^ i >> 8);
@@ -470,7 +452,7 @@ static void test_a_message_in_two_goes(void **state)
     }
     assert_true(end_await(&server, NULL, 4));
     assert_int_equal(server.count, 4);
-    part();
+    disconnect();
 }
 
 /* A long message that waits for the socket is not overtaken by a short one behind it. */
@@ -492,13 +474,13 @@ static void test_order_where_the_socket_is_full(void **state)
     assert_true(end_await(&client, &server, 7));
     for (unsigned i = 0; i < 7; i++)
         assert_int_equal(client.notes[i].length, lengths[i]);
-    part();
+    disconnect();
 }
 
 static void test_credits_bound_the_sender(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 1, 4);
+    connect_ends(sockets_tcp, 1, 4);
     for (unsigned i = 0; i < 4; i++)
         assert_int_equal(end_send(&server, "abcd", 4, 0), 0);
     assert_int_equal(end_send(&server, "abcd", 4, 0), -EAGAIN);
@@ -519,13 +501,13 @@ static void test_credits_bound_the_sender(void **state)
     assert_int_equal(end_send(&server, "efgh", 4, 0), 0);
     assert_int_equal(end_send(&server, "efgh", 4, 0), 0);
     assert_int_equal(end_send(&server, "efgh", 4, 0), -EAGAIN);
-    part();
+    disconnect();
 }
 
 static void test_signaled_sends_are_reported_once(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 1, 4);
+    connect_ends(sockets_tcp, 1, 4);
     assert_int_equal(end_send(&server, "abcd", 4, IBX_SIGNALED), 0);
     assert_int_equal(server.count, 0); /* nothing is reported from inside send */
     assert_true(end_await(&server, &client, 1));
@@ -534,7 +516,7 @@ static void test_signaled_sends_are_reported_once(void **state)
     assert_int_equal(server.notes[0].token, 77);
     end_settle(&server);
     assert_int_equal(server.count, 1);
-    part();
+    disconnect();
 }
 
 /* -------------------------------------------------------------------- sleeping */
@@ -549,7 +531,7 @@ static void drain(struct end *end)
 static void test_sleepers_are_woken_by_input(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 1, 4);
+    connect_ends(sockets_tcp, 1, 4);
     drain(&client);
     assert_false(end_wakes(&client, 0));
     assert_int_equal(end_send(&server, "abcd", 4, 0), 0);
@@ -571,14 +553,14 @@ static void test_sleepers_are_woken_by_input(void **state)
     end_settle(&server);
     assert_true(end_wakes(&client, 10000));
     end_deregister(&client, mr);
-    part();
+    disconnect();
 }
 
 /* A sender whose socket is full sleeps until it takes bytes again. */
 static void test_sleepers_are_woken_by_room(void **state)
 {
     (void)state;
-    meet(sockets_tcp, 1, 4);
+    connect_ends(sockets_tcp, 1, 4);
     size_t length = 48u << 20; /* more than the sockets hold */
     struct ibx_mr *mr = end_register(&server, NULL, length, BOTH);
     struct ibx_mr *local = end_register(&client, NULL, length, 0);
@@ -601,7 +583,7 @@ static void test_sleepers_are_woken_by_room(void **state)
     assert_int_equal(client.notes[0].status, 0);
     end_deregister(&client, local);
     end_deregister(&server, mr);
-    part();
+    disconnect();
 }
 
 int main(int argc, char **argv)
@@ -613,7 +595,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_lanes_over_tcp),
         cmocka_unit_test(test_lanes_beside_a_unix_door),
         cmocka_unit_test(test_without_lanes_all_goes_by_the_door),
-        cmocka_unit_test(test_strangers_are_no_lanes),
+        cmocka_unit_test(test_unproven_sockets_are_no_lanes),
         cmocka_unit_test(test_a_lane_comes_once),
         cmocka_unit_test(test_missing_lanes_are_an_error),
         cmocka_unit_test(test_senseless_setups_are_refused),
