@@ -567,6 +567,20 @@ void ibx_migrate_host(char *host, size_t size)
     host[size - 1] = '\0';
 }
 
+uint16_t ibx_migrate_describe_blocks(struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX],
+                                     const struct ibx_guest_ram *ram)
+{
+    const size_t count = ram->count < IBX_GUEST_BLOCKS_MAX ? ram->count : IBX_GUEST_BLOCKS_MAX;
+    memset(blocks, 0, IBX_GUEST_BLOCKS_MAX * sizeof(*blocks));
+    for (size_t i = 0; i < count; i++) {
+        memcpy(blocks[i].id, ram->blocks[i].id, sizeof(blocks[i].id));
+        blocks[i].size = ram->blocks[i].size;
+        blocks[i].page_size = ram->blocks[i].page_size;
+        blocks[i].file = ram->blocks[i].file;
+    }
+    return (uint16_t)count;
+}
+
 void ibx_migrate_hello_describe(struct ibx_migrate_hello *hello, const struct ibx_guest_ram *ram)
 {
     ibx_migrate_host(hello->host, sizeof(hello->host));
@@ -574,15 +588,7 @@ void ibx_migrate_hello_describe(struct ibx_migrate_hello *hello, const struct ib
     memcpy(hello->machine, ram->machine, sizeof(hello->machine));
     memcpy(hello->uuid, ram->uuid, sizeof(hello->uuid));
     memcpy(hello->name, ram->name, sizeof(hello->name));
-    hello->block_count =
-        (uint16_t)(ram->count < IBX_GUEST_BLOCKS_MAX ? ram->count : IBX_GUEST_BLOCKS_MAX);
-    memset(hello->blocks, 0, sizeof(hello->blocks));
-    for (unsigned i = 0; i < hello->block_count; i++) {
-        memcpy(hello->blocks[i].id, ram->blocks[i].id, sizeof(hello->blocks[i].id));
-        hello->blocks[i].size = ram->blocks[i].size;
-        hello->blocks[i].page_size = ram->blocks[i].page_size;
-        hello->blocks[i].file = ram->blocks[i].file;
-    }
+    hello->block_count = ibx_migrate_describe_blocks(hello->blocks, ram);
 }
 
 int ibx_migrate_hello_ram(const struct ibx_migrate_hello *hello, struct ibx_guest_ram *ram)

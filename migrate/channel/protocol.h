@@ -190,7 +190,9 @@ const char *ibx_answer_state_name(enum ibx_answer_state state);
 
 /* This host's name for itself; never empty. */
 void ibx_migrate_host(char *host, size_t size);
-/* HELLO's description of a VM, from what was found of it. */
+/* HELLO's description of a VM, from what was found of it; of its blocks alone: their number. */
+uint16_t ibx_migrate_describe_blocks(struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX],
+                                     const struct ibx_guest_ram *ram);
 void ibx_migrate_hello_describe(struct ibx_migrate_hello *hello, const struct ibx_guest_ram *ram);
 /* The reverse, as far as ibx_preflight_pair() looks at it; ended by ibx_guest_ram_fini(). -ENOMEM.
  */

@@ -36,9 +36,7 @@ void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t 
 
 int ibx_destination_ram_measure(struct destination_ram *ram, struct ibx_error *err)
 {
-    struct ibx_migrate_hello own = {0};
-    ibx_migrate_hello_describe(&own, &ram->guest);
-    return ibx_page_map_init(&ram->map, own.blocks, own.block_count, err);
+    return ibx_page_map_init_ram(&ram->map, &ram->guest, err);
 }
 
 /* So that it can be found again without the monitor. */

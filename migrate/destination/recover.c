@@ -80,10 +80,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
 
 static void recall_blocks(struct destination *d)
 {
-    struct ibx_migrate_hello own = {0};
-    ibx_migrate_hello_describe(&own, &d->ram.guest);
-    memcpy(d->link.blocks, own.blocks, sizeof(d->link.blocks));
-    d->link.block_count = own.block_count;
+    d->link.block_count = ibx_migrate_describe_blocks(d->link.blocks, &d->ram.guest);
     ibx_destination_stream_recover(&d->stream);
 }
 

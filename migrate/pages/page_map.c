@@ -67,6 +67,17 @@ int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_migrate_block *
     return 0;
 }
 
+int ibx_page_map_init_ram(struct ibx_page_map *map, const struct ibx_guest_ram *ram,
+                          struct ibx_error *err)
+{
+    struct ibx_migrate_block *blocks = calloc(IBX_GUEST_BLOCKS_MAX, sizeof(*blocks));
+    if (!blocks)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u blocks", IBX_GUEST_BLOCKS_MAX);
+    int rc = ibx_page_map_init(map, blocks, ibx_migrate_describe_blocks(blocks, ram), err);
+    free(blocks);
+    return rc;
+}
+
 void ibx_page_map_fini(struct ibx_page_map *map)
 {
     free(map->bits);

@@ -34,6 +34,9 @@ struct ibx_page_map {
 /* All pages zero. -ENOMEM, -E2BIG (more than 2^40 pages), -EINVAL. Ended by fini. */
 int ibx_page_map_init(struct ibx_page_map *map, const struct ibx_migrate_block *blocks,
                       unsigned count, struct ibx_error *err);
+/* The same of guest RAM. */
+int ibx_page_map_init_ram(struct ibx_page_map *map, const struct ibx_guest_ram *ram,
+                          struct ibx_error *err);
 void ibx_page_map_fini(struct ibx_page_map *map);
 /* Takes over a block's bits, as ibx_guest_block_written() sets them. */
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits);

@@ -36,7 +36,9 @@ static void hello_of(const struct source_link *link, enum ibx_migrate_purpose pu
                      struct ibx_migrate_hello *hello)
 {
     const unsigned wished = link->count ? link->count : link->wished;
-    *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose, .epoch = link->record->epoch};
+    memset(hello, 0, sizeof(*hello));
+    hello->purpose = (uint8_t)purpose;
+    hello->epoch = link->record->epoch;
     ibx_migration_offer_links(hello, wished);
     if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
         hello->links = IBX_MIGRATE_LINKS_MAX;
@@ -77,21 +79,21 @@ static int refused(const struct ibx_migrate_answer *answer, struct ibx_error *er
 
 int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err)
 {
-    struct ibx_migrate_hello hello;
-    struct ibx_migrate_answer answer;
-    hello_of(link, IBX_PURPOSE_MOVE, &hello);
-    int rc = ibx_hardware_describe(link->vm->qmp, hello.hardware,
+    struct ibx_migrate_hello *hello = &link->hello;
+    struct ibx_migrate_answer *answer = &link->answer;
+    hello_of(link, IBX_PURPOSE_MOVE, hello);
+    int rc = ibx_hardware_describe(link->vm->qmp, hello->hardware,
                                    ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
-        rc = ibx_migration_greet(link->record->uri, link->transport, &hello, &link->control,
-                                 &answer, err);
+        rc = ibx_migration_greet(link->record->uri, link->transport, hello, &link->control, answer,
+                                 err);
     if (rc)
         return rc;
-    snprintf(peer, size, "%s", answer.host);
-    if (!answer.accepted)
-        return refused(&answer, err);
+    snprintf(peer, size, "%s", answer->host);
+    if (!answer->accepted)
+        return refused(answer, err);
     rc = ibx_state_move(&link->state, LINK_OPEN);
-    return rc ? rc : open_pages(link, &hello, &answer, err);
+    return rc ? rc : open_pages(link, hello, answer, err);
 }
 
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err)
@@ -156,14 +158,14 @@ void ibx_source_link_close(struct source_link *link)
 
 void ibx_source_link_disown(struct source_link *link, const char *why)
 {
-    struct ibx_migrate_hello hello;
-    struct ibx_migrate_answer answer;
+    struct ibx_migrate_hello *hello = &link->hello;
+    struct ibx_migrate_answer *answer = &link->answer;
     const struct ibx_options options = ibx_migration_retry_options(link->transport);
     ibx_source_link_close(link);
-    hello_of(link, IBX_PURPOSE_RESUME, &hello);
-    if (ibx_migration_greet(link->record->uri, &options, &hello, &link->control, &answer, NULL))
+    hello_of(link, IBX_PURPOSE_RESUME, hello);
+    if (ibx_migration_greet(link->record->uri, &options, hello, &link->control, answer, NULL))
         return;
-    if (answer.accepted && !ibx_channel_send_abort(&link->control, why))
+    if (answer->accepted && !ibx_channel_send_abort(&link->control, why))
         ibx_channel_linger(&link->control, ibx_deadline_in_ms(options.timeout_ms));
     ibx_channel_fini(&link->control);
 }
@@ -192,20 +194,20 @@ static int check_answer(const struct source_link *link, const struct ibx_migrate
 
 static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
 {
-    struct ibx_migrate_hello hello;
-    struct ibx_migrate_answer answer;
+    struct ibx_migrate_hello *hello = &link->hello;
+    struct ibx_migrate_answer *answer = &link->answer;
     const struct ibx_options options = ibx_migration_retry_options(link->transport);
-    hello_of(link, IBX_PURPOSE_RESUME, &hello);
-    int rc = ibx_migration_greet(link->record->uri, &options, &hello, &link->control, &answer, err);
+    hello_of(link, IBX_PURPOSE_RESUME, hello);
+    int rc = ibx_migration_greet(link->record->uri, &options, hello, &link->control, answer, err);
     if (rc)
         return rc;
-    *state = (enum ibx_answer_state)answer.state;
-    rc = check_answer(link, &answer, err);
+    *state = (enum ibx_answer_state)answer->state;
+    rc = check_answer(link, answer, err);
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_OPEN);
-    if (rc || answer.state == IBX_ANSWER_COMPLETE)
+    if (rc || answer->state == IBX_ANSWER_COMPLETE)
         return rc;
-    rc = open_pages(link, &hello, &answer, err);
+    rc = open_pages(link, hello, answer, err);
     return rc ? rc : ibx_source_link_expose(link, err);
 }
 

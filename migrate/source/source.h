@@ -115,6 +115,8 @@ struct source_link {
     unsigned wished; /* page connections; 0: any number */
 
     struct ibx_channel control;
+    struct ibx_migrate_hello hello;   /* the last one, */
+    struct ibx_migrate_answer answer; /* and its answer */
     struct ibx_page_server *pages;
     unsigned count; /* page connections, as the destination has answered; 0: not yet */
     uint32_t regions;

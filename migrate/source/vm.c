@@ -33,9 +33,7 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
 
 int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err)
 {
-    struct ibx_migrate_hello hello = {0};
-    ibx_migrate_hello_describe(&hello, &vm->ram);
-    return ibx_page_map_init(&vm->map, hello.blocks, hello.block_count, err);
+    return ibx_page_map_init_ram(&vm->map, &vm->ram, err);
 }
 
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
