@@ -6,7 +6,7 @@
 #define TESTS_CUDA_REMOTE_H
 
 #include "tests/doubles/gvirtus/gvirtus.h"
-#include "tests/doubles/cuda/double.h"
+#include "tests/doubles/cuda/driver.h"
 
 // A body, put together as GVirtuS's Buffer does.
 struct Body {

@@ -7,7 +7,7 @@
 #ifndef TESTS_CUDA_APPLICATION_H
 #define TESTS_CUDA_APPLICATION_H
 
-#include "tests/doubles/cuda/double.h"
+#include "tests/doubles/cuda/driver.h"
 
 #ifdef __cplusplus
 extern "C" {

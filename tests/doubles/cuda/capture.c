@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Captures of the double: what they forbid to whom, as it was seen of driver 580 on an H200. What
  * is captured is counted, and never run. */
-#include "tests/doubles/cuda/double_internal.h"
+#include "tests/doubles/cuda/internal.h"
 
 #define CAPTURES 8u
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory and contexts of the double. */
-#include "tests/doubles/cuda/double_internal.h"
+#include "tests/doubles/cuda/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static __thread unsigned depth;
 
 /* ----------------------------------------------------------------------- memory */
 
-static struct allocation *place_for_one(void)
+static struct allocation *free_entry(void)
 {
     for (unsigned i = 0; i < ALLOCATIONS; i++) {
         if (!allocations[i].address)
@@ -33,8 +33,8 @@ static struct allocation *place_for_one(void)
     return NULL;
 }
 
-/* The first room for so many bytes, as a wish. */
-static void *wish_for(size_t n)
+/* The first address with room for so many bytes: where mmap(2) should put them. */
+static void *room_for(size_t n)
 {
     uintptr_t at = DEVICE_BASE, from = 0;
     while (at != from) {
@@ -53,7 +53,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
     int code = enter_unsafe("cuMemAlloc");
     if (code)
         return code;
-    struct allocation *a = place_for_one();
+    struct allocation *a = free_entry();
     size_t mapped = (n + PAGE - 1) / PAGE * PAGE;
     int fd = n && a ? memfd_create("device", MFD_CLOEXEC) : -1;
     if (fd < 0 || ftruncate(fd, (off_t)mapped))
@@ -61,7 +61,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
     void *bytes = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     /* A page more, so that no two allocations touch. */
     void *address =
-        mmap(wish_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(room_for(mapped + PAGE), mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (bytes == MAP_FAILED || address == MAP_FAILED) {
         close(fd);
         return leave(OUT_OF_MEMORY);
@@ -216,7 +216,7 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     int code = enter_unsafe("cuMemHostRegister");
     if (code)
         return code;
-    struct allocation *a = place_for_one();
+    struct allocation *a = free_entry();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
     *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0};

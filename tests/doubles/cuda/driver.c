@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "tests/doubles/cuda/double_internal.h"
+#include "tests/doubles/cuda/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by double.c (streams, events, copies), double_memory.c and double_capture.c. */
-#ifndef TESTS_CUDA_DOUBLE_INTERNAL_H
-#define TESTS_CUDA_DOUBLE_INTERNAL_H
+/* Shared by driver.c (streams, events, copies), memory.c and capture.c. */
+#ifndef TESTS_DOUBLES_CUDA_INTERNAL_H
+#define TESTS_DOUBLES_CUDA_INTERNAL_H
 
 #include "gpudirect/gpudirect.h"
-#include "tests/doubles/cuda/double.h"
+#include "tests/doubles/cuda/driver.h"
 
 #include <pthread.h>
 
@@ -62,7 +62,7 @@ void events_forget(void);
 /* Whether it is a stream, and of which kind. */
 bool stream_known(void *handle, bool *blocking);
 
-/* double_capture.c */
+/* capture.c */
 
 /* enter() of what captures forbid, which ends them; and of what is forbidden to all. */
 int enter_unsafe(const char *function);
