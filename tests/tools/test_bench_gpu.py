@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""tools/bench/gpu --gvirtus with a made-up GVirtuS, build and nvcc: what it runs over which path, what it says of programs and
-programs' failures, and that nothing is left behind."""
+"""tools/bench/gpu --gvirtus with a made-up GVirtuS, build and nvcc: what it runs over which path,
+how it reports programs and failures, and that it leaves nothing behind."""
 import json
 import os
 import socket
@@ -15,11 +15,11 @@ if os.environ.get("FAKE_BACK_END") == "dies":
     sys.exit("no GPU to be had")
 with open(sys.argv[1], encoding="ascii") as file:
     port = int(json.load(file)["communicator"][0]["endpoint"]["port"])
-door = socket.create_server(("127.0.0.1", port))
+listener = socket.create_server(("127.0.0.1", port))
 with open(os.environ["FAKE_PIDS"], "a", encoding="ascii") as pids:
     print(os.getpid(), file=pids)
 while True:
-    door.accept()[0].close()
+    listener.accept()[0].close()
 """
 INSTALLER = """import os, sys
 if "FAKE_INSTALLER" in os.environ:
@@ -44,26 +44,31 @@ if "FAKE_NVCC" in os.environ:
     sys.exit("nvcc fatal   : Unknown option '--no-compress'")
 to = sys.argv[sys.argv.index("-o") + 1]
 with open(to, "w", encoding="ascii") as file:
-    file.write("#!" + sys.executable + "\\n" + open(os.environ["FAKE_PROGRAMS"], encoding="ascii").read())
+    file.write("#!" + sys.executable + "\\n")
+    file.write(open(os.environ["FAKE_PROGRAMS"], encoding="ascii").read())
 os.chmod(to, 0o755)
 """
 APPLICATION = """import os, sys
 home = os.environ.get("GVIRTUS_HOME", "/nowhere")
-print(open(home + "/uri", encoding="ascii").read().split(":")[0] if os.path.exists(home + "/uri") else "own",
+uri = home + "/uri"
+print(open(uri, encoding="ascii").read().split(":")[0] if os.path.exists(uri) else "own",
       "preload" if os.environ.get("LD_PRELOAD") else "")
 if home == "/nowhere":
     print(sys.argv[1])
 """
 BENCH = """import json, sys
-cells = [one.split("=", 1) for one, before in zip(sys.argv[1:], sys.argv) if before == "--cells"]
-with open(sys.argv[sys.argv.index("--json") + 1], "w", encoding="ascii") as file:
-    json.dump({"cells": [(name, open(path, encoding="ascii").read().split()) for name, path in cells],
-               "paths": sys.argv[sys.argv.index("--paths") + 1], "rounds": sys.argv[sys.argv.index("--rounds") + 1]}, file)
+options = list(zip(sys.argv, sys.argv[1:]))
+cells = [one.split("=", 1) for before, one in options if before == "--cells"]
+one = dict(options)
+with open(one["--json"], "w", encoding="ascii") as file:
+    json.dump({"cells": [(name, open(path, encoding="ascii").read().split())
+                         for name, path in cells],
+               "paths": one["--paths"], "rounds": one["--rounds"]}, file)
 """
 LDD = """echo "	libcudart.so.12 => $FAKE_RUNTIME (0x00007f0000000000)"
 """
-ROUND = [["gvirtus", ["own"]], ["gvirtus-shm", ["rdma"]], ["gvirtus-shm-preload", ["rdma", "preload"]],
-         ["gvirtus-tcp-preload", ["tcp", "preload"]]]
+ROUND = [["gvirtus", ["own"]], ["gvirtus-shm", ["rdma"]],
+         ["gvirtus-shm-preload", ["rdma", "preload"]], ["gvirtus-tcp-preload", ["tcp", "preload"]]]
 
 
 def write(path, text, first=f"#!{sys.executable}\n"):
@@ -75,7 +80,7 @@ def write(path, text, first=f"#!{sys.executable}\n"):
 
 def bench(scene, *options, **more):
     """Exit status, output, errors, and what the JSON has; nothing is left behind."""
-    home, build, tools, scratch = (scene.path(name) for name in ("a home", "build", "bin", "scratch"))
+    home, build, tools, scratch = map(scene.path, ("a home", "build", "bin", "scratch"))
     write(home + "/bin/gvirtus-backend", BACK_END)
     write(home + "/lib/frontend/libcudart.so.12", "", "")
     write(home + "/lib/libgvirtus-plugin-cudart.so", "", "")
@@ -90,11 +95,12 @@ def bench(scene, *options, **more):
         write(tools + "/ldd", LDD, "#!/bin/sh\n")
     write(scene.path("programs"), PROGRAMS, "")
     os.mkdir(scratch)
-    env = dict(os.environ, PATH=tools + ":" + os.environ["PATH"], TMPDIR=scratch, FAKE_PIDS=scene.path("pids"),
-               FAKE_PROGRAMS=scene.path("programs"), **more)
+    env = dict(os.environ, PATH=tools + ":" + os.environ["PATH"], TMPDIR=scratch,
+               FAKE_PIDS=scene.path("pids"), FAKE_PROGRAMS=scene.path("programs"), **more)
     env.pop("GVIRTUS_HOME", None)
     before = sorted(os.walk(home))
-    rc, out, err = scene.run("--build", build, "--gvirtus", home, "--json", scene.path("json"), *options, env=env)
+    rc, out, err = scene.run("--build", build, "--gvirtus", home, "--json", scene.path("json"),
+                             *options, env=env)
     equal((os.listdir(scratch), sorted(os.walk(home))), ([], before))
     if os.path.exists(scene.path("pids")):
         with open(scene.path("pids"), encoding="ascii") as pids:
@@ -116,7 +122,8 @@ def programs_and_cells_over_each_path(scene):
             assert f"   ok: 1000 random programs {options}, over {path}\n" in out, out
     assert "left out: 1000 random programs --symbols" in out, out
     equal((cells["cells"], cells["rounds"]), (ROUND * 3, "1"))
-    assert "native: the driver's copies" in out and cells["paths"].startswith("native,"), (out, cells)
+    assert "native: the driver's copies" in out, out
+    assert cells["paths"].startswith("native,"), cells
 
 
 @test
@@ -159,22 +166,25 @@ def what_is_not_there_is_named(scene):
 @test
 def bad_values_are_refused_before_anything_is_run(scene):
     write(scene.path("no.json"), "no JSON", "")
-    for arguments, says in ((["--rounds", "0"], '--rounds: "0" is not accepted: give 1 to 99'),
-                            (["--rounds", "x"], '--rounds: "x" is not accepted'),
-                            (["--clients", "-1"], '--clients: "-1" is not accepted: give 0 to 99'),
-                            (["--time", "0.0"], '--time: "0.0" is not accepted'),
-                            (["--time", "-1"], '--time: "-1" is not accepted'),
-                            (["--paths", "native,foo"], '--paths: "native,foo" is not accepted: give names of native, stock'),
-                            (["--paths", ","], '--paths: "," is not accepted'),
-                            (["--paths"], "--paths needs a value"),
-                            (["--bogus", "1"], "there is no option --bogus"),
-                            (["--gvirtus", scene.path(".")], "is no GVirtuS home: it has no bin/gvirtus-backend"),
-                            (["--from", scene.path("no.json"), "--plot", "x.svg"], "no.json is not what --json writes"),
-                            (["--from", scene.path("no.json")], "--from is what --plot draws"),
-                            (["--plot", "x.pdf"], "x.pdf is no .svg nor .png")):
+    for line, error in (
+            ("--rounds 0", '--rounds: "0" is not accepted: give 1 to 99'),
+            ("--rounds x", '--rounds: "x" is not accepted'),
+            ("--clients -1", '--clients: "-1" is not accepted: give 0 to 99'),
+            ("--time 0.0", '--time: "0.0" is not accepted'),
+            ("--time -1", '--time: "-1" is not accepted'),
+            ("--paths native,foo",
+             '--paths: "native,foo" is not accepted: give names of native, stock'),
+            ("--paths ,", '--paths: "," is not accepted'),
+            ("--paths", "--paths needs a value"),
+            ("--bogus 1", "there is no option --bogus"),
+            ("--gvirtus .", "is no GVirtuS home: it has no bin/gvirtus-backend"),
+            ("--from no.json --plot x.svg", "no.json is not what --json writes"),
+            ("--from no.json", "--from is what --plot draws"),
+            ("--plot x.pdf", "x.pdf is no .svg nor .png")):
+        arguments = line.split()
         rc, out, err = scene.run(*arguments)
         equal((arguments, rc, out, len(err.splitlines())), (arguments, 2, "", 1))
-        assert err.startswith("bench-gpu: ") and says in err, (arguments, err)
+        assert err.startswith("bench-gpu: ") and error in err, (arguments, err)
 
 
 @test
@@ -189,21 +199,22 @@ def a_build_that_fails_is_shown(scene):
 
 
 @test
-def a_back_end_that_dies_is_told(scene):
+def a_back_end_that_dies_is_an_error(scene):
     rc, out, err, cells = bench(scene, FAKE_BACK_END="dies")
     equal((rc, cells), (1, None))
     assert "   ok: " not in out and "does not listen: no GPU to be had" in err, err
 
 
 @test
-def a_port_of_somebody_else_is_left_alone(scene):
+def a_port_in_use_is_left_alone(scene):
     write(scene.path("seed"), "RANDOM=1\n", "")
-    first = subprocess.run(["bash", "-c", "RANDOM=1; echo $((20000 + RANDOM % 10000))"], capture_output=True,
-                           text=True, check=True)
-    with socket.socket() as door:
-        if not door.connect_ex(("127.0.0.1", int(first.stdout))):
-            raise Skip("somebody does listen there")
-    with socket.create_server(("127.0.0.1", int(first.stdout))):
+    first = subprocess.run(["bash", "-c", "RANDOM=1; echo $((20000 + RANDOM % 10000))"],
+                           capture_output=True, text=True, check=True)
+    port = ("127.0.0.1", int(first.stdout))
+    with socket.socket() as probe:
+        if not probe.connect_ex(port):
+            raise Skip("another process listens there")
+    with socket.create_server(port):
         _, _, err, _ = bench(scene, BASH_ENV=scene.path("seed"), FAKE_INSTALLER="fails")
     assert "it cannot be installed" in err, err
     with open(scene.path("pids"), encoding="ascii") as pids:

@@ -44,7 +44,8 @@ def self_over_tcp(scene):
 
 @test
 def self_in_place_over_shm(scene):
-    provider, settings, _ = measured(scene, "--minor", "--links", "1", "--threads", "2", "shm://127.0.0.1:0")
+    provider, settings, _ = measured(scene, "--minor", "--links=1", "--threads=2",
+                                     "shm://127.0.0.1:0")
     equal((provider, settings["minor"], settings["fault_workers"]), ("shm", True, 0))
 
 
@@ -97,18 +98,19 @@ def what_does_not_fit_is_refused(scene):
 
 @test
 def bad_values_are_named(scene):
-    for option, value in (("--size", "3M"), ("--page", "8K"), ("--links", "17"), ("--cpus", "0-"), ("--cpus", "a"),
-                          ("--threads", "0"), ("--time", "0"), ("--nice", "20"), ("--set", "chunk"), ("--rounds", "101")):
-        status, _, err = scene.run("self", option, value)
+    for option in ("--size=3M", "--page=8K", "--links=17", "--cpus=0-", "--cpus=a", "--threads=0",
+                   "--time=0", "--nice=20", "--set=chunk", "--rounds=101"):
+        status, _, err = scene.run("self", option)
+        name, value = option.split("=")
         equal(status, 1)
-        assert option in err and f'"{value}"' in err and err.count("\n") == 1, err
+        assert name in err and f'"{value}"' in err and err.count("\n") == 1, err
     for option in ("--cpus", "--touch-cpus"):
-        status, _, err = scene.run("self", "--size", "2M", "--links", "2", "--touches", "1", option, "1023")
+        status, _, err = scene.run("self", "--size=2M", "--links=2", "--touches=1", option, "1023")
         equal(status, 1)
         assert "processor 1023, " in err and "there are 0 to " in err, err
-    for args in ([], ["loan"], ["fetch"], ["serve", "--minor", "tcp://127.0.0.1:1"], ["fetch", "--links", "2", "tcp://x:1"],
-                 ["self", "a", "b"]):
-        status, _, err = scene.run(*args)
+    for line in ("", "loan", "fetch", "serve --minor tcp://127.0.0.1:1",
+                 "fetch --links 2 tcp://x:1", "self a b"):
+        status, _, err = scene.run(*line.split())
         equal(status, 2)
         assert "Try `ib-fault --help'" in err, err
 
