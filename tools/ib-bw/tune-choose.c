@@ -53,20 +53,26 @@ static const struct tune_way *way_of(const struct tune *tune, enum tune_kind kin
     return NULL;
 }
 
-/* The number of threads that gains most over `base`; NULL: none does. */
-static const struct tune_way *best_threads(const struct tune *tune, const struct tune_way *base)
+/* The way of a kind that gains most over `base`; NULL: none is faster. Chunks are judged by long
+ * copies, other ways from the size on from which they replace `base`. */
+static const struct tune_way *best_of(const struct tune *tune, enum tune_kind kind,
+                                      const struct tune_way *base)
 {
     const struct tune_way *best = NULL;
+    const unsigned n = tune->size_count;
     double most = 0;
+    unsigned first_long = 0;
+    while (first_long < n && tune->sizes[first_long] < LONG_BYTES)
+        first_long++;
     for (unsigned i = 0; i < tune->way_count; i++) {
         const struct tune_way *way = &tune->ways[i];
         double sum = 0;
-        for (unsigned d = 0; d < 2 && way->kind == TUNE_THREADS; d++) {
-            int at =
-                ibx_tune_crossover(base->times[d], way->times[d], tune->size_count, TUNE_MARGIN);
-            sum += at < 0 ? 0
-                          : gain(base->times[d], way->times[d], (unsigned)at, tune->size_count,
-                                 TUNE_MARGIN);
+        for (unsigned d = 0; d < 2 && way->kind == kind; d++) {
+            int at = kind == TUNE_CHUNKS
+                         ? (int)first_long
+                         : ibx_tune_crossover(base->times[d], way->times[d], n, TUNE_MARGIN);
+            if (at >= 0)
+                sum += gain(base->times[d], way->times[d], (unsigned)at, n, TUNE_MARGIN);
         }
         if (sum > most) {
             most = sum;
@@ -76,34 +82,7 @@ static const struct tune_way *best_threads(const struct tune *tune, const struct
     return best;
 }
 
-static unsigned first_long(const struct tune *tune)
-{
-    unsigned i = 0;
-    while (i < tune->size_count && tune->sizes[i] < LONG_BYTES)
-        i++;
-    return i;
-}
-
-/* `base` has the default. */
-static size_t best_chunk(const struct tune *tune, const struct tune_way *base)
-{
-    size_t chunk = base->choice.chunk;
-    double most = 0;
-    for (unsigned i = 0; i < tune->way_count; i++) {
-        const struct tune_way *way = &tune->ways[i];
-        double sum = 0;
-        for (unsigned d = 0; d < 2 && way->kind == TUNE_CHUNKS; d++)
-            sum += gain(base->times[d], way->times[d], first_long(tune), tune->size_count,
-                        TUNE_MARGIN);
-        if (sum > most) {
-            most = sum;
-            chunk = way->choice.chunk;
-        }
-    }
-    return chunk;
-}
-
-/* From the first size at which both are known it means from the first byte. */
+/* The size from which `later` is taken: 0 if from the first size at which both were measured. */
 static uint64_t size_from(const struct tune *tune, const double *first, const double *later,
                           double margin, uint64_t unknown)
 {
@@ -139,12 +118,14 @@ void ibx_tune_choose(struct tune *tune)
 {
     struct ibx_choice *choice = &tune->result.choice;
     const struct tune_way *chunks = way_of(tune, TUNE_CHUNKS);
-    const struct tune_way *threads = best_threads(tune, chunks),
-                          *any_threads = way_of(tune, TUNE_THREADS);
-    const struct tune_way *direct = way_of(tune, TUNE_DIRECT);
+    const struct tune_way *chunk = best_of(tune, TUNE_CHUNKS, chunks),
+                          *threads = best_of(tune, TUNE_THREADS, chunks),
+                          *direct = way_of(tune, TUNE_DIRECT);
     *choice = ibx_choice_default;
-    choice->chunk = best_chunk(tune, chunks);
+    choice->chunk = (chunk ? chunk : chunks)->choice.chunk;
     choice->threads = threads ? threads->choice.threads : 0;
+    if (!threads)
+        threads = way_of(tune, TUNE_THREADS);
     for (unsigned d = 0; d < 2; d++) {
         struct ibx_choice_way *way = &choice->ways[d];
         const struct ibx_choice_way *unknown = &ibx_choice_default.ways[d];
@@ -155,10 +136,9 @@ void ibx_tune_choose(struct tune *tune)
         if (direct)
             way->direct_min = size_from(tune, way_of(tune, TUNE_FAR)->times[d], direct->times[d],
                                         TUNE_MARGIN, unknown->direct_min);
-        if (threads || any_threads)
-            way->threads_min =
-                size_from(tune, chunks->times[d], (threads ? threads : any_threads)->times[d],
-                          TUNE_MARGIN, unknown->threads_min);
+        if (threads)
+            way->threads_min = size_from(tune, chunks->times[d], threads->times[d], TUNE_MARGIN,
+                                         unknown->threads_min);
     }
     tune->result.found = true;
 }
