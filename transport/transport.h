@@ -11,6 +11,10 @@
  * it up (docs/protocol.md). This handshake socket stays open as long as the connection, so that
  * the death of a peer is noticed on every fabric.
  *
+ * The folder: core/ has connections, regions, options and the choice of the path; handshake/ sets
+ * connections up; shm/, verbs/, ofi/ and tcp/ are the providers behind core/provider.h;
+ * fault_injection/ is for tests.
+ *
  * Threads: a connection or a listener belongs to the one thread that calls into it; only ibx_wake()
  * may be called from another. Different connections are independent.
  *

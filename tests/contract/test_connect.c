@@ -371,7 +371,7 @@ static void test_no_provider_in_common(void **state)
 }
 
 /* Garbage, silence and a closed socket end one connection request and disturb no other. */
-static void test_strangers_at_the_door(void **state)
+static void test_unauthenticated_peers(void **state)
 {
     (void)state;
     struct ibx_listener *listener = listen_here(300);
@@ -483,7 +483,7 @@ static const struct CMUnitTest tests[] = {
     TEST(test_fork_between_accept_and_establish),
     TEST_BOTH(test_close_in_a_forked_child),
     TEST(test_no_provider_in_common),
-    TEST(test_strangers_at_the_door),
+    TEST(test_unauthenticated_peers),
     TEST(test_a_crowd_at_one_listener),
 };
 GROUP(group_connect, "connect", tests);
