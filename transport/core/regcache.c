@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The registration cache. An entry is made by a miss and dies when its memory goes, or by eviction.
- * A death is only marked, by the reader of events (regcache_watch.c) or by the owner of the cache.
- * The owner deregisters dead entries that are not in use. It does so without the lock of the watch,
- * because registration allocates and frees memory.
+ * The registration cache. An entry dies when its memory goes (range.alive), or when its owner
+ * retires it. The reader of events (regcache_watch.c) only marks a death. The owner deregisters
+ * dead entries that are not in use, without the lock of the watch, because that allocates and frees
+ * memory.
+ *
+ * state machine: cached registration
+ *   [*] -> FREE -> WATCHED -> RETIRED -> FREE        evicted, replaced, or not to be cached
+ *   WATCHED -> FREE                                  its memory went
+ *   WATCHED | RETIRED -> INHERITED -> FREE -> [*]    in use in a forked child
  */
 #include "transport/core/regcache.h"
 
+#include "common/state_machine.h"
 #include "transport/core/regcache_watch.h"
 
 #include <errno.h>
@@ -16,11 +22,21 @@
 
 #define ENTRIES_MAX 4096u
 
+enum entry_state { ENTRY_FREE, ENTRY_WATCHED, ENTRY_RETIRED, ENTRY_INHERITED };
+
+static const struct ibx_state entry_states[] = {
+    [ENTRY_FREE] = {"free", IBX_TO(ENTRY_WATCHED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [ENTRY_WATCHED] = {"watched",
+                       IBX_TO(ENTRY_RETIRED) | IBX_TO(ENTRY_INHERITED) | IBX_TO(ENTRY_FREE), 0},
+    [ENTRY_RETIRED] = {"retired", IBX_TO(ENTRY_INHERITED) | IBX_TO(ENTRY_FREE), 0},
+    [ENTRY_INHERITED] = {"inherited", IBX_TO(ENTRY_FREE), 0},
+};
+static const struct ibx_state_table entry_table =
+    IBX_STATE_TABLE("cached registration", entry_states);
+
 struct entry {
-    bool taken;
+    struct ibx_state_machine state; /* enum entry_state */
     struct ibx_watch_range range;
-    bool retired;   /* evicted, or given up: its memory lives */
-    bool inherited; /* the registration is the parent's */
     unsigned access;
     unsigned users;
     struct ibx_mr *mr; /* NULL until it is registered */
@@ -33,7 +49,7 @@ struct ibx_regcache {
     size_t bytes_max;
     unsigned entries_max;
     struct entry *entries;         /* entries_max of them */
-    struct entry *newest, *oldest; /* taken ones, by their last use */
+    struct entry *newest, *oldest; /* those not free, by their last use */
     bool unclean;                  /* some entries are dead */
     unsigned deaths, generation;   /* of the watch, as last seen */
     struct ibx_regcache_stats stats;
@@ -58,7 +74,7 @@ static void list_add(struct ibx_regcache *cache, struct entry *entry)
     cache->newest = entry;
 }
 
-/* Counts a taken entry. */
+/* Counts an entry that is not free. */
 static void entry_add(struct ibx_regcache *cache, struct entry *entry)
 {
     list_add(cache, entry);
@@ -70,18 +86,19 @@ static void entry_free(struct ibx_regcache *cache, struct entry *entry)
 {
     cache->stats.bytes -= entry_bytes(entry);
     cache->stats.entries--;
-    cache->stats.stale += !entry->retired;
     list_remove(cache, entry);
-    if (!entry->retired)
+    if (entry->state.now == ENTRY_WATCHED) {
+        cache->stats.stale++;
         ibx_watch_remove(&entry->range);
-    *entry = (struct entry){.taken = false};
+    }
+    ibx_state_move(&entry->state, ENTRY_FREE);
 }
 
 /* Locked. */
 static void entry_retire(struct ibx_regcache *cache, struct entry *entry)
 {
     ibx_watch_remove(&entry->range);
-    entry->retired = true;
+    ibx_state_move(&entry->state, ENTRY_RETIRED);
     cache->unclean = true;
 }
 
@@ -98,7 +115,7 @@ static bool reap_one(struct ibx_regcache *cache, struct ibx_mr **mr)
         entry = entry->newer;
     if (entry) {
         found = true;
-        *mr = entry->inherited ? NULL : entry->mr;
+        *mr = entry->state.now == ENTRY_INHERITED ? NULL : entry->mr;
         entry_free(cache, entry);
     } else {
         cache->unclean = false;
@@ -157,11 +174,16 @@ static void drop_inherited(struct ibx_regcache *cache)
     cache->stats.entries = 0;
     for (unsigned i = 0; i < cache->entries_max; i++) {
         struct entry *entry = &cache->entries[i];
-        entry->taken = entry->taken && entry->users;
+        if (entry->state.now == ENTRY_FREE)
+            continue;
         entry->range.alive = false;
-        entry->retired = entry->inherited = true;
-        if (entry->taken)
-            entry_add(cache, entry);
+        if (!entry->users) {
+            ibx_state_move(&entry->state, ENTRY_FREE);
+            continue;
+        }
+        if (entry->state.now != ENTRY_INHERITED)
+            ibx_state_move(&entry->state, ENTRY_INHERITED);
+        entry_add(cache, entry);
     }
     cache->generation = ibx_watch_generation();
     ibx_watch_retain();
@@ -201,20 +223,26 @@ static struct entry *reserve(struct ibx_regcache *cache, uintptr_t start, uintpt
     if (!make_room(cache, end - start))
         return NULL;
     struct entry *entry = cache->entries;
-    while (entry->taken)
+    while (entry->state.now != ENTRY_FREE)
         entry++;
-    *entry = (struct entry){.range = {.start = start, .end = end}, .access = access, .users = 1};
+    entry->range = (struct ibx_watch_range){.start = start, .end = end};
+    entry->access = access;
+    entry->users = 1;
+    entry->mr = NULL;
     ibx_watch_lock();
-    entry->taken = ibx_watch_add(&entry->range);
-    for (struct entry *old = cache->newest; entry->taken && old; old = old->older) {
+    if (!ibx_watch_add(&entry->range)) {
+        ibx_watch_unlock();
+        return NULL;
+    }
+    ibx_state_move(&entry->state, ENTRY_WATCHED);
+    for (struct entry *old = cache->newest; old; old = old->older) {
         if (old->range.alive && start <= old->range.start && old->range.end <= end &&
             !(old->access & ~access))
             entry_retire(cache, old);
     }
-    if (entry->taken)
-        entry_add(cache, entry);
+    entry_add(cache, entry);
     ibx_watch_unlock();
-    return entry->taken ? entry : NULL;
+    return entry;
 }
 
 /* Registers; at the system's own limit, idle entries are evicted. */
@@ -312,6 +340,8 @@ int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
     cache->conn = conn;
     cache->bytes_max = bytes;
     cache->entries_max = entries;
+    for (unsigned i = 0; i < entries; i++)
+        ibx_state_begin(&cache->entries[i].state, &entry_table, ENTRY_FREE);
     ibx_watch_lock();
     drop_inherited(cache);
     ibx_watch_unlock();
