@@ -25,13 +25,14 @@ def key_file(scene, name, secret):
     return path
 
 
-def fails(scene, args, *words, run=None):
-    """It exits 1 with nothing but one sentence, in which the words are."""
+def fails(scene, args, *words, run=None, results=False):
+    """It exits 1 with one sentence, in which the words are, and prints nothing else or results."""
     code, out, err = run(scene, *args) if run else scene.run(*args)
-    equal((args, code, out), (args, 1, ""))
+    equal((args, code, bool(out)), (args, 1, results))
     one_sentence(err)
     for word in words:
         assert word in err, err
+    return out
 
 
 def works(done):
@@ -133,9 +134,7 @@ def further_clients_are_turned_away(scene):
     with socket.create_connection(("127.0.0.1", port)) as first:
         first.sendall(request("ibBwChecksum"))
         equal(len(receive(first, 28)), 28)  # so it is served
-        code, _, err = scene.run("run", *QUICK, uri)
-        equal(code, 1)
-        one_sentence(err)
+        fails(scene, ("run", *QUICK, uri))
     until(lambda: scene.run("run", *QUICK, uri)[0] == 0, "a free place")
     equal(server.poll(), None)
 
@@ -157,10 +156,9 @@ def signals_end_a_server_and_leave_nothing(scene):
 @test
 def a_payload_too_long_for_the_server_is_one_sentence(scene):
     _, uri = scene.serve("--max-bytes", "64K")
-    code, out, err = scene.run("run", "--sizes=64K,64001,65537", "--count=1", "--json=-", uri)
-    equal(code, 1)
-    one_sentence(err)
-    assert "--max-bytes" in err, err
+    fails(scene, ("run", "--sizes=1M", "--count=1", uri), "--max-bytes", results=True)
+    out = fails(scene, ("run", "--sizes=64K,64001,65537", "--count=1", "--json=-", uri),
+                "--max-bytes", results=True)
     equal({one["bytes"] for one in json.loads(out)["results"]}, {65536, 64001})
 
 
@@ -246,15 +244,13 @@ class Spoiler:
     def __init__(self, port, to_server):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.to_server, self.server_port = to_server, port
-        threading.Thread(target=self.work, daemon=True).start()
+        threading.Thread(target=self.work, args=(port, to_server), daemon=True).start()
 
-    def work(self):
+    def work(self, port, to_server):
         client, _ = self.listener.accept()
-        server = socket.create_connection(("127.0.0.1", self.server_port))
-        there = (client, server, self.to_server)
-        threading.Thread(target=self.pump, args=there, daemon=True).start()
-        self.pump(server, client, not self.to_server)
+        server = socket.create_connection(("127.0.0.1", port))
+        threading.Thread(target=self.pump, args=(client, server, to_server), daemon=True).start()
+        self.pump(server, client, not to_server)
 
     @staticmethod
     def pump(source, sink, spoil):
@@ -274,12 +270,8 @@ def damage_in_the_middle_of_a_payload_is_noticed(scene):
     _, uri = scene.serve("--stock", str(port))
     for to_server, op in ((True, "h2d"), (False, "d2h")):
         spoiler = Spoiler(port, to_server)
-        code, out, err = scene.run("run", "--stock", f"127.0.0.1:{spoiler.port}", "--sizes=1M",
-                                   "--count=2", "--json=-", uri)
-        equal(code, 1)
-        one_sentence(err)
-        assert "damaged" in err, err
-        parsed = json.loads(out)
+        args = ("run", "--stock", f"127.0.0.1:{spoiler.port}", "--sizes=1M", "--count=2")
+        parsed = json.loads(fails(scene, (*args, "--json=-", uri), "damaged", results=True))
         assert f"stopped at {op} 1 MiB" in parsed["refused"][-1]["reason"], parsed["refused"]
         equal([one["op"] for one in parsed["results"] if one["path"] != "stock"], ["h2d", "d2h"])
 
