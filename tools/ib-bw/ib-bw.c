@@ -93,8 +93,8 @@ static int take_plot(void *at, const char *text, struct ibx_error *err)
 
 static const struct ibx_tool_command commands[] = {
     [BW_SERVE] = {"serve", "URI",
-                  "Answers the calls of `run' until it is stopped; rdma://0.0.0.0:18515 serves all "
-                  "addresses"},
+                  "Answers the calls of `run' until it is stopped; rdma://0.0.0.0:18515 listens at "
+                  "all addresses"},
     [BW_RUN] = {"run", "URI", "Measures against such a server"},
     [BW_SELF] = {"self", NULL, "Starts both ends on this host and compares all paths"},
     [BW_TUNE] = {"tune", NULL,
@@ -117,8 +117,8 @@ static const struct ibx_tool_option options[] = {
      IBX_TOOL_SECONDS, AT(seconds), .max = 3600},
     {"count", "N", "Calls for a cell, instead of a time", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
      AT(count), 1, BW_CALLS_MAX},
-    {"rounds", "N", "Turns in which the paths alternate [5]", MEASURE | TUNE, IBX_TOOL_UNSIGNED,
-     AT(rounds), 1, 1000},
+    {"rounds", "N", "Rounds, in each of which all paths take turns [5]", MEASURE | TUNE,
+     IBX_TOOL_UNSIGNED, AT(rounds), 1, 1000},
     {.help = "run and self:"},
     {"long", NULL, "One line for a path, with the 99th percentile", MEASURE, IBX_TOOL_FLAG,
      AT(line_a_path)},
@@ -128,12 +128,12 @@ static const struct ibx_tool_option options[] = {
      AT(plot), .take = take_plot},
     {.help = "run and serve:"},
     {"stock", "[HOST:]PORT",
-     "serve: answer GVirtuS's own TCP communicator there too, which knows no keys [127.0.0.1]; "
-     "run: compare with it",
+     "serve: also answer GVirtuS's own TCP there, which knows no keys [127.0.0.1]; run: compare "
+     "with it",
      SERVE | RUN, IBX_TOOL_TEXT, AT(stock)},
     {.help = "self:"},
-    {"paths", "LIST", "Of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN, AT(paths),
-     .take = take_paths},
+    {"paths", "LIST", "Paths to measure, of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN,
+     AT(paths), .take = take_paths},
     {"no-pin", NULL, "Let the ends run on any processor", SELF, IBX_TOOL_FLAG, AT(no_pin)},
     {.help = "tune:"},
     {"output", "FILE", "Where to store the result [where a back end looks: rdma.tuning]", TUNE,
@@ -152,8 +152,8 @@ static const struct ibx_tool_option options[] = {
 
 static const struct ibx_tool tool = {
     .name = "ib-bw",
-    .help = "Measures cudaMemcpy as GVirtuS calls its communicator: ours over every path there is, "
-            "against what GVirtuS's own TCP communicator (stock) does.",
+    .help = "Measures cudaMemcpy as GVirtuS calls its communicator: ours over each path, beside "
+            "GVirtuS's own TCP communicator (stock).",
     .commands = commands,
     .options = options,
     .lists_transport = true,
