@@ -13,32 +13,18 @@
 
 #include "common/clock.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#define BEATS   20
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
 #define TIMED   "--set", "timeout_ms=10000"
 #define LOOK_MS 5
 #define LATE_MS 200 /* sooner it would be heard in any case */
 
-static struct vm vms[1];
-static struct mover sender;
 static struct ibx_options options;
 
 static void runs_at_the_source(void)
 {
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
@@ -49,7 +35,7 @@ static void start_source(void)
     options.message = IBX_MIGRATE_MESSAGE;
     options.slots = 4; /* much fewer than the device state has messages */
     vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], BEATS);
+    vm_wait_beats(&vms[0], pair_beats);
 }
 
 static struct ibx_acceptor *porch;
@@ -323,10 +309,7 @@ static void test_a_lie_about_the_end(void **state)
     mover_await_words(&sender, "interrupt once more");
     mover_kill(&sender, SIGINT);
     mover_ends(&sender, 3);
-    struct mover rollback;
-    mover_start(&rollback,
-                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
-    mover_ends(&rollback, 0);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     runs_at_the_source();
 }
 

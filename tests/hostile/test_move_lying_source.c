@@ -13,33 +13,18 @@
 #include "common/clock.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#define BEATS     20
 #define LISTEN    "tcp://127.0.0.1:0?timeout_ms=10000"
 #define TIMED     "--set", "timeout_ms=10000"
 #define STATE_MAX (16u << 20)
 
-static struct vm vms[2];
-static struct mover receiver;
 static struct ibx_options options;
 
 static void runs_at_the_source(void)
 {
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
@@ -49,7 +34,7 @@ static void start_source(void)
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
     vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], BEATS);
+    vm_wait_beats(&vms[0], pair_beats);
 }
 
 struct liar {

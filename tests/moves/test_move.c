@@ -4,46 +4,11 @@
 
 #include "transport/transport.h"
 
-#include <errno.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#define BEATS    40
 #define HUGE_RAM "memory-backend-file,id=mem0,size=64M,share=on,mem-path="
 
-static struct vm vms[2];
-
-/* The VM runs and is right at the destination, and the source stands still for good. */
-static void arrived(struct vm *from, struct vm *to, const char *options)
+static void check_summary(void)
 {
-    unsigned long at = vm_beats(to);
-    vm_wait_beats(to, at + BEATS);
-    mover_heartbeats((const struct vm *[]){from, to, NULL}, options);
-    json_t *status = vm_run(from, "query-status", NULL);
-    assert_false(json_is_true(json_object_get(status, "running")));
-    json_decref(status);
-}
-
-static void start_both(const struct vm_options *like)
-{
-    struct vm_options options = *like;
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
-}
-
-static void check_summary(const struct mover *sender)
-{
-    json_t *summary = mover_summary(sender);
+    json_t *summary = mover_summary(&sender);
     assert_non_null(summary);
     json_int_t pages = json_integer_value(json_object_get(summary, "pages"));
     assert_int_equal(pages, VM_RAM_MIB << 20 >> 12);
@@ -60,14 +25,12 @@ static void check_summary(const struct mover *sender)
 static void moved(const struct vm_options *like, const char *uri, const char *const *receive_more,
                   const char *const *send_more)
 {
-    struct mover receiver, sender;
-    start_both(like);
+    pair_start(like);
     mover_receive(&receiver, &vms[1], uri, receive_more);
     mover_send(&sender, &vms[0], receiver.uri, send_more);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    check_summary(&sender);
-    arrived(&vms[0], &vms[1], like->append);
+    pair_done();
+    check_summary();
+    pair_moved(like->append);
 }
 
 static void test_tcp(void **state)
@@ -142,30 +105,25 @@ static void test_memfd(void **state)
 static void test_idle(void **state)
 {
     (void)state;
-    struct mover receiver, sender;
-    start_both(&(struct vm_options){.append = "idle=20000000 beat=64"});
+    pair_start(&(struct vm_options){.append = "idle=20000000 beat=64"});
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
     mover_send(&sender, &vms[0], receiver.uri, NULL);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    arrived(&vms[0], &vms[1], "beat=64");
+    pair_done();
+    pair_moved("beat=64");
 }
 
 static void test_bandwidth(void **state)
 {
     (void)state;
-    struct mover receiver, sender, set;
-    start_both(&(struct vm_options){.append = ""});
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0",
                   (const char *[]){"--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, NULL);
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], 10);
-    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
-    mover_ends(&set, 0);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    arrived(&vms[0], &vms[1], "");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("");
 }
 
 static void test_sandboxed(void **state)
@@ -206,18 +164,16 @@ static void moved_in_huge_pages(const char *option)
     struct vm_options options = {.append = "cpus=2", .two = true, .ram = from};
     if (system(command))
         skip();
-    struct mover receiver, sender;
     mover_begin();
     vm_start(&vms[0], &options);
     options.ram = to;
     options.incoming = true;
     vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
+    vm_wait_beats(&vms[0], pair_beats);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", (const char *[]){option, NULL});
     mover_send(&sender, &vms[0], receiver.uri, NULL);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    arrived(&vms[0], &vms[1], "cpus=2");
+    pair_done();
+    pair_moved("cpus=2");
     vm_end(&vms[0]);
     vm_end(&vms[1]);
     snprintf(command, sizeof(command), "umount %s && rmdir %s", huge, huge);
@@ -249,7 +205,6 @@ static void test_ten_times(void **state)
     vm_start(&chain[0], &options);
     options.incoming = true;
     for (unsigned i = 0; i < TIMES; i++) {
-        struct mover receiver, sender;
         vm_start(&chain[i + 1], &options);
         vm_wait_beats(&chain[i], 20);
         mover_receive(&receiver, &chain[i + 1], i % 2 ? "shm://127.0.0.1:0" : "tcp://127.0.0.1:0",
@@ -258,7 +213,7 @@ static void test_ten_times(void **state)
         mover_ends(&sender, 0);
         mover_ends(&receiver, 0);
     }
-    vm_wait_beats(&chain[TIMES], BEATS);
+    vm_wait_beats(&chain[TIMES], pair_beats);
     for (unsigned i = 0; i <= TIMES; i++)
         all[i] = &chain[i];
     mover_heartbeats(all, options.append);
@@ -268,18 +223,16 @@ static void test_ten_times(void **state)
 static void test_paused(void **state)
 {
     (void)state;
-    struct mover receiver, sender;
-    start_both(&(struct vm_options){.append = ""});
+    pair_start(NULL);
     vm_do(&vms[0], "stop", NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
     mover_send(&sender, &vms[0], receiver.uri, NULL);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
+    pair_done();
     json_t *status = vm_run(&vms[1], "query-status", NULL);
     assert_string_equal(json_string_value(json_object_get(status, "status")), "paused");
     json_decref(status);
     vm_do(&vms[1], "cont", NULL);
-    arrived(&vms[0], &vms[1], "");
+    pair_moved("");
 }
 
 int main(void)
@@ -287,6 +240,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_beats = 40;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_tcp, mover_end_all),
         cmocka_unit_test_teardown(test_shm, mover_end_all),

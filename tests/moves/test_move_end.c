@@ -11,47 +11,20 @@
 #include "common/clock.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <glob.h>
 #include <limits.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#define BEATS  40
 #define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
 #define TIMED  "--set", "timeout_ms=3000"
-
-static struct vm vms[2];
-static struct mover receiver, sender;
-
-static void start_both(void)
-{
-    struct vm_options options = {.append = ""};
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
-}
 
 /* A move whose receiver has stopped itself at a state. */
 static void stopped_at(const char *state, const char *option)
 {
-    start_both();
-    setenv("IBX_MOVE_STOP_AT", state, 1);
+    pair_start(NULL);
+    mover_stop_next(state);
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await_stop(&receiver);
 }
@@ -83,22 +56,18 @@ static void await_let_go(void)
 
 static void on_record(const struct vm *vm, const char *state, const char *words)
 {
-    struct mover status;
-    mover_start(&status, (const char *[]){"status", "--qmp", vm->tool, NULL});
-    mover_ends(&status, 0);
-    mover_must_say(&status, state);
-    mover_must_say(&status, words);
+    struct mover *status = MOVER_RUN(0, "status", "--qmp", vm->tool);
+    mover_must_say(status, state);
+    mover_must_say(status, words);
 }
 
 /* Both have ended well, and the VM runs at the destination, which nothing of ours is left in. */
 static void ended(void)
 {
-    mover_ends(&receiver, 0);
-    mover_ends(&sender, 0);
+    pair_done();
     assert_false(has_userfaultfd());
     on_record(&vms[1], "done", "not needed any more");
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+    pair_moved("");
 }
 
 /* With its hands still on QEMU: the next tool takes them off. */
@@ -152,16 +121,13 @@ static void test_killed_again_and_qemu_ended(void **state)
     mover_await_words(&receiver, "waiting at ");
     await_let_go();
     mover_kill(&receiver, SIGKILL);
-    kill(vms[1].pid, SIGKILL);
-    waitpid(vms[1].pid, NULL, 0);
-    vms[1].pid = 0;
+    vm_kill(&vms[1]);
     on_record(&vms[0], "moved", "leave this QEMU");
     on_record(&vms[1], "complete", "with all of its pages");
     recover();
     mover_await_words(&receiver, "waiting at ");
     mover_kill(&sender, SIGCONT);
-    mover_ends(&receiver, 0);
-    mover_ends(&sender, 0);
+    pair_done();
     on_record(&vms[0], "done", "must not be continued");
 }
 
@@ -210,7 +176,7 @@ static void test_record_cannot_be_written(void **state)
     mover_await_words(&receiver, "cannot be put on record");
     assert_true(has_userfaultfd());
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS); /* the VM does not wait for it */
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* the VM does not wait for it */
     assert_int_equal(rmdir(place), 0);
     ended();
 }
@@ -234,11 +200,10 @@ static void test_interrupted_when_complete(void **state)
 /* Both tools at the end, of which the source's stands still with the confirmation not yet said. */
 static void about_to_confirm(void)
 {
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:confirming", 1);
+    mover_stop_next("source:confirming");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     on_record(&vms[0], "done", "must not be continued");
 }
@@ -266,9 +231,7 @@ static void test_qemu_ends_before_the_confirmation(void **state)
     (void)state;
     about_to_confirm();
     mover_kill(&receiver, SIGSTOP);
-    kill(vms[0].pid, SIGKILL);
-    waitpid(vms[0].pid, NULL, 0);
-    vms[0].pid = 0;
+    vm_kill(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "with all of its pages, and only the confirmation");
     assert_false(mover_said(&sender, "its pages are held here"));
@@ -359,11 +322,10 @@ static void test_tries_are_short(void **state)
     static const char *const states[] = {"source:serving", "source:confirming"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         print_message("%s\n", states[i]);
-        start_both();
+        pair_start(NULL);
         mover_receive(&receiver, &vms[1], LISTEN, NULL);
-        setenv("IBX_MOVE_STOP_AT", states[i], 1);
+        mover_stop_next(states[i]);
         mover_send(&sender, &vms[0], patient_uri(), NULL);
-        unsetenv("IBX_MOVE_STOP_AT");
         mover_await_stop(&sender);
         mover_kill(&receiver, SIGKILL);
         int listener = listen_in_its_place();
@@ -400,9 +362,7 @@ static void test_confirmation_never_said(void **state)
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
     mover_must_say(&receiver, "if ib-migrate status there says done");
-    kill(vms[0].pid, SIGKILL); /* nothing is needed of that any more */
-    waitpid(vms[0].pid, NULL, 0);
-    vms[0].pid = 0;
+    vm_kill(&vms[0]); /* nothing is needed of that any more */
     mover_start(&again, recover_source);
     mover_ends(&again, 0);
     mover_must_say(&again, "the destination knows it");
@@ -413,8 +373,7 @@ static void test_confirmation_never_said(void **state)
     mover_ends(&again, 1);
     mover_must_say(&again, "the confirmation only if ib-migrate status reports complete there");
     summed_up(&again, false, 1);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+    pair_moved("");
 }
 
 int main(void)
@@ -422,6 +381,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_beats = 40;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_killed_when_complete, mover_end_all),
         cmocka_unit_test_teardown(test_killed_when_complete_in_minor_mode, mover_end_all),

@@ -10,68 +10,20 @@
 
 #include "common/clock.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#define BEATS  40
 #define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
 #define TIMED  "--set", "timeout_ms=3000"
-
-static struct vm vms[2];
-static struct mover receiver, sender;
-
-static void start_both(void)
-{
-    struct vm_options options = {.append = ""};
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
-}
-
-/* The VM goes on at the source, and never ran at the destination. */
-static void stayed(void)
-{
-    assert_false(mover_resumed(&vms[1])); /* not even for an instant */
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
-    assert_int_equal(vm_beats(&vms[1]), 0);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
-/* The VM goes on at the destination, and the source stands still. */
-static void went(void)
-{
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
-    json_t *status = vm_run(&vms[0], "query-status", NULL);
-    assert_false(json_is_true(json_object_get(status, "running")));
-    json_decref(status);
-}
 
 /* Both tools, of which one stops at a state: it is killed there. */
 static void killed_at(const char *state)
 {
     const bool source = !strncmp(state, "source", 6);
     struct mover *victim = source ? &sender : &receiver;
-    start_both();
-    if (!source)
-        setenv("IBX_MOVE_STOP_AT", state, 1);
+    pair_start(NULL);
+    mover_stop_next(state);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", state, 1);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(victim);
     mover_kill(victim, SIGKILL);
 }
@@ -81,38 +33,34 @@ static void killed_at(const char *state)
 static void test_interrupted(void **state)
 {
     (void)state;
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
+    mover_stop_next("source:stopped");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
     mover_must_say(&sender, "cancelled");
     mover_ends(&receiver, 1);
-    stayed();
+    pair_stayed();
 }
 
 static void test_cancelled(void **state)
 {
     (void)state;
-    struct mover cancel;
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "destination:ready", 1);
+    mover_stop_next("destination:ready");
     mover_kill(&receiver, SIGKILL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", "timeout_ms=60000", NULL});
     mover_await_stop(&receiver);
-    mover_start(&cancel, (const char *[]){"cancel", "--qmp", vms[0].tool, NULL});
-    mover_ends(&cancel, 0);
+    MOVER_RUN(0, "cancel", "--qmp", vms[0].tool);
     mover_kill(&receiver, SIGCONT);
     mover_ends(&sender, 1);
     mover_ends(&receiver, 1);
-    stayed();
+    pair_stayed();
 }
 
 /* ------------------------------------------------------------ after the commit */
@@ -160,11 +108,10 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
     (void)state;
     for (int known = 0; known < 2; known++) {
         print_message("%s\n", known ? "running" : "may-run");
-        start_both();
+        pair_start(NULL);
         if (!known)
-            setenv("IBX_MOVE_STOP_AT", "destination:filling", 1); /* before it is written */
+            mover_stop_next("destination:filling"); /* before it is written */
         mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
-        unsetenv("IBX_MOVE_STOP_AT");
         mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
         if (known)
             mover_await(&receiver, "filling", 0);
@@ -177,7 +124,7 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
         mover_must_say(&receiver, "not its monitor");
         mover_ends(&sender, 0);
         vm_ok(ibx_qmp_finish(vms[1].qmp, call, NULL, vm_soon(), &vm_error));
-        went();
+        pair_moved("");
         mover_end_all(NULL);
     }
 }
@@ -204,9 +151,8 @@ static void test_both_killed(void **state)
         (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", "tcp://127.0.0.1:0", NULL});
     recover(&sender, &vms[0]);
     recover(&receiver, &vms[1]);
-    mover_ends(&receiver, 0);
-    mover_ends(&sender, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 static void still_paused(void)
@@ -220,13 +166,12 @@ static void still_paused(void)
 /* The source's tool is gone after its commit, and the destination gives up for itself. */
 static void given_up_alone(bool paused)
 {
-    start_both();
+    pair_start(NULL);
     if (paused)
         vm_do(&vms[0], "stop", NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:committed", 1);
+    mover_stop_next("source:committed");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
@@ -246,7 +191,7 @@ static void test_destination_gives_up_while_the_source_is_away(void **state)
         mover_ends(&receiver, 1);
         if (paused)
             still_paused();
-        stayed();
+        pair_stayed();
         mover_end_all(NULL);
     }
 }
@@ -255,32 +200,25 @@ static void test_destination_gives_up_while_the_source_is_away(void **state)
 static void test_rollback_of_a_paused_vm(void **state)
 {
     (void)state;
-    struct mover rollback;
     given_up_alone(true);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
-    mover_start(&rollback,
-                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
-    mover_ends(&rollback, 0);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     still_paused();
-    stayed();
+    pair_stayed();
 }
 
 /* While the VM runs at the destination it cannot be taken back. */
 static void test_no_rollback_of_a_running_vm(void **state)
 {
     (void)state;
-    struct mover rollback;
     killed_at("source:serving");
     mover_await(&receiver, "broken", 0);
-    mover_start(&rollback,
-                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
-    mover_ends(&rollback, 1);
-    mover_must_say(&rollback, "runs there");
+    struct mover *rollback = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    mover_must_say(rollback, "runs there");
     recover(&sender, &vms[0]);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 /* Both tools are dead, and the VM runs there: QEMU, whose disk is in use, refuses a rollback, after
@@ -288,33 +226,24 @@ static void test_no_rollback_of_a_running_vm(void **state)
 static void test_a_refused_rollback(void **state)
 {
     (void)state;
-    struct mover rollback;
     char file[] = "/tmp/ibx-disk-XXXXXX", drive[64];
     int fd = mkstemp(file);
     assert_true(fd >= 0 && !ftruncate(fd, 1 << 20));
     close(fd);
     snprintf(drive, sizeof(drive), "file=%s,format=raw,if=virtio", file);
-    struct vm_options options = {.append = "", .extra = {"-drive", drive}};
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
+    pair_start(&(struct vm_options){.append = "", .extra = {"-drive", drive}});
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
-    mover_start(&rollback,
-                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
-    mover_ends(&rollback, 1);
+    MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     recover(&receiver, &vms[1]);
     mover_await_words(&receiver, "waiting at ");
     recover(&sender, &vms[0]);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
     unlink(file);
 }
 
@@ -333,74 +262,63 @@ static void stands_still(struct mover *who, struct mover *other, const char *mea
 static void test_stopped_for_a_while(void **state)
 {
     (void)state;
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
     unsigned long before = vm_beats(&vms[1]);
     stands_still(&receiver, &sender, "the VM runs there, and may wait");
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
-    struct mover set;
-    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
-    mover_ends(&set, 0);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
     assert_true(vm_beats(&vms[1]) >= before);
-    went();
+    pair_moved("");
 }
 
 /* A source that stands still before anything has happened is not waited for, and keeps its VM. */
 static void test_source_stands_still_early(void **state)
 {
     (void)state;
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1000", NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:exposing", 1);
+    mover_stop_next("source:exposing");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     mover_ends(&receiver, 1);
     mover_must_say(&receiver, "nothing has come from");
-    stayed();
+    pair_stayed();
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    stayed();
+    pair_stayed();
 }
 
 /* The source's QEMU is not needed after the commit. */
 static void test_source_qemu_ends(void **state)
 {
     (void)state;
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&sender, "filling", 0);
-    kill(vms[0].pid, SIGKILL);
-    waitpid(vms[0].pid, NULL, 0);
-    vms[0].pid = 0;
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
+    vm_kill(&vms[0]);
+    pair_done();
+    pair_moved("");
 }
 
 /* The destination's QEMU crashes before the switch: the VM stays. */
 static void test_destination_qemu_ends(void **state)
 {
     (void)state;
-    start_both();
-    setenv("IBX_MOVE_STOP_AT", "destination:mapped", 1);
+    pair_start(NULL);
+    mover_stop_next("destination:mapped");
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await_stop(&receiver);
-    kill(vms[1].pid, SIGKILL);
-    waitpid(vms[1].pid, NULL, 0);
-    vms[1].pid = 0;
+    vm_kill(&vms[1]);
     mover_kill(&receiver, SIGCONT);
     mover_ends(&receiver, 1);
     mover_ends(&sender, 1);
-    stayed();
+    pair_stayed();
 }
 
 /* ------------------------------------------------------------ refused */
@@ -410,16 +328,14 @@ static void refused(const struct vm_options *from, const struct vm_options *to, 
     mover_begin();
     vm_start(&vms[0], from);
     vm_start(&vms[1], to);
-    vm_wait_beats(&vms[0], BEATS);
+    vm_wait_beats(&vms[0], pair_beats);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    struct mover check;
-    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, TIMED, NULL});
-    mover_ends(&check, 1);
-    mover_must_say(&check, words);
+    struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
+    mover_must_say(check, words);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_ends(&sender, 1);
     mover_must_say(&sender, words);
-    stayed();
+    pair_stayed();
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
 }
@@ -511,33 +427,29 @@ static void test_the_same_hardware(void **state)
     mover_begin();
     vm_start(&vms[0], &from);
     vm_start(&vms[1], &to);
-    vm_wait_beats(&vms[0], BEATS);
+    vm_wait_beats(&vms[0], pair_beats);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 static void test_check_says_yes(void **state)
 {
     (void)state;
-    struct mover check;
-    start_both();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, TIMED, NULL});
-    mover_ends(&check, 0);
+    MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 static void test_wrong_key(void **state)
 {
     (void)state;
     char a[128], b[128], command[512];
-    start_both();
+    pair_start(NULL);
     snprintf(a, sizeof(a), "%s/a", mover_folder);
     snprintf(b, sizeof(b), "%s/b", mover_folder);
     snprintf(command, sizeof(command),
@@ -547,20 +459,19 @@ static void test_wrong_key(void **state)
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", b, TIMED, NULL});
     mover_ends(&sender, 1);
     mover_must_say(&sender, "key");
-    stayed();
+    pair_stayed();
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", a, TIMED, NULL});
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 static void test_nobody_there(void **state)
 {
     (void)state;
-    start_both();
+    pair_start(NULL);
     mover_send(&sender, &vms[0], "tcp://127.0.0.1:1", (const char *[]){TIMED, NULL});
     mover_ends(&sender, 1);
-    stayed();
+    pair_stayed();
 }
 
 int main(void)
@@ -568,6 +479,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_beats = 40;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_interrupted, mover_end_all),
         cmocka_unit_test_teardown(test_cancelled, mover_end_all),

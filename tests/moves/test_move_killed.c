@@ -12,31 +12,15 @@
 
 #include "common/clock.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#define BEATS   10
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
 #define TIMED   "--set", "timeout_ms=5000"
 #define LOOK_MS 2
-
-static struct vm vms[2];
-static struct mover receiver, sender;
 
 static void start_source(void)
 {
     mover_begin();
     vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], BEATS);
+    vm_wait_beats(&vms[0], pair_beats);
 }
 
 static void start_destination(void)
@@ -47,18 +31,16 @@ static void start_destination(void)
 static void receive_until(const char *state, const char *option, const char *value)
 {
     if (state)
-        setenv("IBX_MOVE_STOP_AT", state, 1);
+        mover_stop_next(state);
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, value, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
 }
 
 static void send_until(const char *state)
 {
     if (state)
-        setenv("IBX_MOVE_STOP_AT", state, 1);
+        mover_stop_next(state);
     /* Not the default: a tool that recovers learns it from the destination. */
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--links", "2", TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
 }
 
 static void killed(struct mover *m)
@@ -99,22 +81,9 @@ static void await_over(void)
 /* The VM goes on at the source, has never run at the destination, and can be moved. */
 static void stays(void)
 {
-    assert_false(mover_resumed(&vms[1])); /* not even for an instant */
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
-    assert_int_equal(vm_beats(&vms[1]), 0);
+    pair_stayed();
     await_over();
     vm_end(&vms[1]);
-}
-
-/* The VM goes on at the destination, and the source stands still. */
-static void went(void)
-{
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
-    json_t *status = vm_run(&vms[0], "query-status", NULL);
-    assert_false(json_is_true(json_object_get(status, "running")));
-    json_decref(status);
-    mover_end_all(NULL);
 }
 
 /* ------------------------------------------------------------ before the commit */
@@ -123,10 +92,9 @@ static void killed_before_they_met(void)
 {
     print_message("destination:listening\n");
     start_destination();
-    setenv("IBX_MOVE_STOP_AT", "destination:listening", 1);
+    mover_stop_next("destination:listening");
     mover_start(&receiver,
                 (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", LISTEN, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     killed(&receiver);
     killed_at("source:asking"); /* the same QEMU waits for another receiver */
     mover_kill(&receiver, SIGINT);
@@ -178,9 +146,8 @@ static void test_before_the_commit(void **state)
     start_destination();
     receive_until(NULL, NULL, NULL);
     send_until(NULL);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 /* ------------------------------------------------------------ after it */
@@ -198,9 +165,9 @@ static void test_recovered(void **state)
         killed_at(states[i]);
         mover_await(source ? &receiver : &sender, "broken", 0);
         recover(source ? &sender : &receiver, &vms[source ? 0 : 1]);
-        mover_ends(&sender, 0);
-        mover_ends(&receiver, 0);
-        went();
+        pair_done();
+        pair_moved("");
+        mover_end_all(NULL);
     }
 }
 
@@ -215,23 +182,21 @@ static void test_done(void **state)
         killed_at(states[i]);
         mover_ends(i ? &sender : &receiver, 0);
         await_over();
-        went();
+        pair_moved("");
+        mover_end_all(NULL);
     }
 }
 
 static void rolled_back(void)
 {
-    struct mover rollback;
     const unsigned long before = vm_beats(&vms[0]);
     mover_await(&sender, "broken", 0);
     mover_kill(&sender, SIGINT);
     mover_await_words(&sender, "interrupt once more");
     mover_kill(&sender, SIGINT);
     mover_ends(&sender, 3);
-    mover_start(&rollback,
-                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
-    mover_ends(&rollback, 0);
-    vm_wait_beats(&vms[0], before + BEATS);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    vm_wait_beats(&vms[0], before + pair_beats);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
@@ -259,9 +224,7 @@ static void test_failed(void **state)
     receive_until("destination:failed", "--max-bandwidth", "64K");
     send_until(NULL);
     mover_await(&receiver, "filling", 0);
-    kill(vms[1].pid, SIGKILL);
-    waitpid(vms[1].pid, NULL, 0);
-    vms[1].pid = 0;
+    vm_kill(&vms[1]);
     killed(&receiver);
     rolled_back();
 }
@@ -271,6 +234,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_beats = 10;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_before_the_commit, mover_end_all),
         cmocka_unit_test_teardown(test_recovered, mover_end_all),

@@ -7,24 +7,8 @@
 
 #include "common/clock.h"
 
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#define BEATS  40
 #define LISTEN "tcp://10.77.31.2:0"
 #define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes"
-
-static struct vm vms[2];
-static struct mover receiver, sender;
 
 static int shell(const char *command)
 {
@@ -92,28 +76,13 @@ static void begin(const char *stop_at, const char *bandwidth)
 {
     if (!wire_make())
         skip();
-    struct vm_options options = {.append = ""};
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
-    if (stop_at)
-        setenv("IBX_MOVE_STOP_AT", stop_at, 1);
+    pair_start(NULL);
+    mover_stop_next(stop_at);
     mover_namespace = there();
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){QUICK, "--max-bandwidth", bandwidth, NULL});
     mover_namespace = here();
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
-}
-
-static void went(void)
-{
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
 }
 
 /* Pages are still to come when the wire is cut, and it stays so until both have noticed. */
@@ -127,10 +96,9 @@ static void test_cut_while_filling(void **state)
     mover_await(&receiver, "broken", 0);
     wire("up");
     mover_await(&receiver, "filling", 0);
-    struct mover set;
-    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
-    mover_ends(&set, 0);
-    went();
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("");
 }
 
 /* Twice, with the tool on one side killed while the wire is down. */
@@ -146,7 +114,8 @@ static void test_cut_and_killed(void **state)
     mover_namespace = there();
     mover_start(&receiver,
                 (const char *[]){"recover", "--qmp", vms[1].tool, "--json", QUICK, NULL});
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 /* The commit itself is lost on the wire: said again when the wire is back. */
@@ -161,7 +130,8 @@ static void test_cut_at_the_commit(void **state)
     mover_await(&receiver, "broken", 0);
     assert_int_equal(vm_beats(&vms[1]), 0);
     wire("up");
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 static struct mover *stopped(const char *state)
@@ -171,13 +141,6 @@ static struct mover *stopped(const char *state)
     begin(state, "0");
     mover_await_stop(which);
     return which;
-}
-
-static void stayed(void)
-{
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
-    assert_int_equal(vm_beats(&vms[1]), 0);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 /* A destination that cannot know whether the commit was said waits, until it is told to go. */
@@ -207,7 +170,7 @@ static void test_cut_before_the_commit(void **state)
             mover_ends(&receiver, 1);
         else if (!mover_ends_or_says(&receiver, 1, "waits for the source to be back"))
             interrupt_receiver();
-        stayed();
+        pair_stayed();
         end(state);
     }
 }
@@ -222,7 +185,7 @@ static void test_cut_when_loaded(void **state)
     mover_ends(&sender, 1);
     mover_await(&receiver, "broken", 0);
     interrupt_receiver();
-    stayed();
+    pair_stayed();
 }
 
 /* After it the VM is at the destination, and waits for the wire where it has to. */
@@ -237,7 +200,8 @@ static void test_cut_after_the_commit(void **state)
         mover_await(&sender, "broken", 0);
         mover_await(&receiver, "broken", 0);
         wire("up");
-        went();
+        pair_done();
+        pair_moved("");
         end(state);
     }
 }
@@ -247,6 +211,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_beats = 40;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_cut_while_filling, end),
         cmocka_unit_test_teardown(test_cut_and_killed, end),

@@ -11,29 +11,16 @@
 #include "common/clock.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#define BEATS    20
 #define LISTEN   "tcp://127.0.0.1:0?timeout_ms=10000"
 #define TIMED    "--set", "timeout_ms=10000"
 #define CROWD    40
@@ -41,31 +28,17 @@
 #define LOOK_MS  5
 #define PAGE     4096
 
-static struct vm vms[2];
-static struct mover receiver, sender;
-
 static void runs_at_the_source(void)
 {
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
-static void went(void)
-{
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
 }
 
 static void start_source(void)
 {
     mover_begin();
     vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], BEATS);
-}
-
-static void start_destination(void)
-{
-    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    vm_wait_beats(&vms[0], pair_beats);
 }
 
 /* ------------------------------------------------------------ misfortunes */
@@ -93,21 +66,19 @@ static void cut_monitor(const struct vm *vm)
     assert_int_equal(cut, 1);
 }
 
-/* The tool cannot give the VM back, having lost the monitor: its guardian does. */
+/* The tool cannot give the VM back, having lost the monitor: its watchdog does. */
 static void test_source_loses_the_monitor(void **state)
 {
     (void)state;
-    start_source();
-    start_destination();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_stop_next("source:sending");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     cut_monitor(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender,
-               3); /* by its record it may run there: the guardian writes that it does not */
+               3); /* by its record it may run there: the watchdog writes that it does not */
     mover_ends(&receiver, 1);
     assert_false(mover_resumed(&vms[1]));
     runs_at_the_source();
@@ -117,13 +88,11 @@ static void test_source_loses_the_monitor(void **state)
  * destination never runs it. */
 static void meddle(const char *command, const char *event, const char *sentence)
 {
-    start_source();
-    start_destination();
+    pair_start(NULL);
     vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_stop_next("source:sending");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
     vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
     const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
@@ -149,7 +118,7 @@ static void test_reset_by_somebody_else(void **state)
 {
     (void)state;
     meddle("system_reset", "RESET", "the VM has been reset here");
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
 }
 
 static int64_t event_us(const char *name)
@@ -171,16 +140,11 @@ static void test_disks_are_waited_for(void **state)
     struct timespec seen;
     struct vm_options slow = {
         .append = "", .extra = {"-drive", "if=none,id=slow,driver=null-aio,latency-ns=2000000000"}};
-    mover_begin();
-    vm_start(&vms[0], &slow);
-    slow.incoming = true;
-    vm_start(&vms[1], &slow);
-    vm_wait_beats(&vms[0], BEATS);
-    setenv("IBX_MOVE_STOP_AT", "destination:joining", 1);
+    pair_start(&slow);
+    mover_stop_next("destination:joining");
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:stopped", 1);
+    mover_stop_next("source:stopped");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&receiver);
     vm_hmp(&vms[0], "qemu-io slow \"aio_write 0 512\"", text, sizeof(text));
     mover_kill(&receiver, SIGCONT);
@@ -192,31 +156,26 @@ static void test_disks_are_waited_for(void **state)
         ;
     assert_true(pass <= (int64_t)seen.tv_sec * 1000000 + seen.tv_nsec / 1000);
     mover_kill(&sender, SIGCONT);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
 }
 
 /* A monitor is not a VM: that runs on, and gets its pages. */
 static void test_destination_loses_the_monitor(void **state)
 {
     (void)state;
-    struct mover set;
-    start_source();
-    start_destination();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
     cut_monitor(&vms[1]);
     mover_await_words(&receiver, "not its monitor");
-    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
-    mover_ends(&set, 0);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("");
 }
 
-static pid_t guardian_of(const struct mover *m)
+static pid_t watchdog_of(const struct mover *m)
 {
     char path[64];
     int pid = 0;
@@ -228,26 +187,22 @@ static pid_t guardian_of(const struct mover *m)
     return pid;
 }
 
-/* Tool and guardian killed before the commit, the VM continued by hand: recover must not move it.
+/* Tool and watchdog killed before the commit, the VM continued by hand: recover must not move it.
  */
 static void test_recover_of_a_vm_that_runs(void **state)
 {
     (void)state;
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
-    struct mover again;
-    start_source();
-    start_destination();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    setenv("IBX_MOVE_STOP_AT", "source:sending", 1);
+    mover_stop_next("source:sending");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(&sender);
-    kill(guardian_of(&sender), SIGKILL);
+    kill(watchdog_of(&sender), SIGKILL);
     mover_kill(&sender, SIGKILL);
     vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
-    mover_start(&again, (const char *[]){"recover", "--qmp", vms[0].tool, TIMED, NULL});
-    mover_ends(&again, 3);
-    mover_must_say(&again, "postmigrate");
+    struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
+    mover_must_say(again, "postmigrate");
     mover_ends(&receiver, 1);
     assert_false(mover_resumed(&vms[1]));
     runs_at_the_source();
@@ -259,8 +214,7 @@ static void test_crowd_at_the_door(void **state)
     (void)state;
     int crowd[CROWD];
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    start_source();
-    start_destination();
+    pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1500", NULL);
     to.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
     for (unsigned i = 0; i < CROWD; i++) {
@@ -268,11 +222,10 @@ static void test_crowd_at_the_door(void **state)
         assert_int_equal(connect(crowd[i], (struct sockaddr *)&to, sizeof(to)), 0);
     }
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
+    pair_done();
     for (unsigned i = 0; i < CROWD; i++)
         close(crowd[i]);
-    went();
+    pair_moved("");
 }
 
 /* Room for the RAM when it was looked for, and then not. */
@@ -280,7 +233,6 @@ static void test_full_file_system(void **state)
 {
     (void)state;
     char place[96], mount_options[32], ram[256], filler[128];
-    struct mover set;
     start_source();
     snprintf(place, sizeof(place), "%s/full", mover_folder);
     snprintf(mount_options, sizeof(mount_options), "size=%uM", FULL_MIB);
@@ -298,13 +250,11 @@ static void test_full_file_system(void **state)
     for (off_t at = 0; fd >= 0 && !posix_fallocate(fd, at, 4096); at += 4096)
         ;
     close(fd);
-    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
-    mover_ends(&set, 0);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     mover_await_words(&receiver, "make room");
     unlink(filler);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    went();
+    pair_done();
+    pair_moved("");
     vm_end(&vms[1]);
     assert_int_equal(umount2(place, MNT_DETACH), 0);
 }
@@ -374,12 +324,7 @@ static void inflated(const char *minor)
 {
     struct vm_options with = {.append = "balloon=2048",
                               .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
-    struct mover set;
-    mover_begin();
-    vm_start(&vms[0], &with);
-    with.incoming = true;
-    vm_start(&vms[1], &with);
-    vm_wait_beats(&vms[0], BEATS);
+    pair_start(&with);
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){"--max-bandwidth", "64K", minor, NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
@@ -388,15 +333,13 @@ static void inflated(const char *minor)
     await_serial(&vms[1], "balloon 00000800");
     ask_balloon(&vms[1], BALLOON_PAGES / 2); /* these it uses again, at once */
     await_serial(&vms[1], "balloon 00000400");
-    mover_start(&set, (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
-    mover_ends(&set, 0);
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
     assert_in_range(discarded_pages(), BALLOON_PAGES / 2, BALLOON_PAGES);
     ask_balloon(&vms[1], 0);
     await_serial(&vms[1], "balloon 00000000");
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 3 * BEATS);
-    went();
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 3 * pair_beats);
+    pair_moved("");
     mover_end_all(NULL);
 }
 
@@ -412,13 +355,10 @@ static void test_recover_in_minor_mode(void **state)
 {
     (void)state;
     static uint8_t garbage[PAGE];
-    struct mover again;
-    start_source();
-    start_destination();
-    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    pair_start(NULL);
+    mover_stop_next("destination:filling");
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await_stop(&receiver);
     mover_kill(&receiver, SIGKILL);
@@ -434,10 +374,9 @@ static void test_recover_in_minor_mode(void **state)
     assert_true(cut_off > 0);
     close(from);
     close(to);
-    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
-    mover_ends(&again, 0);
+    MOVER_RUN(0, "recover", "--qmp", vms[1].tool, "--json", TIMED);
     mover_ends(&sender, 0);
-    went();
+    pair_moved("");
 }
 
 /* The kernel takes pages out of QEMU's page tables, as it does to swap them out: what the guest has
@@ -460,15 +399,13 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
 {
     (void)state;
     struct ibx_guest_ram ram;
-    struct mover again;
-    start_source();
-    start_destination();
+    pair_start(NULL);
     vm_ok(ibx_guest_ram_find(vms[1].qmp, 0, false, &ram, vm_soon(), &vm_error));
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await(&receiver, "filling", 0);
-    vm_wait_beats(&vms[1], BEATS); /* it changes its memory */
+    vm_wait_beats(&vms[1], pair_beats); /* it changes its memory */
     mover_kill(&receiver, SIGKILL);
     char list[PATH_MAX];
     arrived_path(list);
@@ -477,10 +414,9 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
     print_message("%llu pages stayed mapped\n", (unsigned long long)mapped);
     assert_in_range(mapped, 0, 1000);
     ibx_guest_ram_fini(&ram);
-    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
-    mover_ends(&again, 0);
+    MOVER_RUN(0, "recover", "--qmp", vms[1].tool, "--json", TIMED);
     mover_ends(&sender, 0);
-    went();
+    pair_moved("");
     assert_int_equal(access(list, F_OK), -1);
 }
 
@@ -488,26 +424,20 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
 static void test_recover_in_minor_mode_without_the_list(void **state)
 {
     (void)state;
-    struct mover again, rollback;
     char list[PATH_MAX];
-    start_source();
-    start_destination();
-    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    pair_start(NULL);
+    mover_stop_next("destination:filling");
     mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--minor", NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
     mover_await_stop(&receiver);
     mover_kill(&receiver, SIGKILL);
     arrived_path(list);
     assert_int_equal(unlink(list), 0);
-    mover_start(&again, (const char *[]){"recover", "--qmp", vms[1].tool, TIMED, NULL});
-    mover_ends(&again, 3);
-    mover_must_say(&again, "cannot be known");
+    struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[1].tool, TIMED);
+    mover_must_say(again, "cannot be known");
     vm_end(&vms[1]);
     mover_kill(&sender, SIGKILL);
-    mover_start(&rollback,
-                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
-    mover_ends(&rollback, 0);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     runs_at_the_source();
 }
 

@@ -6,49 +6,20 @@
  */
 #include "tests/scenes/mover.h"
 
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#define BEATS  20
 #define LISTEN "tcp://127.0.0.1:0?timeout_ms=5000"
 #define TIMED  "--set", "timeout_ms=5000"
-
-static struct vm vms[2];
-static struct mover receiver, sender;
 
 /* Returns the tool that has stopped. */
 static struct mover *stopped_at(const char *state)
 {
-    struct vm_options options = {.append = ""};
     const bool source = !strncmp(state, "source", 6);
     print_message("%s\n", state);
-    mover_begin();
-    vm_start(&vms[0], &options);
-    options.incoming = true;
-    vm_start(&vms[1], &options);
-    vm_wait_beats(&vms[0], BEATS);
-    setenv("IBX_MOVE_STOP_AT", state, 1);
+    pair_start(NULL);
+    mover_stop_next(state);
     mover_receive(&receiver, &vms[1], LISTEN, NULL);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_await_stop(source ? &sender : &receiver);
     return source ? &sender : &receiver;
-}
-
-static void went(void)
-{
-    mover_ends(&sender, 0);
-    mover_ends(&receiver, 0);
-    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + BEATS);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "");
-    mover_end_all(NULL);
 }
 
 static void test_for_a_moment(void **state)
@@ -62,7 +33,9 @@ static void test_for_a_moment(void **state)
         "destination:filling", "destination:complete", "destination:done"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         mover_kill(stopped_at(states[i]), SIGCONT);
-        went();
+        pair_done();
+        pair_moved("");
+        mover_end_all(NULL);
     }
 }
 
@@ -77,10 +50,7 @@ static void test_too_long_before_the_commit(void **state)
         mover_ends(&sender, 1);
         mover_kill(late, SIGCONT);
         mover_ends(late, 1);
-        assert_false(mover_resumed(&vms[1]));
-        vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
-        assert_int_equal(vm_beats(&vms[1]), 0);
-        mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+        pair_stayed();
         mover_end_all(NULL);
     }
 }

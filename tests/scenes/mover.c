@@ -3,23 +3,11 @@
 
 #include "common/clock.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #define MOVERS_MAX 16
 #define PORTS_MAX  32
@@ -31,6 +19,11 @@ static struct mover *running[MOVERS_MAX];
 static unsigned count;
 static int ports[PORTS_MAX];
 static unsigned port_count;
+static const char *stop_next;
+
+struct vm vms[2];
+struct mover receiver, sender;
+unsigned long pair_beats = 20;
 
 void mover_begin(void)
 {
@@ -51,7 +44,7 @@ int mover_end_all(void **state)
             return -1;
     }
     mover_folder[0] = '\0';
-    mover_namespace = NULL;
+    mover_namespace = stop_next = NULL;
     while (port_count)
         close(ports[--port_count]);
     return vm_end_all(state);
@@ -65,6 +58,18 @@ static void enter(const char *namespace)
     if (fd < 0 || setns(fd, CLONE_NEWNET))
         _exit(125);
     close(fd);
+}
+
+void mover_stop_next(const char *state)
+{
+    stop_next = state;
+}
+
+/* Whether this command is on the side that is to be stopped. */
+static bool is_to_stop(const char *command)
+{
+    return stop_next && ((!strcmp(command, "send") && !strncmp(stop_next, "source", 6)) ||
+                         (!strcmp(command, "receive") && !strncmp(stop_next, "destination", 11)));
 }
 
 static void become_tool(const struct mover *m, const char *const *arguments, pid_t parent)
@@ -84,6 +89,8 @@ static void become_tool(const struct mover *m, const char *const *arguments, pid
     close_range(3, ~0u, 0);
     if (mover_namespace)
         enter(mover_namespace);
+    if (is_to_stop(items[1]))
+        setenv("IBX_MOVE_STOP_AT", stop_next, 1);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(126);
@@ -107,6 +114,8 @@ void mover_start(struct mover *m, const char *const *arguments)
     assert_true(m->pid >= 0);
     if (!m->pid)
         become_tool(m, arguments, self);
+    if (is_to_stop(arguments[0]))
+        stop_next = NULL;
 }
 
 static size_t read_file(const char *path, char *text, size_t size)
@@ -161,6 +170,14 @@ void mover_ends(struct mover *m, int status)
     snprintf(what, sizeof(what), "ib-migrate ended with %d, not %d", is, status);
     if (is != status)
         fail_with_words(m, what);
+}
+
+struct mover *mover_run(int status, const char *const *arguments)
+{
+    static struct mover m;
+    mover_start(&m, arguments);
+    mover_ends(&m, status);
+    return &m;
 }
 
 bool mover_ends_or_says(struct mover *m, int status, const char *words)
@@ -375,4 +392,43 @@ bool mover_resumed(struct vm *vm)
         json_decref(event);
     }
     return yes;
+}
+
+/* ------------------------------------------------------------ two of each */
+
+void pair_start(const struct vm_options *like)
+{
+    struct vm_options options = {.append = ""};
+    if (like)
+        options = *like;
+    mover_begin();
+    vm_start(&vms[0], &options);
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], pair_beats);
+}
+
+void pair_done(void)
+{
+    mover_ends(&sender, 0);
+    mover_ends(&receiver, 0);
+}
+
+void pair_moved(const char *options)
+{
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, options);
+    if (!vms[0].pid)
+        return;
+    json_t *status = vm_run(&vms[0], "query-status", NULL);
+    assert_false(json_is_true(json_object_get(status, "running")));
+    json_decref(status);
+}
+
+void pair_stayed(void)
+{
+    assert_false(mover_resumed(&vms[1]));
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    assert_int_equal(vm_beats(&vms[1]), 0);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }

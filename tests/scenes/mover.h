@@ -1,12 +1,25 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The tool ib-migrate as a test runs it: processes with their output in files, waited for by what
- * they say. Failures fail the test at once.
+ * they print. Failures fail the test at once. Includes what every such test needs.
  */
 #ifndef IBX_TESTS_MIGRATE_MOVER_H
 #define IBX_TESTS_MIGRATE_MOVER_H
 
 #include "tests/scenes/vm.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
 
 struct mover {
     pid_t pid; /* 0: not running */
@@ -22,6 +35,9 @@ void mover_begin(void);
 /* Ends what still runs and all VMs. */
 int mover_end_all(void **state);
 
+/* The next sender or receiver, as the state says, stops itself (SIGSTOP) at this state:
+ * "source:sending" for instance. */
+void mover_stop_next(const char *state);
 /* ib-migrate with these arguments, NULL behind the last; --state-dir is added. */
 void mover_start(struct mover *mover, const char *const *arguments);
 /* `receive` for a VM at `uri`, and its real URI once it waits; `more` may be NULL. */
@@ -32,6 +48,9 @@ void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const
 int mover_wait(struct mover *mover);
 /* It must end with this status; otherwise the test fails with what it said. */
 void mover_ends(struct mover *mover, int status);
+/* ib-migrate with these arguments, until it ends with this status. */
+struct mover *mover_run(int status, const char *const *arguments);
+#define MOVER_RUN(status, ...) mover_run((status), (const char *[]){__VA_ARGS__, NULL})
 /* Whether it ended, with this status; false: it said `words` instead. */
 bool mover_ends_or_says(struct mover *mover, int status, const char *words);
 void mover_kill(struct mover *mover, int signal);
@@ -44,7 +63,7 @@ bool mover_said(const struct mover *mover, const char *words);
 void mover_must_say(const struct mover *mover, const char *words);
 /* Until it has said them. */
 void mover_await_words(struct mover *mover, const char *words);
-/* Until it has stopped itself at its state (IBX_MOVE_STOP_AT). */
+/* Until it has stopped itself. */
 void mover_await_stop(struct mover *mover);
 /* The heartbeats of these VMs, one after the other up to a NULL, are right for a guest with these
  * options. */
@@ -53,5 +72,22 @@ void mover_heartbeats(const struct vm *const *of, const char *options);
 bool mover_resumed(struct vm *vm);
 /* The last status, or the summary, that it printed: a reference. */
 json_t *mover_summary(const struct mover *mover);
+
+/* ------------------------------------------------------------ two of each */
+
+/* What most tests have: a source, a destination, their tools, and for how many heartbeats a VM is
+ * watched. */
+extern struct vm vms[2];
+extern struct mover receiver, sender;
+extern unsigned long pair_beats;
+/* Starts both QEMUs with these options (NULL: none), the second one as a destination. */
+void pair_start(const struct vm_options *like);
+/* Both tools end well. */
+void pair_done(void);
+/* The VM goes on at the destination, right for `options`, and stands still at the source, whose
+ * QEMU may have ended. */
+void pair_moved(const char *options);
+/* The VM goes on at the source, and never ran at the destination, not even for an instant. */
+void pair_stayed(void);
 
 #endif

@@ -219,6 +219,15 @@ void vm_start(struct vm *vm, const struct vm_options *o)
     connect_monitor(vm);
 }
 
+void vm_kill(struct vm *vm)
+{
+    if (vm->pid > 0) {
+        kill(vm->pid, SIGKILL);
+        waitpid(vm->pid, NULL, 0);
+    }
+    vm->pid = 0;
+}
+
 void vm_end(struct vm *vm)
 {
     for (size_t i = 0; i < VMS_MAX; i++) {
@@ -226,10 +235,7 @@ void vm_end(struct vm *vm)
             running[i] = NULL;
     }
     ibx_qmp_close(vm->qmp);
-    if (vm->pid > 0) {
-        kill(vm->pid, SIGKILL);
-        waitpid(vm->pid, NULL, 0);
-    }
+    vm_kill(vm);
     char state[128]; /* the device state's way, left behind by a QEMU that was killed */
     snprintf(state, sizeof(state), "%s.state", vm->socket);
     unlink(state);

@@ -49,8 +49,6 @@
 #define BIG_FIRST (64u << 20 >> 12) /* page; the guest uses none from here on */
 #define BIG_END   (BIG_MIB << 20 >> 12)
 
-static struct vm vms[2];
-static struct mover receiver, sender;
 static char key[128], big[2][64];
 
 /* ------------------------------------------------------------------ the scene */
