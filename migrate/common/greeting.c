@@ -186,7 +186,7 @@ int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_opt
         return ibx_error_set(err, -ENOMEM, "no memory for an answer");
     int rc = ibx_migration_ask(record, IBX_PURPOSE_CONFIRM, options, answer, err);
     if (!rc && answer->state == IBX_ANSWER_NONE)
-        rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this move",
+        rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this migration",
                            record->uri, answer->host);
     else if (!rc && (!answer->accepted || answer->state != IBX_ANSWER_COMPLETE))
         rc = ibx_error_set(err, -EPROTO, "the destination (%s) says: %s", answer->host,

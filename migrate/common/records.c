@@ -35,7 +35,7 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
         ibx_journal_describe(r, said, sizeof(said));
         rc = ibx_error_set(
             err, -EBUSY,
-            "an earlier move of this VM is not over: %s; see ib-migrate status, then "
+            "an earlier migration of this VM is not over: %s; see ib-migrate status, then "
             "ib-migrate recover%s",
             said, source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
     }
@@ -50,7 +50,7 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
     if (rc || !ibx_journal_over(record))
         return rc;
     ibx_journal_describe(record, said, sizeof(said));
-    return ibx_error_set(err, -EALREADY, "this move is over meanwhile: %s", said);
+    return ibx_error_set(err, -EALREADY, "this migration is over meanwhile: %s", said);
 }
 
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,

@@ -17,7 +17,7 @@ static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
         return;
     close(old.fd);
     ibx_blockers_add(blockers,
-                     "an earlier move has left its userfaultfd in this QEMU (process %d): "
+                     "an earlier migration has left its userfaultfd in this QEMU (process %d): "
                      "start it anew, unless ib-migrate status says that its VM runs here",
                      (int)pid);
 }
@@ -41,7 +41,7 @@ static int check(struct destination *d, struct ibx_error *err)
     if (!rc)
         check_old_uffd(ram->pid, &blockers);
     if (!rc && blockers.count)
-        rc = ibx_migration_refused("no VM can be moved here", &blockers, err);
+        rc = ibx_migration_refused("no VM can be migrated here", &blockers, err);
     if (!rc)
         rc = ibx_destination_ram_measure(&d->ram, err);
     if (rc)

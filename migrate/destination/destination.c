@@ -26,8 +26,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)
-        rc = ibx_capabilities_set(qmp, &d->qemu.capabilities,
-                                  ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+        rc = ibx_capabilities_set(qmp, &d->qemu.capabilities, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                                  err);
     if (!rc)
         rc = ibx_destination_ram_watch(&d->ram, qmp, &d->status.record, err);
     if (!rc)

@@ -16,7 +16,7 @@
 static int ended(const struct destination *d, struct ibx_error *err)
 {
     return ibx_error_set(err, -ESRCH,
-                         "the QEMU (process %d) of this move has ended, and the VM with it: "
+                         "the QEMU (process %d) of this migration has ended, and the VM with it: "
                          "ib-migrate rollback at the source restarts it from its stop",
                          (int)d->status.record.pid);
 }
@@ -73,8 +73,8 @@ static int learn_state(struct destination *d, struct ibx_error *err)
     }
     if (!strcmp(status, "inmigrate"))
         return ibx_error_set(err, -ECANCELED,
-                             "the move ended before the VM ran here: start this QEMU anew and move "
-                             "again; the VM is at the source");
+                             "the migration ended before the VM ran here: start this QEMU anew and "
+                             "migrate again; the VM is at the source");
     return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
 }
 

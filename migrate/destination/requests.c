@@ -175,8 +175,8 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
     const unsigned links = links_of(d, hello);
     if (d->state.now != DESTINATION_LISTENING) {
         ibx_destination_link_refuse(&d->link, request->conn, IBX_ANSWER_NONE,
-                                    destination_over(d) ? "a move has just failed here"
-                                                        : "another VM is being moved here");
+                                    destination_over(d) ? "a migration has just failed here"
+                                                        : "another VM is being migrated here");
         return 0;
     }
     int rc = blockers_of(d, hello, &blockers, err);
@@ -222,15 +222,15 @@ static const char *against_resume(const struct destination *d,
                                   const struct ibx_migrate_hello *hello)
 {
     if (!same_migration(d, hello->id))
-        return "this destination knows nothing of that move";
+        return "this destination knows nothing of that migration";
     if (destination_over(d))
-        return d->status.message[0] ? d->status.message : "the move was given up";
+        return d->status.message[0] ? d->status.message : "the migration was given up";
     if (hello->epoch <= d->status.record.epoch)
         return "a newer source has been here: this one is out of date";
     if (d->ram.engine && links_of(d, hello) != d->link.count)
         return "another number of page connections than before";
     if (d->state.now < DESTINATION_WAITING)
-        return "the move was lost before everything was here: begin anew";
+        return "the migration was lost before everything was here: begin anew";
     return NULL;
 }
 

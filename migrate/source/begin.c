@@ -79,7 +79,7 @@ static int check(struct source *s, struct ibx_error *err)
         rc = ibx_preflight_side(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc && blockers.count)
-        rc = ibx_migration_refused("this VM cannot be moved", &blockers, err);
+        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
     if (!rc)
         rc = ibx_source_vm_measure(&s->vm, err);
     if (rc)
@@ -245,11 +245,12 @@ static int check_again(struct source *s, struct ibx_error *err)
                              "destination has not fetched is lost",
                              (int)record->pid);
     if (strcmp(s->vm.ram.status, "postmigrate"))
-        return ibx_error_set(err, -EBUSY,
-                             "the VM is \"%s\" in this QEMU (process %d), where one that was moved "
-                             "is \"postmigrate\": the move never came to its commit, or the VM was "
-                             "taken back since; ib-migrate rollback ends it",
-                             s->vm.ram.status, (int)record->pid);
+        return ibx_error_set(
+            err, -EBUSY,
+            "the VM is \"%s\" in this QEMU (process %d), where one that has migrated "
+            "is \"postmigrate\": the migration never came to its commit, or the VM was "
+            "taken back since; ib-migrate rollback ends the migration",
+            s->vm.ram.status, (int)record->pid);
     rc = ibx_source_vm_measure(&s->vm, err);
     return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
 }

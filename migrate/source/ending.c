@@ -118,9 +118,10 @@ static int check_patience(struct source *s, struct ibx_error *err)
         return 0;
     int rc = ibx_source_move(s, SOURCE_LEFT, err);
     return rc ? rc
-              : ibx_error_prefix(err, -ETIMEDOUT,
-                                 "given up after %u s; ib-migrate recover goes on with the move",
-                                 s->options->give_up_s);
+              : ibx_error_prefix(
+                    err, -ETIMEDOUT,
+                    "given up after %u s; ib-migrate recover goes on with the migration",
+                    s->options->give_up_s);
 }
 
 int ibx_source_reconnect(struct source *s, struct ibx_error *err)

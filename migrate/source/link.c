@@ -183,10 +183,11 @@ static int check_answer(const struct source_link *link, const struct ibx_migrate
                              answer->host, why);
     if (answer->state != IBX_ANSWER_WAITING && answer->state != IBX_ANSWER_RUNNING &&
         answer->state != IBX_ANSWER_COMPLETE)
-        return ibx_error_set(err, -EAGAIN,
-                             "who answers at %s (%s) knows nothing of this move: start ib-migrate "
-                             "recover there, or take the VM back with ib-migrate rollback here",
-                             link->record->uri, answer->host);
+        return ibx_error_set(
+            err, -EAGAIN,
+            "who answers at %s (%s) knows nothing of this migration: start ib-migrate "
+            "recover there, or take the VM back with ib-migrate rollback here",
+            link->record->uri, answer->host);
     return answer->accepted
                ? 0
                : ibx_error_set(err, -EAGAIN, "the destination (%s) says: %s", answer->host, why);

@@ -172,7 +172,7 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
     ibx_page_map_hash(map, hash);
     if (totals->pages != map->pages || memcmp(totals->hash, hash, sizeof(hash)))
         return ibx_error_set(err, -EPROTO,
-                             "the destination calls the move complete with another page map "
+                             "the destination calls the migration complete with another page map "
                              "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
                              totals->pages, map->pages);
     return s->peer.now == PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, PEER_COMPLETE);
@@ -265,7 +265,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     default:
         return 0;
     }
-    return sent ? ibx_error_set(err, -EBUSY, "%s here while it was being moved", what) : 0;
+    return sent ? ibx_error_set(err, -EBUSY, "%s here while it was being migrated", what) : 0;
 }
 
 /* After the commit QEMU is not needed any more: its RAM is mapped and its file open here. */
@@ -280,7 +280,7 @@ static void lose_qemu(struct source *s, const char *why)
     else
         ibx_migration_notify(
             &s->options->observer,
-            "the source's QEMU has ended (%s); its pages are held here until the move is "
+            "the source's QEMU has ended (%s); its pages are held here until the migration is "
             "complete: leave this ib-migrate running",
             why);
     ibx_source_vm_lose(&s->vm);

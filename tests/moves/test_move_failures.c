@@ -135,7 +135,7 @@ static void begun_anew(const char *const *arguments)
     struct mover again = {0};
     mover_start(&again, arguments);
     mover_ends(&again, 1);
-    mover_must_say(&again, "an earlier move of this VM is not over");
+    mover_must_say(&again, "an earlier migration of this VM is not over");
     mover_must_say(&again, "ib-migrate recover");
     assert_false(mover_said(&again, "start it anew"));
 }

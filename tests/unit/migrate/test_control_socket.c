@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The socket of a running move, both ends in this process, and the status that it carries. */
+/* The control socket of a running migration, both ends in this process, and the status that it
+ * carries. */
 #include "migrate/operator/control_socket.h"
 
 #include "common/clock.h"
@@ -29,11 +30,11 @@
 static char folder[64], path[96];
 static struct ibx_error error;
 
-/* ------------------------------------------------------------ the move */
+/* ------------------------------------------------------------ the migration */
 
-/* The move's end in a thread of its own, served as a move serves it. */
+/* The running tool's end in a thread of its own, served as a side serves it. */
 struct scene {
-    struct ibx_control_socket *talk;
+    struct ibx_control_socket *socket;
     struct ibx_migrate_status status;
     int stop; /* eventfd */
     pthread_t thread;
@@ -41,8 +42,9 @@ struct scene {
     atomic_ullong bandwidth;
     unsigned most_fds;
 };
+static struct scene scene;
 
-static void tell_status(void *context, struct ibx_migrate_status *status)
+static void on_status(void *context, struct ibx_migrate_status *status)
 {
     *status = ((struct scene *)context)->status;
 }
@@ -62,57 +64,58 @@ static int set_bandwidth(void *context, uint64_t bytes, struct ibx_error *err)
     return 0;
 }
 
-static const struct ibx_control_socket_ops ops = {tell_status, cancel, set_bandwidth};
+static const struct ibx_control_socket_ops ops = {on_status, cancel, set_bandwidth};
 
 static void *serve(void *arg)
 {
-    struct scene *scene = arg;
+    (void)arg;
     struct pollfd fds[2 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     for (;;) {
-        fds[0] = (struct pollfd){.fd = scene->stop, .events = POLLIN};
-        unsigned count = ibx_control_socket_poll_fds(scene->talk, fds + 1);
-        scene->most_fds = count > scene->most_fds ? count : scene->most_fds;
+        fds[0] = (struct pollfd){.fd = scene.stop, .events = POLLIN};
+        unsigned count = ibx_control_socket_poll_fds(scene.socket, fds + 1);
+        scene.most_fds = count > scene.most_fds ? count : scene.most_fds;
         poll(fds, 1 + count, GENEROUS);
         if (fds[0].revents)
             return NULL;
-        ibx_control_socket_serve(scene->talk);
+        ibx_control_socket_serve(scene.socket);
     }
 }
 
-static void open_scene(struct scene *scene)
+static void open_scene(void)
 {
-    *scene = (struct scene){.status = {.phase = IBX_PHASE_FILLING,
-                                       .record = {.source = true,
-                                                  .state = IBX_JOURNAL_MOVED,
-                                                  .epoch = 3,
-                                                  .name = "web-1",
-                                                  .qmp = "/run/web.qmp",
-                                                  .pid = 42},
-                                       .source = true,
-                                       .path = "tcp 10.0.0.1",
-                                       .message = "",
-                                       .began_ns = 1000,
-                                       .now_ns = 5000,
-                                       .pages = 100,
-                                       .present = 40,
-                                       .zero_pages = 10,
-                                       .bytes = 4096,
-                                       .max_bandwidth = 0,
-                                       .downtime_ns = 12345678,
-                                       .reconnects = 2}};
-    if (ibx_control_socket_open(path, &ops, scene, &scene->talk, &error))
+    scene = (struct scene){.status = {.phase = IBX_PHASE_FILLING,
+                                      .record = {.source = true,
+                                                 .state = IBX_JOURNAL_MOVED,
+                                                 .epoch = 3,
+                                                 .name = "web-1",
+                                                 .qmp = "/run/web.qmp",
+                                                 .pid = 42},
+                                      .source = true,
+                                      .path = "tcp 10.0.0.1",
+                                      .message = "",
+                                      .began_ns = 1000,
+                                      .now_ns = 5000,
+                                      .pages = 100,
+                                      .present = 40,
+                                      .zero_pages = 10,
+                                      .bytes = 4096,
+                                      .max_bandwidth = 0,
+                                      .downtime_ns = 12345678,
+                                      .reconnects = 2}};
+    if (ibx_control_socket_open(path, &ops, &scene, &scene.socket, &error))
         fail_msg("%s", error.message);
-    scene->stop = eventfd(0, EFD_CLOEXEC);
-    assert_int_equal(pthread_create(&scene->thread, NULL, serve, scene), 0);
+    scene.stop = eventfd(0, EFD_CLOEXEC);
+    assert_int_equal(pthread_create(&scene.thread, NULL, serve, NULL), 0);
 }
 
-static void close_scene(struct scene *scene)
+static void close_scene(void)
 {
     uint64_t one = 1;
-    assert_int_equal(write(scene->stop, &one, sizeof(one)), sizeof(one));
-    pthread_join(scene->thread, NULL);
-    close(scene->stop);
-    ibx_control_socket_close(scene->talk);
+    assert_int_equal(write(scene.stop, &one, sizeof(one)), sizeof(one));
+    pthread_join(scene.thread, NULL);
+    close(scene.stop);
+    ibx_control_socket_close(scene.socket);
+    scene.socket = NULL;
     assert_int_equal(access(path, F_OK), -1);
 }
 
@@ -146,13 +149,13 @@ static int raw(void)
     return fd;
 }
 
-static void say(int fd, const char *text)
+static void send_text(int fd, const char *text)
 {
     assert_int_equal(send(fd, text, strlen(text), MSG_NOSIGNAL), (ssize_t)strlen(text));
 }
 
 /* The next line, without its newline; "" at the end. */
-static const char *hear(int fd)
+static const char *next_line(int fd)
 {
     static char line[16384];
     size_t n = 0;
@@ -162,9 +165,9 @@ static const char *hear(int fd)
     return line;
 }
 
-static void hear_words(int fd, const char *words)
+static void expect_line(int fd, const char *words)
 {
-    const char *line = hear(fd);
+    const char *line = next_line(fd);
     if (!strstr(line, words))
         fail_msg("\"%s\" does not say \"%s\"", line, words);
 }
@@ -174,8 +177,6 @@ static void hear_words(int fd, const char *words)
 static void test_status(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     json_t *answer = NULL;
     assert_int_equal(ask(json_pack("{s:s}", "command", "status"), &answer), 0);
     struct ibx_migrate_status taken = {.record = {.epoch = 9}};
@@ -188,14 +189,11 @@ static void test_status(void **state)
     assert_int_equal(taken.reconnects, 2);
     assert_int_equal(taken.record.epoch, 9); /* left alone */
     json_decref(answer);
-    close_scene(&scene);
 }
 
 static void test_cancel_and_set(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     assert_int_equal(ask_command("cancel"), 0);
     assert_int_equal(atomic_load(&scene.canceled), 1);
     assert_int_equal(ask_command("cancel"), -EREMOTEIO);
@@ -210,23 +208,19 @@ static void test_cancel_and_set(void **state)
                      -EREMOTEIO);
     assert_string_equal(error.message, "7 is too few");
     assert_int_equal(atomic_load(&scene.bandwidth), 4096);
-    close_scene(&scene);
 }
 
 static void test_several_requests_one_connection(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     int fd = raw();
-    say(fd, "{\"command\": \"set\", \"max-bandwidth\": 0}\n{\"comm");
-    hear_words(fd, "\"ok\":true");
-    say(fd, "and\": \"cancel\"}\r\n");
-    hear_words(fd, "\"ok\":true");
-    say(fd, "{\"command\": \"status\"}\n");
-    hear_words(fd, "\"phase\":\"filling\"");
+    send_text(fd, "{\"command\": \"set\", \"max-bandwidth\": 0}\n{\"comm");
+    expect_line(fd, "\"ok\":true");
+    send_text(fd, "and\": \"cancel\"}\r\n");
+    expect_line(fd, "\"ok\":true");
+    send_text(fd, "{\"command\": \"status\"}\n");
+    expect_line(fd, "\"phase\":\"filling\"");
     close(fd);
-    close_scene(&scene);
 }
 
 /* ------------------------------------------------------------ hostile clients */
@@ -252,41 +246,35 @@ static void test_hostile_lines(void **state)
         {"{\"command\": \"set\", \"max-bandwidth\": 18446744073709551616}\n", "not a JSON object"},
         {"\xff\xfe\n", "not a JSON object"},
     };
-    struct scene scene;
-    open_scene(&scene);
     int fd = raw();
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        say(fd, bad[i].line);
-        hear_words(fd, bad[i].words);
+        send_text(fd, bad[i].line);
+        expect_line(fd, bad[i].words);
     }
     assert_int_equal(send(fd, "\0{}\n", 4, MSG_NOSIGNAL), 4);
-    hear_words(fd, "not a JSON object");
+    expect_line(fd, "not a JSON object");
     close(fd);
     assert_int_equal(atomic_load(&scene.canceled), 0);
     assert_int_equal(ask_command("status"), 0);
-    close_scene(&scene);
 }
 
 static void test_too_long_line(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     int fd = raw();
     char much[4096];
     memset(much, '[', sizeof(much));
     assert_int_equal(send(fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
-    hear_words(fd, "longer than 4096 bytes");
-    assert_string_equal(hear(fd), ""); /* and closed */
+    expect_line(fd, "longer than 4096 bytes");
+    assert_string_equal(next_line(fd), ""); /* and closed */
     close(fd);
     /* The longest that is allowed is answered. */
     fd = raw();
     much[sizeof(much) - 1] = '\n';
     assert_int_equal(send(fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
-    hear_words(fd, "not a JSON object");
+    expect_line(fd, "not a JSON object");
     close(fd);
     assert_int_equal(ask_command("status"), 0);
-    close_scene(&scene);
 }
 
 /* Asks for ever and reads nothing: it is closed when its buffer is full, nobody else notices. */
@@ -294,8 +282,6 @@ static void test_client_that_never_reads(void **state)
 {
     (void)state;
     static const char request[] = "{\"command\": \"status\"}\n";
-    struct scene scene;
-    open_scene(&scene);
     int fd = raw();
     uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
     while (send(fd, request, strlen(request), MSG_NOSIGNAL) > 0 && ibx_now_ns() < deadline)
@@ -303,44 +289,38 @@ static void test_client_that_never_reads(void **state)
     assert_true(errno == EPIPE || errno == ECONNRESET);
     assert_int_equal(ask_command("status"), 0);
     close(fd);
-    close_scene(&scene);
 }
 
 static void test_many_clients(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     int fds[3 * IBX_CONTROL_SOCKET_CLIENTS_MAX];
     for (unsigned i = 0; i < 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         fds[i] = raw();
-        say(fds[i], "{\"command\": \"status\"}\n");
-        hear_words(fds[i], "filling");
+        send_text(fds[i], "{\"command\": \"status\"}\n");
+        expect_line(fds[i], "filling");
         assert_int_equal(ask_command("status"), 0); /* there is always room for one more */
     }
-    assert_string_equal(hear(fds[0]), ""); /* that of who was silent for longest */
+    assert_string_equal(next_line(fds[0]), ""); /* that of who was silent for longest */
     const unsigned last = 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX - 1;
-    say(fds[last], "{\"command\": \"status\"}\n");
-    hear_words(fds[last], "filling");
+    send_text(fds[last], "{\"command\": \"status\"}\n");
+    expect_line(fds[last], "filling");
     for (unsigned i = 0; i < 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX; i++)
         close(fds[i]);
-    close_scene(&scene);
+    close_scene();
     assert_in_range(scene.most_fds, 2, 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX);
 }
 
 static void test_half_a_line_and_gone(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     for (unsigned i = 0; i < 2 * IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
         int fd = raw();
-        say(fd, "{\"command\": \"can");
+        send_text(fd, "{\"command\": \"can");
         close(fd);
     }
     assert_int_equal(ask_command("status"), 0);
     assert_int_equal(atomic_load(&scene.canceled), 0);
-    close_scene(&scene);
 }
 
 /* The socket's mode keeps others out already; with that gone, the user's number does. */
@@ -349,8 +329,6 @@ static void test_other_users_are_not_served(void **state)
     (void)state;
     if (geteuid())
         skip();
-    struct scene scene;
-    open_scene(&scene);
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
@@ -370,7 +348,6 @@ static void test_other_users_are_not_served(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     assert_int_equal(atomic_load(&scene.canceled), 0);
     assert_int_equal(ask_command("cancel"), 0);
-    close_scene(&scene);
 }
 
 /* ------------------------------------------------------------ the file */
@@ -387,42 +364,38 @@ static void test_stale_socket_is_replaced(void **state)
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(ask_command("status"), -ECONNREFUSED);
     assert_non_null(strstr(error.message, "no ib-migrate is at work"));
-    struct scene scene;
-    open_scene(&scene);
+    open_scene();
     assert_int_equal(ask_command("status"), 0);
-    close_scene(&scene);
+    close_scene();
     assert_int_equal(ask_command("status"), -ENOENT);
 }
 
 static void test_live_socket_is_refused(void **state)
 {
     (void)state;
-    struct scene scene;
-    open_scene(&scene);
     struct ibx_control_socket *second = NULL;
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &second, &error), -EADDRINUSE);
     assert_null(second);
     assert_non_null(strstr(error.message, "another ib-migrate"));
     assert_int_equal(ask_command("status"), 0);
-    close_scene(&scene);
 }
 
 static void test_other_files_are_left_alone(void **state)
 {
     (void)state;
-    struct ibx_control_socket *talk = NULL;
+    struct ibx_control_socket *first = NULL;
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     close(fd);
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &talk, &error), -EEXIST);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), -EEXIST);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
     /* Nor is a socket removed that has come into the place of ours. */
     struct ibx_control_socket *other = NULL;
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &talk, &error), 0);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &other, &error), 0);
-    ibx_control_socket_close(talk);
+    ibx_control_socket_close(first);
     assert_int_equal(access(path, F_OK), 0);
     ibx_control_socket_close(other);
     assert_int_equal(access(path, F_OK), -1);
@@ -435,8 +408,8 @@ static void test_path_too_long(void **state)
     char longest[200];
     memset(longest, 'x', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
-    struct ibx_control_socket *talk = NULL;
-    assert_int_equal(ibx_control_socket_open(longest, &ops, NULL, &talk, &error), -ENAMETOOLONG);
+    struct ibx_control_socket *first = NULL;
+    assert_int_equal(ibx_control_socket_open(longest, &ops, NULL, &first, &error), -ENAMETOOLONG);
     json_t *answer = NULL;
     assert_int_equal(ibx_control_socket_ask(longest, json_object(), &answer, 0, &error),
                      -ENAMETOOLONG);
@@ -500,15 +473,15 @@ static void test_bad_answers(void **state)
 static void test_silent_tool(void **state)
 {
     (void)state;
-    struct ibx_control_socket *talk = NULL; /* never served: a tool that is stopped */
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &talk, &error), 0);
+    struct ibx_control_socket *first = NULL; /* never served: a tool that is stopped */
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
     json_t *answer = NULL;
     for (unsigned i = 0; i < 40; i++) /* beyond its queue, too */
         assert_int_equal(ibx_control_socket_ask(path, json_object(), &answer,
                                                 ibx_deadline_in_ms(i ? 0 : SHORT), &error),
                          -ETIMEDOUT);
     assert_non_null(strstr(error.message, "is it stopped?"));
-    ibx_control_socket_close(talk);
+    ibx_control_socket_close(first);
 }
 
 /* ------------------------------------------------------------ status as JSON */
@@ -580,7 +553,7 @@ static void test_phase_names(void **state)
 static int make_folder(void **state)
 {
     (void)state;
-    snprintf(folder, sizeof(folder), "/tmp/ibx-talk-XXXXXX");
+    snprintf(folder, sizeof(folder), "/tmp/ibx-socket-XXXXXX");
     if (!mkdtemp(folder))
         return -1;
     snprintf(path, sizeof(path), "%s/move.sock", folder);
@@ -588,29 +561,40 @@ static int make_folder(void **state)
     return 0;
 }
 
+static int make_scene(void **state)
+{
+    int rc = make_folder(state);
+    if (!rc)
+        open_scene();
+    return rc;
+}
+
 static int remove_folder(void **state)
 {
     (void)state;
+    if (scene.socket)
+        close_scene();
     unlink(path);
     return rmdir(folder);
 }
 
+#define with_scene(name)  cmocka_unit_test_setup_teardown(name, make_scene, remove_folder)
 #define with_folder(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        with_folder(test_status),
-        with_folder(test_cancel_and_set),
-        with_folder(test_several_requests_one_connection),
-        with_folder(test_hostile_lines),
-        with_folder(test_too_long_line),
-        with_folder(test_client_that_never_reads),
-        with_folder(test_many_clients),
-        with_folder(test_half_a_line_and_gone),
-        with_folder(test_other_users_are_not_served),
+        with_scene(test_status),
+        with_scene(test_cancel_and_set),
+        with_scene(test_several_requests_one_connection),
+        with_scene(test_hostile_lines),
+        with_scene(test_too_long_line),
+        with_scene(test_client_that_never_reads),
+        with_scene(test_many_clients),
+        with_scene(test_half_a_line_and_gone),
+        with_scene(test_other_users_are_not_served),
         with_folder(test_stale_socket_is_replaced),
-        with_folder(test_live_socket_is_refused),
+        with_scene(test_live_socket_is_refused),
         with_folder(test_other_files_are_left_alone),
         with_folder(test_path_too_long),
         with_folder(test_bad_answers),

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A move that the source's table refuses changes nothing, above all not where the VM may run. */
+#include "migrate/source/source.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct source source;
+static const struct ibx_send_options options = {.folder = "/nonexistent"};
+
+/* Of a VM whose QEMU, were it asked to continue, would be missed. */
+static void begin(enum source_state first)
+{
+    source = (struct source){.options = &options, .lock_fd = -1};
+    ibx_source_vm_init(&source.vm);
+    ibx_source_stream_init(&source.stream);
+    ibx_source_link_init(&source.link, &source.status.record, &source.transport, &source.vm, 0);
+    assert_int_equal(ibx_source_begin(&source, first), 0);
+    source.vm.undo.touched = true;
+}
+
+/* A debug build ends there, any other refuses. */
+static void test_refused(void **state)
+{
+    (void)state;
+    static const enum source_state from[] = {SOURCE_ASKING, SOURCE_COMMITTED, SOURCE_SERVING};
+    static const enum source_state to[] = {SOURCE_COMMITTED, SOURCE_CONFIRMING, SOURCE_KEPT};
+    for (unsigned i = 0; i < 3; i++) {
+        int status;
+        pid_t child = fork();
+        if (!child) {
+            struct ibx_error err = {0};
+            signal(SIGABRT, SIG_DFL);
+            begin(from[i]);
+            int rc = ibx_source_move(&source, to[i], &err);
+            _exit(rc == -EINVAL && err.message[0] && source.state.now == from[i] ? 0 : 1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) ? WTERMSIG(status) == SIGABRT : !WEXITSTATUS(status));
+    }
+}
+
+static void test_entries(void **state)
+{
+    (void)state;
+    static const enum source_state entries[] = {SOURCE_ASKING, SOURCE_COMMITTED, SOURCE_SERVING};
+    for (unsigned i = 0; i < 3; i++)
+        begin(entries[i]);
+    assert_int_equal(source.peer.now, PEER_LOADED);
+}
+
+/* The VM runs at the destination: whatever goes wrong, it is not continued here. */
+static void test_never_kept_once_it_runs_there(void **state)
+{
+    (void)state;
+    struct ibx_error err = {.message = "something went wrong"};
+    begin(SOURCE_SERVING);
+    assert_int_equal(ibx_source_keep(&source, -EIO, &err), -EIO);
+    assert_int_equal(source.state.now, SOURCE_SERVING);
+    assert_true(source.vm.undo.touched);
+}
+
+/* The destination has given up, but QEMU has ended here: there is nothing that could continue. */
+static void test_kept_without_qemu(void **state)
+{
+    (void)state;
+    struct ibx_error err = {.message = "the destination gave up"};
+    begin(SOURCE_COMMITTED);
+    assert_int_equal(ibx_source_keep(&source, -ECONNABORTED, &err), -ECONNABORTED);
+    assert_int_equal(source.state.now, SOURCE_STRANDED);
+    assert_non_null(strstr(err.message, "could not be continued"));
+    assert_non_null(strstr(err.message, "ib-migrate rollback"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_entries),
+        cmocka_unit_test(test_never_kept_once_it_runs_there),
+        cmocka_unit_test(test_kept_without_qemu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
