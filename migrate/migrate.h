@@ -71,7 +71,7 @@ struct ibx_receive_options {
     const char *folder; /* of records, from ibx_journal_folder() */
     struct ibx_options transport;
     uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
-    unsigned give_up_s;     /* end a move whose source is away for so long; 0: never */
+    unsigned give_up_s;     /* end when the source is away for so long; 0: never */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
     struct ibx_migrate_observer observer;
 };

@@ -224,8 +224,6 @@ int ibx_destination_stream_append(struct destination_stream *stream, const uint8
 /* All has come, of which `total` bytes were announced. -EPROTO: it does not end as it must. */
 int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total,
                                struct ibx_error *err);
-/* The commit. */
-int ibx_destination_stream_release(struct destination_stream *stream);
 /* Writes to QEMU what it takes: before RELEASED without EOF. */
 int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_error *err);
 /* QEMU takes no more at the moment. */
@@ -372,7 +370,6 @@ struct destination {
 int ibx_destination_begin(struct destination *d, enum destination_state first);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err);
-const char *ibx_destination_state_name(const struct destination *d);
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d);
 /* The state as a source needs to know it. */
 enum ibx_answer_state ibx_destination_answer_state(const struct destination *d);

@@ -13,7 +13,8 @@ static int unexpected(const struct destination *d, const struct ibx_migrate_any 
                       struct ibx_error *err)
 {
     return ibx_error_set(err, -EPROTO, "the source said %s while the destination was %s",
-                         ibx_migrate_message_name(message->type), ibx_destination_state_name(d));
+                         ibx_migrate_message_name(message->type),
+                         ibx_state_name(d->state.table, d->state.now));
 }
 
 /* The device state and the page map are taken in any order. */
@@ -62,7 +63,7 @@ static int on_commit(struct destination *d, const struct ibx_migrate_any *messag
         return unexpected(d, message, err);
     int rc = ibx_destination_move(d, DESTINATION_RESUMING, err);
     if (!rc)
-        rc = ibx_destination_stream_release(&d->stream);
+        rc = ibx_state_move(&d->stream.state, STREAM_RELEASED);
     return rc ? rc : ibx_destination_stream_feed(&d->stream, err);
 }
 

@@ -55,11 +55,6 @@ int ibx_destination_move(struct destination *d, enum destination_state to, struc
     return rc;
 }
 
-const char *ibx_destination_state_name(const struct destination *d)
-{
-    return ibx_state_name(&destination_table, d->state.now);
-}
-
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d)
 {
     const bool linked = destination_linked(&d->link);

@@ -103,8 +103,7 @@ int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qm
     return rc ? rc : ibx_state_move(&stream->state, STREAM_TAKING);
 }
 
-/* What QEMU has taken makes room when it is as much as what it has not: so no byte is moved often.
- */
+/* Reuses the room of what QEMU has taken, once that is as much as the rest: no byte moves often. */
 static int make_room(struct destination_stream *stream, size_t length)
 {
     const size_t left = stream->end - stream->from;
@@ -154,11 +153,6 @@ int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total
                              "the device state does not end as QEMU's do, so its end cannot be "
                              "held back until the commit");
     return ibx_state_move(&stream->state, STREAM_WHOLE);
-}
-
-int ibx_destination_stream_release(struct destination_stream *stream)
-{
-    return ibx_state_move(&stream->state, STREAM_RELEASED);
 }
 
 /* Up to where QEMU may read now. */
