@@ -57,6 +57,12 @@ static void look(enum ibx_migrate_role role)
     ibx_guest_ram_fini(&ram);
 }
 
+static void look_only(enum ibx_migrate_role role, const char *words)
+{
+    look(role);
+    only(words);
+}
+
 /* ------------------------------------------------------------ with QEMU */
 
 static void test_nothing_against_these(void **state)
@@ -65,12 +71,10 @@ static void test_nothing_against_these(void **state)
     vm_start(&vm, &(struct vm_options){.extra = {"-device", "virtio-rng-pci", "-netdev",
                                                  "hubport,id=n0,hubid=0", "-device",
                                                  "virtio-net-pci,netdev=n0,romfile="}});
-    look(IBX_MIGRATE_SOURCE);
-    only(NULL);
+    look_only(IBX_MIGRATE_SOURCE, NULL);
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
-    look(IBX_MIGRATE_DESTINATION);
-    only(NULL);
+    look_only(IBX_MIGRATE_DESTINATION, NULL);
     vm_end(&vm);
 }
 
@@ -78,12 +82,11 @@ static void test_wrong_side(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){0});
-    look(IBX_MIGRATE_DESTINATION);
-    only("this QEMU is running and does not wait for a VM: start it with -incoming defer");
+    look_only(IBX_MIGRATE_DESTINATION,
+              "this QEMU is running and does not wait for a VM: start it with -incoming defer");
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
-    look(IBX_MIGRATE_SOURCE);
-    only("send from the one that runs it");
+    look_only(IBX_MIGRATE_SOURCE, "send from the one that runs it");
     vm_end(&vm);
 }
 
@@ -91,13 +94,13 @@ static void test_private_ram(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){.ram = ""});
-    look(IBX_MIGRATE_SOURCE);
-    only("guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU");
+    look_only(IBX_MIGRATE_SOURCE,
+              "guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU");
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){
                       .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"});
-    look(IBX_MIGRATE_SOURCE);
-    only("guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU");
+    look_only(IBX_MIGRATE_SOURCE,
+              "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU");
     vm_end(&vm);
 }
 
@@ -108,18 +111,15 @@ static void test_ram_that_is_discarded(void **state)
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
                                               "/dev/shm,share=on,discard-data=on",
                                        .incoming = true});
-    look(IBX_MIGRATE_DESTINATION);
-    only(NULL);
+    look_only(IBX_MIGRATE_DESTINATION, NULL);
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
                                               "/dev/shm,share=on,discard-data=on"});
-    look(IBX_MIGRATE_SOURCE);
-    only("guest RAM mem0 has discard-data=on, so that it is lost");
+    look_only(IBX_MIGRATE_SOURCE, "guest RAM mem0 has discard-data=on, so that it is lost");
     vm_do(&vm, "qom-set",
           json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
                     0));
-    look(IBX_MIGRATE_SOURCE);
-    only(NULL);
+    look_only(IBX_MIGRATE_SOURCE, NULL);
     vm_end(&vm);
 }
 
@@ -127,8 +127,7 @@ static void test_blocked(void **state)
 {
     (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-only-migratable", "-cpu", "max"}});
-    look(IBX_MIGRATE_SOURCE);
-    only(NULL);
+    look_only(IBX_MIGRATE_SOURCE, NULL);
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){
                       .extra = {"-object",
@@ -347,27 +346,35 @@ static struct ibx_guest_ram made_up(struct ibx_guest_block *block)
                                   .count = 1};
 }
 
+static void ram_only(const struct ibx_guest_ram *ram, const char *words)
+{
+    ibx_preflight_ram(ram, &blockers);
+    only(words);
+}
+
+static void pair_only(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
+                      const char *words)
+{
+    ibx_preflight_pair(source, destination, &blockers);
+    only(words);
+}
+
 static void test_ram(void **state)
 {
     (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
-    ibx_preflight_ram(&ram, &blockers);
-    only(NULL);
+    ram_only(&ram, NULL);
     strcpy(block.type, "memory-backend-memfd");
-    ibx_preflight_ram(&ram, &blockers);
-    only(NULL);
+    ram_only(&ram, NULL);
     ram.version = (struct ibx_qmp_version){8, 1, 0};
-    ibx_preflight_ram(&ram, &blockers);
-    only("is a memory-backend-memfd, and QEMU 8.1 leaves only named files out");
+    ram_only(&ram, "is a memory-backend-memfd, and QEMU 8.1 leaves only named files out");
     ram = made_up(&block);
     block.page_size = 128 * MIB;
-    ibx_preflight_ram(&ram, &blockers);
-    only("does not consist of whole pages of 131072 KiB");
+    ram_only(&ram, "does not consist of whole pages of 131072 KiB");
     ram = made_up(&block);
     ram.machine_bytes = 128 * MIB;
-    ibx_preflight_ram(&ram, &blockers);
-    only("the machine has 128 MiB of memory, but its memory backends only 64 MiB");
+    ram_only(&ram, "the machine has 128 MiB of memory, but its memory backends only 64 MiB");
 }
 
 static void test_pairs(void **state)
@@ -375,26 +382,20 @@ static void test_pairs(void **state)
     (void)state;
     struct ibx_guest_block here, there;
     struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only(NULL);
+    pair_only(&source, &destination, NULL);
     strcpy(destination.machine, "pc-i440fx-7.2");
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only("start the destination's QEMU with -M pc-q35-7.2");
+    pair_only(&source, &destination, "start the destination's QEMU with -M pc-q35-7.2");
     destination = made_up(&there);
     there.size = 32 * MIB;
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only("64 MiB here and 32 MiB at the destination");
+    pair_only(&source, &destination, "64 MiB here and 32 MiB at the destination");
     destination = made_up(&there);
     there.page_size = 2 * MIB;
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only("pages of 4 KiB here and of 2048 KiB at the destination");
+    pair_only(&source, &destination, "pages of 4 KiB here and of 2048 KiB at the destination");
     destination = made_up(&there);
     here.file = 5;
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only(NULL); /* not known there */
+    pair_only(&source, &destination, NULL); /* not known there */
     there.file = 5;
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only("mem0 is the same file here and at the destination");
+    pair_only(&source, &destination, "mem0 is the same file here and at the destination");
     struct ibx_guest_block crossed[2] = {there, there};
     strcpy(crossed[0].id, "other");
     crossed[1].file = 6;
@@ -406,8 +407,7 @@ static void test_pairs(void **state)
     here.file = 0;
     destination = made_up(&there);
     strcpy(destination.uuid, "12345678-9abc-4def-8123-456789abcdef");
-    ibx_preflight_pair(&source, &destination, &blockers);
-    only("that QEMU waits for another VM");
+    pair_only(&source, &destination, "that QEMU waits for another VM");
     destination = made_up(&there);
     strcpy(there.id, "ram");
     ibx_preflight_pair(&source, &destination, &blockers);

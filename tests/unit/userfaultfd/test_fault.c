@@ -36,59 +36,70 @@ struct rig {
     int uffd;
 };
 
-static void rig_make(struct rig *g, unsigned workers, uint64_t features)
+static struct rig g;
+
+static void rig_make(unsigned workers, uint64_t features)
 {
     struct ibx_error err = {0};
-    memset(g, 0, sizeof *g);
-    memory_data_make(&g->data, PAGES * PAGE, PAGE);
-    g->memory =
-        mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(g->memory != MAP_FAILED);
-    madvise(g->memory, PAGES * PAGE, MADV_NOHUGEPAGE);
-    if (ibx_fault_uffd_open(features, &g->uffd, &err))
+    memory_data_make(&g.data, PAGES * PAGE, PAGE);
+    g.memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(g.memory != MAP_FAILED);
+    madvise(g.memory, PAGES * PAGE, MADV_NOHUGEPAGE);
+    if (ibx_fault_uffd_open(features, &g.uffd, &err))
         fail_msg("%s", err.message);
-    g->range = (struct ibx_fault_range){
-        .start = (uintptr_t)g->memory, .length = PAGES * PAGE, .page_size = PAGE};
-    assert_int_equal(ibx_fault_register(g->uffd, &g->range, &err), 0);
+    g.range = (struct ibx_fault_range){
+        .start = (uintptr_t)g.memory, .length = PAGES * PAGE, .page_size = PAGE};
+    assert_int_equal(ibx_fault_register(g.uffd, &g.range, &err), 0);
     for (unsigned i = 0; i < workers; i++) {
-        g->readers[i] = memory_reader_make(&g->data);
-        g->as[i] = memory_reader_as(g->readers[i]);
+        g.readers[i] = memory_reader_make(&g.data);
+        g.as[i] = memory_reader_as(g.readers[i]);
     }
-    g->config = (struct ibx_fault_config){.uffd = g->uffd,
-                                          .events = features != 0,
-                                          .ranges = &g->range,
-                                          .range_count = 1,
-                                          .readers = g->as,
-                                          .worker_count = workers};
+    g.config = (struct ibx_fault_config){.uffd = g.uffd,
+                                         .events = features != 0,
+                                         .ranges = &g.range,
+                                         .range_count = 1,
+                                         .readers = g.as,
+                                         .worker_count = workers};
 }
 
-static void rig_start(struct rig *g)
+static void rig_start(void)
 {
     struct ibx_error err = {0};
-    if (ibx_fault_create(&g->config, &g->engine, &err))
+    if (ibx_fault_create(&g.config, &g.engine, &err))
         fail_msg("%s", err.message);
 }
 
-static void rig_end(struct rig *g)
+/* Created and serving. */
+static void rig_serve(void)
 {
-    ibx_fault_destroy(g->engine);
-    close(g->uffd);
-    munmap(g->memory, PAGES * PAGE);
-    for (unsigned i = 0; i < 4; i++)
-        free(g->readers[i]);
-    memory_data_free(&g->data);
+    rig_start();
+    assert_int_equal(ibx_fault_serve(g.engine), 0);
 }
 
-static struct ibx_fault_stats stats_of(struct rig *g)
+static int rig_end(void **state)
+{
+    (void)state;
+    if (!g.memory)
+        return 0;
+    ibx_fault_destroy(g.engine);
+    close(g.uffd);
+    munmap(g.memory, PAGES * PAGE);
+    for (unsigned i = 0; i < 4; i++)
+        free(g.readers[i]);
+    memory_data_free(&g.data);
+    memset(&g, 0, sizeof g);
+    return 0;
+}
+
+static struct ibx_fault_stats stats_now(void)
 {
     struct ibx_fault_stats stats;
-    ibx_fault_stats(g->engine, &stats);
+    ibx_fault_stats(g.engine, &stats);
     return stats;
 }
 
 struct toucher {
     pthread_t thread;
-    struct rig *rig;
     uint32_t seed;
     uint64_t page;
     _Atomic unsigned touched, wrong;
@@ -100,7 +111,7 @@ static void *touch_all(void *arg)
     struct toucher *t = arg;
     uint32_t page = next_random(&t->seed), step = next_random(&t->seed) | 1;
     for (unsigned i = 0; i < PAGES; i++, page += step) {
-        atomic_fetch_add(&t->wrong, !page_is_right(&t->rig->data, t->rig->memory, page % PAGES));
+        atomic_fetch_add(&t->wrong, !page_is_right(&g.data, g.memory, page % PAGES));
         atomic_fetch_add(&t->touched, 1);
     }
     return NULL;
@@ -109,14 +120,14 @@ static void *touch_all(void *arg)
 static void *touch_one(void *arg)
 {
     struct toucher *t = arg;
-    atomic_fetch_add(&t->wrong, !page_is_right(&t->rig->data, t->rig->memory, t->page));
+    atomic_fetch_add(&t->wrong, !page_is_right(&g.data, g.memory, t->page));
     atomic_fetch_add(&t->touched, 1);
     return NULL;
 }
 
-static void touch_start(struct toucher *t, struct rig *g, uint64_t page)
+static void touch_start(struct toucher *t, uint64_t page)
 {
-    *t = (struct toucher){.rig = g, .page = page};
+    *t = (struct toucher){.page = page};
     assert_int_equal(pthread_create(&t->thread, NULL, touch_one, t), 0);
 }
 
@@ -126,20 +137,32 @@ static void touch_end(struct toucher *t)
     assert_int_equal(t->wrong, 0);
 }
 
-static void all_right_once(struct rig *g)
+static void touch(uint64_t page)
 {
+    struct toucher t;
+    touch_start(&t, page);
+    touch_end(&t);
+}
+
+static void completes(void)
+{
+    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+}
+
+static void completes_once_each(void)
+{
+    completes();
     for (unsigned i = 0; i < PAGES; i++) {
-        assert_true(page_is_right(&g->data, g->memory, i));
-        assert_int_equal(g->data.fetched[i], 1);
+        assert_true(page_is_right(&g.data, g.memory, i));
+        assert_int_equal(g.data.fetched[i], 1);
     }
 }
 
 /* Several threads touch, several workers fetch, and the readers do everything but fail. */
 static void crowd(unsigned workers, unsigned spin_us, unsigned delay)
 {
-    struct rig g;
     struct toucher touchers[TOUCHERS];
-    rig_make(&g, workers, 0);
+    rig_make(workers, 0);
     g.config.spin_us = spin_us;
     g.config.chunk_max = 256 * 1024;
     for (unsigned i = 0; i < workers; i++) {
@@ -148,18 +171,17 @@ static void crowd(unsigned workers, unsigned spin_us, unsigned delay)
         g.readers[i]->again_every = 5;
         g.readers[i]->room = 5;
     }
-    rig_start(&g);
+    rig_start();
     for (unsigned i = 0; i < TOUCHERS; i++) {
-        touchers[i] = (struct toucher){.rig = &g, .seed = 77 + i};
+        touchers[i] = (struct toucher){.seed = 77 + i};
         assert_int_equal(pthread_create(&touchers[i].thread, NULL, touch_all, &touchers[i]), 0);
     }
     assert_true(REACHES(g.engine, waiting, TOUCHERS)); /* before the background is through */
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     for (unsigned i = 0; i < TOUCHERS; i++)
         touch_end(&touchers[i]);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    all_right_once(&g);
-    struct ibx_fault_stats s = stats_of(&g);
+    completes_once_each();
+    struct ibx_fault_stats s = stats_now();
     assert_int_equal(s.present, PAGES);
     assert_int_equal(s.bytes, PAGES * PAGE);
     assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_AROUND] +
@@ -168,7 +190,6 @@ static void crowd(unsigned workers, unsigned spin_us, unsigned delay)
     assert_true(s.faults >= TOUCHERS && s.latency_sum >= s.latency_p50);
     assert_true(REACHES(g.engine, latency_count, TOUCHERS));
     assert_true(s.retries > 0);
-    rig_end(&g);
 }
 
 static void test_crowd_sleeping(void **state)
@@ -186,78 +207,66 @@ static void test_crowd_of_workers(void **state)
 static void test_zero_is_not_fetched(void **state)
 {
     (void)state;
-    struct rig g;
-    rig_make(&g, 2, 0);
-    rig_start(&g);
+    rig_make(2, 0);
+    rig_start();
     assert_int_equal(ibx_fault_mark_zero(g.engine, 0, 100), 0);
     assert_int_equal(ibx_fault_mark_zero(g.engine, 500, 24), 0);
     assert_int_equal(ibx_fault_mark_zero(g.engine, PAGES, 1), -ERANGE);
     assert_int_equal(ibx_fault_mark_zero(g.engine, 1, UINT64_MAX), -ERANGE);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     assert_true(page_is_zero(g.memory, 50, PAGE));
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+    completes();
     for (unsigned i = 0; i < PAGES; i++) {
         bool zero = i < 100 || (i >= 500 && i < 524);
         assert_int_equal(g.data.fetched[i], !zero);
         assert_true(zero ? page_is_zero(g.memory, i, PAGE) : page_is_right(&g.data, g.memory, i));
     }
-    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_ZERO], 124);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_ZERO], 124);
     assert_true(REACHES(g.engine, zero_faults, 124));
-    rig_end(&g);
 }
 
 /* The reader answers that pages are zero, also to who waits for one. */
-static void test_source_says_zero(void **state)
+static void test_zero_arrivals(void **state)
 {
     (void)state;
-    struct rig g;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.readers[0]->says_zero = true;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     assert_true(page_is_zero(g.memory, 1000, PAGE));
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_ZERO], PAGES);
-    assert_int_equal(stats_of(&g).bytes, 0);
-    rig_end(&g);
+    completes();
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_ZERO], PAGES);
+    assert_int_equal(stats_now().bytes, 0);
 }
 
 static void test_held(void **state)
 {
     (void)state;
-    struct rig g;
     struct toucher t, u;
-    rig_make(&g, 2, 0);
-    rig_start(&g);
-    touch_start(&t, &g, 7);
-    touch_start(&u, &g, 900);
+    rig_make(2, 0);
+    rig_start();
+    touch_start(&t, 7);
+    touch_start(&u, 900);
     assert_true(REACHES(g.engine, waiting, 2));
     assert_int_equal(ibx_fault_state(g.engine), IBX_FAULT_HELD);
-    assert_int_equal(stats_of(&g).requests, 0);
+    assert_int_equal(stats_now().requests, 0);
     assert_int_equal(t.touched + u.touched, 0);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     assert_int_equal(ibx_fault_serve(g.engine), -EBUSY);
     touch_end(&t);
     touch_end(&u);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    all_right_once(&g);
-    assert_int_equal(stats_of(&g).waiting, 0);
-    rig_end(&g);
+    completes_once_each();
+    assert_int_equal(stats_now().waiting, 0);
 }
 
 /* The faulted page alone and first, then the aligned window round it, and nothing else. */
 static void test_order(void **state)
 {
     (void)state;
-    struct rig g;
-    struct toucher t;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.no_background = true;
     g.readers[0]->hold_bulk = true;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
-    touch_start(&t, &g, 105);
-    touch_end(&t); /* although nothing else has arrived */
+    rig_serve();
+    touch(105); /* although nothing else has arrived */
     assert_true(reader_asked(g.readers[0], 3));
     const struct ibx_fault_request *log = g.readers[0]->log;
     assert_int_equal(log[0].page, 105);
@@ -271,201 +280,170 @@ static void test_order(void **state)
     g.readers[0]->hold_bulk = false;
     assert_true(REACHES(g.engine, present, 16));
     assert_int_equal(g.readers[0]->accepted, 3);
-    rig_end(&g);
 }
 
 /* What is about to fault comes before there is a background, and nothing else does. */
 static void test_early(void **state)
 {
     (void)state;
-    struct rig g;
-    struct toucher t;
-    rig_make(&g, 2, 0);
+    rig_make(2, 0);
     g.config.no_background = true;
     g.config.fault_workers = 1;
     g.config.early = 40;
     g.config.early_count = 24;
-    rig_start(&g);
+    rig_start();
     assert_int_equal(ibx_fault_mark_zero(g.engine, 50, 4), 0);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     assert_true(REACHES(g.engine, present, 24));
-    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 20);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_BACKGROUND], 20);
     assert_int_equal(g.readers[0]->accepted, 0);
     assert_int_equal(g.readers[1]->log[0].page, 40);
-    touch_start(&t, &g, 45);
-    touch_end(&t);
+    touch(45);
     assert_int_equal(g.readers[0]->accepted, 0);
-    touch_start(&t, &g, PAGES - 1);
-    touch_end(&t);
+    touch(PAGES - 1);
     assert_true(REACHES(g.engine, present, 24 + 16));
-    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 20);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_BACKGROUND], 20);
     ibx_fault_set_background(g.engine, true);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    rig_end(&g);
+    completes();
 }
 
 /* Beyond the last page there is nothing. */
 static void test_early_at_the_end(void **state)
 {
     (void)state;
-    struct rig g;
     const uint64_t from[] = {PAGES - 8, PAGES, UINT64_MAX};
     for (unsigned i = 0; i < 3; i++) {
-        rig_make(&g, 1, 0);
+        rig_make(1, 0);
         g.config.no_background = true;
         g.config.early = from[i];
         g.config.early_count = UINT64_MAX;
-        rig_start(&g);
+        rig_start();
         assert_int_equal(ibx_fault_serve(g.engine), 0);
         assert_true(REACHES(g.engine, present, i ? 0 : 8));
-        assert_int_equal(stats_of(&g).present, i ? 0 : 8);
-        rig_end(&g);
+        assert_int_equal(stats_now().present, i ? 0 : 8);
+        rig_end(NULL);
     }
 }
 
-/* The background begins when it is told to, and leaves the first worker alone, which has its hands
- * free for faults: that one serves all of them. */
+/* The background begins when it is told to, and leaves the first worker alone, which serves
+ * all faults. */
 static void test_a_worker_for_faults(void **state)
 {
     (void)state;
-    struct rig g;
-    struct toucher t;
-    rig_make(&g, 3, 0);
+    rig_make(3, 0);
     g.config.no_background = true;
     g.config.fault_workers = 1;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
-    for (unsigned i = 0; i < 16; i++) { /* no three of them at one distance: that would be a walk */
+    rig_serve();
+    for (unsigned i = 0; i < 16;
+         i++) { /* no three of them at one distance: that would be a stride */
         unsigned window = (i & 1) + (i >> 1 & 1) * 3 + (i >> 2 & 1) * 9 + (i >> 3) * 27;
-        touch_start(&t, &g, window * 16 + 9);
-        touch_end(&t);
+        touch(window * 16 + 9);
         assert_true(REACHES(g.engine, present, (i + 1) * 16)); /* the window round it */
     }
-    assert_int_equal(stats_of(&g).present, 16 * 16);
-    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_BACKGROUND], 0);
+    assert_int_equal(stats_now().present, 16 * 16);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_BACKGROUND], 0);
     assert_int_equal(g.readers[1]->accepted + g.readers[2]->accepted, 0);
     unsigned before = g.readers[0]->accepted;
     ibx_fault_set_background(g.engine, true);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    all_right_once(&g);
+    completes_once_each();
     assert_int_equal(g.readers[0]->accepted, before);
-    rig_end(&g);
 }
 
 /* The background's requests grow while it is quiet, and are small again after a fault. */
 static void test_window(void **state)
 {
     (void)state;
-    struct rig g;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.chunk_min = 4 * PAGE;
     g.config.chunk_max = 64 * PAGE;
     g.config.depth = 4;
     g.config.fault_around = 1;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     struct memory_reader *s = g.readers[0];
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+    completes();
     size_t largest = 0;
     for (unsigned i = 0; i < s->accepted; i++)
         largest = s->log[i].length > largest ? s->log[i].length : largest;
     assert_int_equal(s->log[0].length, 4 * PAGE);
     assert_int_equal(largest, 64 * PAGE);
-    rig_end(&g);
 }
 
 static void test_window_falls_back(void **state)
 {
     (void)state;
-    struct rig g;
-    struct toucher t;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.chunk_min = 4 * PAGE;
     g.config.chunk_max = 64 * PAGE;
     g.config.depth = 1;
     g.config.fault_around = 1;
     struct memory_reader *s = g.readers[0];
     s->hold_bulk_from = 5; /* then a large one is out, and no other may be */
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     assert_true(reader_asked(s, 5));
-    touch_start(&t, &g, 800);
-    touch_end(&t); /* not behind the background */
+    touch(800); /* not behind the background */
     s->hold_bulk = false;
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+    completes();
     assert_int_equal(s->log[4].length, 64 * PAGE);
     assert_true(s->log[5].urgent);
     assert_int_equal(s->log[6].length, 4 * PAGE);
-    all_right_once(&g);
-    rig_end(&g);
+    completes_once_each();
 }
 
 /* More threads wait than a worker can ask for at once. */
 static void test_many_faults(void **state)
 {
     (void)state;
-    struct rig g;
     struct toucher t[40];
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.no_background = true;
     g.config.fault_around = 1;
     g.readers[0]->delay = 200;
-    rig_start(&g);
+    rig_start();
     for (unsigned i = 0; i < 40; i++)
-        touch_start(&t[i], &g, i * 20);
+        touch_start(&t[i], i * 20);
     assert_true(REACHES(g.engine, waiting, 40));
     assert_int_equal(ibx_fault_serve(g.engine), 0);
     for (unsigned i = 0; i < 40; i++)
         touch_end(&t[i]);
     assert_true(REACHES(g.engine, present, 40));
     assert_int_equal(g.readers[0]->accepted, 40);
-    rig_end(&g);
 }
 
 /* The last page of an arrived chunk is awaited, and nothing before it can be placed. */
 static void test_awaited_goes_first(void **state)
 {
     (void)state;
-    struct rig g;
     struct toucher t;
     struct ibx_error err = {0};
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.chunk_min = 256 * PAGE;
     g.config.fault_around = 1;
     g.config.depth = 1;
     g.readers[0]->hold = true;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     assert_true(reader_asked(g.readers[0], 1));
-    touch_start(&t, &g, 255);
+    touch_start(&t, 255);
     assert_true(REACHES(g.engine, waiting, 1));
     munmap(g.memory, 64 * PAGE); /* without an event to tell */
     g.readers[0]->hold = false;
     touch_end(&t);
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(g.engine, &err), -ENOENT);
-    assert_int_equal(stats_of(&g).present, 1);
-    rig_end(&g);
+    assert_int_equal(stats_now().present, 1);
 }
 
 static void test_bandwidth(void **state)
 {
     (void)state;
-    struct rig g;
-    struct toucher t;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.max_bandwidth = 1; /* byte a second */
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     assert_true(REACHES(g.engine, cap_stalls, 1));
-    touch_start(&t, &g, PAGES - 1);
-    touch_end(&t); /* a fault is not held back */
+    touch(PAGES - 1); /* a fault is not held back */
     assert_int_equal(ibx_fault_state(g.engine), IBX_FAULT_SERVING);
-    assert_true(stats_of(&g).present < PAGES / 2);
+    assert_true(stats_now().present < PAGES / 2);
     ibx_fault_set_bandwidth(g.engine, 0);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    all_right_once(&g);
-    rig_end(&g);
+    completes_once_each();
 }
 
 /* Workers that were held back when the engine stopped sleep like any others: the time until which
@@ -473,11 +451,9 @@ static void test_bandwidth(void **state)
 static void test_bandwidth_and_stopped(void **state)
 {
     (void)state;
-    struct rig g;
-    rig_make(&g, 2, 0);
+    rig_make(2, 0);
     g.config.max_bandwidth = 2u << 20; /* held back for some 60 ms at a time */
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     assert_true(REACHES(g.engine, cap_stalls, 2));
     ibx_fault_stop(g.engine, -EPIPE, "that will do");
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
@@ -485,7 +461,6 @@ static void test_bandwidth_and_stopped(void **state)
     clock_t before = clock(); /* of the process, on its processors */
     poll(NULL, 0, LOOK_MS);
     assert_true(clock() - before < LOOK_MS * CLOCKS_PER_SEC / 1000 / 10);
-    rig_end(&g);
 }
 
 /* So do those that had more faults to serve than they could at once. */
@@ -493,16 +468,14 @@ static void test_faults_and_stopped(void **state)
 {
     (void)state;
     enum { MANY = 20 };
-    struct rig g;
     struct toucher t[MANY];
     struct rusage before, after;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.no_background = true;
     g.readers[0]->hold = true;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     for (unsigned i = 0; i < MANY; i++)
-        touch_start(&t[i], &g, 40 * i);
+        touch_start(&t[i], 40 * i);
     assert_true(REACHES(g.engine, waiting, MANY));
     assert_true(reader_asked(g.readers[0], 16));
     ibx_fault_stop(g.engine, -EPIPE, "that will do");
@@ -514,23 +487,21 @@ static void test_faults_and_stopped(void **state)
     assert_int_equal(ibx_fault_resume(g.engine, g.as, NULL), 0);
     for (unsigned i = 0; i < MANY; i++)
         touch_end(&t[i]);
-    rig_end(&g);
 }
 
 /* Whatever way the reader goes, pages stay missing, faults wait, and another reader goes on. */
 static void failure(int dead)
 {
-    struct rig g;
     struct toucher t;
     struct ibx_error err = {0};
-    rig_make(&g, 2, 0);
+    rig_make(2, 0);
     for (unsigned i = 0; i < 2; i++)
         g.readers[i]->hold = true;
-    rig_start(&g);
+    rig_start();
     assert_int_equal(ibx_fault_reason(g.engine, &err), -EINPROGRESS);
     assert_int_equal(ibx_fault_resume(g.engine, g.as, &err), -EBUSY);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    touch_start(&t, &g, 1000);
+    touch_start(&t, 1000);
     assert_true(REACHES(g.engine, waiting, 1));
     assert_true(REACHES(g.engine, requests, 2));
     for (unsigned i = 0; i < 2; i++) {
@@ -541,7 +512,7 @@ static void failure(int dead)
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(g.engine, &err), dead ? dead : -EIO);
     assert_non_null(strstr(err.message, "page reader"));
-    struct ibx_fault_stats s = stats_of(&g);
+    struct ibx_fault_stats s = stats_now();
     uint64_t present = 0;
     for (unsigned i = 0; i < PAGES; i++) {
         present += ibx_fault_present(g.engine, i);
@@ -561,7 +532,7 @@ static void failure(int dead)
     struct ibx_fault_reader as[2] = {memory_reader_as(again[0]), memory_reader_as(again[1])};
     assert_int_equal(ibx_fault_resume(g.engine, as, &err), 0);
     touch_end(&t);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
+    completes();
     for (unsigned i = 0; i < PAGES; i++) {
         assert_int_equal(g.data.fetched[i], !before[i]);
         assert_true(page_is_right(&g.data, g.memory, i));
@@ -570,16 +541,15 @@ static void failure(int dead)
     g.engine = NULL;
     free(again[0]);
     free(again[1]);
-    rig_end(&g);
 }
 
-static void test_source_fails(void **state)
+static void test_reader_fails(void **state)
 {
     (void)state;
     failure(0);
 }
 
-static void test_source_ends(void **state)
+static void test_reader_ends(void **state)
 {
     (void)state;
     failure(-ENOTCONN);
@@ -588,13 +558,11 @@ static void test_source_ends(void **state)
 static void test_stop_and_destroy_in_flight(void **state)
 {
     (void)state;
-    struct rig g;
     struct ibx_error err = {0};
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.depth = 2;
     g.readers[0]->hold = true;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
+    rig_serve();
     assert_true(REACHES(g.engine, requests, 2));
     ibx_fault_stop(g.engine, -ECONNRESET, "the link is down");
     assert_int_equal(engine_settled(g.engine), IBX_FAULT_STOPPED);
@@ -607,27 +575,23 @@ static void test_stop_and_destroy_in_flight(void **state)
     ibx_fault_destroy(g.engine); /* returns, with two of them out */
     g.engine = NULL;
     assert_int_equal(g.readers[0]->count, 0);
-    rig_end(&g);
 }
 
 /* An engine that takes over from a dead one, which had read a fault already. */
 static void test_rebuild(void **state)
 {
     (void)state;
-    struct rig g;
-    struct toucher t, u;
+    struct toucher u;
     struct ibx_error err = {0};
     uint8_t present[PAGES / 8] = {0};
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     g.config.no_background = true;
     g.config.fault_around = 1;
-    rig_start(&g);
-    assert_int_equal(ibx_fault_serve(g.engine), 0);
-    touch_start(&t, &g, 33);
-    touch_end(&t);
+    rig_serve();
+    touch(33);
     assert_int_equal(ibx_fault_rebuild(g.engine, present, PAGES, &err), -EBUSY);
     g.readers[0]->hold = true;
-    touch_start(&u, &g, 34);
+    touch_start(&u, 34);
     assert_true(reader_asked(g.readers[0], 2));
     ibx_fault_destroy(g.engine);
     /* It had placed page 34 too, but died before it woke who waits. */
@@ -640,60 +604,56 @@ static void test_rebuild(void **state)
     assert_int_equal(g.data.fetched[34], 1);
     g.config.no_background = false;
     g.readers[0]->hold = false;
-    rig_start(&g);
+    rig_start();
     assert_int_equal(ibx_fault_rebuild(g.engine, present, PAGES, &err), 0);
-    assert_int_equal(stats_of(&g).by_cause[IBX_FAULT_BY_REBUILD], 2);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_REBUILD], 2);
     touch_end(&u);
     assert_int_equal(ibx_fault_serve(g.engine), 0);
-    assert_int_equal(engine_settled(g.engine), IBX_FAULT_COMPLETE);
-    all_right_once(&g);
-    rig_end(&g);
+    completes_once_each();
 }
 
-static void refused(struct rig *g, const char *why)
+static void refused(const char *why)
 {
     struct ibx_error err = {0};
     struct ibx_fault *engine = NULL;
-    assert_int_equal(ibx_fault_create(&g->config, &engine, &err), -EINVAL);
+    assert_int_equal(ibx_fault_create(&g.config, &engine, &err), -EINVAL);
     assert_null(engine);
     if (!strstr(err.message, why))
         fail_msg("\"%s\" says nothing of \"%s\"", err.message, why);
 }
 
-static void test_refusals(void **state)
+static void test_configs_are_checked(void **state)
 {
     (void)state;
-    struct rig g;
-    rig_make(&g, 1, 0);
+    rig_make(1, 0);
     struct ibx_fault_range good = g.range, two[2] = {good, good};
     g.range.page_size = 8192;
-    refused(&g, "8192");
+    refused("8192");
     g.range = good;
     g.range.length--;
-    refused(&g, "whole pages");
+    refused("whole pages");
     g.range = good;
     g.range.first_page = UINT64_MAX;
-    refused(&g, "beyond number");
+    refused("beyond number");
     g.config.ranges = two;
     g.config.range_count = 2;
-    refused(&g, "addresses");
+    refused("addresses");
     two[1].start += good.length;
-    refused(&g, "page numbers");
+    refused("page numbers");
     g.range = good;
     g.config.ranges = &g.range;
     g.config.range_count = 1;
     g.config.fault_around = 12345;
-    refused(&g, "12345");
+    refused("12345");
     g.config.fault_around = 0;
     g.config.chunk_min = 2 << 20;
-    refused(&g, "2097152");
+    refused("2097152");
     g.config.chunk_min = 0;
     g.config.worker_count = 0;
-    refused(&g, "0 workers");
+    refused("0 workers");
     g.config.worker_count = 1;
     g.as[0].buffer = g.memory + 1;
-    refused(&g, "page-aligned");
-    rig_end(&g);
+    refused("page-aligned");
 }
 
 static void test_histogram(void **state)
@@ -716,28 +676,28 @@ static void test_histogram(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_histogram),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_crowd_sleeping),
-        cmocka_unit_test(test_crowd_of_workers),
-        cmocka_unit_test(test_zero_is_not_fetched),
-        cmocka_unit_test(test_source_says_zero),
-        cmocka_unit_test(test_held),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_early),
-        cmocka_unit_test(test_early_at_the_end),
-        cmocka_unit_test(test_a_worker_for_faults),
-        cmocka_unit_test(test_window),
-        cmocka_unit_test(test_bandwidth),
-        cmocka_unit_test(test_bandwidth_and_stopped),
-        cmocka_unit_test(test_faults_and_stopped),
-        cmocka_unit_test(test_window_falls_back),
-        cmocka_unit_test(test_many_faults),
-        cmocka_unit_test(test_awaited_goes_first),
-        cmocka_unit_test(test_source_fails),
-        cmocka_unit_test(test_source_ends),
-        cmocka_unit_test(test_stop_and_destroy_in_flight),
-        cmocka_unit_test(test_rebuild),
+        cmocka_unit_test_teardown(test_histogram, rig_end),
+        cmocka_unit_test_teardown(test_configs_are_checked, rig_end),
+        cmocka_unit_test_teardown(test_crowd_sleeping, rig_end),
+        cmocka_unit_test_teardown(test_crowd_of_workers, rig_end),
+        cmocka_unit_test_teardown(test_zero_is_not_fetched, rig_end),
+        cmocka_unit_test_teardown(test_zero_arrivals, rig_end),
+        cmocka_unit_test_teardown(test_held, rig_end),
+        cmocka_unit_test_teardown(test_order, rig_end),
+        cmocka_unit_test_teardown(test_early, rig_end),
+        cmocka_unit_test_teardown(test_early_at_the_end, rig_end),
+        cmocka_unit_test_teardown(test_a_worker_for_faults, rig_end),
+        cmocka_unit_test_teardown(test_window, rig_end),
+        cmocka_unit_test_teardown(test_bandwidth, rig_end),
+        cmocka_unit_test_teardown(test_bandwidth_and_stopped, rig_end),
+        cmocka_unit_test_teardown(test_faults_and_stopped, rig_end),
+        cmocka_unit_test_teardown(test_window_falls_back, rig_end),
+        cmocka_unit_test_teardown(test_many_faults, rig_end),
+        cmocka_unit_test_teardown(test_awaited_goes_first, rig_end),
+        cmocka_unit_test_teardown(test_reader_fails, rig_end),
+        cmocka_unit_test_teardown(test_reader_ends, rig_end),
+        cmocka_unit_test_teardown(test_stop_and_destroy_in_flight, rig_end),
+        cmocka_unit_test_teardown(test_rebuild, rig_end),
     };
     struct ibx_error err;
     int uffd;

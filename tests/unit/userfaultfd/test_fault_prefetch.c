@@ -23,7 +23,7 @@
 #define PAGES 1024u
 #define MOST  16u
 
-/* ------------------------------------------------------------ trends */
+/* ------------------------------------------------------------ strides */
 
 static void expect_next(struct stride_detector *t, uint64_t page, uint64_t from, uint64_t step,
                         unsigned n)
@@ -38,7 +38,7 @@ static void expect_next(struct stride_detector *t, uint64_t page, uint64_t from,
 
 /* Seen with its third page, and then twice as far ahead each time that it comes as foreseen: at the
  * end of what was asked for, or within. */
-static void test_walk(void **state)
+static void test_stride(void **state)
 {
     (void)state;
     const uint64_t steps[] = {1, 3, 1607, (uint64_t)-1, (uint64_t)-700};
@@ -55,8 +55,8 @@ static void test_walk(void **state)
     }
 }
 
-/* Two walks at once, each with faults of the other in between. */
-static void test_two_walks(void **state)
+/* Two strides at once, each with faults of the other in between. */
+static void test_two_strides(void **state)
 {
     (void)state;
     struct stride_detector t = {0};
@@ -70,8 +70,8 @@ static void test_two_walks(void **state)
     expect_next(&t, 89720, 89720, (uint64_t)-40, 8);
 }
 
-/* A loop in a loop: the walk that begins elsewhere is known by its step, for a while. */
-static void test_next_walk(void **state)
+/* A loop in a loop: the stride that begins elsewhere is known by its step, for a while. */
+static void test_next_stride(void **state)
 {
     (void)state;
     struct stride_detector t = {0};
@@ -185,12 +185,40 @@ static void start(void)
     assert_int_equal(ibx_fault_serve(engine), 0);
 }
 
+#define TWICE 5u /* a page that the background is fetching when it faults */
+static pthread_t looker;
+
 static void *look(void *arg)
 {
-    uint64_t page = *(uint64_t *)arg;
-    return (void *)(uintptr_t)(page_is_right(&data, memory, page) ? 1
-                               : page_is_zero(memory, page, PAGE) ? 2
-                                                                  : 0);
+    (void)arg;
+    return (void *)(uintptr_t)(page_is_right(&data, memory, TWICE) ? 1
+                               : page_is_zero(memory, TWICE, PAGE) ? 2
+                                                                   : 0);
+}
+
+static void look_start(void)
+{
+    start();
+    assert_true(reader_asked(readers[1], 1));
+    assert_int_equal(readers[1]->log[0].page, 0);
+    assert_int_equal(pthread_create(&looker, NULL, look, NULL), 0);
+}
+
+/* 1: the page is right; 2: it is zero. */
+static void look_sees(unsigned what)
+{
+    void *seen;
+    pthread_join(looker, &seen);
+    assert_int_equal((uintptr_t)seen, what);
+}
+
+/* The page is on its way twice, and nothing arrives. */
+static void fetch_twice(void)
+{
+    readers[0]->hold = readers[1]->hold = true;
+    look_start();
+    assert_true(reader_asked(readers[0], 1));
+    assert_int_equal(readers[0]->log[0].page, TWICE);
 }
 
 static void everything_is_right(void)
@@ -205,7 +233,7 @@ static void everything_is_right(void)
 }
 
 /* Every fourth page, one after the other: few faults bring all of them, by the fault worker. */
-static void test_a_walk_is_followed(void **state)
+static void test_a_stride_is_followed(void **state)
 {
     (void)state;
     struct ibx_fault_stats s;
@@ -283,49 +311,33 @@ static void test_looks(void **state)
 static void test_fetched_twice(void **state)
 {
     (void)state;
-    uint64_t page = 5;
-    pthread_t thread;
-    void *seen;
     readers[1]->hold = true;
-    start();
-    assert_true(reader_asked(readers[1], 1));
-    assert_int_equal(readers[1]->log[0].page, 0);
-    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    pthread_join(thread, &seen);
-    assert_int_equal((uintptr_t)seen, 1);
-    memory[page * PAGE]++; /* and what comes later does not touch it */
+    look_start();
+    look_sees(1);
+    memory[TWICE * PAGE]++; /* and what comes later does not touch it */
     readers[1]->hold = false;
     everything_is_right();
     for (unsigned i = 0; i < PAGES; i++) {
-        assert_int_equal(data.fetched[i], i == page ? 2 : 1);
-        assert_int_equal(page_is_right(&data, memory, i), i != page);
+        assert_int_equal(data.fetched[i], i == TWICE ? 2 : 1);
+        assert_int_equal(page_is_right(&data, memory, i), i != TWICE);
     }
 }
 
 /* Discarded while it is on both ways, it is zero, whichever comes first. */
 static void discarded(unsigned first)
 {
-    uint64_t page = 5;
-    pthread_t thread;
-    void *seen;
-    readers[0]->hold = readers[1]->hold = true;
-    start();
-    assert_true(reader_asked(readers[1], 1));
-    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    assert_true(reader_asked(readers[0], 1));
-    assert_int_equal(readers[0]->log[0].page, page);
-    assert_int_equal(madvise(memory + page * PAGE, PAGE, MADV_DONTNEED), 0);
+    fetch_twice();
+    assert_int_equal(madvise(memory + TWICE * PAGE, PAGE, MADV_DONTNEED), 0);
     readers[first]->hold = false;
     if (first)
         assert_true(REACHES(engine, present, 16));
     else
-        while (data.fetched[page] == 0)
+        while (data.fetched[TWICE] == 0)
             sched_yield();
     readers[!first]->hold = false;
-    pthread_join(thread, &seen);
-    assert_int_equal((uintptr_t)seen, 2);
+    look_sees(2);
     everything_is_right();
-    assert_true(page_is_zero(memory, page, PAGE));
+    assert_true(page_is_zero(memory, TWICE, PAGE));
 }
 
 static void test_fetched_twice_and_discarded(void **state)
@@ -344,40 +356,24 @@ static void test_fetched_twice_and_discarded_early(void **state)
 static void test_fetched_twice_and_given_back(void **state)
 {
     (void)state;
-    uint64_t page = 5;
-    pthread_t thread;
-    void *seen;
-    readers[0]->hold = readers[1]->hold = true;
     readers[1]->again_every = 1;
-    start();
-    assert_true(reader_asked(readers[1], 1));
-    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    assert_true(reader_asked(readers[0], 1));
+    fetch_twice();
     readers[1]->hold = false;
     assert_true(REACHES(engine, retries, 1));
     readers[1]->again_every = 0;
     readers[0]->hold = false;
-    pthread_join(thread, &seen);
-    assert_int_equal((uintptr_t)seen, 1);
+    look_sees(1);
     everything_is_right();
 }
 
 /* Every page has come, this one from the background, and once more it is still on its way. */
 static void complete_with_one_on_its_way(void)
 {
-    uint64_t page = 5;
-    pthread_t thread;
-    void *seen;
-    readers[0]->hold = readers[1]->hold = true;
-    start();
-    assert_true(reader_asked(readers[1], 1));
-    assert_int_equal(pthread_create(&thread, NULL, look, &page), 0);
-    assert_true(reader_asked(readers[0], 1));
+    fetch_twice();
     readers[1]->hold = false;
-    pthread_join(thread, &seen);
-    assert_int_equal((uintptr_t)seen, 1);
+    look_sees(1);
     everything_is_right();
-    assert_int_equal(data.fetched[page], 1);
+    assert_int_equal(data.fetched[TWICE], 1);
 }
 
 /* Then it is taken from its reader all the same: who left it there would be woken by it for ever.
@@ -388,9 +384,9 @@ static void test_fetched_twice_and_late(void **state)
     const uint64_t deadline = ibx_deadline_in_ms(20000);
     complete_with_one_on_its_way();
     readers[0]->hold = false;
-    while (data.fetched[5] < 2 && ibx_now_ns() < deadline)
+    while (data.fetched[TWICE] < 2 && ibx_now_ns() < deadline)
         sched_yield();
-    assert_int_equal(data.fetched[5], 2);
+    assert_int_equal(data.fetched[TWICE], 2);
     assert_int_equal(ibx_fault_state(engine), IBX_FAULT_COMPLETE);
 }
 
@@ -417,7 +413,7 @@ static void test_fetched_twice_and_ended(void **state)
     ibx_fault_destroy(engine);
     engine = NULL;
     assert_int_equal(readers[0]->cancelled, 0);
-    assert_int_equal(data.fetched[5], 2);
+    assert_int_equal(data.fetched[TWICE], 2);
 }
 
 /* But one that does not come is. */
@@ -435,12 +431,12 @@ static void test_fetched_twice_and_never_come(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_walk),
-        cmocka_unit_test(test_two_walks),
-        cmocka_unit_test(test_next_walk),
+        cmocka_unit_test(test_stride),
+        cmocka_unit_test(test_two_strides),
+        cmocka_unit_test(test_next_stride),
         cmocka_unit_test(test_not_wanted),
         cmocka_unit_test(test_runs_of_the_map),
-        ENGINE_TEST(test_a_walk_is_followed),
+        ENGINE_TEST(test_a_stride_is_followed),
         ENGINE_TEST(test_looks),
         ENGINE_TEST(test_fetched_twice),
         ENGINE_TEST(test_fetched_twice_and_discarded),
