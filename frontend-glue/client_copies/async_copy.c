@@ -40,6 +40,7 @@ static const struct ibx_state_table helper_table = IBX_STATE_TABLE("copy helper"
 struct helper {
     struct ibx_state_machine state; /* enum helper_state */
     struct ibx_session *session;    /* its thread's */
+    int first_device;               /* on which it makes its first context */
     int device;                     /* that it has selected, -1: none */
     struct job *first, **last;      /* in order, the one that is run among them */
     unsigned count;
@@ -156,8 +157,9 @@ static void finish(struct helper *helper, int code)
 }
 
 /* Connects and makes a context on the device, as GVirtuS's first call in a thread does. */
-static bool connected(struct helper *helper, int device)
+static bool connected(struct helper *helper)
 {
+    const int device = helper->first_device;
     struct ibx_error err = {0};
     int code = 0;
     if (ibx_session_connect(helper->session, &err))
@@ -171,17 +173,10 @@ static bool connected(struct helper *helper, int device)
     return !err.code && !code;
 }
 
-struct start {
-    struct helper *helper;
-    int device;
-};
-
 static void *help(void *argument)
 {
-    struct start start = *(struct start *)argument;
-    struct helper *helper = start.helper;
-    free(argument);
-    bool good = connected(helper, start.device);
+    struct helper *helper = argument;
+    bool good = connected(helper);
     pthread_mutex_lock(&async.lock);
     good = !ibx_state_move(&helper->state, good ? HELPER_READY : HELPER_NONE) && good;
     async.forbidden = async.forbidden || !good;
@@ -205,25 +200,17 @@ static void *help(void *argument)
 /* ------------------------------------------------------------------------ the callers' */
 
 /* Signals are the application's business. */
-static bool thread_begin(struct helper *helper, int device)
+static bool thread_begin(struct helper *helper)
 {
-    struct start *start = malloc(sizeof(*start));
     sigset_t all, before;
     pthread_t thread;
-    if (!start)
-        return false;
-    *start = (struct start){helper, device};
     sigfillset(&all);
     sigdelset(&all, SIGSEGV); /* of memory that the application watches */
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, NULL, help, start);
+    int rc = pthread_create(&thread, NULL, help, helper);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc)
-        free(start);
-    else
-        pthread_detach(thread);
-    return !rc;
+    return !rc && !pthread_detach(thread);
 }
 
 /* Locked; waits until it is connected. */
@@ -231,11 +218,12 @@ static bool helper_begin(struct helper *helper, const struct ibx_session *sessio
 {
     struct ibx_error err = {0};
     helper->device = -1;
+    helper->first_device = device;
     helper->first = NULL;
     helper->last = &helper->first;
     bool good = !ibx_state_move(&helper->state, HELPER_STARTING) &&
                 !ibx_session_create_like(session, &helper->session, &err);
-    if (good && !thread_begin(helper, device)) {
+    if (good && !thread_begin(helper)) {
         ibx_session_destroy(helper->session);
         good = false;
     }

@@ -17,16 +17,6 @@ int ibx_client_take(struct ibx_session *s, void *to, size_t n)
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
 }
 
-static int take_u64(struct ibx_session *s, uint64_t *value)
-{
-    uint8_t bytes[8];
-    int rc = ibx_client_take(s, bytes, sizeof(bytes));
-    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    if (!rc)
-        *value = ibx_get_u64(&r);
-    return rc;
-}
-
 /* What nobody wants: handlers answer with memory even when they have failed. */
 static int drain(struct ibx_session *s, uint64_t n)
 {
@@ -61,22 +51,22 @@ static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
 }
 
 /* Name, length, and what comes before a payload; the whole frame where there is none. */
-static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
+static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy,
+                     const struct ibx_writer *tail)
 {
     const char *name = copy->rows ? "cudaMemcpy2D" : copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
-    uint64_t tail = copy->rows ? 36 : copy->async ? 20 : 12;
     size_t payload = client_payload(copy);
     ibx_put_bytes(w, name, strlen(name) + 1);
     if (copy->to_device) {
-        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + payload + tail);
+        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + payload + tail->length);
         ibx_put_u64(w, copy->device);
         ibx_put_u64(w, payload);
     } else {
-        ibx_put_u64(w, 17 + tail);
+        ibx_put_u64(w, 17 + tail->length);
         ibx_put_u64(w, 1);
         ibx_put_u8(w, 0);
         ibx_put_u64(w, copy->device);
-        put_tail(w, copy);
+        ibx_put_bytes(w, tail->data, tail->length);
     }
 }
 
@@ -89,56 +79,46 @@ static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_
            (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
 }
 
-int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                          const struct ibx_remote *remote)
+/* Where the reply's payload may go. Servers send the replies to copies of rows as any other. */
+static int send_cts(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                    const struct ibx_remote *registered)
 {
-    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
-    struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
-                      end = ibx_writer_of(tail, sizeof(tail));
-    put_head(&w, copy);
-    put_tail(&end, copy);
-    int rc = copy->to_device ? 0 : ibx_session_cts_registered(s, remote);
-    if (!rc)
-        rc = ibx_session_gather(s, head, w.length);
-    if (!rc && copy->to_device) {
-        rc = ibx_session_write_registered(s, copy->host, remote);
-        if (!rc)
-            rc = ibx_session_gather(s, tail, end.length);
-    }
-    return rc ? rc : ibx_session_sync(s);
+    if (copy->to_device || copy->rows)
+        return 0;
+    if (registered)
+        return ibx_session_cts_registered(s, registered);
+    return by_reference(s, copy) ? ibx_session_cts(s, copy->host, copy->n) : 0;
 }
 
 static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                        const struct client_rows *from)
+                        const struct client_rows *from, const struct ibx_remote *registered)
 {
     size_t payload = client_payload(copy);
-    int rc = 1;
-    for (size_t i = 0; from && i < from->count; i++) {
-        rc = ibx_session_gather(s, from->first + i * from->pitch, copy->n);
-        if (rc)
-            return rc;
+    int rc = 0;
+    if (registered)
+        return ibx_session_write_registered(s, copy->host, registered);
+    if (!from) {
+        rc = by_reference(s, copy) ? ibx_session_write_payload(s, copy->host, payload) : 1;
+        return rc > 0 ? ibx_session_gather(s, copy->host, payload) : rc;
     }
-    if (!from && by_reference(s, copy))
-        rc = ibx_session_write_payload(s, copy->host, payload);
-    return !from && rc > 0 ? ibx_session_gather(s, copy->host, payload) : rc;
+    for (size_t i = 0; i < from->count && !rc; i++)
+        rc = ibx_session_gather(s, from->first + i * from->pitch, copy->n);
+    return rc;
 }
 
-static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                        const struct client_rows *from)
+int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct client_rows *rows, const struct ibx_remote *registered)
 {
     uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
     struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
                       end = ibx_writer_of(tail, sizeof(tail));
-    put_head(&w, copy);
     put_tail(&end, copy);
-    int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
-    /* Servers send the replies to copies of rows as any other. */
-    if (!rc && !copy->to_device && !copy->rows && by_reference(s, copy))
-        rc = ibx_session_cts(s, copy->host, copy->n);
+    put_head(&w, copy, &end);
+    int rc = send_cts(s, copy, registered);
     if (!rc)
         rc = ibx_session_gather(s, head, w.length);
     if (!rc && copy->to_device) {
-        rc = send_payload(s, copy, from);
+        rc = send_payload(s, copy, rows, registered);
         if (!rc)
             rc = ibx_session_gather(s, tail, end.length);
     }
@@ -147,33 +127,34 @@ static int send_request(struct ibx_session *s, const struct ibx_frontend_copy *c
 
 /* ------------------------------------------------------------------------ the reply */
 
-/* What every reply begins with. */
+/* What every reply begins with: exit code, seconds, length. */
 static int take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
-    uint8_t code[4];
-    uint64_t seconds;
-    int rc = ibx_client_take(s, code, sizeof(code));
-    if (!rc)
-        rc = take_u64(s, &seconds);
-    if (!rc)
-        rc = take_u64(s, out);
-    struct ibx_reader r = ibx_reader_of(code, sizeof(code));
-    if (!rc)
-        *exit_code = (int)ibx_get_u32(&r);
-    return rc;
+    uint8_t head[20];
+    int rc = ibx_client_take(s, head, sizeof(head));
+    struct ibx_reader r = ibx_reader_of(head, sizeof(head));
+    if (rc)
+        return rc;
+    *exit_code = (int)ibx_get_u32(&r);
+    ibx_get_u64(&r);
+    *out = ibx_get_u64(&r);
+    return 0;
 }
 
 int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           const struct client_rows *to, int *exit_code)
 {
     uint64_t out, count = 0;
+    uint8_t bytes[8];
     int rc = take_head(s, exit_code, &out);
     if (rc)
         return rc;
     if (*exit_code || copy->to_device)
         return drain(s, out);
     if (out >= 8) {
-        rc = take_u64(s, &count);
+        rc = ibx_client_take(s, bytes, sizeof(bytes));
+        struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+        count = rc ? 0 : ibx_get_u64(&r);
         out -= 8;
     }
     size_t payload = client_payload(copy);
@@ -186,7 +167,9 @@ int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy 
 int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                         const struct client_rows *rows, int *exit_code)
 {
-    int rc = send_request(s, copy, copy->to_device ? rows : NULL);
+    int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
+    if (!rc)
+        rc = ibx_client_send_frame(s, copy, rows, NULL);
     if (!rc)
         ibx_session_expect(s, copy->n);
     if (!rc)

@@ -30,9 +30,10 @@ int ibx_client_take(struct ibx_session *s, void *to, size_t n);
 int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                         const struct client_rows *rows, int *exit_code);
 
-/* The two halves, of a frame whose payload is at `remote`, or is to go there. */
+/* The two halves. With `registered` the payload is in memory that the caller keeps registered, or
+ * is to go there. */
 int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                          const struct ibx_remote *remote);
+                          const struct client_rows *rows, const struct ibx_remote *registered);
 int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           const struct client_rows *rows, int *exit_code);
 

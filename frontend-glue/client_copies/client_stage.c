@@ -23,17 +23,18 @@
 #define SLOT        (512u << 10) /* bytes of one */
 #define PAGE        4096u
 #define LINE        64u
-#define PARTS       4u /* of a short copy, so that the GPU has some while others are copied ... */
-#define UNIT_STEP   (64u << 10)  /* ... in multiples of this ... */
-#define UNIT_MIN    (128u << 10) /* ... and not shorter: each is a frame */
+#define PARTS       4u           /* of a short copy: the GPU takes some while others are copied */
+#define UNIT_STEP   (64u << 10)  /* bytes; a part is a multiple of it */
+#define UNIT_MIN    (128u << 10) /* parts are not shorter: each is a frame */
 #define PER_FRAME   4u           /* at most; a power of two */
-#define SHRINK      3u           /* or each so much shorter than the one before ... */
-#define LAST_MIN    (64u << 10)  /* ... down to this */
+#define SHRINK      3u           /* of parts that shrink: each by this factor */
+#define LAST_MIN    (64u << 10)  /* bytes of the last one, at least */
 #define SPEED_MIN   (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
-#define WAIT_PARTS  3u          /* eighths of the time of copying: to wait longer is too long ... */
-#define BEHIND_MAX  3u          /* ... that many copies in a row ... */
-#define EVEN_COPIES 64u         /* ... and so many do without, before it is tried again */
-#define THREADS_TO  (1u << 20)  /* to the device: shorter copies are over before others have begun \
+#define WAIT_PARTS  3u  /* eighths of the time of copying that may be waited for at the end */
+#define BEHIND_MAX  3u  /* copies in a row that waited longer; then parts do not shrink */
+#define EVEN_COPIES 64u /* copies, before shrinking parts are tried again */
+#define THREADS_TO                                                                                 \
+    (1u << 20)                  /* to the device: shorter copies are over before others have begun \
                                  */
 #define THREADS_FROM (2u << 20) /* from it */
 #define IN_FLIGHT    3u         /* frames without an answer: of 4 message slots one is for a CTS */
@@ -231,7 +232,7 @@ static int send_frame(struct run *run)
     if (!rc && settles(run, run->sent))
         rc = ibx_session_settle(s);
     if (!rc)
-        rc = ibx_client_send_frame(s, &copy, &remote);
+        rc = ibx_client_send_frame(s, &copy, NULL, &remote);
     run->sent += !rc;
     if (run->sent == run->frames)
         run->all_sent_ns = ibx_now_ns();

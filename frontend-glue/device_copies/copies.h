@@ -74,8 +74,8 @@ struct copy {
     enum copy_wire wire;
     const uint8_t *payload;   /* FROM_MESSAGE */
     uint8_t *out;             /* TO_REPLY: for a payload that goes inline */
-    struct ibx_remote remote; /* the client's memory ... */
-    uint64_t remote_at;       /* ... and where in it the payload begins */
+    struct ibx_remote remote; /* the client's memory */
+    uint64_t remote_at;       /* where in it the payload begins */
 
     int path;               /* the last that was taken, in ibx_copy_paths; -1: none */
     struct ibx_reach reach; /* of the client's memory, if it is held */
@@ -103,12 +103,12 @@ struct copies {
     bool answering; /* what is written now is ours */
 
     const struct ibx_cuda *cuda; /* NULL: not looked for yet */
-    struct ibx_choice choice;    /* of the device ... */
-    int chosen_for;              /* ... with this number, -1: none yet */
+    struct ibx_choice choice;    /* of the device `chosen_for` */
+    int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of contexts of the process, that this session knows of */
-    void *losing;                /* the context that the request in hand takes away ... */
-    bool loses;                  /* ... if it takes one; NULL: nobody knows which */
+    void *losing;                /* the context that the request in hand takes away */
+    bool loses;                  /* it takes one; `losing` NULL: it is not known which */
     struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
     bool indirect;               /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */

@@ -15,24 +15,19 @@ void ibx_session_tell_end(struct ibx_session *s)
     s->answering = true;
 }
 
-static void tell_application(struct ibx_session *s)
-{
-    bool told = s->answering;
-    ibx_session_tell_end(s);
-    if (told || !s->in_frame)
-        return;
-    ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, since "
-                           "GVirtuS cannot tell it");
-    abort();
-}
-
 /* GVirtuS swallows an exception and a short read alike, and would hand the previous call's success
  * to the application. The exit code is the only one of a reply's fields that has four bytes; in all
  * others zeros say no time and no output. */
 void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
 {
     const int32_t exit_code = IBX_CUDA_ERROR_UNKNOWN;
-    tell_application(s);
+    bool told = s->answering;
+    ibx_session_tell_end(s);
+    if (!told && s->in_frame) {
+        ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, "
+                               "since GVirtuS cannot report it");
+        abort();
+    }
     memset(buffer, 0, n);
     if (n == sizeof(exit_code))
         memcpy(buffer, &exit_code, sizeof(exit_code));

@@ -5,40 +5,32 @@
 
 /* ---------------------------------------------------------------------- requests */
 
+/* By enum ibx_frame_call. */
+static const struct {
+    const char *name;
+    size_t tail; /* bytes that follow the addresses and the payload */
+} calls[] = {
+    [IBX_FRAME_MEMCPY] = {"cudaMemcpy", 12},
+    [IBX_FRAME_MEMCPY_ASYNC] = {"cudaMemcpyAsync", 20},
+    [IBX_FRAME_MEMCPY_2D] = {"cudaMemcpy2D", IBX_FRAME_TAIL_MAX},
+    [IBX_FRAME_TO_SYMBOL] = {"cudaMemcpyToSymbol", 20},
+};
+
 enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length)
 {
-    static const struct {
-        enum ibx_frame_call call;
-        const char *name;
-    } names[] = {
-        {IBX_FRAME_MEMCPY, "cudaMemcpy"},
-        {IBX_FRAME_MEMCPY_ASYNC, "cudaMemcpyAsync"},
-        {IBX_FRAME_MEMCPY_2D, "cudaMemcpy2D"},
-        {IBX_FRAME_TO_SYMBOL, "cudaMemcpyToSymbol"},
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        size_t with_nul = strlen(names[i].name) + 1;
-        if (n < with_nul || memcmp(bytes, names[i].name, with_nul) != 0)
+    for (enum ibx_frame_call call = IBX_FRAME_MEMCPY; call <= IBX_FRAME_TO_SYMBOL; call++) {
+        size_t with_nul = strlen(calls[call].name) + 1;
+        if (n < with_nul || memcmp(bytes, calls[call].name, with_nul) != 0)
             continue;
         *length = with_nul;
-        return names[i].call;
+        return call;
     }
     return IBX_FRAME_OTHER;
 }
 
 size_t ibx_frame_tail(enum ibx_frame_call call)
 {
-    switch (call) {
-    case IBX_FRAME_MEMCPY:
-        return 12;
-    case IBX_FRAME_MEMCPY_ASYNC:
-    case IBX_FRAME_TO_SYMBOL:
-        return 20;
-    case IBX_FRAME_MEMCPY_2D:
-        return IBX_FRAME_TAIL_MAX;
-    default:
-        return 0;
-    }
+    return calls[call].tail;
 }
 
 size_t ibx_frame_plain_bytes(enum ibx_frame_call call)

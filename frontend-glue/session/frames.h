@@ -50,8 +50,8 @@ struct ibx_frame {
     uint64_t width, height;       /* bytes, rows: neither is 0; height is 1 in calls without */
     uint64_t payload_at, payload; /* of H2D: where in the body, and how many bytes */
     uint64_t out;                 /* of D2H: bytes of the reply's payload */
-    uint64_t symbol;              /* of TO_SYMBOL: its address in the client, never 0 ... */
-    uint64_t symbol_offset;       /* ... and where in it the copy begins */
+    uint64_t symbol;              /* of TO_SYMBOL: its address in the client, never 0 */
+    uint64_t symbol_offset;       /* where in it the copy begins */
 };
 
 #define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, but for TO_SYMBOL */
@@ -90,7 +90,7 @@ struct ibx_request_watch {
     uint8_t first[8];   /* of the length, or of the body */
     uint64_t length;    /* of the body */
     int device;         /* that cudaSetDevice asked for last, -1: none */
-    unsigned resets;    /* requests that took a context away ... */
+    unsigned resets;    /* requests that took a context away */
     bool names_context; /* the last of them did: this one, otherwise its device's */
     uint64_t context;
     uint64_t freed; /* what cudaFree was last asked for, for who takes note and sets it to 0 */

@@ -159,13 +159,10 @@ int ibx_session_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *
     return 0;
 }
 
-static int bounce_ready(struct ibx_session *s)
+static int bounce_ready(struct ibx_session *s, size_t bytes, unsigned access)
 {
     struct ibx_error err = {0};
-    if (s->bounce)
-        return 0;
-    int rc = ibx_mr_allocate(s->conn, (size_t)BOUNCE_PIECES * BOUNCE_PIECE_BYTES, IBX_ACCESS_LOCAL,
-                             &s->bounce, &err);
+    int rc = s->bounce ? 0 : ibx_mr_allocate(s->conn, bytes, access, &s->bounce, &err);
     return rc ? ibx_session_fail(s, rc, "no bounce buffer: %s", err.message) : 0;
 }
 
@@ -174,7 +171,7 @@ static int bounce_ready(struct ibx_session *s)
 static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
                         const struct ibx_remote *remote, uint64_t offset, size_t n)
 {
-    int rc = bounce_ready(s);
+    int rc = bounce_ready(s, (size_t)BOUNCE_PIECES * BOUNCE_PIECE_BYTES, IBX_ACCESS_LOCAL);
     if (rc)
         return rc;
     uint8_t *pieces = ibx_mr_address(s->bounce);
@@ -448,22 +445,14 @@ static int clear_to_send(struct ibx_session *s, struct ibx_mr *mr, const uint8_t
 /* A reply's payload for memory that cannot be registered: through a piece that can. */
 static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
 {
-    if (!s->bounce) {
-        struct ibx_error err = {0};
-        int rc =
-            ibx_mr_allocate(s->conn, BOUNCE_PIECE_BYTES, IBX_ACCESS_REMOTE_WRITE, &s->bounce, &err);
-        if (rc)
-            return ibx_session_fail(s, rc, "a reply of %zu bytes finds no memory: %s", n,
-                                    err.message);
-    }
-    for (size_t at = 0; at < n; at += BOUNCE_PIECE_BYTES) {
+    int rc = bounce_ready(s, BOUNCE_PIECE_BYTES, IBX_ACCESS_REMOTE_WRITE);
+    for (size_t at = 0; at < n && !rc; at += BOUNCE_PIECE_BYTES) {
         size_t length = n - at < BOUNCE_PIECE_BYTES ? n - at : BOUNCE_PIECE_BYTES;
-        int rc = clear_to_send(s, s->bounce, ibx_mr_address(s->bounce), length);
-        if (rc)
-            return rc;
-        memcpy(to + at, ibx_mr_address(s->bounce), length);
+        rc = clear_to_send(s, s->bounce, ibx_mr_address(s->bounce), length);
+        if (!rc)
+            memcpy(to + at, ibx_mr_address(s->bounce), length);
     }
-    return 0;
+    return rc;
 }
 
 int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n)
