@@ -15,10 +15,10 @@
 // are an application's (bench_application.cpp) with libibx-frontend.so before a libcudart that does
 // what GVirtuS's does, from pageable and pinned memory. --cells adds what such an application has
 // printed elsewhere.
-#include "tests/doubles/gvirtus/gvirtus.h"
-#include "tests/scenes/cuda_application.h"
 #include "tests/gvirtus/bench_results.h"
 #include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/scene.h"
+#include "tests/scenes/cuda_application.h"
 #include "tools/ib-bw/stream.h"
 
 #include <algorithm>
@@ -31,9 +31,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
@@ -44,7 +42,7 @@ namespace
 
 constexpr std::size_t largest = 256u << 20;
 double slice = 0.3; // seconds a cell
-std::string plugin, folder;
+std::string plugin;
 std::vector<std::string> application; // program, preload, libcudart
 
 [[noreturn]] void die(const std::string &why)
@@ -338,23 +336,6 @@ Times measure_calls(Stream *stream)
 
 /* ---------------------------------------------------------------------- processes */
 
-pid_t spawn(const std::function<void()> &body)
-{
-    std::fflush(stdout);
-    pid_t pid = fork();
-    if (pid)
-        return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    body();
-    std::_Exit(0);
-}
-
-void end(pid_t pid)
-{
-    kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
-}
-
 int loopback_listener(std::uint16_t *port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -387,67 +368,37 @@ Times stock()
     pid_t pid = spawn([&] {
         StockStream stream(accept(listener, nullptr, nullptr));
         serve(&stream);
+        return 0;
     });
     StockStream stream(loopback_connect(port));
     Times times = measure_calls(&stream);
-    end(pid);
+    kill(pid, SIGKILL);
+    result_of(pid);
     close(listener);
     return times;
 }
 
-std::shared_ptr<Communicator> communicator_of(const std::string &properties, std::uint16_t port)
+// What both ends are configured with, as scene.h has it.
+const char *configured_with(const std::string &path, bool gpu)
 {
-    std::string file = folder + "/gvirtus.properties";
-    std::ofstream(file) << properties;
-    setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
-    static Create create = load_plugin(plugin.c_str());
-    return make_communicator(create, "tcp/ip", "oldtcp", "127.0.0.1", port);
+    common = "rdma.provider : " + path + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n");
+    return "";
 }
 
-// A back end with the plugin: a thread a client, as GVirtuS's. `whole`: one with the handlers of
-// all the calls that the stub of libcudart makes.
-struct BackEnd {
-    std::string properties;
-    std::uint16_t port;
-    pid_t pid;
-
-    BackEnd(const std::string &provider, bool gpu, bool whole = false)
-        : properties("rdma.provider : " + provider + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n"))
-    {
-        close(loopback_listener(&port));
-        auto listening = communicator_of(properties, port);
-        pid = spawn([&] {
-            if (whole)
-                cuda_back_end_child(listening, true);
-            listening->Serve();
-            for (;;) {
-                auto *stream = new PluginStream(const_cast<Communicator *>(listening->Accept()));
-                std::thread(serve, stream).detach();
-            }
-        });
-    }
-    ~BackEnd() { end(pid); }
-
-    std::shared_ptr<Communicator> connect() const
-    {
-        for (int tries = 0;; tries++) {
-            auto over = communicator_of(properties, port);
-            try {
-                over->Connect();
-                return over;
-            } catch (const std::string &why) {
-                if (tries == 2000)
-                    die(why);
-                usleep(5000); // one poll's pause until it listens
-            }
-        }
-    }
-};
-
-Times ours(const std::string &provider, bool gpu)
+// With the plugin: a thread a client, as GVirtuS's.
+void serve_clients(std::shared_ptr<Communicator> listening)
 {
-    BackEnd back(provider, gpu);
-    auto over = back.connect();
+    listening->Serve();
+    for (;;) {
+        auto *stream = new PluginStream(const_cast<Communicator *>(listening->Accept()));
+        std::thread(serve, stream).detach();
+    }
+}
+
+Times ours(const std::string &path, bool gpu)
+{
+    BackEnd back(configured_with(path, gpu), serve_clients);
+    auto over = connected(back.port);
     PluginStream stream(over.get());
     return measure_calls(&stream);
 }
@@ -463,7 +414,7 @@ constexpr int slices_of_many = 40;
 double one_of_many(const BackEnd &back, int ready, int go)
 {
     constexpr std::size_t n = 16u << 20;
-    auto over = back.connect();
+    auto over = connected(back.port);
     PluginStream stream(over.get());
     FrontEndOf front(&stream);
     char *sent = pages(n), *got = pages(n), word = 'r';
@@ -487,9 +438,9 @@ double one_of_many(const BackEnd &back, int ready, int go)
     return rate;
 }
 
-std::vector<double> rates_of(const std::string &provider, unsigned clients)
+std::vector<double> rates_of(const std::string &path, unsigned clients)
 {
-    BackEnd back(provider, true);
+    BackEnd back(configured_with(path, true), serve_clients);
     int ready[2], go[2], result[2];
     if (pipe(ready) || pipe(go) || pipe(result))
         die("no pipe");
@@ -498,8 +449,7 @@ std::vector<double> rates_of(const std::string &provider, unsigned clients)
         pids.push_back(spawn([&] {
             close(ready[0]);
             double rate = one_of_many(back, ready[1], go[0]);
-            if (write(result[1], &rate, sizeof(rate)) != sizeof(rate))
-                std::_Exit(1);
+            return write(result[1], &rate, sizeof(rate)) != sizeof(rate);
         }));
     close(ready[1]); // so that the end of one is seen
     close(result[1]);
@@ -518,16 +468,16 @@ std::vector<double> rates_of(const std::string &provider, unsigned clients)
     return rates;
 }
 
-void print_clients(const std::string &provider, unsigned clients)
+void print_clients(const std::string &path, unsigned clients)
 {
-    double one = rates_of(provider, 1)[0], sum_of_all = 0;
-    std::vector<double> rates = rates_of(provider, clients);
+    double one = rates_of(path, 1)[0], sum_of_all = 0;
+    std::vector<double> rates = rates_of(path, clients);
     for (double rate : rates)
         sum_of_all += rate;
     std::sort(rates.begin(), rates.end());
     std::printf("\n16 MiB there and back over %s: one client %.2f GB/s, %u clients %.2f (x%.2f), "
                 "slowest to fastest %.2f\n",
-                provider.c_str(), one / 1e9, clients, sum_of_all / 1e9, sum_of_all / one,
+                path.c_str(), one / 1e9, clients, sum_of_all / 1e9, sum_of_all / one,
                 rates.front() / rates.back());
     std::fflush(stdout);
 }
@@ -552,8 +502,7 @@ Times native(bool pinned)
             times.from[i] =
                 measure([&] { must(cuda->from_device(memory, device, bench_sizes[i]), "D2H"); });
         }
-        if (write(result[1], &times, sizeof(times)) != sizeof(times))
-            std::_Exit(1);
+        return write(result[1], &times, sizeof(times)) != sizeof(times);
     });
     Times times{};
     close(result[1]);
@@ -566,12 +515,13 @@ Times native(bool pinned)
 
 /* ------------------------------------------------------------------- applications */
 
-void run_application(const std::string &provider, Results *results)
+void run_application(const std::string &path, Results *results)
 {
     if (application.size() != 3)
-        die(provider + "-preload needs --application");
-    BackEnd back(provider, true, true);
-    back.connect(); // it listens
+        die(path + "-preload needs --application");
+    // One with the handlers of all the calls that the stub of libcudart makes.
+    BackEnd back(configured_with(path, true),
+                 [](auto listening) { cuda_back_end_child(listening, true); });
     std::string cells = folder + "/cells", command = "exec " + application[0] + " " +
                                                      application[2] + " " + std::to_string(slice);
     for (std::size_t n : bench_sizes)
@@ -579,16 +529,15 @@ void run_application(const std::string &provider, Results *results)
     pid_t pid = spawn([&] {
         setenv("STUB_PLUGIN", plugin.c_str(), 1);
         setenv("STUB_PORT", std::to_string(back.port).c_str(), 1);
-        setenv("STUB_PROVIDER", provider.c_str(), 1);
+        setenv("STUB_PROVIDER", path.c_str(), 1);
         setenv("LD_PRELOAD", application[1].c_str(), 1);
-        if (!std::freopen(cells.c_str(), "w", stdout))
-            std::_Exit(1);
-        execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+        if (std::freopen(cells.c_str(), "w", stdout))
+            execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+        return 1;
     });
-    int status;
-    waitpid(pid, &status, 0);
+    result_of(pid);
     std::ifstream in(cells);
-    must(!bench_add_cells(provider + "-preload", in, results), "the application");
+    must(!bench_add_cells(path + "-preload", in, results), "the application");
 }
 
 void measure_path(const std::string &path, Results *results)
@@ -645,8 +594,7 @@ int main(int argc, char **argv)
     }
     if (rounds < 1 || clients > 99 || slice <= 0)
         die("--rounds: 1 and more; --clients: 0 to 99; --time: more than 0");
-    char name[] = "/tmp/bench_gpuXXXXXX";
-    folder = mkdtemp(name);
+    scene_open(plugin.c_str(), nullptr);
     Results results;
     for (const std::string &named : cells) {
         std::size_t equals = named.find('=');
