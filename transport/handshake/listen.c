@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define BACKLOG 512 /* connection requests that may wait for ibx_accept() */
+
 struct ibx_listener {
     int fd;
     struct ibx_options options;
@@ -115,7 +117,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
         rc = ibx_key_load(listener->options.key_file, &listener->key, err);
     if (!rc)
         rc = uri.path[0] ? bind_unix(listener, &uri, err) : bind_host(listener, &uri, err);
-    if (!rc && listen(listener->fd, 512))
+    if (!rc && listen(listener->fd, BACKLOG))
         rc = ibx_error_set(err, -errno, "cannot listen at %s: %s%s", text, strerror(errno),
                            ibx_handshake_remedy(-errno));
     if (rc) {
