@@ -16,7 +16,6 @@
 #include <sys/mman.h>
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
-#define TIMED   "--set", "timeout_ms=10000"
 #define LOOK_MS 5
 #define LATE_MS 200 /* sooner it would be heard in any case */
 
@@ -274,6 +273,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_timeout = "timeout_ms=10000";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_destinations_that_lie, mover_end_all),
         cmocka_unit_test_teardown(test_a_lie_about_the_end, mover_end_all),

@@ -17,7 +17,6 @@
 #include <sys/ptrace.h>
 
 #define LISTEN    "tcp://127.0.0.1:0?timeout_ms=10000"
-#define TIMED     "--set", "timeout_ms=10000"
 #define STATE_MAX (16u << 20)
 
 static struct ibx_options options;

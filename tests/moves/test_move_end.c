@@ -16,23 +16,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
-#define TIMED  "--set", "timeout_ms=3000"
-
 /* A move whose receiver has stopped itself at a state. */
 static void stopped_at(const char *state, const char *option)
 {
     pair_start(NULL);
-    mover_stop_next(state);
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&receiver);
-}
-
-static void recover(void)
-{
-    mover_start(&receiver,
-                (const char *[]){"recover", "--qmp", vms[1].tool, "--json", TIMED, NULL});
+    pair_run_to(state, (const char *[]){option, NULL});
 }
 
 static bool has_userfaultfd(void)
@@ -79,7 +67,7 @@ static void test_killed_when_complete(void **state)
     mover_await(&sender, "broken", 0);
     assert_true(has_userfaultfd());
     on_record(&vms[1], "complete", "ib-migrate recover");
-    recover();
+    pair_recover(&receiver);
     ended();
 }
 
@@ -104,7 +92,7 @@ static void test_killed_when_complete_in_minor_mode(void **state)
     stopped_at("destination:complete", "--minor");
     assert_true(has_list());
     mover_kill(&receiver, SIGKILL);
-    recover();
+    pair_recover(&receiver);
     ended();
     assert_false(has_list());
 }
@@ -117,14 +105,14 @@ static void test_killed_again_and_qemu_ended(void **state)
     stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGSTOP);
     mover_kill(&receiver, SIGKILL);
-    recover();
+    pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     await_let_go();
     mover_kill(&receiver, SIGKILL);
     vm_kill(&vms[1]);
     on_record(&vms[0], "moved", "leave this QEMU");
     on_record(&vms[1], "complete", "with all of its pages");
-    recover();
+    pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     mover_kill(&sender, SIGCONT);
     pair_done();
@@ -138,8 +126,8 @@ static void test_both_killed(void **state)
     stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
-    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
-    recover();
+    pair_recover(&sender);
+    pair_recover(&receiver);
     ended();
 }
 
@@ -192,8 +180,8 @@ static void test_interrupted_when_complete(void **state)
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
     mover_must_say(&receiver, "the source has not confirmed it");
-    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL});
-    recover();
+    pair_recover(&sender);
+    pair_recover(&receiver);
     ended();
 }
 
@@ -201,10 +189,7 @@ static void test_interrupted_when_complete(void **state)
 static void about_to_confirm(void)
 {
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_stop_next("source:confirming");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&sender);
+    pair_run_to("source:confirming", NULL);
     on_record(&vms[0], "done", "must not be continued");
 }
 
@@ -221,7 +206,7 @@ static void test_interrupted_before_the_confirmation(void **state)
     mover_must_say(&receiver, "the source has not confirmed it");
     assert_false(mover_said(&receiver, "needs pages"));
     mover_kill(&sender, SIGCONT);
-    recover();
+    pair_recover(&receiver);
     ended();
 }
 
@@ -247,7 +232,7 @@ static void test_confirmation_lost(void **state)
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGCONT);
     mover_await(&sender, "broken", 0);
-    recover();
+    pair_recover(&receiver);
     ended();
 }
 
@@ -272,7 +257,7 @@ static void test_confirmation_interrupted(void **state)
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 0);
     mover_must_say(&sender, "may not have been heard there");
-    recover();
+    pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     mover_start(&sender, (const char *[]){"recover", "--quit", "--qmp", vms[0].tool, TIMED, NULL});
     await_quit(&vms[0]);
@@ -323,7 +308,7 @@ static void test_tries_are_short(void **state)
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         print_message("%s\n", states[i]);
         pair_start(NULL);
-        mover_receive(&receiver, &vms[1], LISTEN, NULL);
+        pair_receive(NULL);
         mover_stop_next(states[i]);
         mover_send(&sender, &vms[0], patient_uri(), NULL);
         mover_await_stop(&sender);
@@ -382,6 +367,7 @@ int main(void)
     if (skipped)
         return skipped;
     pair_beats = 40;
+    pair_timeout = "timeout_ms=3000";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_killed_when_complete, mover_end_all),
         cmocka_unit_test_teardown(test_killed_when_complete_in_minor_mode, mover_end_all),

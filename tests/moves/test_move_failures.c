@@ -12,20 +12,11 @@
 
 #include <fcntl.h>
 
-#define LISTEN "tcp://127.0.0.1:0?timeout_ms=3000"
-#define TIMED  "--set", "timeout_ms=3000"
-
 /* Both tools, of which one stops at a state: it is killed there. */
 static void killed_at(const char *state)
 {
-    const bool source = !strncmp(state, "source", 6);
-    struct mover *victim = source ? &sender : &receiver;
     pair_start(NULL);
-    mover_stop_next(state);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(victim);
-    mover_kill(victim, SIGKILL);
+    mover_kill(pair_run_to(state, NULL), SIGKILL);
 }
 
 /* ------------------------------------------------------------ before the commit */
@@ -34,10 +25,7 @@ static void test_interrupted(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_stop_next("source:stopped");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&sender);
+    pair_run_to("source:stopped", NULL);
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
@@ -50,10 +38,10 @@ static void test_cancelled(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    pair_receive(NULL);
     mover_stop_next("destination:ready");
     mover_kill(&receiver, SIGKILL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    pair_receive(NULL);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", "timeout_ms=60000", NULL});
     mover_await_stop(&receiver);
     MOVER_RUN(0, "cancel", "--qmp", vms[0].tool);
@@ -64,11 +52,6 @@ static void test_cancelled(void **state)
 }
 
 /* ------------------------------------------------------------ after the commit */
-
-static void recover(struct mover *m, const struct vm *vm)
-{
-    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
-}
 
 /* Has QEMU's main thread read a page that has not come: until then it answers nobody. The call ends
  * with ibx_qmp_finish. */
@@ -111,15 +94,14 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
         pair_start(NULL);
         if (!known)
             mover_stop_next("destination:filling"); /* before it is written */
-        mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
-        mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+        pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
         if (known)
             mover_await(&receiver, "filling", 0);
         else
             mover_await_stop(&receiver);
         mover_kill(&receiver, SIGKILL);
         uint64_t call = block_main_thread();
-        recover(&receiver, &vms[1]);
+        pair_recover(&receiver);
         mover_ends(&receiver, 0);
         mover_must_say(&receiver, "not its monitor");
         mover_ends(&sender, 0);
@@ -149,8 +131,8 @@ static void test_both_killed(void **state)
     begun_anew((const char *[]){"send", "--qmp", vms[0].tool, "tcp://127.0.0.1:1", NULL});
     begun_anew(
         (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", "tcp://127.0.0.1:0", NULL});
-    recover(&sender, &vms[0]);
-    recover(&receiver, &vms[1]);
+    pair_recover(&sender);
+    pair_recover(&receiver);
     pair_done();
     pair_moved("");
 }
@@ -169,10 +151,7 @@ static void given_up_alone(bool paused)
     pair_start(NULL);
     if (paused)
         vm_do(&vms[0], "stop", NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_stop_next("source:committed");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&sender);
+    pair_run_to("source:committed", NULL);
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
@@ -185,7 +164,7 @@ static void test_destination_gives_up_while_the_source_is_away(void **state)
     (void)state;
     for (int paused = 0; paused < 2; paused++) {
         given_up_alone(paused);
-        recover(&sender, &vms[0]);
+        pair_recover(&sender);
         mover_ends(&sender, 1);
         mover_must_say(&sender, "given up before the VM ran there");
         mover_ends(&receiver, 1);
@@ -216,7 +195,7 @@ static void test_no_rollback_of_a_running_vm(void **state)
     mover_await(&receiver, "broken", 0);
     struct mover *rollback = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     mover_must_say(rollback, "runs there");
-    recover(&sender, &vms[0]);
+    pair_recover(&sender);
     pair_done();
     pair_moved("");
 }
@@ -232,16 +211,15 @@ static void test_a_refused_rollback(void **state)
     close(fd);
     snprintf(drive, sizeof(drive), "file=%s,format=raw,if=virtio", file);
     pair_start(&(struct vm_options){.append = "", .extra = {"-drive", drive}});
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
     MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    recover(&receiver, &vms[1]);
+    pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
-    recover(&sender, &vms[0]);
+    pair_recover(&sender);
     pair_done();
     pair_moved("");
     unlink(file);
@@ -263,8 +241,7 @@ static void test_stopped_for_a_while(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     unsigned long before = vm_beats(&vms[1]);
     stands_still(&receiver, &sender, "the VM runs there, and may wait");
@@ -282,7 +259,7 @@ static void test_source_stands_still_early(void **state)
     pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1000", NULL);
     mover_stop_next("source:exposing");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_send(NULL);
     mover_await_stop(&sender);
     mover_ends(&receiver, 1);
     mover_must_say(&receiver, "nothing has come from");
@@ -297,8 +274,7 @@ static void test_source_qemu_ends(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "1M", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--max-bandwidth", "1M", NULL});
     mover_await(&sender, "filling", 0);
     vm_kill(&vms[0]);
     pair_done();
@@ -310,10 +286,7 @@ static void test_destination_qemu_ends(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_stop_next("destination:mapped");
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&receiver);
+    pair_run_to("destination:mapped", NULL);
     vm_kill(&vms[1]);
     mover_kill(&receiver, SIGCONT);
     mover_ends(&receiver, 1);
@@ -329,10 +302,10 @@ static void refused(const struct vm_options *from, const struct vm_options *to, 
     vm_start(&vms[0], from);
     vm_start(&vms[1], to);
     vm_wait_beats(&vms[0], pair_beats);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    pair_receive(NULL);
     struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
     mover_must_say(check, words);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_send(NULL);
     mover_ends(&sender, 1);
     mover_must_say(&sender, words);
     pair_stayed();
@@ -428,8 +401,7 @@ static void test_the_same_hardware(void **state)
     vm_start(&vms[0], &from);
     vm_start(&vms[1], &to);
     vm_wait_beats(&vms[0], pair_beats);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run(NULL);
     pair_done();
     pair_moved("");
 }
@@ -438,9 +410,9 @@ static void test_check_says_yes(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    pair_receive(NULL);
     MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_send(NULL);
     pair_done();
     pair_moved("");
 }
@@ -455,12 +427,12 @@ static void test_wrong_key(void **state)
     snprintf(command, sizeof(command),
              "umask 077; head -c 32 /dev/urandom > %s; head -c 32 /dev/urandom > %s", a, b);
     assert_int_equal(system(command), 0);
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--key-file", a, NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", b, TIMED, NULL});
+    pair_receive((const char *[]){"--key-file", a, NULL});
+    pair_send((const char *[]){"--key-file", b, NULL});
     mover_ends(&sender, 1);
     mover_must_say(&sender, "key");
     pair_stayed();
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--key-file", a, TIMED, NULL});
+    pair_send((const char *[]){"--key-file", a, NULL});
     pair_done();
     pair_moved("");
 }
@@ -480,6 +452,7 @@ int main(void)
     if (skipped)
         return skipped;
     pair_beats = 40;
+    pair_timeout = "timeout_ms=3000";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_interrupted, mover_end_all),
         cmocka_unit_test_teardown(test_cancelled, mover_end_all),

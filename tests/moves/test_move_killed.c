@@ -13,7 +13,6 @@
 #include "common/clock.h"
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
-#define TIMED   "--set", "timeout_ms=5000"
 #define LOOK_MS 2
 
 static void start_source(void)
@@ -32,7 +31,7 @@ static void receive_until(const char *state, const char *option, const char *val
 {
     if (state)
         mover_stop_next(state);
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){option, value, NULL});
+    pair_receive((const char *[]){option, value, NULL});
 }
 
 static void send_until(const char *state)
@@ -40,7 +39,7 @@ static void send_until(const char *state)
     if (state)
         mover_stop_next(state);
     /* Not the default: a tool that recovers learns it from the destination. */
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--links", "2", TIMED, NULL});
+    pair_send((const char *[]){"--links", "2", NULL});
 }
 
 static void killed(struct mover *m)
@@ -57,11 +56,6 @@ static void killed_at(const char *state)
     receive_until(source ? NULL : state, NULL, NULL);
     send_until(source ? state : NULL);
     killed(source ? &sender : &receiver);
-}
-
-static void recover(struct mover *m, const struct vm *vm)
-{
-    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
 }
 
 /* No move of the source's is unfinished: at the latest when its guardian has done its work. */
@@ -164,7 +158,7 @@ static void test_recovered(void **state)
         start_destination();
         killed_at(states[i]);
         mover_await(source ? &receiver : &sender, "broken", 0);
-        recover(source ? &sender : &receiver, &vms[source ? 0 : 1]);
+        pair_recover(source ? &sender : &receiver);
         pair_done();
         pair_moved("");
         mover_end_all(NULL);
@@ -208,7 +202,7 @@ static void test_resuming(void **state)
     start_source();
     start_destination();
     killed_at("destination:resuming");
-    recover(&receiver, &vms[1]);
+    pair_recover(&receiver);
     assert_int_not_equal(mover_wait(&receiver), 0);
     rolled_back();
     assert_false(mover_resumed(&vms[1]));

@@ -21,8 +21,6 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#define LISTEN   "tcp://127.0.0.1:0?timeout_ms=10000"
-#define TIMED    "--set", "timeout_ms=10000"
 #define CROWD    40
 #define FULL_MIB (VM_RAM_MIB + 8)
 #define LOOK_MS  5
@@ -71,10 +69,7 @@ static void test_source_loses_the_monitor(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_stop_next("source:sending");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&sender);
+    pair_run_to("source:sending", NULL);
     cut_monitor(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender,
@@ -90,10 +85,7 @@ static void meddle(const char *command, const char *event, const char *sentence)
 {
     pair_start(NULL);
     vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_stop_next("source:sending");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&sender);
+    pair_run_to("source:sending", NULL);
     vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
     const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
     while (ibx_qmp_execute(vms[0].qmp, command, NULL, NULL, deadline, &vm_error))
@@ -142,9 +134,9 @@ static void test_disks_are_waited_for(void **state)
         .append = "", .extra = {"-drive", "if=none,id=slow,driver=null-aio,latency-ns=2000000000"}};
     pair_start(&slow);
     mover_stop_next("destination:joining");
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
+    pair_receive(NULL);
     mover_stop_next("source:stopped");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_send(NULL);
     mover_await_stop(&receiver);
     vm_hmp(&vms[0], "qemu-io slow \"aio_write 0 512\"", text, sizeof(text));
     mover_kill(&receiver, SIGCONT);
@@ -165,8 +157,7 @@ static void test_destination_loses_the_monitor(void **state)
 {
     (void)state;
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     cut_monitor(&vms[1]);
     mover_await_words(&receiver, "not its monitor");
@@ -194,10 +185,7 @@ static void test_recover_of_a_vm_that_runs(void **state)
     (void)state;
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_stop_next("source:sending");
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&sender);
+    pair_run_to("source:sending", NULL);
     kill(watchdog_of(&sender), SIGKILL);
     mover_kill(&sender, SIGKILL);
     vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
@@ -221,7 +209,7 @@ static void test_crowd_at_the_door(void **state)
         crowd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         assert_int_equal(connect(crowd[i], (struct sockaddr *)&to, sizeof(to)), 0);
     }
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_send(NULL);
     pair_done();
     for (unsigned i = 0; i < CROWD; i++)
         close(crowd[i]);
@@ -243,8 +231,7 @@ static void test_full_file_system(void **state)
     if (mount("none", place, "tmpfs", 0, mount_options))
         skip();
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true, .ram = ram});
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     int fd = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     for (off_t at = 0; fd >= 0 && !posix_fallocate(fd, at, 4096); at += 4096)
@@ -325,9 +312,7 @@ static void inflated(const char *minor)
     struct vm_options with = {.append = "balloon=2048",
                               .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
     pair_start(&with);
-    mover_receive(&receiver, &vms[1], LISTEN,
-                  (const char *[]){"--max-bandwidth", "64K", minor, NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", minor, NULL});
     mover_await(&receiver, "filling", 0);
     ask_balloon(&vms[1], BALLOON_PAGES);
     await_serial(&vms[1], "balloon 00000800");
@@ -356,11 +341,7 @@ static void test_recover_in_minor_mode(void **state)
     (void)state;
     static uint8_t garbage[PAGE];
     pair_start(NULL);
-    mover_stop_next("destination:filling");
-    mover_receive(&receiver, &vms[1], LISTEN,
-                  (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&receiver);
+    pair_run_to("destination:filling", (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
     mover_kill(&receiver, SIGKILL);
     int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDWR | O_CLOEXEC);
     unsigned cut_off = 0;
@@ -401,9 +382,7 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
     struct ibx_guest_ram ram;
     pair_start(NULL);
     vm_ok(ibx_guest_ram_find(vms[1].qmp, 0, false, &ram, vm_soon(), &vm_error));
-    mover_receive(&receiver, &vms[1], LISTEN,
-                  (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
+    pair_run((const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], pair_beats); /* it changes its memory */
     mover_kill(&receiver, SIGKILL);
@@ -426,10 +405,7 @@ static void test_recover_in_minor_mode_without_the_list(void **state)
     (void)state;
     char list[PATH_MAX];
     pair_start(NULL);
-    mover_stop_next("destination:filling");
-    mover_receive(&receiver, &vms[1], LISTEN, (const char *[]){"--minor", NULL});
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(&receiver);
+    pair_run_to("destination:filling", (const char *[]){"--minor", NULL});
     mover_kill(&receiver, SIGKILL);
     arrived_path(list);
     assert_int_equal(unlink(list), 0);
@@ -446,6 +422,7 @@ int main(void)
     int skipped = vm_available();
     if (skipped)
         return skipped;
+    pair_timeout = "timeout_ms=10000";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_source_loses_the_monitor, mover_end_all),
         cmocka_unit_test_teardown(test_continued_by_somebody_else, mover_end_all),

@@ -6,20 +6,12 @@
  */
 #include "tests/scenes/mover.h"
 
-#define LISTEN "tcp://127.0.0.1:0?timeout_ms=5000"
-#define TIMED  "--set", "timeout_ms=5000"
-
 /* Returns the tool that has stopped. */
 static struct mover *stopped_at(const char *state)
 {
-    const bool source = !strncmp(state, "source", 6);
     print_message("%s\n", state);
     pair_start(NULL);
-    mover_stop_next(state);
-    mover_receive(&receiver, &vms[1], LISTEN, NULL);
-    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, NULL});
-    mover_await_stop(source ? &sender : &receiver);
-    return source ? &sender : &receiver;
+    return pair_run_to(state, NULL);
 }
 
 static void test_for_a_moment(void **state)

@@ -24,6 +24,7 @@ static const char *stop_next;
 struct vm vms[2];
 struct mover receiver, sender;
 unsigned long pair_beats = 20;
+const char *pair_timeout = "timeout_ms=5000";
 
 void mover_begin(void)
 {
@@ -406,6 +407,42 @@ void pair_start(const struct vm_options *like)
     options.incoming = true;
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], pair_beats);
+}
+
+void pair_receive(const char *const *more)
+{
+    char uri[64];
+    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:0?%s", pair_timeout);
+    mover_receive(&receiver, &vms[1], uri, more);
+}
+
+void pair_send(const char *const *more)
+{
+    const char *options[16] = {TIMED};
+    for (unsigned n = 2; more && *more; more++)
+        options[n++] = *more;
+    mover_send(&sender, &vms[0], receiver.uri, options);
+}
+
+void pair_run(const char *const *more)
+{
+    pair_receive(more);
+    pair_send(NULL);
+}
+
+struct mover *pair_run_to(const char *state, const char *const *more)
+{
+    struct mover *which = strncmp(state, "source", 6) ? &receiver : &sender;
+    mover_stop_next(state);
+    pair_run(more);
+    mover_await_stop(which);
+    return which;
+}
+
+void pair_recover(struct mover *m)
+{
+    const struct vm *vm = &vms[m == &sender ? 0 : 1];
+    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
 }
 
 void pair_done(void)

@@ -75,13 +75,25 @@ json_t *mover_summary(const struct mover *mover);
 
 /* ------------------------------------------------------------ two of each */
 
-/* What most tests have: a source, a destination, their tools, and for how many heartbeats a VM is
- * watched. */
+/* What most tests have: a source, a destination and their tools. A test sets for how many
+ * heartbeats a VM is watched, and the timeout that both tools have by --set: "timeout_ms=3000" for
+ * instance. */
 extern struct vm vms[2];
 extern struct mover receiver, sender;
 extern unsigned long pair_beats;
+extern const char *pair_timeout;
 /* Starts both QEMUs with these options (NULL: none), the second one as a destination. */
 void pair_start(const struct vm_options *like);
+#define TIMED "--set", pair_timeout
+/* `receive` and `send` for it, with more options (NULL: none). */
+void pair_receive(const char *const *more);
+void pair_send(const char *const *more);
+/* Starts both tools, the receiver with more options. */
+void pair_run(const char *const *more);
+/* The same, until one has stopped itself at this state, which is returned. */
+struct mover *pair_run_to(const char *state, const char *const *more);
+/* `recover` in the place of this sender or receiver. */
+void pair_recover(struct mover *mover);
 /* Both tools end well. */
 void pair_done(void);
 /* The VM goes on at the destination, right for `options`, and stands still at the source, whose
