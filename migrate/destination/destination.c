@@ -221,7 +221,7 @@ static void wait_for_something(struct destination *d)
 
 static int turn(struct destination *d, struct ibx_error *err)
 {
-    struct destination_hearing hearing = {d, err};
+    struct message_context incoming = {d, err};
     int rc = ibx_destination_check_interrupts(d, err);
     if (!rc)
         rc = ibx_destination_check_qemu(d, err);
@@ -234,7 +234,7 @@ static int turn(struct destination *d, struct ibx_error *err)
     if (!rc)
         rc = ibx_destination_check_requests(d, err);
     if (!rc && destination_linked(&d->link))
-        rc = ibx_channel_take(&d->link.control, ibx_destination_on_message, &hearing, err);
+        rc = ibx_channel_take(&d->link.control, ibx_destination_on_message, &incoming, err);
     if (!rc)
         rc = step(d, err);
     return rc ? ibx_destination_link_trouble(d, rc, err) : 0;

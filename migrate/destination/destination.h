@@ -396,11 +396,11 @@ int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- messages.c */
 
-struct destination_hearing {
+struct message_context {
     struct destination *destination;
     struct ibx_error *err;
 };
-/* Takes a message of the source; `context` is a struct destination_hearing. */
+/* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
 /* Sends a message without fields. */
 int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,

@@ -98,7 +98,7 @@ void ibx_destination_unlink(struct destination *d, int code, const char *reason)
 
 static int on_last_message(void *context, const struct ibx_migrate_any *message)
 {
-    struct destination_hearing *h = context;
+    struct message_context *h = context;
     int rc = ibx_destination_on_message(context, message);
     return rc || !destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
 }
@@ -108,12 +108,12 @@ static int on_last_message(void *context, const struct ibx_migrate_any *message)
 static int take_last_messages(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error last = {0};
-    struct destination_hearing hearing = {d, &last};
+    struct message_context incoming = {d, &last};
     const unsigned ms = d->state.now == DESTINATION_WAITING ? LAST_MESSAGE_MS : 0;
     if (!destination_linked(&d->link) || d->peer.now == PEER_ABORTED || destination_ours(d) ||
         code == -EPROTO)
         return code;
-    int rc = ibx_channel_take_until(&d->link.control, on_last_message, &hearing,
+    int rc = ibx_channel_take_until(&d->link.control, on_last_message, &incoming,
                                     ibx_deadline_in_ms(ms), &last);
     if (d->peer.now != PEER_ABORTED)
         return code;

@@ -85,7 +85,7 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
 
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message)
 {
-    struct destination_hearing *h = context;
+    struct message_context *h = context;
     struct destination *d = h->destination;
     d->messages++;
     switch (message->type) {

@@ -97,16 +97,16 @@ static int check(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- asking */
 
-struct vigil {
+struct signal_watch {
     int signals, over;
 };
 
-/* Nothing has been touched yet, and the watchdog records that the VM goes on. */
+/* Ends the process: nothing has been touched, and the watchdog records that the VM goes on. */
 static void *leave_on_signal(void *argument)
 {
-    const struct vigil *vigil = argument;
-    struct pollfd fds[2] = {{.fd = vigil->signals, .events = POLLIN},
-                            {.fd = vigil->over, .events = POLLIN}};
+    const struct signal_watch *watch = argument;
+    struct pollfd fds[2] = {{.fd = watch->signals, .events = POLLIN},
+                            {.fd = watch->over, .events = POLLIN}};
     while (poll(fds, 2, -1) < 0 && errno == EINTR)
         ;
     if (fds[0].revents && !fds[1].revents)
@@ -117,17 +117,17 @@ static void *leave_on_signal(void *argument)
 /* A host that does not answer is waited for as long as timeout_ms says, or until a signal. */
 static int ask(struct source *s, struct ibx_error *err)
 {
-    struct vigil vigil = {.signals = s->signals.fd, .over = eventfd(0, EFD_CLOEXEC)};
+    struct signal_watch watch = {.signals = s->signals.fd, .over = eventfd(0, EFD_CLOEXEC)};
     pthread_t thread;
-    bool watched = vigil.over >= 0 && !pthread_create(&thread, NULL, leave_on_signal, &vigil);
+    bool watched = watch.over >= 0 && !pthread_create(&thread, NULL, leave_on_signal, &watch);
     int rc =
         ibx_source_link_ask(&s->link, s->status.record.peer, sizeof(s->status.record.peer), err);
     if (watched) {
-        eventfd_write(vigil.over, 1);
+        eventfd_write(watch.over, 1);
         pthread_join(thread, NULL);
     }
-    if (vigil.over >= 0)
-        close(vigil.over);
+    if (watch.over >= 0)
+        close(watch.over);
     return rc;
 }
 

@@ -72,7 +72,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 
 static int on_last_message(void *context, const struct ibx_migrate_any *message)
 {
-    struct source_hearing *h = context;
+    struct message_context *h = context;
     int rc = ibx_source_on_message(context, message);
     return rc || h->source->state.now == SOURCE_COMMITTED ? rc : -EISCONN; /* it runs there */
 }
@@ -82,11 +82,11 @@ static int on_last_message(void *context, const struct ibx_migrate_any *message)
 static int take_last_messages(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error last = {0};
-    struct source_hearing hearing = {s, &last};
+    struct message_context incoming = {s, &last};
     if (!source_linked(&s->link) || s->state.now != SOURCE_COMMITTED ||
         s->peer.now == PEER_ABORTED || code == -EPROTO)
         return code;
-    int rc = ibx_channel_take_until(&s->link.control, on_last_message, &hearing,
+    int rc = ibx_channel_take_until(&s->link.control, on_last_message, &incoming,
                                     ibx_deadline_in_ms(LAST_MESSAGE_MS), &last);
     if (s->peer.now != PEER_ABORTED)
         return code;
@@ -94,7 +94,7 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
     return rc;
 }
 
-int ibx_source_endure(struct source *s, int code, struct ibx_error *err)
+int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);
     if (s->state.now == SOURCE_COMMITTED && s->peer.now == PEER_ABORTED)
@@ -199,12 +199,12 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
 static bool has_confirmed(struct source *s)
 {
     struct ibx_error silent = {0};
-    struct source_hearing hearing = {s, &silent};
+    struct message_context incoming = {s, &silent};
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
     if (s->link.pages) /* that they end is no news any more, but would wake the loop for ever */
         ibx_page_server_failed(s->link.pages, &silent);
     if (source_linked(&s->link) &&
-        ibx_channel_take(&s->link.control, ibx_source_on_message, &hearing, &silent) &&
+        ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, &silent) &&
         s->peer.now != PEER_CONFIRMED) {
         ibx_source_link_close(&s->link);
         s->link.retry_ns = ibx_deadline_in_ms(CONFIRM_RETRY_MS);

@@ -188,7 +188,7 @@ static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 
 int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
 {
-    struct source_hearing *h = context;
+    struct message_context *h = context;
     struct source *s = h->source;
     s->messages++;
     switch (message->type) {
@@ -451,7 +451,7 @@ static void wait_for_something(struct source *s)
 
 static int turn(struct source *s, struct ibx_error *err)
 {
-    struct source_hearing hearing = {s, err};
+    struct message_context incoming = {s, err};
     int rc = ibx_source_check_interrupts(s, err);
     if (!rc)
         rc = check_qemu(s, err);
@@ -461,7 +461,7 @@ static int turn(struct source *s, struct ibx_error *err)
         return ibx_source_await_confirmed(s, err);
     if (source_committed(s) && !source_linked(&s->link))
         return ibx_source_reconnect(s, err);
-    rc = ibx_channel_take(&s->link.control, ibx_source_on_message, &hearing, err);
+    rc = ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, err);
     return rc ? rc : step(s, err);
 }
 
@@ -472,7 +472,8 @@ int ibx_source_run(struct source *s, struct ibx_error *err)
         err->message[0] = 0;
         rc = turn(s, err);
         if (rc && !source_over(s))
-            rc = source_committed(s) ? ibx_source_endure(s, rc, err) : ibx_source_keep(s, rc, err);
+            rc = source_committed(s) ? ibx_source_link_trouble(s, rc, err)
+                                     : ibx_source_keep(s, rc, err);
         if (rc)
             return rc;
         report(s);

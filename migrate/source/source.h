@@ -243,8 +243,8 @@ struct source {
 int ibx_source_begin(struct source *s, enum source_state first);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
-/* Takes a message of the destination; `context` is a struct source_hearing. */
-struct source_hearing {
+/* Takes a message of the destination; `context` is a struct message_context. */
+struct message_context {
     struct source *source;
     struct ibx_error *err;
 };
@@ -270,7 +270,7 @@ static inline bool source_over(const struct source *s)
  * the table has no move to KEPT: then the VM may run at the destination. */
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 /* An error after the commit. 0: to go on and connect again. */
-int ibx_source_endure(struct source *s, int code, struct ibx_error *err);
+int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 /* SIGINT, SIGTERM and the cancel command. */

@@ -72,8 +72,8 @@ static void test_source_loses_the_monitor(void **state)
     pair_run_to("source:sending", NULL);
     cut_monitor(&vms[0]);
     mover_kill(&sender, SIGCONT);
-    mover_ends(&sender,
-               3); /* by its record it may run there: the watchdog writes that it does not */
+    /* By its record it may run there; the watchdog will write that it does not. */
+    mover_ends(&sender, 3);
     mover_ends(&receiver, 1);
     assert_false(mover_resumed(&vms[1]));
     runs_at_the_source();
