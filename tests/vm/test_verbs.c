@@ -56,7 +56,7 @@ static void test_two_rails(void **state)
     assert_int_equal(ibx_conn_caps(s.conn)->lanes, 4);
     check_read(&s);
     session_end(&s);
-    /* A wish that fits both devices, and a second address of one: a device for each all the same.
+    /* Options that fit both devices, and a second address of one: a device for each all the same.
      */
     shell("ip address add 10.77.0.3/32 dev veth0");
     open_pair(&s, "rails=2", "rails=2 gid_index=1 port_num=1");
@@ -69,8 +69,8 @@ static void test_two_rails(void **state)
     session_end(&s);
 }
 
-/* Doors that have no RDMA address of their own lead to any device of this host. */
-static void test_local_doors(void **state)
+/* Addresses of this host without RDMA lead to any of its devices. */
+static void test_local_addresses(void **state)
 {
     (void)state;
     struct session s;
@@ -79,14 +79,14 @@ static void test_local_doors(void **state)
         fail_msg("%s, %s", s.server.err.message, s.client.err.message);
     check_read(&s);
     session_end(&s);
-    session_start(&s, "rdma:///tmp/test_verbs.door", "provider=verbs device=rxe1", "provider=verbs",
+    session_start(&s, "rdma:///tmp/test_verbs.sock", "provider=verbs device=rxe1", "provider=verbs",
                   NULL, NULL);
     if (s.server.rc || s.client.rc)
         fail_msg("%s, %s", s.server.err.message, s.client.err.message);
     assert_non_null(strstr(s.server.description, "rxe1"));
     check_read(&s);
     session_end(&s);
-    unlink("/tmp/test_verbs.door");
+    unlink("/tmp/test_verbs.sock");
 }
 
 static void test_mtu(void **state)
@@ -113,7 +113,7 @@ static void check_refused(const char *server_settings, const char *client_settin
     session_end(&s);
 }
 
-static void test_wishes_refused(void **state)
+static void test_options_refused(void **state)
 {
     (void)state;
     check_refused("", "device=nosuch", "nosuch", "no address");
@@ -125,7 +125,7 @@ static void test_wishes_refused(void **state)
     check_refused("", "gid_index=0", "GID index 0", "no address");
 }
 
-static void test_wishes_granted(void **state)
+static void test_options_granted(void **state)
 {
     (void)state;
     struct session s;
@@ -265,7 +265,7 @@ static void test_long_silence(void **state)
     struct ibx_mr *mr;
     struct ibx_error err;
     open_quick_pair(&s, "timeout_ms=1000");
-    struct ibx_remote remote = hear_remote(s.conn);
+    struct ibx_remote remote = receive_remote(s.conn);
     assert_int_equal(ibx_mr_allocate(s.conn, BYTES, IBX_ACCESS_LOCAL, &mr, &err), 0);
     cut();
     assert_int_equal(ibx_read(s.conn, mr, ibx_mr_address(mr), &remote, 0, BYTES, 7, 0), 0);
@@ -281,7 +281,7 @@ static void test_long_silence(void **state)
     ibx_listener_close(s.listener);
 }
 
-/* ------------------------------------------------------------------- strangers */
+/* ------------------------------------------------------------------- intruders */
 
 /* For other threads than cmocka's, whose assertions they may not use. */
 #define MUST(condition)                                                                            \
@@ -309,52 +309,52 @@ static uint16_t rdma_listener(void)
     return port;
 }
 
-static struct stranger {
+static struct intruder {
     struct rdma_event_channel *channel;
     struct rdma_cm_id *id;
-} strangers[4];
+} intruders[4];
 
-static void cm_expect(struct stranger *stranger, enum rdma_cm_event_type type)
+static void cm_expect(struct intruder *intruder, enum rdma_cm_event_type type)
 {
     struct rdma_cm_event *event;
-    MUST(rdma_get_cm_event(stranger->channel, &event) == 0);
+    MUST(rdma_get_cm_event(intruder->channel, &event) == 0);
     if (event->event != type)
         print_error("%s instead of %s\n", rdma_event_str(event->event), rdma_event_str(type));
     MUST(event->event == type);
     rdma_ack_cm_event(event);
 }
 
-/* Asks for a lane with a proof out of thin air. */
-static void stranger_knock(struct stranger *stranger, uint16_t port, unsigned version,
-                           unsigned lane)
+/* Requests a lane with an invalid proof. */
+static void intruder_request(struct intruder *intruder, uint16_t port, unsigned version,
+                             unsigned lane)
 {
     static uint32_t queue_pair = 0xf00077; /* nobody's, or the kernel takes it for a repeat */
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
     inet_pton(AF_INET, address_a, &to.sin_addr);
-    stranger->channel = rdma_create_event_channel();
-    MUST(stranger->channel && !rdma_create_id(stranger->channel, &stranger->id, NULL, RDMA_PS_TCP));
-    MUST(!rdma_resolve_addr(stranger->id, NULL, (struct sockaddr *)&to, 5000));
-    cm_expect(stranger, RDMA_CM_EVENT_ADDR_RESOLVED);
-    MUST(!rdma_resolve_route(stranger->id, 5000));
-    cm_expect(stranger, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    intruder->channel = rdma_create_event_channel();
+    MUST(intruder->channel && !rdma_create_id(intruder->channel, &intruder->id, NULL, RDMA_PS_TCP));
+    MUST(!rdma_resolve_addr(intruder->id, NULL, (struct sockaddr *)&to, 5000));
+    cm_expect(intruder, RDMA_CM_EVENT_ADDR_RESOLVED);
+    MUST(!rdma_resolve_route(intruder->id, 5000));
+    cm_expect(intruder, RDMA_CM_EVENT_ROUTE_RESOLVED);
     uint8_t data[36] = {(uint8_t)version, 0, (uint8_t)lane, (uint8_t)(lane >> 8), 0xaa};
     struct rdma_conn_param param = {.private_data = data,
                                     .private_data_len = version ? sizeof(data) : 0,
                                     .responder_resources = 1,
                                     .initiator_depth = 1,
                                     .qp_num = queue_pair++};
-    MUST(!rdma_connect(stranger->id, &param));
+    MUST(!rdma_connect(intruder->id, &param));
 }
 
-static void stranger_is_rejected(struct stranger *stranger)
+static void intruder_is_rejected(struct intruder *intruder)
 {
-    cm_expect(stranger, RDMA_CM_EVENT_REJECTED);
-    rdma_destroy_id(stranger->id);
-    rdma_destroy_event_channel(stranger->channel);
+    cm_expect(intruder, RDMA_CM_EVENT_REJECTED);
+    rdma_destroy_id(intruder->id);
+    rdma_destroy_event_channel(intruder->channel);
 }
 
-/* Stands between the client and the door. When the server listens on its device and tells the
- * client where, four strangers come before it. */
+/* Stands between the client and the server. When the server listens on its device and tells the
+ * client where, four intruders connect before it. */
 struct proxy {
     int listen_fd;
     uint16_t server_port;
@@ -370,10 +370,10 @@ static bool pass_on(int from, int to)
 
 static bool pass_offer(int server, int client, uint16_t port)
 {
-    stranger_knock(&strangers[0], port, 0, 0);     /* says nothing */
-    stranger_knock(&strangers[1], port, 1, 0);     /* wrong proof */
-    stranger_knock(&strangers[2], port, 1, 65535); /* no such lane */
-    stranger_knock(&strangers[3], port, 9, 1);     /* another protocol */
+    intruder_request(&intruders[0], port, 0, 0);     /* sends nothing */
+    intruder_request(&intruders[1], port, 1, 0);     /* wrong proof */
+    intruder_request(&intruders[2], port, 1, 65535); /* no such lane */
+    intruder_request(&intruders[3], port, 9, 1);     /* another protocol */
     return pass_on(server, client);
 }
 
@@ -398,13 +398,13 @@ static void *proxy_run(void *argument)
     }
     MUST(told);
     for (int i = 0; i < 4; i++)
-        stranger_is_rejected(&strangers[i]);
+        intruder_is_rejected(&intruders[i]);
     close(client);
     close(server);
     return NULL;
 }
 
-static void test_strangers(void **state)
+static void test_requests_without_proof(void **state)
 {
     (void)state;
     struct sockaddr_in sin = {.sin_family = AF_INET};
@@ -483,7 +483,7 @@ static void test_receivers_are_always_ready(void **state)
     unsigned sent = 0, received = 0, holding = 0;
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     open_pair(&s, "", "");
-    hear_remote(s.conn);
+    receive_remote(s.conn);
     unsigned long before = not_ready();
     while (received < 3000) {
         struct iovec iov = {&sent, sizeof(sent)};
@@ -511,16 +511,16 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_device_by_the_route),
         cmocka_unit_test(test_two_rails),
-        cmocka_unit_test(test_local_doors),
+        cmocka_unit_test(test_local_addresses),
         cmocka_unit_test(test_mtu),
-        cmocka_unit_test(test_wishes_refused),
-        cmocka_unit_test(test_wishes_granted),
+        cmocka_unit_test(test_options_refused),
+        cmocka_unit_test(test_options_granted),
         cmocka_unit_test(test_mtu_beyond_the_path),
         cmocka_unit_test(test_locked_memory),
         cmocka_unit_test(test_pinned_once),
         cmocka_unit_test(test_short_silence),
         cmocka_unit_test(test_long_silence),
-        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_requests_without_proof),
         cmocka_unit_test(test_an_impostor),
         cmocka_unit_test(test_receivers_are_always_ready),
     };

@@ -210,7 +210,7 @@ static struct ibx_event next_event(struct ibx_conn *conn, enum ibx_event_type ty
     return event;
 }
 
-static struct ibx_remote hear_remote(struct ibx_conn *conn)
+static struct ibx_remote receive_remote(struct ibx_conn *conn)
 {
     struct ibx_event event = next_event(conn, IBX_EVENT_MESSAGE);
     struct ibx_reader r = ibx_reader_of(event.data, event.length);
@@ -226,7 +226,7 @@ static void check_read(struct session *s)
 {
     struct ibx_mr *mr;
     struct ibx_error err;
-    struct ibx_remote remote = hear_remote(s->conn);
+    struct ibx_remote remote = receive_remote(s->conn);
     assert_int_equal(ibx_mr_allocate(s->conn, BYTES, IBX_ACCESS_LOCAL, &mr, &err), 0);
     const uint8_t *got = ibx_mr_address(mr);
     assert_int_equal(ibx_read(s->conn, mr, ibx_mr_address(mr), &remote, 0, BYTES, 7, 0), 0);

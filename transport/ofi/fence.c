@@ -20,7 +20,7 @@ void ibx_ofi_on_fence(struct ofi_endpoint *e, uint32_t number)
         ibx_ofi_fail(e, -EPROTO, "the peer sent a FENCE before the last one was answered");
         return;
     }
-    e->asked = number;
+    e->requested = number;
     e->epoch++;
     e->old_chunks = e->chunks_in_flight;
     e->answer_due = true;
@@ -35,7 +35,7 @@ void ibx_ofi_fence_on_chunk(struct ofi_endpoint *e, const struct ofi_request *r)
 void ibx_ofi_fence_answer(struct ofi_endpoint *e)
 {
     if (e->answer_due && !e->old_chunks && !ibx_ofi_stopped(e))
-        e->answer_due = ibx_ofi_msg_control(e, OFI_FENCED, e->asked) == -EAGAIN;
+        e->answer_due = ibx_ofi_msg_control(e, OFI_FENCED, e->requested) == -EAGAIN;
 }
 
 void ibx_ofi_on_fenced(struct ofi_endpoint *e, uint32_t number)

@@ -175,14 +175,14 @@ static bool same_address(const struct sockaddr_storage *a, const void *other, si
 
 /* Larger is better; negative: out of the question. */
 static int weigh(const struct fi_info *info, const struct ibx_options *options,
-                 const struct ofi_wish *wish, bool delivery_complete)
+                 const struct ofi_wanted *wanted, bool delivery_complete)
 {
     const char *name = info->fabric_attr->prov_name;
     bool native = is_native(info);
     if ((!native && !emulations_allowed(options)) ||
-        (wish->provider && strcmp(name, wish->provider)) ||
+        (wanted->provider && strcmp(name, wanted->provider)) ||
         (options->ofi_provider[0] && !ibx_ofi_name_matches(name, options->ofi_provider)) ||
-        (wish->addr_format && info->addr_format != wish->addr_format) ||
+        (wanted->addr_format && info->addr_format != wanted->addr_format) ||
         info->domain_attr->mr_key_size > sizeof(uint64_t) ||
         (!delivery_complete && !(info->tx_attr->msg_order & FI_ORDER_SAW)))
         return -1;
@@ -191,9 +191,10 @@ static int weigh(const struct fi_info *info, const struct ibx_options *options,
     int weight = rank * 1000;
     if (!strcmp(name, options->ofi_provider))
         weight += 400;
-    if (wish->local.ss_family && same_address(&wish->local, info->src_addr, info->src_addrlen))
+    if (wanted->local.ss_family && same_address(&wanted->local, info->src_addr, info->src_addrlen))
         weight += 200;
-    if (wish->fabric && info->fabric_attr->name && !strcmp(info->fabric_attr->name, wish->fabric))
+    if (wanted->fabric && info->fabric_attr->name &&
+        !strcmp(info->fabric_attr->name, wanted->fabric))
         weight += 100;
     if (delivery_complete)
         weight += 40;
@@ -205,12 +206,12 @@ static int weigh(const struct fi_info *info, const struct ibx_options *options,
 }
 
 static int take_best(struct fi_info *list, const struct ibx_options *options,
-                     const struct ofi_wish *wish, bool delivery_complete, int best,
+                     const struct ofi_wanted *wanted, bool delivery_complete, int best,
                      struct ofi_choice *choice)
 {
     struct fi_info *winner = NULL;
     for (struct fi_info *info = list; info; info = info->next) {
-        int weight = weigh(info, options, wish, delivery_complete);
+        int weight = weigh(info, options, wanted, delivery_complete);
         if (weight > best) {
             best = weight;
             winner = info;
@@ -242,10 +243,10 @@ static void list_names(struct fi_info *list, char *out, size_t size)
 }
 
 /* Why nothing was chosen. */
-static int none_error(const struct ibx_options *options, const struct ofi_wish *wish,
+static int none_error(const struct ibx_options *options, const struct ofi_wanted *wanted,
                       struct ibx_error *err)
 {
-    const char *name = wish->provider ? wish->provider : options->ofi_provider;
+    const char *name = wanted->provider ? wanted->provider : options->ofi_provider;
     struct fi_info *raw = *name ? getinfo(name, 0, false, FI_MR_RAW) : NULL;
     struct fi_info *usable = *name ? getinfo(name, 0, false, 0) : NULL;
     struct fi_info *all = getinfo(NULL, 0, false, 0);
@@ -284,7 +285,7 @@ static int none_error(const struct ibx_options *options, const struct ofi_wish *
 
 /* ------------------------------------------------------------------- choosing */
 
-int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wish *wish,
+int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wanted *wanted,
                         struct ofi_choice *choice, struct ibx_error *err)
 {
     if (!emulations_allowed(options) && !fabric_device_exists())
@@ -299,14 +300,14 @@ int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wish
     for (int gpu = gpu_wanted(); gpu >= 0; gpu--) {
         for (int complete = 1; complete >= 0; complete--) {
             struct fi_info *list =
-                getinfo(wish->provider, complete ? FI_DELIVERY_COMPLETE : 0, gpu, 0);
-            best = take_best(list, options, wish, complete, best, &chosen);
+                getinfo(wanted->provider, complete ? FI_DELIVERY_COMPLETE : 0, gpu, 0);
+            best = take_best(list, options, wanted, complete, best, &chosen);
             if (list)
                 fi_freeinfo(list);
         }
     }
     if (!chosen.info)
-        return none_error(options, wish, err);
+        return none_error(options, wanted, err);
     /* The flag was requested to find out whether it is there; only WRITEs wait for it. */
     chosen.info->tx_attr->op_flags &= ~(uint64_t)FI_DELIVERY_COMPLETE;
     chosen.shareable = can_be_shared(chosen.info, chosen.native);
@@ -318,7 +319,7 @@ int ibx_ofi_probe(const struct ibx_options *options, char *description, size_t s
                   struct ibx_error *err)
 {
     struct ofi_choice choice;
-    int rc = ibx_ofi_info_choose(options, &(struct ofi_wish){0}, &choice, err);
+    int rc = ibx_ofi_info_choose(options, &(struct ofi_wanted){0}, &choice, err);
     if (rc)
         return rc;
     const char *domain = choice.info->domain_attr->name;

@@ -8,7 +8,7 @@
  *                     every lane, the server answers each with its own
  *
  * libfabric is not used before offer or join, because several of its providers do not survive
- * fork(2). Connections share nothing but a domain, if they ask for it (domain.c).
+ * fork(2). Connections share nothing but a domain, if their users want it (domain.c).
  */
 #include "transport/ofi/ofi.h"
 #include "transport/core/crypto.h"
@@ -145,7 +145,7 @@ static size_t message_memory(const struct ibx_options *options)
     return ibx_ofi_msg_memory(options->slots, options->message, lanes_wanted(options));
 }
 
-/* Sizes, from what is asked for and what the provider can do. */
+/* Sizes, from the options and the limits of the provider. */
 static void settle_sizes(struct ofi_endpoint *e, unsigned lanes_at_most)
 {
     const struct ibx_options *options = ibx_link_options(e->link);
@@ -166,10 +166,10 @@ static void settle_sizes(struct ofi_endpoint *e, unsigned lanes_at_most)
         e->own.message = smaller(e->own.message, RXM_EAGER - OFI_HEADER_BYTES);
 }
 
-static int open_all(struct ofi_endpoint *e, const struct ofi_wish *wish, unsigned lanes_at_most,
+static int open_all(struct ofi_endpoint *e, const struct ofi_wanted *wanted, unsigned lanes_at_most,
                     struct ibx_error *err)
 {
-    int rc = ibx_ofi_info_choose(ibx_link_options(e->link), wish, &e->choice, err);
+    int rc = ibx_ofi_info_choose(ibx_link_options(e->link), wanted, &e->choice, err);
     if (rc)
         return rc;
     const struct fi_info *info = e->choice.info;
@@ -226,9 +226,9 @@ static int ofi_open(struct ibx_link *link, void **endpoint, struct ibx_error *er
 static int ofi_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
 {
     struct ofi_endpoint *e = endpoint;
-    struct ofi_wish wish = {0};
-    ibx_address_of_socket(ibx_link_socket(e->link), false, &wish.local);
-    int rc = open_all(e, &wish, OFI_LANES_MAX, err);
+    struct ofi_wanted wanted = {0};
+    ibx_address_of_socket(ibx_link_socket(e->link), false, &wanted.local);
+    int rc = open_all(e, &wanted, OFI_LANES_MAX, err);
     if (!rc)
         ibx_ofi_side_put(offer, &e->own);
     return rc;
@@ -267,13 +267,13 @@ static int ofi_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer 
         rc = accept_offer(e, err);
     if (rc)
         return rc;
-    struct ofi_wish wish = {
+    struct ofi_wanted wanted = {
         .provider = e->peer.provider,
         .fabric = e->peer.fabric,
         .addr_format = e->peer.addr_format,
     };
-    ibx_ofi_side_local_towards(&e->peer, &wish.local);
-    rc = open_all(e, &wish, e->peer.lanes, err);
+    ibx_ofi_side_local_towards(&e->peer, &wanted.local);
+    rc = open_all(e, &wanted, e->peer.lanes, err);
     if (!rc)
         ibx_ofi_side_put(answer, &e->own);
     return rc;

@@ -70,7 +70,7 @@ int ibx_ofi_library(struct ibx_error *err);
 /* ------------------------------------------------------- choosing (info.c) */
 
 /* What a provider has to match; NULL or 0: anything. */
-struct ofi_wish {
+struct ofi_wanted {
     const char *provider; /* exactly this one: what the peer offers */
     const char *fabric;   /* preferred, not required */
     uint32_t addr_format;
@@ -85,7 +85,7 @@ struct ofi_choice {
 };
 
 /* Picks the best of what libfabric has here. */
-int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wish *wish,
+int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_wanted *wanted,
                         struct ofi_choice *choice, struct ibx_error *err);
 /* Whether `name` ("tcp;ofi_rxm") is what the option asks for ("tcp", or the whole). */
 bool ibx_ofi_name_matches(const char *name, const char *wanted);
@@ -231,14 +231,14 @@ struct ofi_endpoint {
     uint64_t silent_since;   /* no chunk completed since then (ibx_now_ns(), 0: not yet checked) */
     unsigned idle_polls;
     unsigned receives_lost; /* one after the other */
-    bool refused;           /* libfabric said -FI_EAGAIN to a post since the last progress */
+    bool refused;           /* libfabric returned -FI_EAGAIN to a post since the last progress */
     bool retry_turn;
     bool send_refused; /* the user's last send was */
     bool send_again;   /* and something has completed since */
 
     uint32_t epoch;         /* grows with each FENCE of the peer */
     unsigned old_chunks;    /* in flight since before the last one */
-    uint32_t asked;         /* its number */
+    uint32_t requested;     /* its number */
     bool answer_due;        /* as soon as they are over */
     uint32_t fence, fenced; /* our last FENCE, and the last one answered */
 

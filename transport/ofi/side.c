@@ -64,7 +64,7 @@ int ibx_ofi_side_get(struct ibx_reader *r, struct ofi_side *side, struct ibx_err
     return 0;
 }
 
-/* fi_av_insert() reads as many bytes as the format says, without being told how many there are. */
+/* fi_av_insert() reads as many bytes as the format has, without their number. */
 bool ibx_ofi_side_fits(const struct ofi_side *own, const struct ofi_side *peer)
 {
     if (peer->addr_format != own->addr_format)

@@ -321,7 +321,7 @@ bool ibx_shm_copy_due(struct shm *shm)
     const struct ibx_chunk *chunk = shm->urgent.head ? shm->urgent.head : shm->bulk.head;
     if (shm->requested_urgent.count || shm->requested_bulk.count)
         return true;
-    if (shm->direct) /* no answer may come, and then this side has to copy */
+    if (shm->direct) /* without an answer this side has to copy */
         return chunk || ibx_shm_request_open(shm);
     /* A chunk that waits for a bounce buffer is woken by the peer's DONE. */
     return chunk && ibx_shm_request_room(shm, chunk);

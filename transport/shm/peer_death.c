@@ -75,12 +75,12 @@ static bool await_copy(struct shm *shm, uint32_t index, unsigned ms)
 
 /*
  * Takes the key back and waits until the peer is not in the middle of a copy under it, which lasts
- * for one chunk. A peer that takes longer was stopped, or lies, and the connection ends. But it may
- * be continued much later, and then makes the system call before which it was stopped. So first the
- * nonce's page, which that call reads or writes before anything else, is made inaccessible. A copy
- * that has passed it is inside the kernel, where no signal stops it, and gets the time to finish. A
- * copy through the peer's mapping of an arena goes on, into memory that is no longer used
- * (ibx_shm_mr_register()).
+ * for one chunk. A peer that takes longer was stopped, or is hostile, and the connection ends. But
+ * it may be continued much later, and then makes the system call before which it was stopped. So
+ * first the nonce's page, which that call reads or writes before anything else, is made
+ * inaccessible. A copy that has passed it is inside the kernel, where no signal stops it, and gets
+ * the time to finish. A copy through the peer's mapping of an arena goes on, into memory that is no
+ * longer used (ibx_shm_mr_register()).
  */
 void ibx_shm_key_revoke(struct shm *shm, uint32_t index)
 {

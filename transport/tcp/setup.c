@@ -107,12 +107,12 @@ static void address_put(struct ibx_writer *w, struct sockaddr_storage *address, 
 int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
 {
     struct tcp *tcp = endpoint;
-    unsigned wish = ibx_link_options(tcp->link)->lanes;
+    unsigned wanted = ibx_link_options(tcp->link)->lanes;
     struct sockaddr_storage address = {0};
     socklen_t length;
     (void)err;
     int rc = listener_open(tcp, &address, &length);
-    tcp->mine.lanes = rc ? 0 : wish ? wish : DEFAULT_LANES;
+    tcp->mine.lanes = rc ? 0 : wanted ? wanted : DEFAULT_LANES;
     ibx_tcp_terms_put(&tcp->mine, offer);
     if (rc) {
         ibx_log(IBX_LOG_INFO, "tcp offers no bulk sockets: %s", strerror(-rc));

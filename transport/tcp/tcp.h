@@ -245,13 +245,13 @@ static inline bool ibx_tcp_runs(const struct tcp *tcp)
 {
     return tcp->state.now == TCP_LIVE || tcp->state.now == TCP_DRAINING;
 }
-/* Notes the first failure; progress() tells the core. Returns a negative errno. */
+/* Records the first failure; progress() tells the core. Returns a negative errno. */
 int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Moves a machine of this connection. False when the table does not allow it: then the connection
  * has failed, by an internal error. */
 bool ibx_tcp_move(struct tcp *tcp, struct ibx_state_machine *machine, unsigned to);
-/* Where the peer's request lies in this process: 0 and *mr, or an enum ibx_tcp_status. */
+/* Checks the peer's request: 0 and *mr, or an enum ibx_tcp_status. */
 uint32_t ibx_tcp_region_find(const struct tcp *tcp, const struct ibx_tcp_frame *frame,
                              unsigned access, struct ibx_mr **mr);
 
@@ -273,7 +273,7 @@ void ibx_tcp_peer_check(struct tcp *tcp);
 /* A bulk lane has ended. False: nothing can be on its way on lane 0. Otherwise the connection
  * drains, with ibx_tcp_drain_check() to be called in each progress(). */
 bool ibx_tcp_drain_begin(struct tcp *tcp);
-/* Ends the connection when nothing has come for a while. */
+/* Ends the connection when nothing has arrived for a while. */
 void ibx_tcp_drain_check(struct tcp *tcp);
 
 /* lane.c */

@@ -28,7 +28,7 @@ struct completion {
 
 struct tcp_uring {
     struct io_uring ring;
-    unsigned in_flight; /* requests whose last completion is still to come */
+    unsigned in_flight; /* requests without their last completion */
     bool stopping;
     /* Completions taken from the kernel and not handled yet. */
     unsigned count, capacity;

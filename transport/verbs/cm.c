@@ -4,7 +4,7 @@
  *
  *   offer   u8 version, u8 rails, u8 lanes a rail, u16 MTU (0 any),
  *           then a rail each: u8 4 or 6, 16 bytes of address, u16 port
- *   answer  u8 rails, u8 lanes a rail, u16 MTU: the smaller of both wishes
+ *   answer  u8 rails, u8 lanes a rail, u16 MTU: the smaller of both ends'
  *
  * Then every lane is an rdma_cm connection of its own. RDMA authenticates nobody, so its request
  * and its reply carry a proof that only the two authenticated ends can make, over the lane, the
@@ -212,7 +212,7 @@ int ibx_verbs_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *
     char device[64];
     while (v->rail_count < options->rails) {
         int rc = rail_listen(v, v->rail_count, err);
-        /* Fewer devices than rails asked for are a smaller offer, unless they were named. */
+        /* Fewer devices than rails are a smaller offer, unless they were named. */
         if (rc && (!v->rail_count ||
                    ibx_verbs_device_name(options, v->rail_count, device, sizeof(device))))
             return rc;
@@ -234,7 +234,7 @@ static unsigned smaller(unsigned a, unsigned b)
     return a < b ? a : b;
 }
 
-/* The smaller of two wishes for an MTU; 0 is no wish. */
+/* The smaller of two MTUs; 0 is any. */
 static unsigned smaller_mtu(unsigned a, unsigned b)
 {
     return !a || (b && b < a) ? b : a;
@@ -373,7 +373,7 @@ static int no_route(const struct verbs_lane *lane, int code, struct ibx_error *e
     return ibx_error_set(err, code, "no RDMA device routes to %s: %s", text, strerror(-code));
 }
 
-/* The source address that makes rdma_cm take the device the user asked for; NULL by the route. */
+/* The source address by which rdma_cm uses the device of the options; NULL: the route decides. */
 static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *source, bool *bound,
                        struct ibx_error *err)
 {

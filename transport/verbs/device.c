@@ -164,7 +164,7 @@ static int gid_address(struct ibv_context *context, uint8_t port, int index,
 }
 
 /* What an address of this host has to fit. */
-struct wish {
+struct wanted {
     const struct ibx_options *options;
     const char *device;       /* "" any */
     struct verbs_port *ports; /* taken by other rails, and one more to be filled */
@@ -178,11 +178,11 @@ static bool is_loopback(const struct sockaddr *address)
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-static bool taken_already(const struct wish *wish, const struct verbs_port *port)
+static bool taken_already(const struct wanted *wanted, const struct verbs_port *port)
 {
-    for (unsigned i = 0; i < wish->count; i++) {
-        if (!strcmp(wish->ports[i].device, port->device) &&
-            wish->ports[i].port_num == port->port_num)
+    for (unsigned i = 0; i < wanted->count; i++) {
+        if (!strcmp(wanted->ports[i].device, port->device) &&
+            wanted->ports[i].port_num == port->port_num)
             return true;
     }
     return false;
@@ -190,7 +190,7 @@ static bool taken_already(const struct wish *wish, const struct verbs_port *port
 
 /* Whether binding to `address` leads to the wanted device, port and GID. rdma_cm binds alike for
  * RoCE and for IP over InfiniBand. */
-static bool address_fits(const struct wish *wish, struct rdma_event_channel *channel,
+static bool address_fits(const struct wanted *wanted, struct rdma_event_channel *channel,
                          const struct sockaddr *address)
 {
     struct rdma_cm_id *id;
@@ -201,22 +201,22 @@ static bool address_fits(const struct wish *wish, struct rdma_event_channel *cha
     if (fits) {
         snprintf(port.device, sizeof(port.device), "%s", ibv_get_device_name(id->verbs->device));
         port.port_num = id->port_num;
-        fits = !taken_already(wish, &port);
+        fits = !taken_already(wanted, &port);
     }
-    if (fits && wish->device[0])
-        fits = !strcmp(port.device, wish->device);
-    if (fits && wish->options->port_num)
-        fits = id->port_num == wish->options->port_num;
+    if (fits && wanted->device[0])
+        fits = !strcmp(port.device, wanted->device);
+    if (fits && wanted->options->port_num)
+        fits = id->port_num == wanted->options->port_num;
     struct ibv_port_attr attr;
     if (fits)
         fits = !ibv_query_port(id->verbs, id->port_num, &attr) && attr.state == IBV_PORT_ACTIVE;
-    struct sockaddr_storage wanted;
-    if (fits && wish->options->gid_index >= 0 &&
-        !gid_address(id->verbs, id->port_num, wish->options->gid_index, &wanted))
-        fits = ibx_address_same((const struct sockaddr *)&wanted, address);
+    struct sockaddr_storage gid;
+    if (fits && wanted->options->gid_index >= 0 &&
+        !gid_address(id->verbs, id->port_num, wanted->options->gid_index, &gid))
+        fits = ibx_address_same((const struct sockaddr *)&gid, address);
     rdma_destroy_id(id);
     if (fits)
-        wish->ports[wish->count] = port;
+        wanted->ports[wanted->count] = port;
     return fits;
 }
 
@@ -225,7 +225,7 @@ static socklen_t address_length(const struct sockaddr *address)
     return address->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 }
 
-static bool find_address(const struct wish *wish, sa_family_t family,
+static bool find_address(const struct wanted *wanted, sa_family_t family,
                          struct rdma_event_channel *channel, const struct ifaddrs *all,
                          struct sockaddr_storage *address)
 {
@@ -234,7 +234,7 @@ static bool find_address(const struct wish *wish, sa_family_t family,
             continue;
         sa_family_t found = i->ifa_addr->sa_family;
         if ((found != AF_INET && found != AF_INET6) || (family && found != family) ||
-            is_loopback(i->ifa_addr) || !address_fits(wish, channel, i->ifa_addr))
+            is_loopback(i->ifa_addr) || !address_fits(wanted, channel, i->ifa_addr))
             continue;
         memset(address, 0, sizeof(*address));
         memcpy(address, i->ifa_addr, address_length(i->ifa_addr));
@@ -243,16 +243,16 @@ static bool find_address(const struct wish *wish, sa_family_t family,
     return false;
 }
 
-static int no_address(const struct wish *wish, struct ibx_error *err)
+static int no_address(const struct wanted *wanted, struct ibx_error *err)
 {
     char detail[64] = "";
-    if (wish->options->gid_index >= 0)
-        snprintf(detail, sizeof(detail), " with GID index %d", wish->options->gid_index);
+    if (wanted->options->gid_index >= 0)
+        snprintf(detail, sizeof(detail), " with GID index %d", wanted->options->gid_index);
     return ibx_error_set(err, -ENODEV,
                          "no address of this host lies on an active port of %s%s%s: give its "
                          "network interface an address, or choose another device",
-                         wish->device[0] ? wish->device : "an RDMA device", detail,
-                         wish->count ? " that no other rail has" : "");
+                         wanted->device[0] ? wanted->device : "an RDMA device", detail,
+                         wanted->count ? " that no other rail has" : "");
 }
 
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
@@ -260,7 +260,7 @@ int ibx_verbs_device_address(const struct ibx_options *options, const char *devi
                              unsigned count, struct sockaddr_storage *address,
                              struct ibx_error *err)
 {
-    struct wish wish = {options, device, ports, count};
+    struct wanted wanted = {options, device, ports, count};
     struct rdma_event_channel *channel = rdma_create_event_channel();
     struct ifaddrs *all = NULL;
     if (!channel || getifaddrs(&all)) {
@@ -270,17 +270,17 @@ int ibx_verbs_device_address(const struct ibx_options *options, const char *devi
         return ibx_error_set(err, -code, "cannot look up an RDMA device's address: %s",
                              strerror(code));
     }
-    bool found = prefer && !is_loopback(prefer) && address_fits(&wish, channel, prefer);
+    bool found = prefer && !is_loopback(prefer) && address_fits(&wanted, channel, prefer);
     if (found) {
         memset(address, 0, sizeof(*address));
         memcpy(address, prefer, address_length(prefer));
     } else {
-        found = (prefer && find_address(&wish, prefer->sa_family, channel, all, address)) ||
-                find_address(&wish, AF_UNSPEC, channel, all, address);
+        found = (prefer && find_address(&wanted, prefer->sa_family, channel, all, address)) ||
+                find_address(&wanted, AF_UNSPEC, channel, all, address);
     }
     freeifaddrs(all);
     rdma_destroy_event_channel(channel);
-    return found ? 0 : no_address(&wish, err);
+    return found ? 0 : no_address(&wanted, err);
 }
 
 int ibx_verbs_device_check(const struct ibx_options *options, unsigned rail,

@@ -25,7 +25,7 @@
 
 #define HEADER_BYTES    8u
 #define CREDIT_RECEIVES 4u
-#define CREDIT_SENDS    4u /* places in the send queue that only credit messages take */
+#define CREDIT_SENDS    4u /* entries of the send queue that only credit messages take */
 #define BATCH_MAX       64u
 
 enum message_type { TYPE_MESSAGE = 1, TYPE_CREDIT = 2 };
@@ -228,18 +228,18 @@ static int post_send(struct verbs *v, char *buffer, size_t bytes, uint64_t cooki
 {
     struct verbs_messages *m = &v->messages;
     struct verbs_lane *lane = &v->lanes[0];
-    bool ask = signaled || m->unsignaled + 1 >= m->batch;
+    bool notify = signaled || m->unsignaled + 1 >= m->batch;
     struct ibv_send_wr *bad;
     m->send_segment.addr = (uintptr_t)buffer;
     m->send_segment.length = (uint32_t)bytes;
     m->send.wr_id = (lane->posted + 1) << 2 | VERBS_ID_SEND;
     m->send.send_flags =
-        (ask ? IBV_SEND_SIGNALED : 0) | (bytes > lane->inline_max ? 0 : IBV_SEND_INLINE);
+        (notify ? IBV_SEND_SIGNALED : 0) | (bytes > lane->inline_max ? 0 : IBV_SEND_INLINE);
     int rc = ibv_post_send(lane->qp, &m->send, &bad);
     if (rc)
         return -rc;
     lane->posted++;
-    m->unsignaled = ask ? 0 : m->unsignaled + 1;
+    m->unsignaled = notify ? 0 : m->unsignaled + 1;
     m->sends[next_send(m)] =
         (struct verbs_send){.number = lane->posted, .cookie = cookie, .signaled = signaled};
     m->count++;

@@ -10,7 +10,7 @@
 
 #define DEPTH_DEFAULT   64u /* bulk chunks in flight a connection */
 #define URGENT_DEPTH    64u
-#define INLINE_WISH     512u
+#define INLINE_WANTED   512u
 #define MIN_RNR_TIMER   12 /* 0.64 ms; credits keep receivers ready, so it never counts */
 #define RETRIES         6u /* rxe retries for ever with 7, the maximum */
 #define ACK_TIMEOUT_MAX 31
@@ -159,7 +159,7 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
                 .max_recv_wr = receives,
                 .max_send_sge = 1,
                 .max_recv_sge = 1,
-                .max_inline_data = lane->index ? 0 : INLINE_WISH},
+                .max_inline_data = lane->index ? 0 : INLINE_WANTED},
     };
     lane->qp = try_sizes(rail->pd, &attr);
     if (!lane->qp)
@@ -211,9 +211,9 @@ static uint8_t ack_timeout(const struct verbs *v)
     return code;
 }
 
-static uint8_t limit(uint8_t wish, int device)
+static uint8_t limit(uint8_t wanted, int device)
 {
-    return device < wish ? (uint8_t)device : wish;
+    return device < wanted ? (uint8_t)device : wanted;
 }
 
 int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err)

@@ -119,7 +119,7 @@ static void verbs_close(void *endpoint)
     free(v);
 }
 
-/* Bytes of one chunk: the user's wish or ours, as far as every rail goes. */
+/* Bytes of one chunk: the option or the default, at most what every rail takes. */
 static size_t chunk_bytes(const struct verbs *v)
 {
     const struct ibx_options *options = ibx_link_options(v->link);

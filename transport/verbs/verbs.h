@@ -7,7 +7,7 @@
  * the others carry bulk. A rail is one device with the protection domain, completion queue and
  * registrations that its lanes share. Other connections have others, so that a key of one
  * connection is worthless on another; but those of one domain (transport.h) share protection
- * domains, and registrations where they are told to.
+ * domains, and registrations by ibx_mr_share().
  *
  *   verbs.c    the provider's calls: chunks, completions, progress(), the end
  *   cm.c       offer, join, finish: addresses, routes, proofs by rdma_cm
@@ -137,7 +137,7 @@ struct verbs_messages {
 
     struct verbs_send *sends; /* in flight: `count` from `first` on */
     unsigned first, count;
-    unsigned unsignaled;         /* since the last that asked for a completion */
+    unsigned unsignaled;         /* since the last signaled one */
     struct ibv_send_wr send;     /* what all sends have in common is filled in once */
     struct ibv_sge send_segment; /* likewise */
 };
@@ -168,7 +168,7 @@ struct verbs {
     uint64_t polled_ns;      /* when progress was last called with bulk in flight */
     bool attentive;          /* that was soon after the call before */
 
-    unsigned idle;           /* polls since the connection manager was last asked */
+    unsigned idle;           /* polls since the connection manager was last checked */
     bool moved;              /* something completed since sleeping was last allowed */
     int lost_status;         /* when LOST */
     char lost_reason[160];   /* likewise */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a peer said before it closed the connection arrives, however slow this side is to read. */
+/* What a peer sent before it closed the connection arrives, however slow this side reads. */
 #include "tests/scenes/tcp_end.h"
 
 #include <errno.h>
@@ -19,9 +19,9 @@
 #define LONG      ((size_t)48 << 20) /* more than the sockets hold */
 
 static struct end server, client;
-static int lanes[3]; /* of a raw client: the door, two bulk lanes */
+static int lanes[3]; /* of a raw client: lane 0, two bulk lanes */
 
-static void say(const char *four)
+static void send_message(const char *four)
 {
     uint8_t bytes[IBX_TCP_FRAME_BYTES + 4];
     ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE, .length = 4}, bytes);
@@ -40,15 +40,15 @@ static void expect_end(unsigned messages)
 }
 
 /* Three messages. */
-static void meet(void)
+static void connect_raw(void)
 {
-    int door[2];
-    sockets_tcp(door);
-    lanes[0] = door[1];
-    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    int sockets[2];
+    sockets_tcp(sockets);
+    lanes[0] = sockets[1];
+    end_init(&server, IBX_ROLE_SERVER, sockets[0], 2, 4);
     end_meet_raw(&server, lanes, 2);
     for (int i = 0; i < 3; i++)
-        say("soon");
+        send_message("soon");
     assert_true(end_await(&server, NULL, 3));
 }
 
@@ -68,20 +68,20 @@ static void arm(void)
 }
 
 /* As where it had to wait for the window. The host of a closed socket drops what it still has for
- * us when it hears anything but an end, so the server says nothing more. */
+ * us when anything but an end arrives, so the server sends nothing more. */
 static void test_later_than_the_end_of_other_lanes(void **state)
 {
     (void)state;
     uint8_t byte;
-    meet();
+    connect_raw();
     lose_lanes();
-    for (unsigned i = 0; i < 3; i++) /* room that is worth a word */
+    for (unsigned i = 0; i < 3; i++) /* credits that would be returned */
         ibx_provider_tcp.release(server.tcp, server.notes[i].token);
     assert_int_equal(end_send(&server, "hello", 5, 0), -EAGAIN);
     arm();
     assert_int_equal(recv(lanes[0], &byte, 1, 0), 0);
     assert_false(end_wakes(&server, 0));
-    say("last");
+    send_message("last");
     assert_true(end_wakes(&server, 10000));
     assert_true(end_await(&server, NULL, 4));
     assert_memory_equal(server.notes[3].data, "last", 4);
@@ -90,7 +90,7 @@ static void test_later_than_the_end_of_other_lanes(void **state)
     end_fini(&server);
 }
 
-/* What the server had to say, and the peer did not read, is no reason to stay awake any more. */
+/* Output that the peer does not read is no reason to stay awake any more. */
 static void test_behind_output_that_waits(void **state)
 {
     (void)state;
@@ -98,7 +98,7 @@ static void test_behind_output_that_waits(void **state)
     struct ibx_chunk chunk = {.kind = IBX_RDMA_WRITE, .remote_keys = &key, .length = LONG};
     chunk.local = calloc(1, LONG);
     assert_non_null(chunk.local);
-    meet();
+    connect_raw();
     assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
     while (!server.tcp->lanes[0].blocked)
         end_turn(&server);
@@ -107,7 +107,7 @@ static void test_behind_output_that_waits(void **state)
     lose_lanes();
     arm();
     assert_false(end_wakes(&server, 0));
-    say("last");
+    send_message("last");
     assert_true(end_wakes(&server, 10000));
     assert_true(end_await(&server, NULL, 4));
     assert_int_equal(server.notes[3].kind, NOTE_MESSAGE);
@@ -119,11 +119,11 @@ static void test_behind_output_that_waits(void **state)
     free(chunk.local);
 }
 
-/* A peer that keeps the door's socket and closes others is no peer for long. */
-static void test_no_end_of_the_door(void **state)
+/* A peer that keeps lane 0 open and closes others is lost soon. */
+static void test_no_end_of_lane_0(void **state)
 {
     (void)state;
-    meet();
+    connect_raw();
     lose_lanes();
     arm();
     assert_true(end_wakes(&server, 10000));
@@ -137,12 +137,12 @@ static void test_behind_a_full_window(void **state)
 {
     (void)state;
     static uint8_t text[BYTES];
-    int door[2], room = SEND_ROOM;
+    int sockets[2], room = SEND_ROOM;
     unsigned seen = 0;
-    sockets_tcp(door);
-    setsockopt(door[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
-    end_init(&server, IBX_ROLE_SERVER, door[0], 2, SLOTS);
-    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, SLOTS);
+    sockets_tcp(sockets);
+    setsockopt(sockets[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+    end_init(&server, IBX_ROLE_SERVER, sockets[0], 2, SLOTS);
+    end_init(&client, IBX_ROLE_CLIENT, sockets[1], 2, SLOTS);
     ends_meet(&server, &client);
     for (unsigned i = 0; i < MESSAGES; i++) {
         memset(text, 'a' + (int)i, sizeof(text));
@@ -171,7 +171,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_than_the_end_of_other_lanes),
         cmocka_unit_test(test_behind_output_that_waits),
-        cmocka_unit_test(test_no_end_of_the_door),
+        cmocka_unit_test(test_no_end_of_lane_0),
         cmocka_unit_test(test_behind_a_full_window),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Who is dead and who is only slow. Runs in a network of its own, where that is permitted, to be
- * able to take it down; a peer that is stopped is one that has no turn.
+ * able to take it down; a stopped peer is one that does not poll.
  */
 #include "tests/scenes/tcp_end.h"
 
@@ -43,7 +43,7 @@ static void network(bool up)
 }
 
 /* As where a firewall lets no further socket pass. */
-static void meet_at_one_socket(void)
+static void connect_one_socket(void)
 {
     uint8_t offered[64], answered[64];
     struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
@@ -59,7 +59,7 @@ static void meet_at_one_socket(void)
     assert_int_equal(ibx_provider_tcp.finish(client.tcp, NULL, deadline, NULL), 0);
 }
 
-static void meet(unsigned lanes)
+static void connect_ends(unsigned lanes)
 {
     int door[2];
     sockets_tcp(door);
@@ -69,7 +69,7 @@ static void meet(unsigned lanes)
     if (lanes)
         ends_meet(&server, &client);
     else
-        meet_at_one_socket();
+        connect_one_socket();
     source = end_register(&client, NULL, LENGTH, 0);
     target = end_register(&server, NULL, LENGTH, BOTH);
     memset(source->span.address, 0x77, LENGTH);
@@ -83,7 +83,7 @@ static void meet(unsigned lanes)
     };
 }
 
-static void part(void)
+static void disconnect(void)
 {
     end_deregister(&client, source);
     end_deregister(&server, target);
@@ -122,7 +122,7 @@ static void write_into_full_window(unsigned lane)
 
 static void stopped(unsigned lanes)
 {
-    meet(lanes);
+    connect_ends(lanes);
     assert_int_equal(client.tcp->lane_count, lanes);
     write_into_full_window(lanes);
     assert_int_equal(client.count, 0);
@@ -131,7 +131,7 @@ static void stopped(unsigned lanes)
     assert_int_equal(client.notes[0].kind, NOTE_CHUNK);
     assert_int_equal(client.notes[0].status, 0);
     assert_memory_equal(target->span.address, source->span.address, LENGTH);
-    part();
+    disconnect();
 }
 
 static void test_a_peer_that_takes_nothing_lives(void **state)
@@ -147,7 +147,7 @@ static void test_it_lives_also_on_one_socket(void **state)
     stopped(0);
 }
 
-/* The client's last words: that the peer is dead. */
+/* The client reports that the peer is dead. */
 static void await_death(void)
 {
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
@@ -159,7 +159,7 @@ static void await_death(void)
     assert_int_equal(client.notes[0].status, -ETIMEDOUT);
     assert_non_null(strstr(client.notes[0].reason, "200 ms"));
     network(true);
-    part();
+    disconnect();
 }
 
 static void test_dead_while_data_is_on_its_way(void **state)
@@ -167,7 +167,7 @@ static void test_dead_while_data_is_on_its_way(void **state)
     (void)state;
     if (!own_network)
         skip();
-    meet(1);
+    connect_ends(1);
     end_settle(&client);
     network(false);
     assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
@@ -179,7 +179,7 @@ static void test_dead_while_idle(void **state)
     (void)state;
     if (!own_network)
         skip();
-    meet(1);
+    connect_ends(1);
     end_settle(&client);
     network(false);
     await_death();
@@ -190,19 +190,19 @@ static void test_dead_behind_a_full_window(void **state)
     (void)state;
     if (!own_network)
         skip();
-    meet(1);
+    connect_ends(1);
     write_into_full_window(1);
     network(false);
     await_death();
 }
 
-/* What is acknowledged needs no look, so an idle connection wakes nobody. */
+/* An idle connection has nothing to check and wakes nobody. */
 static void test_an_idle_connection_sleeps(void **state)
 {
     (void)state;
     struct itimerspec timer;
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
-    meet(1);
+    connect_ends(1);
     assert_int_equal(end_send(&client, "abcd", 4, 0), 0);
     assert_true(end_await(&server, &client, 1));
     end_settle(&client);
@@ -218,7 +218,7 @@ static void test_an_idle_connection_sleeps(void **state)
     assert_true(!timer.it_value.tv_sec && !timer.it_value.tv_nsec);
     assert_false(end_wakes(&client, 0));
     assert_int_equal(client.count, 0);
-    part();
+    disconnect();
 }
 
 int main(int argc, char **argv)
