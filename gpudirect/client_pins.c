@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/client_pins.h"
 
+static const struct ibx_state pin_states[] = {
+    [IBX_PIN_PINNED] = {"pinned", IBX_TO(IBX_PIN_REFUSED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [IBX_PIN_REFUSED] = {"refused", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
+};
+static const struct ibx_state_table pin_table = IBX_STATE_TABLE("client pin", pin_states);
+
+static bool is_pinned(const struct ibx_client_pin *pin)
+{
+    return pin->base && pin->state.now == IBX_PIN_PINNED;
+}
+
 /* ------------------------------------------------------------------- stream fences */
 
 static uint64_t busy_fences(const struct ibx_client_pins *pins)
@@ -86,7 +97,7 @@ bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *c
 {
     void *context = NULL, *of_stream = NULL;
     unsigned i = 0;
-    while (i < IBX_CLIENT_PINS && (pins->pins[i].base != base || pins->pins[i].refused))
+    while (i < IBX_CLIENT_PINS && (pins->pins[i].base != base || !is_pinned(&pins->pins[i])))
         i++;
     if (i == IBX_CLIENT_PINS || cuda->ctx_get_current(&context) ||
         cuda->stream_get_context(stream, &of_stream) || of_stream != context)
@@ -145,7 +156,7 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                   struct ibx_client_pin *pin)
 {
     void *context = NULL, *popped = NULL;
-    if (!pin->refused) {
+    if (is_pinned(pin)) {
         bool foreign = cuda->ctx_get_current(&context) || !context;
         int mode = ibx_cuda_capture_relax(cuda);
         if (!foreign || !cuda->ctx_push_current(pin->context)) {
@@ -188,7 +199,6 @@ static bool pin_now(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
     unsigned flags =
         IBX_CUDA_HOST_REGISTER_PORTABLE | (writable ? 0 : IBX_CUDA_HOST_REGISTER_READ_ONLY);
     int rc = cuda->mem_host_register(pin->base, pin->length, flags);
-    pin->refused = rc != 0;
     if (rc) {
         ibx_error_set(err, rc, "CUDA does not pin %zu bytes of the client's memory (%s)",
                       pin->length, ibx_cuda_error_name(cuda, rc));
@@ -209,10 +219,13 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         if (pin->base != base || pin->length != length || pin->id != id)
             continue;
         pin->used = ++pins->clock;
-        if (pin->refused || !cuda->mem_host_get_flags(&flags, base))
-            return !pin->refused;
+        if (!is_pinned(pin) || !cuda->mem_host_get_flags(&flags, base))
+            return is_pinned(pin);
         pins->bytes -= pin->length; /* a reset has unpinned it */
-        return pin_now(pins, cuda, pin, writable, err);
+        if (pin_now(pins, cuda, pin, writable, err))
+            return true;
+        ibx_state_move(&pin->state, IBX_PIN_REFUSED);
+        return false;
     }
     for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
         struct ibx_client_pin *pin = &pins->pins[i];
@@ -223,7 +236,9 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
     if (!pin)
         return false;
     *pin = (struct ibx_client_pin){.base = base, .length = length, .id = id, .used = ++pins->clock};
-    return pin_now(pins, cuda, pin, writable, err);
+    bool pinned = pin_now(pins, cuda, pin, writable, err);
+    ibx_state_begin(&pin->state, &pin_table, pinned ? IBX_PIN_PINNED : IBX_PIN_REFUSED);
+    return pinned;
 }
 
 void ibx_client_pins_drop(struct ibx_client_pins *pins, const struct ibx_cuda *cuda)

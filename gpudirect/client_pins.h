@@ -13,6 +13,7 @@
 #ifndef IBX_GPUDIRECT_CLIENT_PINS_H
 #define IBX_GPUDIRECT_CLIENT_PINS_H
 
+#include "common/state_machine.h"
 #include "gpudirect/cuda.h"
 
 #include <stdbool.h>
@@ -20,12 +21,22 @@
 #define IBX_CLIENT_PINS   64u
 #define IBX_STREAM_FENCES 64u /* at most the bits of a uint64_t */
 
+/*
+ * An entry that is in use.
+ *
+ * state machine: client pin
+ *   [*] -> PINNED -> [*]
+ *   [*] -> REFUSED -> [*]   CUDA does not pin it: not tried again under this id
+ *   PINNED -> REFUSED       a reset has unpinned it, and CUDA does not pin it again
+ */
+enum ibx_client_pin_state { IBX_PIN_PINNED, IBX_PIN_REFUSED };
+
 struct ibx_client_pin {
     uint8_t *base; /* NULL: a free entry */
     size_t length;
     uint64_t id;
+    struct ibx_state_machine state;
     void *context;   /* in which it was pinned */
-    bool refused;    /* CUDA does not pin it: not tried again under this id */
     uint64_t fences; /* a bit for each fence behind copies that may still use this memory */
     uint64_t used;   /* larger is later */
 };

@@ -124,6 +124,19 @@ static void test_reset(void **state)
     app->primary_reset(0); /* drop() finds nothing pinned */
 }
 
+/* A reset unpins, and CUDA does not pin again: no third attempt. */
+static void test_refused_after_a_reset(void **state)
+{
+    (void)state;
+    assert_true(pin(0, BLOCK, 1));
+    app->primary_reset(0);
+    app->inject("cuMemHostRegister", 1, 801, false);
+    assert_false(pin(0, BLOCK, 1));
+    assert_false(pin(0, BLOCK, 1));
+    assert_int_equal(pins.bytes, 0);
+    assert_int_equal(stats().host_pinned, ever + 1);
+}
+
 /* A session can end in a thread that has no context. */
 static void test_dropped_elsewhere(void **state)
 {
@@ -327,6 +340,7 @@ int main(void)
         TEST(test_bounds),
         TEST(test_refused),
         TEST(test_reset),
+        TEST(test_refused_after_a_reset),
         TEST(test_dropped_elsewhere),
         TEST(test_wait),
         TEST(test_wait_while_capturing),
