@@ -42,7 +42,8 @@ static int raw_open(struct ibx_error *err)
                          strerror(code));
 }
 
-int ibx_fault_uffd_features(uint64_t *features, struct ibx_error *err)
+/* What this kernel offers. */
+static int features_have(uint64_t *features, struct ibx_error *err)
 {
     int fd = raw_open(err);
     if (fd < 0)
@@ -59,7 +60,7 @@ int ibx_fault_uffd_features(uint64_t *features, struct ibx_error *err)
 static int features_lack(uint64_t wanted, struct ibx_error *err)
 {
     uint64_t have;
-    int rc = ibx_fault_uffd_features(&have, err);
+    int rc = features_have(&have, err);
     if (rc)
         return rc;
     uint64_t lack = wanted & ~have;

@@ -117,16 +117,13 @@ struct ibx_fault_config {
     uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */
     uint32_t chunk_max;     /* and at most; 0: 1 MiB. At least one page each */
     unsigned depth;         /* background requests in flight a worker, at most; 0: 8 */
-    /* A bit a page, of ibx_fault_arrived_words() words: set before the faulting process can see the
+    /* A bit a page, up to the last page of all ranges: set before the faulting process can see the
      * page, when all of its bytes have come or it was discarded. An engine that takes over
      * (ibx_fault_rebuild) needs it for ranges with an alias: it may not fetch these pages again,
      * and neither the page cache (which has incomplete pages) nor the page tables tell it which.
      * Kept by the caller until destroy, in memory that outlives this process; NULL: not wanted. */
     _Atomic uint64_t *arrived;
 };
-
-/* One bit for each page up to the last of these ranges. */
-size_t ibx_fault_arrived_words(const struct ibx_fault_range *ranges, unsigned count);
 
 /* Bytes of buffer that each reader of such a config needs (0 when all ranges have an alias). */
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config);
@@ -246,8 +243,6 @@ int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err);
 /* The handshake (UFFDIO_API) on a fresh descriptor: UFFD_FEATURE_... bits of <linux/userfaultfd.h>,
  * of which the events are above. -EOPNOTSUPP names what this kernel lacks. */
 int ibx_fault_uffd_enable(int uffd, uint64_t features, struct ibx_error *err);
-/* What this kernel offers (UFFD_FEATURE_... bits). */
-int ibx_fault_uffd_features(uint64_t *features, struct ibx_error *err);
 /* A duplicate of descriptor `fd` of process `pid` (pidfd_getfd), close-on-exec. */
 int ibx_fault_uffd_take(pid_t pid, int fd, int *uffd, struct ibx_error *err);
 /* Registers a range, for missing pages or, with an alias, for those too that are in the page cache

@@ -39,16 +39,6 @@ static uint32_t slot_bytes(const struct ibx_fault_config *config)
     return chunk > page ? chunk : page;
 }
 
-size_t ibx_fault_arrived_words(const struct ibx_fault_range *ranges, unsigned count)
-{
-    uint64_t end = 0;
-    for (unsigned i = 0; i < count; i++) {
-        uint64_t pages = ranges[i].first_page + ranges[i].length / ranges[i].page_size;
-        end = pages > end ? pages : end;
-    }
-    return (size_t)(end + 63) / 64;
-}
-
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config)
 {
     bool any = false;

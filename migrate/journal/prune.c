@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Records that nobody needs any more. */
+/* Deletes journals that nobody needs. */
 #include "migrate/journal/journal.h"
 
 #include <errno.h>

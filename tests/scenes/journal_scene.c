@@ -70,7 +70,7 @@ int write_record(struct ibx_journal *r)
     return rc;
 }
 
-void says(const char *word)
+void error_has(const char *word)
 {
     if (!strstr(error.message, word))
         fail_msg("\"%s\" does not say \"%s\"", error.message, word);

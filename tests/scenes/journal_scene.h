@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A folder of records that ends with its test, and what its tests have in common. */
-#ifndef IBX_TESTS_UNIT_RECORD_SCENE_H
-#define IBX_TESTS_UNIT_RECORD_SCENE_H
+/* A folder of journals that ends with its test, and what its tests have in common. */
+#ifndef IBX_TESTS_JOURNAL_SCENE_H
+#define IBX_TESTS_JOURNAL_SCENE_H
 
 #include "migrate/journal/journal.h"
 
@@ -22,12 +22,12 @@ int remove_folder(void **state);
 
 /* A record in its side's first state whose id is all `number`. */
 struct ibx_journal sample(bool source, uint8_t number);
-/* Into the folder; an error has its sentence. */
+/* Into the folder; an error has its message. */
 int write_record(struct ibx_journal *r);
 /* The only record of the folder. */
 struct ibx_journal only(void);
-/* The sentence of the last error holds this. */
-void says(const char *word);
+/* The message of the last error has this. */
+void error_has(const char *word);
 
 void put_file(const char *path, const char *text, size_t length);
 size_t get_file(const char *path, char *text, size_t size);

@@ -88,13 +88,13 @@ static void accept_all(struct acceptor *a)
 {
     for (unsigned i = 0; i < a->count; i++) {
         struct ibx_conn *conn = NULL;
-        struct pollfd knock = {.fd = ibx_listener_fd(a->listener), .events = POLLIN};
-        if (poll(&knock, 1, PATIENCE_MS) != 1 || ibx_accept(a->listener, &conn, NULL))
+        struct pollfd request = {.fd = ibx_listener_fd(a->listener), .events = POLLIN};
+        if (poll(&request, 1, PATIENCE_MS) != 1 || ibx_accept(a->listener, &conn, NULL))
             return;
         if (ibx_establish(conn, NULL) ||
             (pages_faults && ibx_fault_injection_attach(conn, pages_faults, NULL)) ||
             !join_take(conn) ||
-            ibx_page_reader_create(conn, a->blocks, BLOCKS, &a->sources[i], NULL)) {
+            ibx_page_reader_create(conn, a->blocks, BLOCKS, &a->readers[i], NULL)) {
             ibx_close(conn);
             return;
         }
@@ -138,7 +138,7 @@ void scene_connect(struct scene *s)
     acceptor_join(&acceptor);
     if (rc)
         fail_msg("%s", err.message);
-    memcpy(s->sources, acceptor.sources, sizeof(s->sources));
+    memcpy(s->readers, acceptor.readers, sizeof(s->readers));
     s->regions = 0;
 }
 
@@ -162,7 +162,7 @@ struct ibx_conn *scene_connect_raw(struct scene *s)
     acceptor_join(&acceptor);
     if (rc)
         fail_msg("%s", err.message);
-    s->sources[0] = acceptor.sources[0];
+    s->readers[0] = acceptor.readers[0];
     return conn;
 }
 
@@ -193,10 +193,10 @@ static void regions_await(struct scene *s)
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     for (unsigned i = 0; i < s->links; i++) {
         int n = 0;
-        while ((n = ibx_page_reader_regions(s->sources[i], &err)) < (int)s->regions) {
+        while ((n = ibx_page_reader_regions(s->readers[i], &err)) < (int)s->regions) {
             if (n < 0 || ibx_now_ns() > deadline)
                 fail_msg("%d regions of %u: %s", n, s->regions, err.message);
-            ibx_wait(ibx_page_reader_conn(s->sources[i]), 1000);
+            ibx_wait(ibx_page_reader_conn(s->readers[i]), 1000);
         }
         assert_int_equal(n, s->regions);
     }
@@ -212,7 +212,7 @@ void scene_expose(struct scene *s)
     while ((rc = ibx_page_server_done(s->pages, &s->regions, &err)) == -EAGAIN) {
         /* A region may wait for the destination's credit, and its sleep is its own. */
         for (unsigned i = 0; i < s->links; i++)
-            assert_true(ibx_page_reader_regions(s->sources[i], &err) >= 0);
+            assert_true(ibx_page_reader_regions(s->readers[i], &err) >= 0);
         assert_true(poll(&fd, 1, 10) >= 0);
     }
     if (rc)
@@ -223,8 +223,8 @@ void scene_expose(struct scene *s)
 void scene_disconnect(struct scene *s)
 {
     for (unsigned i = 0; i < s->links; i++) {
-        ibx_page_reader_destroy(s->sources[i]);
-        s->sources[i] = NULL;
+        ibx_page_reader_destroy(s->readers[i]);
+        s->readers[i] = NULL;
     }
     ibx_page_server_close(s->pages);
     s->pages = NULL;
@@ -409,9 +409,9 @@ void scene_arm(struct scene *s)
     size_t bytes = ibx_fault_buffer_bytes(&s->config);
     void *aliases[BLOCKS] = {s->alias, s->alias ? s->alias + s->blocks[0].size : NULL};
     for (unsigned i = 0; i < s->links; i++)
-        if (ibx_page_reader_arm(s->sources[i], bytes, &s->as[i], &err) ||
-            ibx_page_reader_aliases(s->sources[i], i ? s->sources[0] : NULL, aliases, &err) ||
-            ibx_page_reader_covers(s->sources[i], &s->map, &err))
+        if (ibx_page_reader_arm(s->readers[i], bytes, &s->as[i], &err) ||
+            ibx_page_reader_aliases(s->readers[i], i ? s->readers[0] : NULL, aliases, &err) ||
+            ibx_page_reader_covers(s->readers[i], &s->map, &err))
             fail_msg("%s", err.message);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A guest's RAM with data and holes, exported by this process to this process over a real fabric,
+/* A guest's RAM with data and holes, exposed by this process to itself over a real fabric,
  * and the memory that the fault engine fills from it. */
 #ifndef IBX_TESTS_PAGES_SCENE_H
 #define IBX_TESTS_PAGES_SCENE_H
@@ -27,7 +27,7 @@ struct acceptor {
     struct ibx_listener *listener;
     const struct ibx_migrate_block *blocks;
     unsigned count;
-    struct ibx_page_reader *sources[LINKS_MAX];
+    struct ibx_page_reader *readers[LINKS_MAX];
     unsigned joined;
     _Atomic bool over;
     pthread_t thread;
@@ -49,7 +49,7 @@ struct scene {
     struct ibx_listener *listener;
     unsigned links;
     struct ibx_page_server *pages;
-    struct ibx_page_reader *sources[LINKS_MAX];
+    struct ibx_page_reader *readers[LINKS_MAX];
     struct ibx_fault_reader as[LINKS_MAX];
     uint32_t regions; /* a connection */
 
@@ -65,14 +65,14 @@ struct scene {
 bool scene_make(struct scene *s, unsigned links, bool huge);
 /* Connects the two sides. */
 void scene_connect(struct scene *s);
-/* A source that is played by hand, with a JOIN sent; the other side is sources[0]. */
+/* A source that is played by hand, with a JOIN sent; the other side is readers[0]. */
 struct ibx_conn *scene_connect_raw(struct scene *s);
 void raw_send(struct ibx_conn *conn, const struct ibx_migrate_any *message);
 /* Exposes what the map says, until both sides know of it. */
 void scene_expose(struct scene *s);
 /* The destination's memory, in place when `minor`; then the engine, in HELD, with zeros marked. */
 void scene_fill(struct scene *s, bool minor);
-/* Buffers and aliases of new sources. */
+/* Buffers and aliases of new readers. */
 void scene_arm(struct scene *s);
 void scene_disconnect(struct scene *s);
 void scene_end(struct scene *s);
@@ -83,7 +83,7 @@ void scene_check(const struct scene *s);
 
 /* Whether these are the bytes of a page (of both blocks). */
 bool bytes_right(const struct scene *s, uint64_t page, const uint8_t *bytes);
-/* Writes to a page of the source, and says so in the map. */
+/* Writes to a page of the source and marks it in the map. */
 void page_write(struct scene *s, uint64_t page);
 
 /* ------------------------------------------------------------------ touching */

@@ -83,7 +83,7 @@ static void records_of_the_first_version(void **state)
     snprintf(whole, sizeof(whole), text, ", \"was-running\": true, \"guest-ram\": []");
     put_file(path, whole, strlen(whole));
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
-    says("unpacked");
+    error_has("unpacked");
 }
 
 /* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
@@ -171,7 +171,7 @@ static void what_a_complete_move_has_to_say(void **state)
     }
     with(path, text, "\"state\": \"complete\"", "\"state\": \"running\"");
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
-    says("does not fit");
+    error_has("does not fit");
 }
 
 /* As the version before wrote it, which called a move done when all pages were there. */
@@ -203,7 +203,7 @@ static void check_step(bool source, unsigned from, unsigned to, bool allowed)
         fail_msg("%s from %u to %u: %d", source ? "source" : "destination", from, to, rc);
     if (rc && from) { /* it is as it was */
         assert_int_equal(only().state, from);
-        says(ibx_journal_state_name((enum ibx_journal_state)from));
+        error_has(ibx_journal_state_name((enum ibx_journal_state)from));
     }
     if (from || !rc) {
         r.state = (enum ibx_journal_state)from;
@@ -240,7 +240,7 @@ static void epochs_only_rise(void **state)
     assert_int_equal(write_record(&r), 0);
     r.epoch = 4;
     assert_int_equal(write_record(&r), -EINVAL);
-    says("epoch 4");
+    error_has("epoch 4");
     r.epoch = UINT64_MAX;
     assert_int_equal(write_record(&r), -EINVAL);
     assert_int_equal(only().epoch, 5);
@@ -249,7 +249,7 @@ static void epochs_only_rise(void **state)
     assert_int_equal(only().epoch, INT64_MAX);
 }
 
-static void states_have_names_and_sentences(void **state)
+static void states_have_names_and_meanings(void **state)
 {
     (void)state;
     char said[IBX_ERROR_MAX];
@@ -419,7 +419,7 @@ static void text_that_is_none(void **state)
     assert_string_equal(only().name, r.name);
     strcpy(r.qmp, "/run/\xff");
     assert_int_equal(write_record(&r), -EINVAL);
-    says("/run/?");
+    error_has("/run/?");
 }
 
 /* ------------------------------------------------------------ finding */
@@ -457,7 +457,7 @@ static void unfinished_moves_are_found(void **state)
     struct ibx_journal a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
                        d = sample(false, 4), found;
     assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOENT);
-    says(folder);
+    error_has(folder);
     assert_int_equal(write_record(&a), 0);
     assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), 0);
     assert_memory_equal(found.id, a.id, sizeof(a.id));
@@ -469,7 +469,7 @@ static void unfinished_moves_are_found(void **state)
     set_written(&a, 3000);
     set_written(&b, 2000);
     assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOTUNIQ);
-    says("--qmp");
+    error_has("--qmp");
     assert_int_equal(ibx_journal_find(folder, true, "/run/db1.qmp", &found, &error), 0);
     assert_memory_equal(found.id, a.id, sizeof(a.id));
     assert_int_equal(ibx_journal_find(folder, true, "/run/other", &found, &error), 0);
@@ -481,7 +481,7 @@ static void unfinished_moves_are_found(void **state)
     assert_int_equal(ibx_journal_find(folder, true, "/run/db1.qmp", &found, &error), 0);
     assert_memory_equal(found.id, b.id, sizeof(b.id));
     assert_int_equal(ibx_journal_find(folder, true, "/run/nobody", &found, &error), -ENOENT);
-    says("/run/nobody");
+    error_has("/run/nobody");
 }
 
 /* ------------------------------------------------------------ pruning */
@@ -648,7 +648,7 @@ int main(void)
         TEST(what_a_complete_move_has_to_say),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
-        TEST(states_have_names_and_sentences),
+        TEST(states_have_names_and_meanings),
         TEST(a_killed_writer_leaves_a_whole_record),
         TEST(full_and_read_only_disks),
         TEST(folders_without_rights),

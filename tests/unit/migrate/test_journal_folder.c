@@ -20,9 +20,9 @@ static void list_refuses(const char *name, const char *word)
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
     assert_null(all);
     assert_int_equal(count, 77);
-    says(folder);
-    says(name);
-    says(word);
+    error_has(folder);
+    error_has(name);
+    error_has(word);
     assert_false(strchr(error.message, '\n') || strchr(error.message, '\033'));
     assert_int_equal(ibx_journal_find(folder, true, NULL, &r, &error), -EBADMSG);
 }
@@ -254,7 +254,7 @@ static void unfit_folders_are_refused(void **state)
     char path[PATH_MAX], chosen[PATH_MAX] = "untouched";
     assert_int_equal(ibx_journal_folder("", chosen, sizeof(chosen), &error), -EINVAL);
     assert_int_equal(ibx_journal_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
-    says("/tmp");
+    error_has("/tmp");
     snprintf(path, sizeof(path), "%s/file", folder);
     put_file(path, "x", 1);
     assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
@@ -272,7 +272,7 @@ static void unfit_folders_are_refused(void **state)
         assert_int_equal(rc, strlen(socket_path) < 108 ? 0 : -ENAMETOOLONG);
         path[n] = 'x';
     }
-    says("--state-dir");
+    error_has("--state-dir");
 }
 
 /* ------------------------------------------------------------ lock, processes */
@@ -308,7 +308,7 @@ static void locks_name_their_holder(void **state)
     assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
     assert_int_equal(fd, -1);
     snprintf(expected, sizeof(expected), "process %d (", (int)child);
-    says(expected);
+    error_has(expected);
     assert_int_equal(ibx_journal_lock(folder, &other, &fd, &error), 0); /* the other role's */
     assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
     close(fd);
@@ -392,10 +392,10 @@ static void an_ended_holder_is_told_apart(void **state)
     int fd;
     assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
     snprintf(expected, sizeof(expected), "process %d worked", (int)child);
-    says(expected);
+    error_has(expected);
     put_file(path, "nonsense", 8);
     assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
-    says("another ib-migrate");
+    error_has("another ib-migrate");
     close(kept);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages of a guest over real connections: exported, fetched by the fault engine. */
+/* Pages of a guest over real connections: exposed by the page server, fetched by the fault engine.
+ */
 #include "tests/scenes/pages_scene.h"
 
 #include "common/clock.h"
@@ -34,7 +35,7 @@ static void move_all(struct scene *s, bool minor)
     struct ibx_error err = {0};
     uint64_t before = scene_allocated(s);
     scene_connect(s);
-    bool whole = ibx_conn_caps(ibx_page_reader_conn(s->sources[0]))->register_free;
+    bool whole = ibx_conn_caps(ibx_page_reader_conn(s->readers[0]))->register_free;
     scene_expose(s);
     assert_int_equal(s->regions, whole ? 2 : 5);
     scene_fill(s, minor);
@@ -47,9 +48,9 @@ static void move_all(struct scene *s, bool minor)
     ibx_fault_stats(s->engine, &stats);
     assert_int_equal(stats.bytes, data_bytes(s));
     assert_int_equal(ibx_page_server_failed(s->pages, &err), 0);
-    assert_string_equal(ibx_page_reader_reason(s->sources[0]), "");
+    assert_string_equal(ibx_page_reader_reason(s->readers[0]), "");
     assert_string_equal(ibx_page_server_path(s->pages)->provider,
-                        ibx_page_reader_path(s->sources[0])->provider);
+                        ibx_page_reader_path(s->readers[0])->provider);
     /* Where to register is to allocate, holes far from data stay holes. */
     assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
@@ -84,16 +85,16 @@ static void test_huge(void **state)
 
 /* ------------------------------------------------------------------- exposing */
 
-/* Waits until the export says that it has failed, while the destination's ends go on. */
-static bool export_fails(struct scene *s, int code, const char *says)
+/* Waits until the page server has failed, while the destination's ends go on. */
+static bool server_fails(struct scene *s, int code, const char *says)
 {
     struct pollfd fd = {.fd = ibx_page_server_fd(s->pages), .events = POLLIN};
     uint64_t deadline = ibx_deadline_in_ms(60000);
     struct ibx_error err = {0};
     while (!ibx_page_server_failed(s->pages, &err) && ibx_now_ns() < deadline) {
         for (unsigned i = 0; i < s->links; i++)
-            if (s->sources[i])
-                ibx_page_reader_regions(s->sources[i], NULL);
+            if (s->readers[i])
+                ibx_page_reader_regions(s->readers[i], NULL);
         poll(&fd, 1, 10);
     }
     return err.code == code && strstr(err.message, says);
@@ -109,7 +110,7 @@ static void test_later_data(void **state)
     scene_connect(&s);
     scene_expose(&s);
     uint32_t before = s.regions;
-    bool whole = ibx_conn_caps(ibx_page_reader_conn(s.sources[0]))->register_free;
+    bool whole = ibx_conn_caps(ibx_page_reader_conn(s.readers[0]))->register_free;
     page_write(&s, IBX_EXPORT_STRETCH / SMALL + 17); /* in a stretch that was a hole */
     page_write(&s, 700);                             /* in one that was not */
     scene_expose(&s);
@@ -139,7 +140,7 @@ static void test_pinned_once(void **state)
         struct scene s;
         assert_true(scene_make(&s, i ? 4 : 1, false));
         scene_connect(&s);
-        const struct ibx_caps *caps = ibx_conn_caps(ibx_page_reader_conn(s.sources[0]));
+        const struct ibx_caps *caps = ibx_conn_caps(ibx_page_reader_conn(s.readers[0]));
         if (caps->register_free || !caps->shares) {
             scene_end(&s);
             print_message("SKIPPED: this provider pins nothing, or cannot share it\n");
@@ -148,7 +149,7 @@ static void test_pinned_once(void **state)
         const uint64_t before = ibx_locked_now();
         scene_expose(&s);
         exposed[i] = ibx_locked_now() - before;
-        if (!exposed[i] && !strcmp(ibx_page_reader_path(s.sources[0])->provider, "ofi")) {
+        if (!exposed[i] && !strcmp(ibx_page_reader_path(s.readers[0])->provider, "ofi")) {
             scene_end(&s);
             print_message("SKIPPED: libfabric pins nothing here\n");
             skip();
@@ -171,7 +172,7 @@ static void test_cpu_time(void **state)
     assert_true(scene_make(&s, 1, false));
     scene_connect(&s);
     scene_expose(&s);
-    bool drives = ibx_conn_caps(ibx_page_reader_conn(s.sources[0]))->peer_drives;
+    bool drives = ibx_conn_caps(ibx_page_reader_conn(s.readers[0]))->peer_drives;
     scene_fill(&s, false);
     assert_int_equal(ibx_fault_serve(s.engine), 0);
     assert_int_equal(scene_settled(&s), IBX_FAULT_COMPLETE);
@@ -179,9 +180,9 @@ static void test_cpu_time(void **state)
     assert_true(spent > 0 || !drives);
     ibx_fault_destroy(s.engine);
     s.engine = NULL;
-    ibx_page_reader_destroy(s.sources[0]);
-    s.sources[0] = NULL;
-    assert_true(export_fails(&s, -ECONNRESET, "has ended"));
+    ibx_page_reader_destroy(s.readers[0]);
+    s.readers[0] = NULL;
+    assert_true(server_fails(&s, -ECONNRESET, "has ended"));
     /* Now the thread rests: its time is the same from one look to the next. */
     uint64_t deadline = ibx_deadline_in_ms(60000), last;
     do {
@@ -201,9 +202,9 @@ static void test_destination_speaks(void **state)
     assert_true(scene_make(&s, 2, false));
     scene_connect(&s);
     assert_int_equal(ibx_page_server_failed(s.pages, NULL), 0);
-    struct ibx_conn *conn = ibx_page_reader_conn(s.sources[1]);
+    struct ibx_conn *conn = ibx_page_reader_conn(s.readers[1]);
     assert_int_equal(ibx_send(conn, &iov, 1, 0, 0), 0);
-    assert_true(export_fails(&s, -EPROTO, "nothing to say"));
+    assert_true(server_fails(&s, -EPROTO, "nothing to say"));
     assert_int_equal(ibx_page_server_done(s.pages, &regions, NULL), -EPROTO);
     assert_int_equal(ibx_page_server_expose(s.pages, &s.map, NULL), -EPROTO);
     scene_end(&s);
@@ -272,7 +273,7 @@ static void test_source_dies(void **state)
     assert_true(ibx_fault_reason(s.engine, &err) < 0);
     assert_non_null(strstr(err.message, "page reader has ended"));
     /* One that had nothing in flight when the other one ended has not noticed. */
-    assert_true(*ibx_page_reader_reason(s.sources[0]) || *ibx_page_reader_reason(s.sources[1]));
+    assert_true(*ibx_page_reader_reason(s.readers[0]) || *ibx_page_reader_reason(s.readers[1]));
     go_on(&s);
     scene_end(&s);
 }
@@ -293,7 +294,7 @@ static void broken(unsigned disconnect_in, unsigned fail_in, int code)
     assert_int_equal(ibx_fault_serve(s.engine), 0);
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(s.engine, &err), code);
-    assert_true(*ibx_page_reader_reason(s.sources[0]));
+    assert_true(*ibx_page_reader_reason(s.readers[0]));
     faults = (struct ibx_injected_faults){0};
     go_on(&s);
     pages_faults = NULL;
@@ -327,7 +328,7 @@ static void ask_make(struct asked *a, size_t each)
     assert_true(scene_make(s, 1, false));
     scene_connect(s);
     scene_expose(s);
-    if (ibx_page_reader_arm(s->sources[0], 120 * each, &s->as[0], &err))
+    if (ibx_page_reader_arm(s->readers[0], 120 * each, &s->as[0], &err))
         fail_msg("%s", err.message);
     a->buffer = s->as[0].buffer;
     a->each = each;
@@ -433,7 +434,7 @@ static void test_urgent(void **state)
     scene_end(&a.scene);
 }
 
-/* Nobody exposes what is behind the end: the source ends, with a sentence. */
+/* Nobody exposes what is behind the end: the reader ends with a message. */
 static void test_not_exposed(void **state)
 {
     (void)state;
@@ -442,7 +443,7 @@ static void test_not_exposed(void **state)
     ask_make(&a, SMALL);
     assert_int_equal(ask(&a, a.scene.bytes - SMALL, 2 * SMALL, 1, true), -EAGAIN);
     assert_true(arrive(&a, &arrival, 1) < 0);
-    assert_non_null(strstr(ibx_page_reader_reason(a.scene.sources[0]), "does not expose"));
+    assert_non_null(strstr(ibx_page_reader_reason(a.scene.readers[0]), "does not expose"));
     assert_true(ask(&a, 3 * SMALL, SMALL, 1, true) < 0);
     scene_end(&a.scene);
 }
@@ -466,7 +467,7 @@ static void test_cancel(void **state)
     scene_end(&a.scene);
 }
 
-/* -------------------------------------------------------------- hostile sources */
+/* -------------------------------------------------------------- hostile readers */
 
 static struct ibx_migrate_any region_of(unsigned block, uint64_t offset, uint64_t length)
 {
@@ -489,12 +490,12 @@ static int hostile(const struct ibx_migrate_any *messages, unsigned count, struc
     while (rc >= 0 && rc < (int)count && ibx_now_ns() < deadline) {
         struct ibx_event event;
         ibx_poll(conn, &event, 1);
-        rc = ibx_page_reader_regions(s.sources[0], err);
+        rc = ibx_page_reader_regions(s.readers[0], err);
     }
     if (rc >= 0)
-        rc = ibx_page_reader_arm(s.sources[0], SMALL, &s.as[0], err);
+        rc = ibx_page_reader_arm(s.readers[0], SMALL, &s.as[0], err);
     if (rc == 0)
-        rc = ibx_page_reader_covers(s.sources[0], &s.map, err);
+        rc = ibx_page_reader_covers(s.readers[0], &s.map, err);
     ibx_close(conn);
     scene_end(&s);
     return rc;
@@ -558,13 +559,13 @@ static void test_late_region(void **state)
     struct ibx_migrate_any message = region_of(1, 0, SMALL);
     assert_true(scene_make(s, 1, false));
     struct ibx_conn *conn = scene_connect_raw(s);
-    assert_int_equal(ibx_page_reader_arm(s->sources[0], SMALL, &s->as[0], &err), 0);
-    assert_int_equal(ibx_page_reader_regions(s->sources[0], &err), -EBUSY);
+    assert_int_equal(ibx_page_reader_arm(s->readers[0], SMALL, &s->as[0], &err), 0);
+    assert_int_equal(ibx_page_reader_regions(s->readers[0], &err), -EBUSY);
     raw_send(conn, &message);
     struct ibx_event event;
     ibx_poll(conn, &event, 1);
     assert_true(arrive(&a, &arrival, 1) < 0);
-    assert_non_null(strstr(ibx_page_reader_reason(s->sources[0]), "where pages are expected"));
+    assert_non_null(strstr(ibx_page_reader_reason(s->readers[0]), "where pages are expected"));
     ibx_close(conn);
     scene_end(s);
 }
