@@ -126,10 +126,8 @@ static int set_gpu_memory(struct ibx_glue_config *config, const char *value, str
 
 static int set_gpu_threads(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
-    char *end;
-    errno = 0;
-    unsigned long threads = strtoul(value, &end, 10);
-    if (*value < '0' || *value > '9' || *end || errno || threads > IBX_COPY_THREADS_MAX)
+    size_t threads;
+    if (ibx_size_parse(value, &threads, NULL) || threads > IBX_COPY_THREADS_MAX)
         return ibx_error_set(err, -EINVAL, "gpu_threads: \"%.64s\" is not accepted: give 0 to %u",
                              value, IBX_COPY_THREADS_MAX);
     config->gpu.threads = (unsigned)threads;
