@@ -4,9 +4,9 @@
  * state_machine.h, wire.h (encoding), properties.h (configuration files), span.h (memory to
  * register), locked.h (the limit on locked memory), stream_copy.h.
  *
- * An error is one sentence for a person beside a negative errno for the program. Set-up calls take a last
- * `struct ibx_error *`, which may be NULL. The function that detects the error fills it, with the
- * offending value and what to do about it; its callers pass it on unchanged.
+ * An error is one sentence for a person beside a negative errno for the program. Set-up calls take
+ * a last `struct ibx_error *`, which may be NULL. The function that detects the error fills it,
+ * with the offending value and what to do about it; its callers pass it on unchanged.
  */
 #ifndef IBX_COMMON_ERROR_H
 #define IBX_COMMON_ERROR_H
