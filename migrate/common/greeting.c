@@ -66,41 +66,30 @@ void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uin
 
 struct greeting {
     struct ibx_migrate_answer *answer;
-    bool answered;
     struct ibx_error *err;
 };
 
+/* -EISCONN: it is there. What follows it is dropped: that is COMPLETE at most, which is repeated.
+ */
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
     struct greeting *g = context;
-    if (g->answered)
-        return 0;
     if (message->type == IBX_MIGRATE_ABORT)
         return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s", message->is.reason);
     if (message->type != IBX_MIGRATE_ANSWER)
         return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
                              ibx_migrate_message_name(message->type));
     *g->answer = *message->is.answer;
-    g->answered = true;
-    return 0;
+    return -EISCONN;
 }
 
-/* Drops what follows the answer: only COMPLETE may, and the destination repeats it. */
 static int wait_for_answer(struct ibx_channel *control, struct greeting *g, unsigned timeout_ms)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
-    while (!g->answered) {
-        int rc = ibx_channel_take(control, on_answer, g, g->err);
-        if (rc)
-            return rc;
-        if (g->answered)
-            return 0;
-        if (ibx_now_ns() >= deadline)
-            return ibx_error_set(g->err, -ETIMEDOUT, "the destination did not answer within %u ms",
-                                 timeout_ms);
-        ibx_wait(control->conn, ibx_ms_until(deadline));
-    }
-    return 0;
+    int rc = ibx_channel_take_until(control, on_answer, g, ibx_deadline_in_ms(timeout_ms), g->err);
+    if (!rc)
+        return ibx_error_set(g->err, -ETIMEDOUT, "the destination did not answer within %u ms",
+                             timeout_ms);
+    return rc == -EISCONN ? 0 : rc;
 }
 
 /* Names the tool to start, where the transport names a server. */

@@ -62,8 +62,8 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_j
                   : ibx_error_set(err, -ESTALE,
                                   "%s, where the tool before this one noted which pages have come, "
                                   "is gone or is not its: which of the VM's pages are whole cannot "
-                                  "be known; end this QEMU, and ib-migrate rollback at the source "
-                                  "restarts the VM from its stop",
+                                  "be known; end this QEMU, and ib-migrate rollback at "
+                                  "the source continues the VM from where it was stopped",
                                   path);
     if (fd >= 0)
         close(fd);

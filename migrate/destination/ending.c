@@ -54,7 +54,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     ibx_destination_move(d, DESTINATION_FAILED, &silent);
     ibx_error_prefix(err, code,
                      "the VM ran here and its QEMU (process %d) is gone; ib-migrate rollback at "
-                     "the source restarts it from its stop",
+                     "the source continues the VM from where it was stopped",
                      (int)d->status.record.pid);
     /* To a source that has not been told RUNNING, ABORT would mean that the VM never ran. */
     if (!resuming)
@@ -125,8 +125,9 @@ static const char *what_a_lost_link_means(const struct destination *d)
 {
     switch (d->state.now) {
     case DESTINATION_WAITING:
-        return "the VM has not run here, and waits for the source to be back and say that it shall "
-               "(if it goes on there, interrupt this tool)";
+        return "the VM has not run here; this tool waits for the source to be back and hand it "
+               "over "
+               "(if the VM goes on at the source, interrupt this tool)";
     case DESTINATION_COMPLETE:
         return DESTINATION_UNCONFIRMED;
     default:
@@ -177,7 +178,7 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                      ibx_error_set(err, -EINTR,
                                    complete
                                        ? "interrupted; all pages are here, but the source has not "
-                                         "confirmed it: ib-migrate recover --qmp %s tells it"
+                                         "confirmed it: ib-migrate recover --qmp %s asks it to"
                                        : "interrupted; the VM runs here and waits for its pages: "
                                          "ib-migrate recover --qmp %s goes on",
                                    d->options->qmp),

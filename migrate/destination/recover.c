@@ -17,7 +17,8 @@ static int ended(const struct destination *d, struct ibx_error *err)
 {
     return ibx_error_set(err, -ESRCH,
                          "the QEMU (process %d) of this migration has ended, and the VM with it: "
-                         "ib-migrate rollback at the source restarts it from its stop",
+                         "ib-migrate rollback at "
+                         "the source continues the VM from where it was stopped",
                          (int)d->status.record.pid);
 }
 

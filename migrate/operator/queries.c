@@ -41,8 +41,8 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
     int rc = ibx_migrate_query(record, transport, &answer, &silent);
     if (!rc && (answer.state == IBX_ANSWER_RUNNING || answer.state == IBX_ANSWER_COMPLETE))
         return ibx_error_set(err, -EBUSY,
-                             "the destination (%s) answers that the VM runs there: a second one "
-                             "here would destroy its disks",
+                             "the destination (%s) answers that the VM runs there: running it "
+                             "here as well would destroy its disks",
                              answer.host);
     /* The watchdog of a tool that was just killed holds it until it has ended. */
     deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);

@@ -157,7 +157,7 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
     if (!s->interrupts || s->state.now == SOURCE_CONFIRMING)
         return 0;
     if (!source_committed(s))
-        return ibx_error_set(err, -ECANCELED, "cancelled: the VM goes on here");
+        return ibx_error_set(err, -ECANCELED, "cancelled: the VM stays here");
     if (s->interrupts > 1) {
         int rc = ibx_source_move(s, SOURCE_LEFT, err);
         return rc ? rc

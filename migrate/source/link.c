@@ -186,7 +186,8 @@ static int check_answer(const struct source_link *link, const struct ibx_migrate
         return ibx_error_set(
             err, -EAGAIN,
             "who answers at %s (%s) knows nothing of this migration: start ib-migrate "
-            "recover there, or take the VM back with ib-migrate rollback here",
+            "recover there; only if the VM certainly "
+            "does not run there, take it back with ib-migrate rollback here",
             link->record->uri, answer->host);
     return answer->accepted
                ? 0
