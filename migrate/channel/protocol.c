@@ -234,8 +234,8 @@ static int check_answer(const void *content, struct ibx_error *err)
     if (answer->accepted == !answer->count)
         return 0;
     return ibx_error_set(err, -EPROTO,
-                         answer->accepted ? "it accepts and says why not"
-                                          : "it refuses and does not say why");
+                         answer->accepted ? "it accepts, but has reasons"
+                                          : "it refuses without a reason");
 }
 
 /* The page reader checks that it lies in the block. */

@@ -216,8 +216,8 @@ static int link_events(struct link *link, struct ibx_error *err)
                 continue;
             ibx_message_release(link->conn, &events[i]);
             rc = ibx_error_set(err, -EPROTO,
-                               "page connection %u: the destination sent a message, where it "
-                               "has nothing to say",
+                               "page connection %u: the destination sent a message, "
+                               "which it may not",
                                link->index);
         }
     return rc;

@@ -90,7 +90,7 @@ static int read_machine(const struct search *s, struct ibx_guest_ram *ram)
     json_int_t plugged = json_integer_value(json_object_get(memory, "plugged-memory"));
     json_decref(memory);
     if (base < 0 || plugged < 0)
-        return ibx_error_set(s->err, -EPROTO, "QEMU says that its machine has less than no memory");
+        return ibx_error_set(s->err, -EPROTO, "QEMU reports a negative memory size");
     ram->machine_bytes = (uint64_t)base + (uint64_t)plugged;
     return 0;
 }
@@ -125,7 +125,7 @@ static int read_backend(const struct search *s, struct ibx_guest_block *block)
     json_int_t value = json_integer_value(offset);
     json_decref(offset);
     if (value < 0)
-        return ibx_error_set(s->err, -EPROTO, "QEMU says that %s begins before its file",
+        return ibx_error_set(s->err, -EPROTO, "QEMU reports a negative offset of %s in its file",
                              block->id);
     block->offset = (uint64_t)value;
     return 0;
@@ -155,7 +155,7 @@ static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
         block->shared = json_is_true(json_object_get(item, "share"));
         json_int_t size = json_integer_value(json_object_get(item, "size"));
         if (size <= 0)
-            rc = ibx_error_set(s->err, -EPROTO, "QEMU says that a memory backend has no size");
+            rc = ibx_error_set(s->err, -EPROTO, "QEMU reports a memory backend without a size");
         block->size = (uint64_t)size;
         ram->bytes += block->size;
         if (!rc)

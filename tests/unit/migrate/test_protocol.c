@@ -315,7 +315,7 @@ static void refuses_fields_out_of_range(void **state)
     says(IBX_MIGRATE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");
     says(IBX_MIGRATE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "at most");
     says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "is 2");
-    says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "why not");
+    says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "has reasons");
     says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "state is 0");
     says(IBX_MIGRATE_ANSWER, 2, IBX_ANSWER_GIVEN_UP, 1, 0, "");
     says(IBX_MIGRATE_ANSWER, 2, 6, 1, -EPROTO, "state is 6");

@@ -23,8 +23,13 @@
     "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}, "             \
     "\"package\": \"\"}, \"capabilities\": [\"oob\"]}}\r\n"
 #define READY(id) "{\"return\": {}, \"id\": " #id "}\r\n"
-#define GENEROUS  20000 /* ms: for what is to come */
-#define SHORT     30    /* ms: for what is never to come */
+#define GREETED                                                                                    \
+    {NULL, GREETING, 0},                                                                           \
+    {                                                                                              \
+        "qmp_capabilities", READY(1), 0                                                            \
+    }
+#define GENEROUS 20000 /* ms: for what is to come */
+#define SHORT    30    /* ms: for what is never to come */
 
 /* What the peer does in turn: waits for a line that holds `expect` (NULL: does not wait), then
  * sends `answer` `times` times (0 means once). A step without both ends the script: hang up. */
@@ -43,7 +48,9 @@ struct peer {
 };
 
 static struct ibx_error error;
-static bool deaf; /* the next peer neither reads nor hangs up when its script is over */
+static struct peer peer;
+static struct ibx_qmp *qmp; /* attached to it */
+static bool deaf;           /* the next peer neither reads nor hangs up when its script is over */
 
 /* One line, a byte at a time: commands are short. Keeps a descriptor that comes along. */
 static size_t read_line(struct peer *p, char *line, size_t size)
@@ -91,32 +98,33 @@ static void *peer_run(void *arg)
     return NULL;
 }
 
-static int attach(struct peer *p, const struct step *steps, struct ibx_qmp **qmp, uint64_t ms)
+static int attach(const struct step *steps, uint64_t ms)
 {
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     memset(&error, 0, sizeof(error));
-    *p = (struct peer){.steps = steps, .fd = pair[1], .received_fd = -1, .deaf = deaf};
-    assert_int_equal(pthread_create(&p->thread, NULL, peer_run, p), 0);
-    return ibx_qmp_attach(pair[0], ibx_deadline_in_ms(ms), qmp, &error);
+    peer = (struct peer){.steps = steps, .fd = pair[1], .received_fd = -1, .deaf = deaf};
+    assert_int_equal(pthread_create(&peer.thread, NULL, peer_run, &peer), 0);
+    return ibx_qmp_attach(pair[0], ibx_deadline_in_ms(ms), &qmp, &error);
 }
 
-static void attached(struct peer *p, const struct step *steps, struct ibx_qmp **qmp)
+static void attached(const struct step *steps)
 {
-    if (attach(p, steps, qmp, GENEROUS))
+    if (attach(steps, GENEROUS))
         fail_msg("%s", error.message);
 }
 
-static void done(struct peer *p, struct ibx_qmp *qmp)
+static void done(void)
 {
     ibx_qmp_close(qmp);
-    pthread_join(p->thread, NULL);
-    close(p->fd);
-    if (p->wrong[0])
-        fail_msg("%s", p->wrong);
+    qmp = NULL;
+    pthread_join(peer.thread, NULL);
+    close(peer.fd);
+    if (peer.wrong[0])
+        fail_msg("%s", peer.wrong);
 }
 
-static int run(struct ibx_qmp *qmp, const char *command, json_t **result, uint64_t ms)
+static int run(const char *command, json_t **result, uint64_t ms)
 {
     memset(&error, 0, sizeof(error));
     return ibx_qmp_execute(qmp, command, NULL, result, ibx_deadline_in_ms(ms), &error);
@@ -140,9 +148,7 @@ static void test_returns_what_qemu_returns(void **state)
          "{\"return\": \"q35\", \"id\": 2}\n", 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
+    attached(steps);
     assert_int_equal(ibx_qmp_version(qmp).micro, 22);
     assert_true(ibx_qmp_at_least(qmp, 7, 2));
     assert_false(ibx_qmp_at_least(qmp, 7, 3));
@@ -154,15 +160,14 @@ static void test_returns_what_qemu_returns(void **state)
                      0);
     assert_string_equal(json_string_value(result), "q35");
     json_decref(result);
-    done(&p, qmp);
+    done();
 }
 
 static void test_passes_refusals_on(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
+        GREETED,
         {"cont",
          "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no \\u001b[1mway\"}}\n",
          0},
@@ -170,50 +175,42 @@ static void test_passes_refusals_on(void **state)
          0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
-    json_t *result = (json_t *)&p; /* untouched on failure */
-    says(run(qmp, "cont", &result, GENEROUS), -EREMOTEIO, "QEMU refused cont: no ?[1mway");
-    assert_ptr_equal(result, &p);
-    says(run(qmp, "fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
-    done(&p, qmp);
+    attached(steps);
+    json_t *result = (json_t *)&peer; /* untouched on failure */
+    says(run("cont", &result, GENEROUS), -EREMOTEIO, "QEMU refused cont: no ?[1mway");
+    assert_ptr_equal(result, &peer);
+    says(run("fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
+    done();
 }
 
 static void test_late_answers_are_dropped(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
+        GREETED,
         {"slow", NULL, 0},
         {"quick", "{\"return\": 2, \"id\": 2}\n{\"return\": 3, \"id\": 3}\n", 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
-    says(run(qmp, "slow", NULL, SHORT), -ETIMEDOUT, "did not answer slow in time");
+    attached(steps);
+    says(run("slow", NULL, SHORT), -ETIMEDOUT, "did not answer slow in time");
     json_t *result = NULL;
-    assert_int_equal(run(qmp, "quick", &result, GENEROUS), 0);
+    assert_int_equal(run("quick", &result, GENEROUS), 0);
     assert_int_equal(json_integer_value(result), 3);
     json_decref(result);
-    done(&p, qmp);
+    done();
 }
 
 static void test_calls_in_two_halves(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
+        GREETED,
         {"first", NULL, 0},
         {"second", "{\"return\": 20, \"id\": 3}\n{\"return\": 10, \"id\": 2}\n", 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
+    attached(steps);
     uint64_t first, second, soon = ibx_deadline_in_ms(GENEROUS);
     json_t *result = NULL;
     assert_int_equal(ibx_qmp_start(qmp, "first", NULL, &first, soon, &error), 0);
@@ -226,7 +223,7 @@ static void test_calls_in_two_halves(void **state)
     assert_int_equal(json_integer_value(result), 20);
     json_decref(result);
     assert_int_equal(ibx_qmp_finish(qmp, first, NULL, soon, &error), -EINVAL);
-    done(&p, qmp);
+    done();
 }
 
 /* Calls that were given up make room again when their answers come. */
@@ -240,9 +237,7 @@ static void test_forgotten_calls_make_room(void **state)
         snprintf(answers[i], sizeof(answers[i]), "{\"return\": {}, \"id\": %u}\n", i + 2);
         steps[i + 2] = (struct step){"lost", answers[i], 0};
     }
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
+    attached(steps);
     uint64_t id, deadline = ibx_deadline_in_ms(GENEROUS);
     for (unsigned i = 0; i < CALLS; i++) {
         /* Full until the next answer has come. */
@@ -252,30 +247,27 @@ static void test_forgotten_calls_make_room(void **state)
         assert_int_equal(id, i + 2);
         ibx_qmp_forget(qmp, id);
     }
-    done(&p, qmp);
+    done();
 }
 
 static void test_passes_a_descriptor(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
-        {"{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"door\"},\"id\":2}", READY(2), 0},
+        GREETED,
+        {"{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"listener\"},\"id\":2}", READY(2), 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
+    attached(steps);
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    assert_int_equal(ibx_qmp_getfd(qmp, "door", fd, ibx_deadline_in_ms(GENEROUS), &error), 0);
+    assert_int_equal(ibx_qmp_getfd(qmp, "listener", fd, ibx_deadline_in_ms(GENEROUS), &error), 0);
     struct stat ours, theirs;
     assert_int_equal(fstat(fd, &ours), 0);
-    assert_int_equal(fstat(p.received_fd, &theirs), 0);
+    assert_int_equal(fstat(peer.received_fd, &theirs), 0);
     assert_true(ours.st_rdev == theirs.st_rdev);
     close(fd);
-    close(p.received_fd);
-    done(&p, qmp);
+    close(peer.received_fd);
+    done();
 }
 
 /* ------------------------------------------------------------ events */
@@ -286,16 +278,13 @@ static void test_waits_for_events(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
+        GREETED,
         {"go", MIGRATION("setup") "{\"event\": \"STOP\"}\n" READY(2) MIGRATION("active"), 0},
         {"more", MIGRATION("completed") READY(3), 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
-    assert_int_equal(run(qmp, "go", NULL, GENEROUS), 0);
+    attached(steps);
+    assert_int_equal(run("go", NULL, GENEROUS), 0);
     uint64_t soon = ibx_deadline_in_ms(GENEROUS);
     assert_int_equal(ibx_qmp_event_wait(qmp, "MIGRATION", "active", NULL, soon, &error), 0);
     assert_int_equal(ibx_qmp_event_wait(qmp, "STOP", NULL, NULL, soon, &error), 0);
@@ -308,27 +297,24 @@ static void test_waits_for_events(void **state)
         json_string_value(json_object_get(json_object_get(event, "data"), "status")), "setup");
     json_decref(event);
     assert_null(ibx_qmp_event_next(qmp));
-    assert_int_equal(run(qmp, "more", NULL, GENEROUS), 0);
+    assert_int_equal(run("more", NULL, GENEROUS), 0);
     ibx_qmp_events_clear(qmp);
     assert_false(ibx_qmp_has_events(qmp));
     assert_null(ibx_qmp_event_next(qmp));
-    done(&p, qmp);
+    done();
 }
 
 static void test_keeps_the_newest_events(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
+        GREETED,
         {"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3 * IBX_QMP_EVENTS_MAX},
         {NULL, "{\"event\": \"STOP\"}\n" READY(2), 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
-    assert_int_equal(run(qmp, "flood", NULL, GENEROUS), 0);
+    attached(steps);
+    assert_int_equal(run("flood", NULL, GENEROUS), 0);
     unsigned count = 0;
     json_t *event, *last = NULL;
     for (; (event = ibx_qmp_event_next(qmp)); count++) {
@@ -338,18 +324,16 @@ static void test_keeps_the_newest_events(void **state)
     assert_int_equal(count, IBX_QMP_EVENTS_MAX);
     assert_string_equal(json_string_value(json_object_get(last, "event")), "STOP");
     json_decref(last);
-    done(&p, qmp);
+    done();
 }
 
 /* ------------------------------------------------------------ bad peers */
 
 static void refuses(const struct step *steps, int code, const char *words)
 {
-    struct peer p;
-    struct ibx_qmp *qmp = NULL;
-    says(attach(&p, steps, &qmp, GENEROUS), code, words);
+    says(attach(steps, GENEROUS), code, words);
     assert_null(qmp);
-    done(&p, NULL);
+    done();
 }
 
 static void test_bad_greetings(void **state)
@@ -369,7 +353,6 @@ static void test_silent_monitor(void **state)
     (void)state;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    struct ibx_qmp *qmp;
     memset(&error, 0, sizeof(error));
     says(ibx_qmp_attach(pair[0], ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
          "one client at a time");
@@ -391,21 +374,18 @@ static void test_death_is_remembered(void **state)
 {
     (void)state;
     const struct step steps[] = {
-        {NULL, GREETING, 0},
-        {"qmp_capabilities", READY(1), 0},
+        GREETED,
         {"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0},
         {0},
     };
-    struct peer p;
-    struct ibx_qmp *qmp;
-    attached(&p, steps, &qmp);
-    assert_int_equal(run(qmp, "quit", NULL, GENEROUS), 0);
+    attached(steps);
+    assert_int_equal(run("quit", NULL, GENEROUS), 0);
     uint64_t soon = ibx_deadline_in_ms(GENEROUS);
     assert_int_equal(ibx_qmp_event_wait(qmp, "SHUTDOWN", NULL, NULL, soon, &error), 0);
     says(ibx_qmp_event_wait(qmp, "RESUME", NULL, NULL, soon, &error), -ECONNRESET, "closed");
-    says(run(qmp, "query-status", NULL, GENEROUS), -ECONNRESET, "closed");
+    says(run("query-status", NULL, GENEROUS), -ECONNRESET, "closed");
     says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "closed");
-    done(&p, qmp);
+    done();
 }
 
 /* The commands fill the socket, and the one that no longer fits says so in time. */
@@ -413,10 +393,8 @@ static void test_peer_that_does_not_read(void **state)
 {
     (void)state;
     const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
-    struct peer p;
-    struct ibx_qmp *qmp;
     deaf = true;
-    attached(&p, steps, &qmp);
+    attached(steps);
     deaf = false;
     char *much = calloc(1, 100001);
     memset(much, 'x', 100000);
@@ -428,14 +406,13 @@ static void test_peer_that_does_not_read(void **state)
     }
     free(much);
     says(rc, -ETIMEDOUT, "QEMU stopped reading its QMP socket");
-    says(run(qmp, "cont", NULL, GENEROUS), -ETIMEDOUT, "QEMU stopped reading its QMP socket");
-    done(&p, qmp);
+    says(run("cont", NULL, GENEROUS), -ETIMEDOUT, "QEMU stopped reading its QMP socket");
+    done();
 }
 
 static void test_bad_paths(void **state)
 {
     (void)state;
-    struct ibx_qmp *qmp;
     char path[200];
     memset(path, 'x', sizeof(path) - 1);
     path[sizeof(path) - 1] = '\0';
@@ -445,11 +422,10 @@ static void test_bad_paths(void **state)
          "unix:/nowhere/at/all,server=on,wait=off");
 }
 
-/* In a folder so deep that no socket's address has room for it: whoever made it was there. */
+/* In a folder so deep that no socket's address has room for it: it was made from there. */
 static void test_deep_folder(void **state)
 {
     (void)state;
-    struct ibx_qmp *qmp;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     char top[] = "/tmp/ibx-qmp-XXXXXX", deep[160], path[200];
     assert_non_null(mkdtemp(top));
@@ -477,22 +453,21 @@ static void test_full_backlog(void **state)
     (void)state;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     snprintf(at.sun_path, sizeof(at.sun_path), "/tmp/ibx-test-qmp.%d", getpid());
-    int door = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(door, (struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(listen(door, 0), 0);
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(listener, 0), 0);
     int filler[8];
     size_t n = 0;
     for (bool full = false; !full && n < 8; n++) {
         filler[n] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         full = connect(filler[n], (struct sockaddr *)&at, sizeof(at)) && errno == EAGAIN;
     }
-    struct ibx_qmp *qmp;
     memset(&error, 0, sizeof(error));
     says(ibx_qmp_connect(at.sun_path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT,
          "a -qmp socket of its own");
     while (n)
         close(filler[--n]);
-    close(door);
+    close(listener);
     unlink(at.sun_path);
 }
 
