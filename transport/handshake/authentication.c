@@ -5,6 +5,8 @@
  */
 #include "transport/handshake/handshake.h"
 
+#include "common/address.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -53,41 +55,24 @@ static void derive(struct ibx_handshake *h, struct proofs *proofs)
     ibx_hmac(key, session, 2, h->conn->session_key);
 }
 
-static bool address_bytes(const struct sockaddr_storage *address, uint8_t out[16])
-{
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    if (address->ss_family == AF_INET6) {
-        memcpy(out, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
-        return true;
-    }
-    if (address->ss_family != AF_INET)
-        return false;
-    memcpy(out, mapped, 12);
-    memcpy(out + 12, &((const struct sockaddr_in *)address)->sin_addr, 4);
-    return true;
-}
-
-/* A connection to any address of IPv4's loopback comes from 127.0.0.1; Debian has a host's own name
- * at 127.0.1.1. */
-static bool over_loopback(const uint8_t here[16], const uint8_t there[16])
-{
-    static const uint8_t address[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
-    return !memcmp(there, address, 16) && !memcmp(here, address, 13);
-}
-
-/* Whether the peer is on this host: a unix socket, loopback, or our own address. */
+/* Whether the peer is on this host: a unix socket, our own address, or loopback. A connection to
+ * any address of IPv4's loopback comes from 127.0.0.1; Debian has a host's own name at 127.0.1.1.
+ */
 static bool peer_is_local(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
-    socklen_t here_length = sizeof(here), there_length = sizeof(there);
-    uint8_t a[16], b[16];
-    if (getsockname(fd, (struct sockaddr *)&here, &here_length) ||
-        getpeername(fd, (struct sockaddr *)&there, &there_length))
-        return false;
-    if (here.ss_family == AF_UNIX)
+    socklen_t length = sizeof(here);
+    if (!getsockname(fd, (struct sockaddr *)&here, &length) && here.ss_family == AF_UNIX)
         return true;
-    return address_bytes(&here, a) && address_bytes(&there, b) &&
-           (!memcmp(a, b, 16) || over_loopback(a, b));
+    if (!ibx_address_of_socket(fd, false, &here) || !ibx_address_of_socket(fd, true, &there))
+        return false;
+    const struct sockaddr_in *to = (const struct sockaddr_in *)&here;
+    const struct sockaddr_in *from = (const struct sockaddr_in *)&there;
+    bool loopback = here.ss_family == AF_INET && there.ss_family == AF_INET &&
+                    ntohl(to->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET &&
+                    from->sin_addr.s_addr == htonl(INADDR_LOOPBACK);
+    return loopback ||
+           ibx_address_same((const struct sockaddr *)&here, (const struct sockaddr *)&there);
 }
 
 /* ------------------------------------------------------------ HELLO, CHALLENGE */

@@ -2,6 +2,7 @@
 /* Listening, and taking connection requests. */
 #include "transport/handshake/handshake.h"
 
+#include "common/address.h"
 #include "common/log.h"
 
 #include <arpa/inet.h>
@@ -92,8 +93,7 @@ static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct 
     struct sockaddr_storage bound = {0};
     socklen_t length = sizeof(bound);
     if (!getsockname(listener->fd, (struct sockaddr *)&bound, &length))
-        uri->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                      : ((struct sockaddr_in *)&bound)->sin_port);
+        uri->port = ntohs(*ibx_address_port(&bound));
     warn_of_loopback(uri, &bound);
     return 0;
 }
