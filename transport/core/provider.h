@@ -123,6 +123,17 @@ int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part
                          void *want, struct ibx_domain_part **part, struct ibx_error *err);
 void ibx_domain_part_release(struct ibx_domain_part *part);
 
+/* Copies a gather list to `out`, for a provider's `send`; returns the end. */
+static inline uint8_t *ibx_gather(uint8_t *out, const struct iovec *iov, int iovcnt)
+{
+    for (int i = 0; i < iovcnt; i++) {
+        if (iov[i].iov_len)
+            memcpy(out, iov[i].iov_base, iov[i].iov_len);
+        out += iov[i].iov_len;
+    }
+    return out;
+}
+
 struct ibx_provider {
     const char *name;
     bool

@@ -230,12 +230,7 @@ static int send_corrupted(struct injector *f, const struct iovec *iov, int iovcn
                           uint64_t cookie, unsigned flags)
 {
     uint8_t *bytes = allocate(length + 1);
-    size_t at = 0;
-    for (int i = 0; i < iovcnt; i++) {
-        if (iov[i].iov_len)
-            memcpy(bytes + at, iov[i].iov_base, iov[i].iov_len);
-        at += iov[i].iov_len;
-    }
+    ibx_gather(bytes, iov, iovcnt);
     flip_a_bit(bytes, length);
     int rc = f->inner->send(f->endpoint, &(struct iovec){bytes, length}, 1, length, cookie, flags);
     free(bytes);

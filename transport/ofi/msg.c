@@ -282,12 +282,7 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
                        .credits = credits,
                        .kind = OFI_DATA};
     put_header(r->buffer, &h);
-    uint8_t *out = r->buffer + OFI_HEADER_BYTES;
-    for (int i = 0; i < iovcnt; i++) {
-        if (iov[i].iov_len)
-            memcpy(out, iov[i].iov_base, iov[i].iov_len);
-        out += iov[i].iov_len;
-    }
+    ibx_gather(r->buffer + OFI_HEADER_BYTES, iov, iovcnt);
     r->signaled = flags & IBX_SIGNALED;
     r->cookie = cookie;
     int rc = post_message(e, r, 0, OFI_HEADER_BYTES + length);

@@ -99,15 +99,6 @@ static bool has_credits(struct shm *shm, unsigned wanted)
     return shm->sent - released <= most;
 }
 
-static void gather(uint8_t *out, const struct iovec *iov, int iovcnt)
-{
-    for (int i = 0; i < iovcnt; i++) {
-        if (iov[i].iov_len)
-            memcpy(out, iov[i].iov_base, iov[i].iov_len);
-        out += iov[i].iov_len;
-    }
-}
-
 int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
                  uint64_t cookie, unsigned flags)
 {
@@ -121,7 +112,7 @@ int ibx_shm_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t len
     uint8_t *out = entry->data;
     if (length > IBX_SHM_INLINE)
         out = shm->mine.messages + (shm->sent % shm->geometry.slots) * shm->geometry.stride;
-    gather(out, iov, iovcnt);
+    ibx_gather(out, iov, iovcnt);
     entry->kind = SHM_COMMAND_MESSAGE;
     entry->length = (uint32_t)length;
     shm->sent++;

@@ -176,11 +176,7 @@ static int send_fill(struct tcp *tcp, struct tcp_send *send, const struct iovec 
     }
     if (!send->buffer)
         return -ENOMEM;
-    size_t at = 0;
-    for (int i = 0; i < iovcnt; at += iov[i++].iov_len) {
-        if (iov[i].iov_len)
-            memcpy(send->buffer + at, iov[i].iov_base, iov[i].iov_len);
-    }
+    ibx_gather(send->buffer, iov, iovcnt);
     send->item.body = send->buffer;
     send->item.length = length;
     return 0;

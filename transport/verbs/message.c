@@ -259,11 +259,7 @@ int ibx_verbs_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t l
         return -EMSGSIZE;
     char *buffer = send_buffer(m);
     size_t bytes = put_header(m, TYPE_MESSAGE, buffer);
-    for (int i = 0; i < iovcnt; i++) {
-        if (iov[i].iov_len)
-            memcpy(buffer + bytes, iov[i].iov_base, iov[i].iov_len);
-        bytes += iov[i].iov_len;
-    }
+    bytes = (size_t)(ibx_gather((uint8_t *)buffer + bytes, iov, iovcnt) - (uint8_t *)buffer);
     int rc = post_send(v, buffer, bytes, cookie, flags & IBX_SIGNALED);
     if (!rc)
         m->credits--;
