@@ -4,7 +4,8 @@
  * GVirtuS made, in GVirtuS's own frames. plugin/ calls this header for libibx-frontend.so, and
  * ib-bw does for its measurements.
  *
- *   client_copy.c   one request and its reply: the payload stays in the application's memory
+ *   client_copy.c   the two calls below
+ *   client_frame.c  one request and its reply: the payload stays in the application's memory
  *   client_rows.c   cudaMemcpy2D
  *   client_stage.c  long copies of pageable memory, in parts, over shm
  *   async_copy.c    asynchronous copies in the background

@@ -10,31 +10,13 @@
  *                      otherwise the rows alone, packed in bands
  *   from the device    the rows alone, and from there each to its place
  */
-#include "frontend-glue/client_copies/client_copy.h"
+#include "frontend-glue/client_copies/client_frame.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define BAND (1u << 20) /* bytes packed at a time, unless one row has more */
-
-int ibx_client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width)
-{
-    size_t each = width < CLIENT_SCRATCH ? CLIENT_SCRATCH / width : 0; /* a row is worth its own */
-    uint8_t *scratch = each ? malloc(CLIENT_SCRATCH) : NULL;
-    if (each && !scratch)
-        return ibx_session_fail(s, -ENOMEM, "no memory for a reply of %zu rows", rows->count);
-    int rc = 0;
-    for (size_t i = 0; i < rows->count && !rc; i += each ? each : 1) {
-        size_t some = rows->count - i < each ? rows->count - i : each;
-        uint8_t *to = rows->first + i * rows->pitch;
-        rc = ibx_client_take(s, each ? scratch : to, each ? some * width : width);
-        for (size_t j = 0; j < some && !rc; j++)
-            memcpy(to + j * rows->pitch, scratch + j * width, width);
-    }
-    free(scratch);
-    return rc;
-}
 
 static int copy_from_device(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                             int *exit_code)

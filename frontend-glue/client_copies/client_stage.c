@@ -8,7 +8,7 @@
  * Such a copy goes out as several requests, each a frame of GVirtuS of its own; it has ended when
  * the last one has.
  */
-#include "frontend-glue/client_copies/client_copy.h"
+#include "frontend-glue/client_copies/client_frame.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -135,11 +135,6 @@ struct copies {
 
 /* The context of the session's hooks, or NULL. */
 struct copies *ibx_copies_of(const struct ibx_session *s);
-/* The reply up to its payload of `out` bytes; a whole reply. As ibx_session_fail(). */
-int ibx_copies_write_head(struct copies *x, uint64_t began, uint64_t out);
-int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n);
-/* What a copy's end means: DONE, PASS, or as ibx_session_fail(). */
-int ibx_copies_outcome(const struct copies *x, int rc);
 
 /* to_device.c, from_device.c: an outcome, or as ibx_session_fail(). From the device DONE means
  * answered, too. */
@@ -147,20 +142,29 @@ int ibx_copies_outcome(const struct copies *x, int rc);
 bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame);
 int ibx_copies_to_device(struct copies *x, const struct ibx_request *q);
 int ibx_copies_from_device(struct copies *x, const struct ibx_request *q, uint64_t began);
+/* A whole reply, as ibx_session_fail(). */
+int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n);
 int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n);
 
-/* paths.c */
+/* choice.c */
 
 /* Which paths copies take from now on, to and from the current device: its number. */
 void ibx_copies_choose(struct copies *x, int device);
 /* The sizes that count for copies in the direction of the copy in hand. */
 const struct ibx_choice_way *ibx_copies_way(const struct copies *x);
+/* For ibx_device_copies_refused(). */
+void ibx_copies_note_refusal(struct copies *x, const char *why);
+/* What a copy's end means: DONE, PASS, or as ibx_session_fail(). */
+int ibx_copies_outcome(const struct copies *x, int rc);
+/* The GPU has failed while a reply is on its way; as ibx_session_fail(). */
+int ibx_copies_broke_off(struct copies *x, int code);
+
+/* paths.c */
+
 /* Begins a stage of the copy in hand, whose frame is known: `bytes` are to move. */
 void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes);
 /* The first path of the table that is able; NULL: none is. */
 const struct copy_path *ibx_copies_path(struct copies *x);
-/* For ibx_device_copies_refused(). */
-void ibx_copies_note_refusal(struct copies *x, const char *why);
 
 /* staged.c */
 
@@ -173,8 +177,6 @@ struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire);
 int ibx_copies_staged_outcome(struct copies *x, int rc);
 /* The next n bytes of a reply, into its message; as ibx_session_fail(). */
 int ibx_copies_write_staged(struct copies *x, size_t n);
-/* The GPU has failed while a reply is on its way; as ibx_session_fail(). */
-int ibx_copies_broke_off(struct copies *x, int code);
 
 /* direct.c */
 

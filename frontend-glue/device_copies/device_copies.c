@@ -12,35 +12,6 @@
  * allocations in the shared region. */
 #define PINS_MAX (4ull << 30)
 
-/* ------------------------------------------------------------------------------ replies */
-
-int ibx_copies_write_head(struct copies *x, uint64_t began, uint64_t out)
-{
-    uint8_t head[IBX_REPLY_HEAD_MAX];
-    double seconds = (double)(ibx_now_ns() - began) / 1e9;
-    size_t n = ibx_reply_head(x->replies.shape, 0, seconds, out, head);
-    ssize_t rc = ibx_session_write(x->s, head, n);
-    return rc < 0 ? (int)rc : 0;
-}
-
-int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n)
-{
-    int rc = ibx_copies_write_head(x, began, n);
-    ssize_t wrote = !rc && n ? ibx_session_write(x->s, out, n) : 0;
-    if (rc || wrote < 0)
-        return rc ? rc : (int)wrote;
-    return ibx_session_sync(x->s);
-}
-
-int ibx_copies_outcome(const struct copies *x, int rc)
-{
-    if (rc <= 0)
-        return rc ? rc : IBX_REQUEST_DONE;
-    if (rc != IBX_STAGING_REFUSED)
-        ibx_log(IBX_LOG_DEBUG, "a copy goes to GVirtuS: %s", ibx_cuda_error_name(x->cuda, rc));
-    return IBX_REQUEST_PASS;
-}
-
 /* ----------------------------------------------------------------------------- requests */
 
 /* Asynchronous towards the host, as in CUDA. */

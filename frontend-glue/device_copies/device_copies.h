@@ -13,10 +13,11 @@
  *   device_copies.c  the session's hooks, and one request after the other
  *   to_device.c      copies to the device
  *   from_device.c    copies from it, and their replies
- *   paths.c          the table of paths that bytes may take, and the choice of one; inline
+ *   paths.c          the table of paths that bytes may take, the choice of one; the path inline
  *   mapped.c         in place: the GPU is at the client's memory
  *   staged.c         pinned chunks, moved by the fabric, or (pooled) by several threads
  *   direct.c         the fabric is at the GPU's memory
+ *   choice.c         the sizes from which paths count, and what a copy's end means
  *   check.c          what CUDA says before a copy is run
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy

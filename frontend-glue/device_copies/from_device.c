@@ -1,6 +1,26 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/device_copies/copies.h"
 
+#include "common/clock.h"
+
+static int write_head(struct copies *x, uint64_t began, uint64_t out)
+{
+    uint8_t head[IBX_REPLY_HEAD_MAX];
+    double seconds = (double)(ibx_now_ns() - began) / 1e9;
+    size_t n = ibx_reply_head(x->replies.shape, 0, seconds, out, head);
+    ssize_t rc = ibx_session_write(x->s, head, n);
+    return rc < 0 ? (int)rc : 0;
+}
+
+int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n)
+{
+    int rc = write_head(x, began, n);
+    ssize_t wrote = !rc && n ? ibx_session_write(x->s, out, n) : 0;
+    if (rc || wrote < 0)
+        return rc ? rc : (int)wrote;
+    return ibx_session_sync(x->s);
+}
+
 int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
 {
     struct copies *x = context;
@@ -21,7 +41,7 @@ static int begin_reply(struct copies *x, uint64_t began, uint64_t n)
     uint8_t count[8];
     struct ibx_writer w = ibx_writer_of(count, sizeof(count));
     ibx_put_u64(&w, n);
-    int rc = ibx_copies_write_head(x, began, sizeof(count) + n);
+    int rc = write_head(x, began, sizeof(count) + n);
     return rc ? rc : ibx_session_gather(x->s, count, sizeof(count));
 }
 

@@ -1,63 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which path a copy takes: by its size, as measured for this GPU or by default, and by what is
- * there. The path inline. */
+/* The table of paths, the choice of one for each copy, and the path inline. */
 #include "frontend-glue/device_copies/copies.h"
 
-#include "common/log.h"
-
-#include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #define NOT_REACHED                                                                                \
     "the kernel does not let the back end reach the client's memory (process_vm_readv: both must " \
     "belong to one user), or shm_direct is no"
-
-/* ------------------------------------------------------------------------ measured sizes */
-
-/* Logged once a process: its sessions have the same file, and mostly the same GPU. */
-static void tell_misfit(const struct ibx_tuning *tuning, const struct ibx_error *why)
-{
-    static atomic_bool told;
-    if (!atomic_exchange(&told, true))
-        ibx_log(IBX_LOG_WARN, "%s is not used: %s; measure here by \"ib-bw tune\"", tuning->file,
-                why->message);
-}
-
-static const struct ibx_choice *choice_on(const struct copies *x, int device)
-{
-    const struct ibx_tuning *tuning = &x->options.tuning;
-    struct ibx_tuning_machine here;
-    struct ibx_error why = {0};
-    if (!tuning->found)
-        return &ibx_choice_default;
-    ibx_tuning_machine_of(x->cuda, device, &here);
-    if (ibx_tuning_fits(tuning, &here, &why)) {
-        tell_misfit(tuning, &why);
-        return &ibx_choice_default;
-    }
-    ibx_log(IBX_LOG_DEBUG, "copies for %s take the paths that %s says",
-            ibx_session_path(x->s)->peer, tuning->file);
-    return &tuning->choice;
-}
-
-void ibx_copies_choose(struct copies *x, int device)
-{
-    x->chosen_for = device;
-    x->choice = *choice_on(x, device);
-    ibx_session_set_threads(x->s, x->options.threads ? x->options.threads : x->choice.threads);
-}
-
-const struct ibx_choice_way *ibx_copies_way(const struct copies *x)
-{
-    bool to_device = x->copy.stage <= COPY_FROM_CLIENT;
-    return &x->choice.ways[to_device ? IBX_CHOICE_TO_DEVICE : IBX_CHOICE_FROM_DEVICE];
-}
-
-void ibx_copies_note_refusal(struct copies *x, const char *why)
-{
-    snprintf(x->refused, sizeof(x->refused), "%s", why);
-}
 
 /* --------------------------------------------------------------------------------- inline */
 

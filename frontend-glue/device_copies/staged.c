@@ -8,7 +8,6 @@
 
 #include "common/log.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -156,12 +155,6 @@ int ibx_copies_staged_outcome(struct copies *x, int rc)
     if (rc >= 0) /* otherwise the session has ended, and the pipeline with it */
         ibx_staging_end(x->staging);
     return ibx_copies_outcome(x, rc);
-}
-
-int ibx_copies_broke_off(struct copies *x, int code)
-{
-    return ibx_session_fail(x->s, -EIO, "a copy for %s broke off in the middle of its reply: %s",
-                            ibx_session_path(x->s)->peer, ibx_cuda_error_name(x->cuda, code));
 }
 
 /* ------------------------------------------------------------------------- either path */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files of session/ and by its tests only. */
+/* Shared by the files of session/ and by its tests only. The files call each other in a circle,
+ * since each may find that the session has failed: ibx_session_fail() releases what all of them
+ * hold. */
 #ifndef IBX_FRONTEND_GLUE_SESSION_SESSION_INTERNAL_H
 #define IBX_FRONTEND_GLUE_SESSION_SESSION_INTERNAL_H
 

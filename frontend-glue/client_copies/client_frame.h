@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by client_copy.c (one request and its reply), client_rows.c (cudaMemcpy2D) and
- * client_stage.c (long copies in parts). */
-#ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPY_H
-#define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPY_H
+/* Shared by client_frame.c (one request and its reply) and those who build copies of it. */
+#ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_FRAME_H
+#define IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_FRAME_H
 
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/session/hooks.h"
@@ -25,6 +24,10 @@ static inline size_t client_payload(const struct ibx_frontend_copy *copy)
 
 /* Reads as ibx_session_read(), but has no good outcome other than all. */
 int ibx_client_take(struct ibx_session *s, void *to, size_t n);
+/* What every reply begins with; `out` is the length of the rest. */
+int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out);
+/* Reads what nobody wants. */
+int ibx_client_drain(struct ibx_session *s, uint64_t n);
 /* One request and its reply; with `rows` the payload is theirs, `copy->n` bytes of each, and not
  * what is at copy->host. */
 int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
@@ -49,7 +52,5 @@ int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy 
 
 int ibx_client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                          int *exit_code);
-/* The next bytes of a reply into rows, `width` bytes each. */
-int ibx_client_take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width);
 
 #endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A copy that the client asks for by itself: GVirtuS's own frame, byte for byte, but its payload
+ * stays in the application's memory and comes back there.
+ */
+#include "frontend-glue/client_copies/client_frame.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
+
+int ibx_client_take(struct ibx_session *s, void *to, size_t n)
+{
+    ssize_t rc = n ? ibx_session_read(s, to, n) : 0;
+    return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
+}
+
+/* What nobody wants: handlers answer with memory even when they have failed. */
+int ibx_client_drain(struct ibx_session *s, uint64_t n)
+{
+    uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;
+    if (n && !scratch)
+        return ibx_session_fail(s, -ENOMEM, "no memory for a reply of %llu bytes",
+                                (unsigned long long)n);
+    int rc = 0;
+    while (n && !rc) {
+        size_t some = n < CLIENT_SCRATCH ? (size_t)n : CLIENT_SCRATCH;
+        rc = ibx_client_take(s, scratch, some);
+        n -= some;
+    }
+    free(scratch);
+    return rc;
+}
+
+/* ---------------------------------------------------------------------- the request */
+
+static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
+{
+    if (copy->rows) {
+        ibx_put_u64(w, copy->to_device ? copy->device_pitch : copy->host_pitch);
+        ibx_put_u64(w, copy->to_device ? copy->host_pitch : copy->device_pitch);
+    }
+    ibx_put_u64(w, copy->n);
+    if (copy->rows)
+        ibx_put_u64(w, copy->rows);
+    ibx_put_u32(w, copy->to_device ? IBX_FRAME_H2D : IBX_FRAME_D2H);
+    if (copy->async)
+        ibx_put_u64(w, copy->stream);
+}
+
+/* Name, length, and what comes before a payload; the whole frame where there is none. */
+static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy,
+                     const struct ibx_writer *tail)
+{
+    const char *name = copy->rows ? "cudaMemcpy2D" : copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
+    size_t payload = client_payload(copy);
+    ibx_put_bytes(w, name, strlen(name) + 1);
+    if (copy->to_device) {
+        ibx_put_u64(w, IBX_FRAME_PAYLOAD_AT + payload + tail->length);
+        ibx_put_u64(w, copy->device);
+        ibx_put_u64(w, payload);
+    } else {
+        ibx_put_u64(w, 17 + tail->length);
+        ibx_put_u64(w, 1);
+        ibx_put_u8(w, 0);
+        ibx_put_u64(w, copy->device);
+        ibx_put_bytes(w, tail->data, tail->length);
+    }
+}
+
+/* Whether the payload stays where it is. A short one is faster in the message, unless its memory is
+ * such that the GPU may come for it after the call has returned. */
+static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    size_t payload = client_payload(copy);
+    return payload >= ibx_session_caps(s)->rendezvous ||
+           (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
+}
+
+/* Where the reply's payload may go. Servers send the replies to copies of rows as any other. */
+static int send_cts(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                    const struct ibx_remote *registered)
+{
+    if (copy->to_device || copy->rows)
+        return 0;
+    if (registered)
+        return ibx_session_cts_registered(s, registered);
+    return by_reference(s, copy) ? ibx_session_cts(s, copy->host, copy->n) : 0;
+}
+
+static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *from, const struct ibx_remote *registered)
+{
+    size_t payload = client_payload(copy);
+    int rc = 0;
+    if (registered)
+        return ibx_session_write_registered(s, copy->host, registered);
+    if (!from) {
+        rc = by_reference(s, copy) ? ibx_session_write_payload(s, copy->host, payload) : 1;
+        return rc > 0 ? ibx_session_gather(s, copy->host, payload) : rc;
+    }
+    for (size_t i = 0; i < from->count && !rc; i++)
+        rc = ibx_session_gather(s, from->first + i * from->pitch, copy->n);
+    return rc;
+}
+
+int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct client_rows *rows, const struct ibx_remote *registered)
+{
+    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
+                      end = ibx_writer_of(tail, sizeof(tail));
+    put_tail(&end, copy);
+    put_head(&w, copy, &end);
+    int rc = send_cts(s, copy, registered);
+    if (!rc)
+        rc = ibx_session_gather(s, head, w.length);
+    if (!rc && copy->to_device) {
+        rc = send_payload(s, copy, rows, registered);
+        if (!rc)
+            rc = ibx_session_gather(s, tail, end.length);
+    }
+    return rc ? rc : ibx_session_sync(s);
+}
+
+/* ------------------------------------------------------------------------ the reply */
+
+/* What every reply begins with: exit code, seconds, length. */
+int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
+{
+    uint8_t head[20];
+    int rc = ibx_client_take(s, head, sizeof(head));
+    struct ibx_reader r = ibx_reader_of(head, sizeof(head));
+    if (rc)
+        return rc;
+    *exit_code = (int)ibx_get_u32(&r);
+    ibx_get_u64(&r);
+    *out = ibx_get_u64(&r);
+    return 0;
+}
+
+/* Into rows, `width` bytes each. */
+static int take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width)
+{
+    size_t each = width < CLIENT_SCRATCH ? CLIENT_SCRATCH / width : 0; /* a row is worth its own */
+    uint8_t *scratch = each ? malloc(CLIENT_SCRATCH) : NULL;
+    if (each && !scratch)
+        return ibx_session_fail(s, -ENOMEM, "no memory for a reply of %zu rows", rows->count);
+    int rc = 0;
+    for (size_t i = 0; i < rows->count && !rc; i += each ? each : 1) {
+        size_t some = rows->count - i < each ? rows->count - i : each;
+        uint8_t *to = rows->first + i * rows->pitch;
+        rc = ibx_client_take(s, each ? scratch : to, each ? some * width : width);
+        for (size_t j = 0; j < some && !rc; j++)
+            memcpy(to + j * rows->pitch, scratch + j * width, width);
+    }
+    free(scratch);
+    return rc;
+}
+
+int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                          const struct client_rows *to, int *exit_code)
+{
+    uint64_t out, count = 0;
+    uint8_t bytes[8];
+    int rc = ibx_client_take_head(s, exit_code, &out);
+    if (rc)
+        return rc;
+    if (*exit_code || copy->to_device)
+        return ibx_client_drain(s, out);
+    if (out >= 8) {
+        rc = ibx_client_take(s, bytes, sizeof(bytes));
+        struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+        count = rc ? 0 : ibx_get_u64(&r);
+        out -= 8;
+    }
+    size_t payload = client_payload(copy);
+    if (!rc && count == payload && out == payload)
+        return to ? take_rows(s, to, copy->n) : ibx_client_take(s, copy->host, payload);
+    *exit_code = IBX_CUDA_ERROR_UNKNOWN;
+    return rc ? rc : ibx_client_drain(s, out);
+}
+
+int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                        const struct client_rows *rows, int *exit_code)
+{
+    int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
+    if (!rc)
+        rc = ibx_client_send_frame(s, copy, rows, NULL);
+    if (!rc)
+        ibx_session_expect(s, copy->n);
+    if (!rc)
+        rc = ibx_client_take_reply(s, copy, rows, exit_code);
+    if (!rc)
+        ibx_session_cts_end(s);
+    return rc;
+}
