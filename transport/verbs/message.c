@@ -3,18 +3,17 @@
  * Messages on lane 0.
  *
  * Every message begins with a header: u8 type, u8 0, u16 credits, u32 0. Both sides start with
- * `slots` credits; a message costs one, and the receiver gives it back, after it has posted the
- * buffer anew, in the header of whatever it sends next or in a credit message of its own. Buffers
- * are posted some at once, or as soon as the peer has no credit left. Credit messages cost none:
+ * `slots` credits. A message costs one; the receiver posts its buffer again and then returns the
+ * credit, in the header of its next message or in a credit message. Buffers are posted in batches,
+ * or as soon as the peer has no credit left.
  *
- *   a credit message leaves when half of the slots are owed, or when the peer has
- *   no credit left at all. Without reading any of it the peer cannot cause more
- *   than two of them, and CREDIT_RECEIVES buffers beyond the slots take them.
+ * A credit message costs no credit. It is sent when half of the slots are owed, or when the peer
+ * has no credit left at all. A peer that reads none of them cannot cause more than two, and
+ * CREDIT_RECEIVES buffers beyond the slots take them. So a receive is always posted, and "receiver
+ * not ready" never happens.
  *
- * So a receive is always posted and "receiver not ready" never happens.
- *
- * Short messages go inline; one in `batch` asks for a completion, which frees the send buffers of
- * all before it.
+ * Short messages go inline. One message in `batch` is signaled; its completion frees the send
+ * buffers of all before it.
  */
 #include "transport/verbs/verbs.h"
 

@@ -17,9 +17,9 @@
  *   domain.c   the open device that the connections of a domain share
  *   device.c   which devices this host has, and which addresses lie on them
  *
- * When the peer dies: its process ends, so rdma_cm reports a disconnection. When its host or the
- * network dies, a work request fails after its retries, which take timeout_ms at most
- * (ack_timeout() in qp.c); an idle connection is closed with the socket of the handshake.
+ * When the peer's process dies, rdma_cm reports a disconnection. When its host or the network dies,
+ * a work request fails after its retries, which take timeout_ms at most (ack_timeout() in qp.c); an
+ * idle connection is closed with the socket of the handshake.
  */
 #ifndef IBX_TRANSPORT_VERBS_VERBS_H
 #define IBX_TRANSPORT_VERBS_VERBS_H
