@@ -71,8 +71,8 @@ enum ibx_migrate_message {
 enum ibx_migrate_purpose {
     IBX_PURPOSE_MOVE = 1, /* take this VM */
     IBX_PURPOSE_CHECK,    /* could you? the destination answers and goes on waiting */
-    IBX_PURPOSE_RESUME,   /* of move `id`: the connection was lost after the commit */
-    IBX_PURPOSE_QUERY,    /* what do you know of move `id`? */
+    IBX_PURPOSE_RESUME,   /* of migration `id`: the connection was lost after the commit */
+    IBX_PURPOSE_QUERY,    /* the state of migration `id`? */
     IBX_PURPOSE_CONFIRM,  /* as CONFIRM, which may have been lost; then as QUERY */
 };
 

@@ -69,7 +69,7 @@ struct ibx_journal {
     char key_file[256];   /* "" none */
     int uffd;             /* destination: the userfaultfd's number in QEMU; -1 none */
     bool device_way;      /* it was made by /dev/userfaultfd */
-    bool was_running;     /* source: the VM ran before the move, and shall when it comes back */
+    bool was_running;     /* source: the VM ran before, and shall run if it comes back */
     /* destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
      * while QEMU's main thread waits for a page. 0: written by an earlier version */
     unsigned block_count;

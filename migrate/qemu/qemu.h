@@ -109,7 +109,7 @@ void ibx_qmp_events_clear(struct ibx_qmp *qmp);
 #define IBX_GUEST_ID_MAX     128u
 
 struct ibx_guest_block {
-    char id[IBX_GUEST_ID_MAX]; /* of the memory backend: the same on both sides of a move */
+    char id[IBX_GUEST_ID_MAX]; /* of the memory backend: the same on both sides */
     char type[48];       /* memory-backend-file, memory-backend-memfd, memory-backend-ram, ... */
     char path[PATH_MAX]; /* mem-path as QEMU knows it; "" for other types than file */
     bool shared;         /* share=on; what follows is set for shared blocks only */
@@ -183,7 +183,7 @@ uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, 
  *
  * QEMU goes on unharmed whatever fails here. The one exception: this tool killed by SIGKILL within
  * the step itself, some ten microseconds. That happens only on the destination, before it has
- * anything to lose, or after the move is complete.
+ * anything to lose, or after the migration is complete.
  *
  * x86-64 only; elsewhere every call says -ENOTSUP.
  */
