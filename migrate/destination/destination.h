@@ -82,14 +82,14 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
  */
 int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
                               unsigned count, bool runs, struct ibx_error *err);
-/* No engine is there, or it has stopped: page connections are not used. */
+/* No engine uses page connections. */
 bool ibx_destination_ram_stopped(const struct destination_ram *ram);
 void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
 /* Figures of the engine. */
 void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
-/* Every page is there: unregisters guest RAM and closes the userfaultfd in QEMU. May be repeated
- * after a failure; as long as the state is REGISTERED the VM may wait where it touches memory for
- * the first time. Destroys the engine in any case. 0: also when there is nothing to do. */
+/* Every page is there: destroys the engine, unregisters guest RAM and closes the userfaultfd in
+ * QEMU. May be repeated after a failure; while REGISTERED the VM may wait at its first touch of
+ * memory. 0 also when there is nothing to do. */
 int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_journal *record,
                                struct ibx_error *err);
 /* Gives up a descriptor that cannot be closed in QEMU. */
@@ -153,7 +153,6 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
                                  const struct ibx_blockers *blockers);
 void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn *conn,
                                  enum ibx_answer_state state, const char *why);
-/* Closes query connections that have their answer, or do not take it. */
 void ibx_destination_link_check_queries(struct destination_link *link);
 bool ibx_destination_link_has_queries(const struct destination_link *link);
 /* Takes over the page connection of a JOIN, which must fit. */
@@ -161,7 +160,7 @@ int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *co
                               struct ibx_error *err);
 /* All page connections have joined and have all regions of the map. -EAGAIN: not yet. */
 int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err);
-/* The engine is no more: page connections are this thread's again. */
+/* The engine is destroyed: page connections are this thread's again. */
 void ibx_destination_link_engine_ended(struct destination_link *link);
 /* It is lost. In SERVING page connections stay until the engine has stopped. */
 void ibx_destination_link_lose(struct destination_link *link);

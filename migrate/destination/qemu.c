@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define MONITOR_MS       500 /* for the monitor of a VM that runs: its loop has other things to do */
+#define MONITOR_MS       500  /* for the monitor of a VM that runs: its loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 #define STOP_MS          2000
 #define LOADING_MS       5000 /* for QEMU to notice that its stream has ended */
