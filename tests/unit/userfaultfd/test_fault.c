@@ -382,11 +382,10 @@ static void test_window_falls_back(void **state)
     assert_true(reader_asked(s, 5));
     touch(800); /* not behind the background */
     s->hold_bulk = false;
-    completes();
+    completes_once_each();
     assert_int_equal(s->log[4].length, 64 * PAGE);
     assert_true(s->log[5].urgent);
     assert_int_equal(s->log[6].length, 4 * PAGE);
-    completes_once_each();
 }
 
 /* More threads wait than a worker can ask for at once. */
