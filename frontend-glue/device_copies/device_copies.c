@@ -172,6 +172,9 @@ static void ended(void *context)
 static void destroy(void *context)
 {
     struct copies *x = context;
+    if (ibx_session_live(x->s)) /* other hooks take its place */
+        ending(x);
+    ibx_staging_destroy(x->staging);
     free(x->regions);
     free(x);
 }
