@@ -56,9 +56,9 @@ static int request(void *reader, const struct ibx_fault_request *r)
         s->log[n] = *r;
     if (n + 1 == s->hold_bulk_from)
         atomic_store(&s->hold_bulk, true);
-    atomic_store(&s->accepted, n + 1);
     s->flying[s->count++] =
         (struct memory_flight){*r, delay ? next_random(&s->seed) % (delay + 1) : 0};
+    atomic_store(&s->accepted, n + 1); /* the log and what is in flight are the test's to see */
     return 0;
 }
 
