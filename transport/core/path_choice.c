@@ -4,7 +4,7 @@
  *
  * The client has the list: options.provider, or with "auto" all providers in the order of
  * providers.c (shm, verbs, ofi, tcp). It tries one after the other, until both sides have set one
- * up (handshake/negotiation.c). shm is left out when the handshake has shown that the server is on
+ * up (handshake/handshake.c). shm is left out when the handshake has shown that the server is on
  * another host. The server answers a try by its own options.provider. Each side keeps the reasons
  * against the providers that were not taken for ibx_conn_path().
  */

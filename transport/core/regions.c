@@ -57,7 +57,8 @@ int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr *
                              mr->span.length, mr->span.address);
     /* The other connection belongs to another thread: only what never changes is read. */
     const struct ibx_conn *other = mr->conn;
-    bool siblings = conn->options.domain && conn->options.domain == other->options.domain &&
+    bool siblings = ibx_conn_has_endpoint(conn) && conn->options.domain &&
+                    conn->options.domain == other->options.domain &&
                     !strcmp(conn->provider->name, other->provider->name);
     struct ibx_mr like = {.span = mr->span, .access = mr->access, .twin = siblings ? mr : NULL};
     return register_like(conn, &like, shared, err);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The end of a connection comes, whatever the peer goes on doing. */
 #include "tests/scenes/memory_pair.h"
+#include "transport/core/conn.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -74,11 +75,34 @@ static void test_all_that_was_sent_before_is_heard(void **state)
     memory_pair_close(&pair);
 }
 
+/* A client that named only providers which this build lacks: none was opened. */
+static void test_nothing_is_shared_with_a_connection_that_was_never_set_up(void **state)
+{
+    (void)state;
+    static char memory[64];
+    struct ibx_span span = ibx_span_host(memory, sizeof(memory));
+    struct ibx_error err = {0};
+    struct ibx_mr *mr, *shared = NULL;
+    memory_pair_close(&pair);
+    assert_int_equal(ibx_domain_create(&options.domain, &err), 0);
+    if (memory_pair_open(&pair, &options, &err))
+        fail_msg("%s", err.message);
+    struct ibx_conn failed = {.options = options, .state.now = CONN_CLOSED};
+    assert_int_equal(ibx_mr_register(pair.client, &span, IBX_ACCESS_LOCAL, &mr, &err), 0);
+    assert_int_equal(ibx_mr_share(&failed, mr, &shared, &err), -ENOTCONN);
+    assert_null(shared);
+    ibx_mr_deregister(mr);
+    memory_pair_close(&pair);
+    ibx_domain_release(options.domain);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_a_talker_does_not_put_off_the_end, reset),
         cmocka_unit_test_setup(test_all_that_was_sent_before_is_heard, reset),
+        cmocka_unit_test_setup(test_nothing_is_shared_with_a_connection_that_was_never_set_up,
+                               reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
