@@ -267,6 +267,18 @@ class Doctor(unittest.TestCase):
         self.assertEqual(run("--help").returncode, 0)
         self.assertIn("ib-doctor", run("--version").stdout)
 
+    def test_host_whose_name_is_not_utf8(self):
+        """JSON cannot hold it: that is an error, and not an empty report."""
+        name = ["unshare", "--uts", "sh", "-c",
+                "printf '\\377' > /proc/sys/kernel/hostname && exec \"$@\"", "sh"]
+        if os.geteuid() or subprocess.run([*name, "true"], check=False,
+                                          capture_output=True).returncode:
+            self.skipTest("needs root and unshare")
+        done = subprocess.run([*name, DOCTOR, "--json"], capture_output=True, text=True, timeout=60,
+                              check=False)
+        self.assertEqual((done.returncode, done.stdout.strip()), (1, ""))
+        self.assertIn("could not be written", done.stderr)
+
     def test_full_disk(self):
         for args in ([], ["--json"]):
             with open("/dev/full", "w", encoding="ascii") as full:

@@ -412,6 +412,16 @@ def without_hard_links(scene):
     equal(home.snapshot(), before)
 
 
+@test
+def with_short_reads(scene):
+    home, before = home_for_crashes(scene)
+    equal(struck(home, "short", 0, "install"), (False, 0))
+    home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
+    equal(os.path.getsize(home.path(LIBRARY)), os.path.getsize(PLUGIN))
+    equal(struck(home, "short", 0, "remove"), (False, 0))
+    equal(home.snapshot(), before)
+
+
 # ------------------------------------------------------------------------------------------ show
 
 

@@ -74,7 +74,8 @@ static void print_page(const struct path_answer *answers)
            first_usable(answers, true), first_usable(answers, false));
 }
 
-static void print_json(const struct path_answer *answers)
+/* False: a text is not UTF-8, which JSON cannot hold, or it was not written. */
+static bool print_json(const struct path_answer *answers)
 {
     struct utsname host;
     uname(&host);
@@ -94,9 +95,10 @@ static void print_json(const struct path_answer *answers)
                             "host", host.nodename, "kernel", host.release, "checks", list, "paths",
                             paths, "chosen", "same_host", first_usable(answers, true), "other_host",
                             first_usable(answers, false));
-    json_dumpf(all, stdout, JSON_INDENT(2));
+    bool good = all && !json_dumpf(all, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(all);
+    return good;
 }
 
 int main(int argc, char **argv)
@@ -117,11 +119,12 @@ int main(int argc, char **argv)
     struct path_answer answers[IBX_PROVIDERS_MAX];
     for (unsigned i = 0; i < IBX_PROVIDERS_MAX; i++)
         ask_path(i, &answers[i]);
+    bool good = true;
     if (json)
-        print_json(answers);
+        good = print_json(answers);
     else
         print_page(answers);
-    if (!fflush(stdout) && !ferror(stdout))
+    if (good && !fflush(stdout) && !ferror(stdout))
         return 0;
     fprintf(stderr, "ib-doctor: the report could not be written\n");
     return 1;

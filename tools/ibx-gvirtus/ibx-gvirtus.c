@@ -59,7 +59,13 @@ char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *
                       FILE_BYTES_MAX >> 20);
     else if (!(buffer = malloc((size_t)st.st_size + 1)))
         ibx_error_set(err, -ENOMEM, "no memory to read %s", path);
-    ssize_t n = buffer ? read(fd, buffer, (size_t)st.st_size) : 0;
+    size_t have = 0;
+    ssize_t n = buffer ? 1 : 0; /* a read may be short; 0: the file is shorter now */
+    while (n > 0 && have < (size_t)st.st_size) {
+        n = read(fd, buffer + have, (size_t)st.st_size - have);
+        have += n > 0 ? (size_t)n : 0;
+        n = n < 0 && errno == EINTR ? 1 : n;
+    }
     if (n < 0) {
         ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
         free(buffer);
@@ -67,7 +73,7 @@ char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *
     }
     close(fd);
     if (buffer)
-        buffer[ *length = (size_t)n] = '\0';
+        buffer[ *length = have] = '\0';
     return buffer;
 }
 

@@ -2,7 +2,8 @@
 /*
  * Preloaded into ibx-gvirtus by its tests. The CRASH_AT-th call that changes the file system or
  * makes a change durable is where CRASH_MODE "kill" ends the process and "fail" returns EIO; the
- * file CRASH_MARK tells that it came so far. With CRASH_MODE "nolink" there are no hard links.
+ * file CRASH_MARK tells that it came so far. With CRASH_MODE "nolink" there are no hard links, with
+ * "short" a read brings a part of what it could, as it may on a network's or a FUSE file system.
  */
 #undef _FILE_OFFSET_BITS /* open and open64 shall be two functions here */
 #include <dlfcn.h>
@@ -78,6 +79,14 @@ CHANGE(unlink, (const char *path), (path))
 CHANGE(rename, (const char *from, const char *to), (from, to))
 CHANGE(renameat2, (int a, const char *from, int b, const char *to, unsigned flags),
        (a, from, b, to, flags))
+
+SHOWN ssize_t read(int fd, void *to, size_t n);
+ssize_t read(int fd, void *to, size_t n)
+{
+    if (mode_is("short") && n > 7)
+        n = n / 2;
+    return ((ssize_t(*)(int, void *, size_t))next("read"))(fd, to, n);
+}
 
 SHOWN int link(const char *from, const char *to);
 int link(const char *from, const char *to)
