@@ -286,6 +286,8 @@ static void early_cts_twice(void **state)
     assert_int_equal(ibx_session_write(pair.server, "a", 1), 1);
     assert_int_equal(ibx_session_sync(pair.server), 0);
     send_message(client, aim, sizeof(aim)); /* of the next one */
+    send_message(client, "\1\1\1\0\0\0q", 7);
+    assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
     send_message(client, aim, sizeof(aim));
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), -EPROTO);
     expect_reason(pair.server);
