@@ -53,10 +53,6 @@ static struct ibx_event queue_pop(struct message_queue *queue)
 static int file_message(struct ibx_session *s, const struct ibx_event *event)
 {
     uint8_t type = type_of(event);
-    if (!s->server && ibx_message_is(event, MESSAGE_POSTED_DONE)) {
-        ibx_message_release(s->conn, event);
-        return ibx_posted_reply_written(s);
-    }
     bool control = type == MESSAGE_CTS || type == MESSAGE_DONE || type == MESSAGE_FLUSHED;
     struct message_queue *queue = control ? &s->control : &s->stream;
     if (queue->count == queue->size)

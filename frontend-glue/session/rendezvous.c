@@ -73,14 +73,11 @@ static void payload_pop(struct ibx_session *s)
     free(payload);
 }
 
-int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length,
-                            const struct ibx_remote *posted)
+int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length)
 {
-    struct payload *payload = payload_add(s, data, length);
-    if (!payload)
-        return ibx_session_fail(s, -ENOMEM, "no memory to note a reply of %zu bytes", length);
-    payload->posted = *posted;
-    return 0;
+    return payload_add(s, data, length)
+               ? 0
+               : ibx_session_fail(s, -ENOMEM, "no memory to note a reply of %zu bytes", length);
 }
 
 void ibx_rendezvous_drop(struct ibx_session *s)
@@ -326,18 +323,11 @@ static int deliver_by_cts(struct ibx_session *s, const struct payload *payload)
     return 0;
 }
 
-static int deliver_posted(struct ibx_session *s, const struct payload *payload)
-{
-    int rc = deliver_part(s, payload, 0, &payload->posted, payload->length);
-    return rc ? rc : ibx_session_send_short(s, MESSAGE_POSTED_DONE);
-}
-
 /* A failure ends the session and its payloads with it. */
 int ibx_rendezvous_deliver(struct ibx_session *s)
 {
     while (s->payloads) {
-        const struct payload *payload = s->payloads;
-        int rc = payload->posted.length ? deliver_posted(s, payload) : deliver_by_cts(s, payload);
+        int rc = deliver_by_cts(s, s->payloads);
         if (rc)
             return rc;
         payload_pop(s);

@@ -47,8 +47,6 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
     rc = ibx_uri_options(&parsed, &s->options, err);
     if (!rc)
         rc = ibx_state_begin(&s->state, &session_table, SESSION_NEW);
-    if (!rc)
-        rc = ibx_posted_reply_init(&s->posted);
     if (rc) {
         free(s->uri);
         free(s);
@@ -201,7 +199,6 @@ static void release_all(struct ibx_session *s)
         if (s->hooks->ending)
             s->hooks->ending(s->context);
         ibx_rendezvous_fini(s);
-        ibx_posted_reply_fini(&s->posted);
     }
     ibx_close(s->conn);
     if (s->hooks->ended)

@@ -8,7 +8,6 @@
  *   stream.c        the stream as segments of DATA messages, read and written
  *   messages.c      messages sent with credit, and queued by what they are for
  *   rendezvous.c    long writes, moved one-sidedly by the server
- *   posted_reply.c  the pre-posted buffer for replies just above the rendezvous threshold
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
  *   frames.c        the frames of GVirtuS's own wire
  *   dead_backend.c  what a client reads once its back end is gone

@@ -18,7 +18,6 @@
  *   DONE         to client   those bytes have been written
  *   FLUSH        to server   asks for FLUSHED when every payload so far has been READ
  *   FLUSHED      to client   they have
- *   POSTED_DONE  to client   the payload for the pre-posted reply buffer has been written
  */
 enum message_type {
     MESSAGE_DATA = 1,
@@ -26,20 +25,17 @@ enum message_type {
     MESSAGE_DONE,
     MESSAGE_FLUSH,
     MESSAGE_FLUSHED,
-    MESSAGE_POSTED_DONE,
 };
 
 enum segment_kind {
     SEGMENT_NONE = 0,
-    SEGMENT_INLINE,     /* u32 length, the bytes; the server's of length 0: it takes POSTED */
-    SEGMENT_RTS_READ,   /* client only: an ibx_remote that the server READs */
-    SEGMENT_RTS_WRITE,  /* server only: u64 length, to be WRITten where the client's CTS says */
-    SEGMENT_POSTED,     /* client only: an ibx_remote, a buffer for one payload of any reply */
-    SEGMENT_IN_POSTED,  /* server only: u64 length, to be WRITten there */
-    SEGMENT_EARLY_CTS,  /* client only: an ibx_remote, for the payload of this request's reply */
-    SEGMENT_EARLY_DONE, /* server only: u64 length, it was WRITten there */
-    SEGMENT_SETTLE,     /* client only: answer this copy when it has ended, whatever it says */
-    SEGMENT_PLACED,     /* server only: the GPU itself was at the client's memory */
+    SEGMENT_INLINE,        /* u32 length, the bytes */
+    SEGMENT_RTS_READ,      /* client only: an ibx_remote that the server READs */
+    SEGMENT_RTS_WRITE,     /* server only: u64 length, to be WRITten where the client's CTS says */
+    SEGMENT_EARLY_CTS = 6, /* client only: an ibx_remote, for the payload of this request's reply */
+    SEGMENT_EARLY_DONE,    /* server only: u64 length, it was WRITten there */
+    SEGMENT_SETTLE,        /* client only: answer this copy when it has ended, whatever it says */
+    SEGMENT_PLACED,        /* server only: the GPU itself was at the client's memory */
 };
 
 #define SEGMENT_HEAD_INLINE  5u /* kind, u32 length */
@@ -81,35 +77,8 @@ struct segment {
 struct payload {
     const uint8_t *data; /* NULL, server: the hook `deliver` has it */
     size_t length;
-    struct ibx_mr *mr;        /* client: registered for the server's READ, or NULL */
-    struct ibx_remote posted; /* server: the buffer it goes to; length 0: it waits for a CTS */
+    struct ibx_mr *mr; /* client: registered for the server's READ, or NULL */
     struct payload *next;
-};
-
-/*
- * The client's pre-posted reply buffer.
- *
- * state machine: posted reply
- *   [*] -> UNKNOWN -> WELCOME          the server uses such buffers
- *   WELCOME -> FREE                    a reply came that the buffer would have served
- *   WELCOME -> REFUSED                 there is no memory for it
- *   FREE -> POSTED -> WRITTEN -> FREE  sent with a request, filled by the server, read
- *   REFUSED -> [*]
- */
-enum posted_state {
-    POSTED_UNKNOWN,
-    POSTED_WELCOME,
-    POSTED_REFUSED,
-    POSTED_FREE,
-    POSTED_POSTED,
-    POSTED_WRITTEN,
-};
-
-struct posted_reply {
-    struct ibx_state_machine state; /* client: enum posted_state */
-    struct ibx_mr *mr;
-    size_t taken;             /* client: bytes of the payload already read */
-    struct ibx_remote remote; /* server: the buffer; of length 0: there is none, or it was used */
 };
 
 /* Where the client wants the payload of the reply in hand, from the request until the reply. */
@@ -167,7 +136,6 @@ struct ibx_session {
     unsigned ops_pending;  /* READs and WRITEs without a completion */
     int ops_status;        /* the first failure among them */
     struct ibx_mr *in_use; /* registration of the copy under way */
-    struct posted_reply posted;
     struct early_cts early_cts;
     bool settle;                /* server: of the request in hand, SETTLE came */
     bool placed;                /* client: of the reply in hand, PLACED came */
@@ -218,9 +186,8 @@ int ibx_session_run_requests(struct ibx_session *s);
 /* Client: registers a long write for the server's READ. -errno: send it inline instead. */
 int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,
                           struct ibx_remote *remote);
-/* Server: notes a long write, for the pre-posted buffer `posted` if its length is not 0. */
-int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length,
-                            const struct ibx_remote *posted);
+/* Server: notes a long write. */
+int ibx_rendezvous_announce(struct ibx_session *s, const void *data, size_t length);
 /* Client: the server has READ them all. */
 void ibx_rendezvous_drop(struct ibx_session *s);
 /* Client: it says that it has READ so many since the beginning. -EPROTO when it cannot have. */
@@ -232,24 +199,5 @@ int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n);
 /* Server: WRITEs as the client's CTSs say until every announced payload has arrived. */
 int ibx_rendezvous_deliver(struct ibx_session *s);
 void ibx_rendezvous_fini(struct ibx_session *s);
-
-/* posted_reply.c */
-
-int ibx_posted_reply_init(struct posted_reply *posted);
-void ibx_posted_reply_fini(struct posted_reply *posted);
-/* Client: sees each segment; after a reply that the buffer would have served there is one. */
-void ibx_posted_reply_prepare(struct ibx_session *s, enum segment_kind kind, uint64_t length);
-/* Client: the segment that posts it, or nothing: bytes written. */
-size_t ibx_posted_reply_post(struct ibx_session *s, uint8_t *bytes, size_t size);
-/* Client: whether a payload of that length may be there. */
-bool ibx_posted_reply_expects(const struct ibx_session *s, uint64_t length);
-/* Client: POSTED_DONE has come. */
-int ibx_posted_reply_written(struct ibx_session *s);
-/* Client: the next n bytes of the payload. */
-int ibx_posted_reply_take(struct ibx_session *s, uint8_t *to, size_t n);
-/* Server: POSTED has come. False: there is one already. */
-bool ibx_posted_reply_accept(struct ibx_session *s, const struct ibx_remote *remote);
-/* Server: the buffer for a reply of that length, which counts as used; or one of length 0. */
-struct ibx_remote ibx_posted_reply_claim(struct ibx_session *s, size_t length);
 
 #endif

@@ -45,15 +45,11 @@ static int next_data(struct ibx_session *s)
 }
 
 /* Server: memory for a reply's payload. No bytes of the stream. */
-static int next_memory(struct ibx_session *s, enum segment_kind kind)
+static int next_memory(struct ibx_session *s)
 {
     struct ibx_remote remote;
     ibx_remote_get(&s->reader, &remote);
-    if (s->reader.failed || !s->server || !remote.length)
-        return malformed(s);
-    if (kind == SEGMENT_POSTED)
-        return ibx_posted_reply_accept(s, &remote) ? 0 : malformed(s);
-    if (s->early_cts.remote.length)
+    if (s->reader.failed || !s->server || !remote.length || s->early_cts.remote.length)
         return malformed(s);
     s->early_cts.remote = remote;
     return 0;
@@ -78,18 +74,13 @@ static int next_segment(struct ibx_session *s)
         r->failed = r->failed || s->server;
         segment.left = ibx_get_u64(r);
         break;
-    case SEGMENT_IN_POSTED:
-        segment.left = ibx_get_u64(r);
-        r->failed = r->failed || s->server || !ibx_posted_reply_expects(s, segment.left);
-        break;
     case SEGMENT_EARLY_DONE:
         segment.left = ibx_get_u64(r);
         r->failed =
             r->failed || s->server || !s->early_cts.to || segment.left != s->early_cts.length;
         break;
-    case SEGMENT_POSTED:
     case SEGMENT_EARLY_CTS:
-        return next_memory(s, segment.kind);
+        return next_memory(s);
     case SEGMENT_SETTLE:
         s->settle = s->server;
         return s->server ? 0 : malformed(s);
@@ -102,8 +93,6 @@ static int next_segment(struct ibx_session *s)
     bool empty = segment.kind != SEGMENT_INLINE && !segment.left;
     if (r->failed || empty)
         return malformed(s);
-    if (!s->server)
-        ibx_posted_reply_prepare(s, segment.kind, segment.left);
     s->segment = segment;
     return 0;
 }
@@ -136,8 +125,6 @@ int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
         return ibx_rendezvous_take(s, to, n);
     case SEGMENT_RTS_WRITE:
         return ibx_rendezvous_receive(s, to, n);
-    case SEGMENT_IN_POSTED:
-        return ibx_posted_reply_take(s, to, n);
     case SEGMENT_EARLY_DONE:
         s->segment.left -= n;
         return to == s->early_cts.to && !s->segment.left ? 0 : malformed(s);
@@ -206,8 +193,6 @@ static int make_room(struct ibx_session *s, size_t n)
     if (!s->out_length) {
         s->out[0] = MESSAGE_DATA;
         s->out_length = s->server ? 5 : 1; /* send_data() fills the server's count in */
-        if (!s->server)
-            s->out_length += ibx_posted_reply_post(s, s->out + 1, SEGMENT_REMOTE_BYTES);
     }
     return 0;
 }
@@ -285,20 +270,14 @@ int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
     return ibx_session_add_segment(s, bytes, w.length);
 }
 
-/* Server: the payload goes to the pre-posted buffer, or its RTS waits for a CTS. */
 static int announce(struct ibx_session *s, const void *data, size_t n)
 {
-    uint8_t bytes[SEGMENT_HEAD_INLINE + 9];
+    uint8_t bytes[9];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    struct ibx_remote posted = ibx_posted_reply_claim(s, n);
-    if (!posted.length) { /* an empty segment tells the client that a posted buffer would be used */
-        ibx_put_u8(&w, SEGMENT_INLINE);
-        ibx_put_u32(&w, 0);
-    }
-    ibx_put_u8(&w, posted.length ? SEGMENT_IN_POSTED : SEGMENT_RTS_WRITE);
+    ibx_put_u8(&w, SEGMENT_RTS_WRITE);
     ibx_put_u64(&w, n);
     int rc = ibx_session_add_segment(s, bytes, w.length);
-    return rc ? rc : ibx_rendezvous_announce(s, data, n, &posted);
+    return rc ? rc : ibx_rendezvous_announce(s, data, n);
 }
 
 int ibx_session_write_payload(struct ibx_session *s, const void *data, size_t n)

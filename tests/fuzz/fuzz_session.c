@@ -307,7 +307,7 @@ int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_
             memcpy(sent + length, iov[i].iov_base, iov[i].iov_len);
         length += iov[i].iov_len;
     }
-    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_POSTED_DONE);
+    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_FLUSHED);
     return 0;
 }
 

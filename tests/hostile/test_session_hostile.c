@@ -73,8 +73,8 @@ static void server_data_and_done_golden_bytes(void **state)
     pattern_fill(body, BODY, 9);
     assert_int_equal(ibx_session_write(pair.server, "ok", 2), 2);
     session_pair_start(&pair, write_body_and_sync, body);
-    static const uint8_t data[] = {1, 1, 0, 0, 0, 1, 2, 0, 0, 0, 'o', 'k', 1,
-                                   0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0,   0,   0};
+    static const uint8_t data[] = {1,   1, 0, 0, 0, 1, 2, 0, 0, 0, 'o',
+                                   'k', 3, 0, 0, 1, 0, 0, 0, 0, 0};
     assert_int_equal(receive_message(client, heard, sizeof(heard)), sizeof(data));
     assert_memory_equal(heard, data, sizeof(data));
 
@@ -117,9 +117,9 @@ static const struct message to_server[] = {
     BYTES(1, 6),         /* EARLY_CTS, cut off */
     BYTES(1, 6, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
     BYTES(1, 7, REMOTE_1), /* EARLY_DONE: for servers */
-    BYTES(1, 4),           /* POSTED, cut off */
+    BYTES(1, 4),           /* of an unknown kind */
     BYTES(1, 4, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
-    BYTES(1, 5, REMOTE_1),                     /* IN_POSTED: for servers */
+    BYTES(1, 5, REMOTE_1),                     /* of an unknown kind */
     BYTES(1, 1),                               /* inline without a length */
     BYTES(1, 1, 1, 0, 0),                      /* with half of it */
     BYTES(1, 1, 2, 0, 0, 0, 'x'),              /* longer than the message */
@@ -317,7 +317,7 @@ static void nonsense_to_a_client(void **state)
         BYTES(1, 0, 0, 0, 0, 1, 2, 0, 0, 0, 'x'),
         BYTES(1, 0, 0, 0, 0, 3, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 3, 1, 0, 0),
-        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* IN_POSTED, but nothing was posted */
+        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* of an unknown kind */
         BYTES(1, 0, 0, 0, 0, 7, REMOTE_1), /* EARLY_DONE, but no CTS was sent */
         BYTES(1, 0, 0, 0, 0, 8),           /* SETTLE: for clients */
         BYTES(1, 0, 0, 0, 0, 9, 10),       /* placed, and then an unknown kind */
