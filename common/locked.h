@@ -12,7 +12,7 @@
 bool ibx_locked_limit(uint64_t *bytes);
 /* Bytes that it has pinned for devices now, as the kernel counts them. */
 uint64_t ibx_locked_now(void);
-/* Sets and returns -ENOMEM: `device` ("verbs rxe0") cannot register so many bytes with this limit.
+/* Sets and returns -ENOMEM: `device` ("verbs rxe0") cannot register `bytes` with this limit.
  */
 int ibx_locked_error(struct ibx_error *err, const char *device, uint64_t bytes, uint64_t limit);
 

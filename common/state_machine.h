@@ -44,7 +44,7 @@ struct ibx_state_table {
 
 struct ibx_state_machine {
     const struct ibx_state_table *table;
-    unsigned now; /* for everybody to read; only the two functions below write it */
+    unsigned now; /* any code may read it; only the two functions below write it */
 };
 
 /* The name for messages; "unknown" for a number without a state. */

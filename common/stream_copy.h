@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* memcpy(3) past the caches, to memory that a device reads next and this processor does not. A
- * device reads lines that a core has changed and still holds at half the speed of others; and to
- * fetch a line that is then overwritten as a whole takes time, too. */
+ * device reads lines that a core has changed and still holds at half the speed of others. Fetching
+ * a line that is then overwritten as a whole also takes time. */
 #ifndef IBX_COMMON_STREAM_COPY_H
 #define IBX_COMMON_STREAM_COPY_H
 

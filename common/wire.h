@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Field-by-field little-endian encoding for everything that crosses a wire. After one field did not
- * fit, all later calls of a writer do nothing and those of a reader return zeros, so check `failed`
- * once at the end.
+ * Field-by-field little-endian encoding for everything that crosses a wire. Once a field does not
+ * fit, all later calls of a writer do nothing and those of a reader return zeros. So check `failed`
+ * once, at the end.
  */
 #ifndef IBX_COMMON_WIRE_H
 #define IBX_COMMON_WIRE_H

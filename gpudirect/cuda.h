@@ -30,8 +30,8 @@
 #define IBX_CUDA_POINTER_BUFFER_ID   7 /* unsigned long long */
 #define IBX_CUDA_POINTER_IS_MANAGED  8
 #define IBX_CUDA_POINTER_ORDINAL     9
-#define IBX_CUDA_POINTER_RANGE_START 11 /* CUdeviceptr, of the allocation ... */
-#define IBX_CUDA_POINTER_RANGE_SIZE  12 /* ... size_t */
+#define IBX_CUDA_POINTER_RANGE_START 11 /* CUdeviceptr: start of the allocation */
+#define IBX_CUDA_POINTER_RANGE_SIZE  12 /* size_t: its bytes */
 
 /* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts. _READ_ONLY: for memory that is mapped
  * read-only; not every device has it. */

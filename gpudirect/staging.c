@@ -36,8 +36,8 @@ struct slot {
     void *event;     /* after the slot's last DMA */
     uint64_t at;     /* of its first byte, in the host's bytes */
     size_t length;   /* bytes of payload */
-    uint8_t *next;   /* from the device: the first byte not yet moved ... */
-    size_t left;     /* ... and how many there are */
+    uint8_t *next;   /* from the device: the first byte not yet moved */
+    size_t left;     /* bytes not yet moved */
     uint32_t serial; /* of its DMA */
 };
 
@@ -53,8 +53,8 @@ struct ibx_staging {
     uint64_t total, begun; /* bytes of it, and how many have or had a slot */
     size_t step;           /* bytes of one slot */
     unsigned moving;       /* slots in that state */
-    unsigned current;      /* from the device: the slot whose bytes are moved next ... */
-    unsigned refill;       /* ... and the one that takes the next piece when it is empty */
+    unsigned current;      /* from the device: the slot whose bytes are moved next */
+    unsigned refill;       /* the slot that takes the next piece once it is empty */
     unsigned fetched;      /* slots that the GPU has been given at all */
     uint64_t delivered;    /* bytes, of which the last call may have been straight */
     uint32_t serial;
@@ -104,9 +104,8 @@ static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
     restart_at(st, 0);
 }
 
-/* Where the next piece begins. With `spread` the copy is cut into groups of so many runs, and the
- * pieces of a group are taken from its runs in turn. A rest that is no whole group comes in order.
- */
+/* Where the next piece begins. With `spread` the copy is cut into groups of `spread` runs, and the
+ * pieces of a group come from its runs in turn. The rest, less than a group, comes in order. */
 static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 {
     uint64_t run = IBX_COPY_THREADS_APART / st->step, group = run * spread,

@@ -149,7 +149,7 @@ void ibx_listener_close(struct ibx_listener *listener);
 /* Connects and does the client's handshake; blocks for at most timeout_ms in each step.
  *
  * Errors: as ibx_listen() for the URI, the options and the key file; -ECONNREFUSED, -ETIMEDOUT and
- * other errors of connect(2): nobody listens there; as ibx_establish() for the handshake, where a
+ * other errors of connect(2): there is no listener; as ibx_establish() for the handshake, where a
  * refusal has the server's code. */
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err);
@@ -211,7 +211,7 @@ int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned
                     struct ibx_mr **mr, struct ibx_error *err);
 /* Registers the memory of another connection's region with this one too, with the same access. That
  * is free where both are of one domain, on one device, and caps->shares; elsewhere it costs as much
- * as ibx_mr_register(). Call it from the thread of `conn`, while nobody deregisters `mr`.
+ * as ibx_mr_register(). Call it from the thread of `conn`, while no thread deregisters `mr`.
  * Afterwards the two are independent, but the memory must stay mapped until both are deregistered:
  * the key of one is good until then.
  *
@@ -360,8 +360,9 @@ int ibx_arm(struct ibx_conn *conn);
  * limit) is over. 1: call ibx_poll(), or repeat a send that found no credit; 0: time-out; -EINTR:
  * ibx_wake() was called, perhaps just before. */
 int ibx_wait(struct ibx_conn *conn, int timeout_ms);
-/* An event is due within so many microseconds, and a wake-up would take too long: until then waits
- * poll busily beyond spin_us, with four processors or more and while busy polling pays. */
+/* Tells the connection that an event is due within `us` microseconds and that a wake-up would take
+ * too long. Until then waits poll busily beyond spin_us, if there are four processors or more and
+ * while busy polling pays. */
 void ibx_expect(struct ibx_conn *conn, unsigned us);
 /* Makes a sleeping ibx_wait() return; from any thread or signal handler. */
 void ibx_wake(struct ibx_conn *conn);

@@ -167,7 +167,7 @@ void ibx_fault_drained(struct fault_worker *w);
 /* Out of STOPPED; under the lock. */
 void ibx_fault_serve_again(struct ibx_fault *e);
 void ibx_fault_wake_workers(struct ibx_fault *e);
-/* The list has changed, or a page that somebody waits for. */
+/* The list has changed, or a page that a fault waits for. */
 void ibx_fault_changed(struct ibx_fault *e);
 struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
 struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);

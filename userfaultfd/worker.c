@@ -239,7 +239,7 @@ static void rest(struct fault_worker *w, bool reader)
 }
 
 /* Whether only the kernel or the reader can bring more, which poll(2) reports at once: another look
- * first would only delay whoever serves the fault, perhaps on this processor. */
+ * first would only delay the thread that serves the fault, perhaps on this processor. */
 static bool settled(const struct fault_worker *w)
 {
     const struct ibx_fault *e = w->engine;

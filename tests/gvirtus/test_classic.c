@@ -159,7 +159,7 @@ static void test_exceptions(void **state)
     expect_exception(backend, file, "exception ibx: \"127.0.0.1\" has no port");
     snprintf(uri, sizeof(uri), "rdma://127.0.0.1:%u", process_free_port());
     write_properties(uri, "");
-    expect_exception(app, "echo", "exception ibx: nobody answers at 127.0.0.1 port");
+    expect_exception(app, "echo", "exception ibx: no server answers at 127.0.0.1 port");
     write_properties("rdma://192.0.2.1:9999", "");
     expect_exception(backend, file, "exception ibx: cannot listen at 192.0.2.1 port 9999");
 }

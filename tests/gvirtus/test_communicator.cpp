@@ -279,7 +279,7 @@ bool throws_both(const std::function<void()> &act, const char *part)
 bool nobody_there()
 {
     std::uint16_t port = free_port();
-    REQUIRE(throws_both([&] { connected(port); }, "nobody answers"));
+    REQUIRE(throws_both([&] { connected(port); }, "no server answers"));
     return true;
 }
 

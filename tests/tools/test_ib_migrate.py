@@ -516,7 +516,7 @@ def killed_tools_are_recovered_from(scene):
     waiting.communicate()
     assert "no ib-migrate works on it" in succeeds(scene, "status", *destination.qmp)
     # A line of status is as long as its sentence.
-    wait_for_status(sender, lambda status: "nobody answers" in status["sentence"])
+    wait_for_status(sender, lambda status: "no server answers" in status["sentence"])
     out = succeeds(scene, "status", *source.qmp)
     end = 'start "ib-migrate recover" there, or correct the URI; connecting again\n'
     assert end in out, out

@@ -455,7 +455,7 @@ def show_of_a_back_end_that_is_not_there(scene):
               "rdma.gpu : auto (default)\n", "rdma.gpu_memory : 64M (default)\n",
               "rdma.gpu_threads : 0 (default)\n",
               "IBX_LOG=error in the environment wins over rdma.log\n",
-              f"ibx-gvirtus: the back end at {uri} is not reachable: nobody answers at 127.0.0.1 "
+              f"ibx-gvirtus: the back end at {uri} is not reachable: no server answers at 127.0.0.1 "
               f"port {port}: Connection refused; start the server there, or correct the URI\n")
     home.write(PROPERTIES, "rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n", "a")
     equal(home.run("show"), 1)

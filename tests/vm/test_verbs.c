@@ -446,7 +446,7 @@ static void test_an_impostor(void **state)
 {
     (void)state;
     impostor = true;
-    check_refused("", "", "the server's proof on queue pair", "somebody else answers");
+    check_refused("", "", "the server's proof on queue pair", "another process answers");
     impostor = false;
 }
 

@@ -36,7 +36,7 @@ static int resolve(const char *where, int flags, struct addrinfo **list, struct 
               : 0;
 }
 
-/* How long connect(2) may take; 0: for ever. */
+/* How long connect(2) may take; 0: no limit. */
 static void limit_connect(int fd, time_t seconds)
 {
     struct timeval limit = {.tv_sec = seconds};

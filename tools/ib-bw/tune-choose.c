@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#define LONG_BYTES ((size_t)1 << 20) /* chunks are chosen by copies of so many and more */
+#define LONG_BYTES ((size_t)1 << 20) /* chunks are chosen by copies of this size and more */
 
 /* The logarithm of what taking `later` from size `from` on gains; more than 0: it is faster. */
 static double gain(const double *first, const double *later, unsigned from, unsigned n,

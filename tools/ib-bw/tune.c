@@ -48,7 +48,7 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
     return way;
 }
 
-/* The ways that there are with so many processors; `over`: also those over another fabric. */
+/* The ways that exist with this number of processors; `over`: also those over another fabric. */
 static void add_ways(struct tune *tune, unsigned processors, bool over)
 {
     char name[24];

@@ -29,7 +29,7 @@ enum tune_kind {
 };
 
 #define TUNE_WAYS_MAX 12u
-#define TUNE_MARGIN   1.05 /* a way must be so much faster to take the place of another one */
+#define TUNE_MARGIN   1.05 /* a way must be faster by this factor to replace another one */
 
 struct tune_way {
     enum tune_kind kind;

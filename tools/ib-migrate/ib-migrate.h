@@ -77,8 +77,8 @@ void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *status);
 /* ------------------------------------------------------------ progress.c */
 
 /*
- * Shows a migration from a thread of its own: a stopped terminal (Ctrl-S) or a pipe that nobody
- * reads delays only what is shown. A newer status of the same phase replaces one that is not shown
+ * Shows a migration from a thread of its own: a stopped terminal (Ctrl-S) or a pipe without a
+ * reader delays only what is shown. A newer status of the same phase replaces one that is not shown
  * yet; changes of phase are lost only when the queue is full.
  */
 struct migrate_progress;

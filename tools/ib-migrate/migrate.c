@@ -55,7 +55,7 @@ static void print_summary(int rc, int status, const struct ibx_migrate_status *l
     ibx_cli_print_json(json_pack("{s:o}", "summary", summary));
 }
 
-/* Output that nobody reads does not change the exit status. */
+/* A closed standard output does not change the exit status. */
 static int finish(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
                   const struct ibx_error *err)
 {

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define POLLS_PER_PEER_CHECK 4096u /* polls between two looks at the handshake socket */
-#define IDLE_POLL            8u    /* so many polls an idle one counts for */
+#define IDLE_POLL            8u    /* polls that an idle one counts for */
 #define DRAIN_MS             5000u
 
 static const struct ibx_state conn_states[] = {
@@ -325,8 +325,8 @@ void ibx_close(struct ibx_conn *conn)
 {
     if (!conn)
         return;
-    /* In a forked child all of this is still the parent's and shared with it: a child that runs its
-     * exit handlers must not end the parent's connection. It only closes its descriptors. */
+    /* In a forked child all of this still belongs to the parent. A child that runs its exit
+     * handlers must not end the parent's connection, so it only closes its descriptors. */
     if (!ibx_conn_inherited(conn))
         end_endpoint(conn);
     ibx_chunks_fini(conn);

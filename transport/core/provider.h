@@ -11,8 +11,8 @@
  *
  *   offer   the server writes what a client needs to reach it (a port, an address)
  *   join    the client reads the offer and writes an answer, which may be empty
- *   finish  both sides at once complete the connection, before `deadline`; the server has the
- * answer
+ *   finish  both sides complete the connection at the same time, before `deadline`; the server has
+ *           the answer
  *
  * Each of them may fail. The client then tries the next provider on the same handshake socket, so
  * close must leave nothing behind. All blocking waits go through ibx_link_wait().

@@ -132,8 +132,8 @@ static void reap(struct ibx_regcache *cache)
     }
 }
 
-/* Evicts idle entries, the least recently used first, until at most so many bytes and entries are
- * left. */
+/* Evicts idle entries, the least recently used first, until at most `bytes` and `entries` are left.
+ */
 static void evict(struct ibx_regcache *cache, size_t bytes_max, unsigned entries_max)
 {
     size_t bytes = cache->stats.bytes;

@@ -191,7 +191,7 @@ static int reader_start(struct reader *reader)
     return rc;
 }
 
-/* It may allocate under the lock: nothing is watched yet, so nobody waits for the reader. */
+/* It may allocate under the lock: nothing is watched yet, so no thread waits for the reader. */
 static bool start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

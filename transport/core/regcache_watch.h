@@ -8,8 +8,8 @@
  *
  *   - one thread of the process reads events. It never allocates, frees or unmaps anything, because
  *     it would wait for itself;
- *   - nobody does so while holding the lock, because the reader takes it. Signal handlers must not
- * do it either, so the holder of the lock blocks all signals;
+ *   - no thread does so while it holds the lock, because the reader takes the lock. Signal handlers
+ *     must not either, so the holder of the lock blocks all signals;
  *   - reading an event and marking its ranges is one hold of the lock. So when the system call has
  *     returned, no range that it changed is alive.
  */

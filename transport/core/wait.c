@@ -23,11 +23,11 @@
 #define FIRST_YIELD_LATER_NS 10000u  /* before the first, with PLENTY_PROCESSORS */
 #define PLENTY_PROCESSORS    4       /* the peer has one of its own */
 #define LOST_NS              500000u /* a yield of this length ran others than the peer */
-#define FUTILE_MAX           8u      /* futile tries in a row, then none ... */
-#define FUTILE_PAUSE         64u     /* ... for so many waits */
+#define FUTILE_MAX           8u      /* futile tries in a row before a pause */
+#define FUTILE_PAUSE         64u     /* waits without a try after those */
 #define LOSS_WEIGHT          8u      /* of one lost processor; a find takes 1 away */
-#define LOSSES_MAX           24u     /* weight, then no try ... */
-#define LOSSES_PAUSE         256u    /* ... for so many waits: each try costs milliseconds */
+#define LOSSES_MAX           24u     /* weight before a pause */
+#define LOSSES_PAUSE         256u /* waits without a try after that: each try costs milliseconds */
 
 int ibx_fd(const struct ibx_conn *conn)
 {
@@ -82,8 +82,8 @@ static bool processors_abound(void)
     return count >= PLENTY_PROCESSORS;
 }
 
-/* On a busy core the peer, or what feeds it, may be waiting for this very core. Returns whether
- * another thread had it for long; sets `now` to the time after it. */
+/* On a busy core the peer, or a thread that feeds it, may be waiting for this core. Returns whether
+ * another thread had the core for long. Sets `now` to the time after the yield. */
 static bool yield_core(uint64_t *now)
 {
     uint64_t before = *now;
@@ -147,7 +147,7 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
             lost |= away;
             yield_at = now + YIELD_NS;
         }
-        /* After a lost core at once: 4096 polls that lose it each time are seconds. */
+        /* At once after a lost core: 4096 polls that lose it each time take seconds. */
         if ((away || i % POLLS_PER_WAKE_LOOK == 0) && woken(conn))
             return -EINTR;
         ibx_cpu_relax();

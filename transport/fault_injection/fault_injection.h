@@ -13,7 +13,7 @@
  * READs count when the core gets them. A call that the endpoint refuses with -EAGAIN counts
  * nothing, because the core repeats it. */
 struct ibx_injected_faults {
-    unsigned delay_polls;   /* completions and messages are held back for so many polls, in order */
+    unsigned delay_polls;   /* polls for which completions and messages are held back, in order */
     unsigned fail_in;       /* the n-th chunk from now fails with -EIO (1: the next), 0: none */
     unsigned corrupt_in;    /* the n-th READ or message from now has one bit flipped */
     unsigned drop_in;       /* the n-th message from now is lost */

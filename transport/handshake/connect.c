@@ -138,7 +138,7 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
         rc = connect_in_turn(s, &address, deadline);
     if (rc) {
         close(s);
-        return ibx_error_set(err, rc, "nobody answers at socket %s: %s%s", uri->path,
+        return ibx_error_set(err, rc, "no server answers at socket %s: %s%s", uri->path,
                              rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc),
                              rc == -ETIMEDOUT ? "" : ibx_handshake_remedy(rc));
     }
@@ -160,7 +160,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
         rc = connect_one(a, ibx_deadline_in_ms(timeout_ms), fd);
     freeaddrinfo(list);
     if (rc)
-        return ibx_error_set(err, rc, "nobody answers at %s port %u: %s%s", uri->host, uri->port,
+        return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,
                              rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc),
                              ibx_handshake_remedy(rc));
     int one = 1;

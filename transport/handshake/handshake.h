@@ -105,7 +105,7 @@ int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline
                                       struct ibx_error *err);
 
 /* key_file.c: reads a regular file of at least 16 bytes (a final newline does not count) that
- * nobody but its owner, the caller or root, may read. "" gives an absent key. */
+ * only its owner, the caller or root, may read. "" gives an absent key. */
 int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err);
 
 /* connect.c: a connected stream socket to where the URI leads. -EADDRNOTAVAIL: the host cannot be

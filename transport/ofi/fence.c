@@ -4,7 +4,7 @@
  *
  * A provider that emulates RMA, or advances it only while it is polled, may be in the middle of an
  * access of the peer when its region is closed, and goes on with it: bytes would arrive in memory
- * that belongs to somebody else by then. So the side that deregisters closes the region, sends a
+ * that has been freed or reused by then. So the side that deregisters closes the region, sends a
  * FENCE, and waits until the peer answers that everything it had in flight is over. If the peer
  * does not answer the connection is lost, and nothing touches memory once the endpoints are closed.
  */

@@ -40,7 +40,7 @@ static uint64_t fabric_access(const struct ofi_endpoint *e, unsigned access)
     return flags;
 }
 
-/* Keys that we choose are random, so that nobody on the fabric can guess them. */
+/* Keys that we choose are random, so that no peer on the fabric can guess them. */
 static int random_key(const struct ofi_endpoint *e, uint64_t *key, struct ibx_error *err)
 {
     size_t bytes = e->choice.info->domain_attr->mr_key_size;

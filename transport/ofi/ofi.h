@@ -5,9 +5,9 @@
  *
  * A connection has an address vector, a completion queue and endpoints of its own, and a domain,
  * its own or a shared one. A lane is one reliable-datagram endpoint: lane 0 carries messages and
- * urgent chunks, the others carry bulk. libfabric's endpoints are connectionless, so anybody on the
- * fabric can send to them: every message begins with a cookie that only the two authenticated ends
- * can compute, and a message without it is dropped.
+ * urgent chunks, the others carry bulk. libfabric's endpoints are connectionless, so any host on
+ * the fabric can send to them. Therefore every message begins with a cookie that only the two
+ * authenticated ends can compute, and a message without it is dropped.
  *
  *     offset  bytes  field (little-endian)
  *          0      8  cookie of this direction
@@ -103,8 +103,8 @@ struct ofi_domain {
     struct fi_info *info; /* what it was opened for */
 };
 
-/* Opens one, or of an owner that has such a one already, and where they can be shared, holds that.
- * From any thread. */
+/* Opens a domain. Where domains can be shared and the owner already has one that fits, takes a
+ * reference to that one. From any thread. */
 int ibx_ofi_domain_hold(struct ibx_domain *owner, const struct ofi_choice *choice,
                         struct ofi_domain **out, struct ibx_error *err);
 /* After everything in it that is the connection's. Accepts NULL. */
@@ -279,7 +279,7 @@ void ibx_ofi_mr_detach_all(struct ofi_endpoint *e);
 int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err);
 
 /* msg.c: messages, credits, order */
-/* Of an endpoint of so many lanes, lane 0 included. */
+/* Bytes for an endpoint with this many lanes, lane 0 included. */
 size_t ibx_ofi_msg_memory(unsigned slots, size_t message, unsigned lanes);
 int ibx_ofi_msg_init(struct ofi_endpoint *e, struct ibx_error *err);
 void ibx_ofi_msg_fini(struct ofi_endpoint *e);

@@ -106,7 +106,7 @@ static void publish(struct shm *shm, const struct shm_region *region)
 /* -------------------------------------------------------------------- arenas */
 
 /* A second descriptor of the arena for the peer. The read-only one stays so for another user: the
- * file's mode lets nobody open it again. */
+ * file's mode lets no process open it again. */
 static int arena_descriptor(int fd, enum shm_arena_kind kind)
 {
     char path[32];
@@ -222,9 +222,9 @@ static void deallocate(struct shm *shm, struct shm_region *region)
         arena_leave(&shm->arenas[region->arena], region);
 }
 
-/* The allocation of ours that the region is a part of. It stays with the peer as long as it lives:
- * a peer that hangs in a copy through its own mapping can still end that copy after the part was
- * deregistered. */
+/* This side's allocation that the region is a part of. The peer's mapping of it lasts as long as
+ * the allocation: a peer that hangs in a copy through its mapping can still end that copy after the
+ * part was deregistered. */
 static bool find_allocated(struct shm *shm, struct shm_region *region)
 {
     const struct ibx_mr *mr = region->mr;

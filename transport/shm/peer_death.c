@@ -3,9 +3,9 @@
  * What happens when the peer dies, stops or hangs.
  *
  * Dies: its kernel closes the socket of the handshake, by which the core ends the connection. A
- * direct copy fails with -ESRCH before that, because nobody has the peer's nonce any more (copy.c).
- * Memory that is mapped from it stays until this side unmaps it, so no access faults. Requests that
- * the peer has not served are reported as failed by abort().
+ * direct copy fails with -ESRCH before that, because no process has the peer's nonce any more
+ * (copy.c). Memory that is mapped from it stays until this side unmaps it, so no access faults.
+ * Requests that the peer has not served are reported as failed by abort().
  *
  * Stops: nothing depends on its polling; this side withdraws its requests and copies alone, where
  * direct copies are possible (copy.c).
@@ -54,7 +54,7 @@ void ibx_shm_nonce_free(struct shm *shm)
         munmap(shm->nonce, IBX_SHM_PAGE);
 }
 
-/* Whether the peer stops copying under this key within so many milliseconds, or is gone. */
+/* Whether the peer stops copying under this key within `ms` milliseconds, or is gone. */
 static bool await_copy(struct shm *shm, uint32_t index, unsigned ms)
 {
     uint64_t deadline = 0;

@@ -84,7 +84,7 @@ void ibx_shm_command_put(struct shm *shm, const struct shm_command *command)
     publish(shm, entry);
 }
 
-/* Whether there are so many, 1 or 2, with those that the peer has returned. */
+/* Whether there are `wanted` credits, 1 or 2, with those that the peer has returned. */
 static bool has_credits(struct shm *shm, unsigned wanted)
 {
     const uint64_t most = shm->geometry.slots - wanted;

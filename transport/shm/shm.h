@@ -65,7 +65,7 @@ struct shm_command {
     uint32_t length;
     int32_t status;
     union {
-        uint8_t data[IBX_SHM_INLINE]; /* a message of at most so many bytes */
+        uint8_t data[IBX_SHM_INLINE]; /* a message, if it fits */
         struct {
             uint64_t key, address;
         } target;
@@ -361,7 +361,7 @@ void ibx_shm_direct_probe(struct shm *shm);
 int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk);
 /* Copies some of what is due, urgent work first; returns how much it did. */
 int ibx_shm_copy_progress(struct shm *shm);
-/* Whether there is something to copy for which nobody wakes this side. */
+/* Whether there is something to copy for which the peer does not wake this side. */
 bool ibx_shm_copy_due(struct shm *shm);
 /* A piece of the chunk is over. Returns the number of upcalls. */
 int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status);

@@ -40,7 +40,7 @@ enum ibx_tcp_type {
     IBX_TCP_CREDIT,
 };
 
-/* Why a READ or WRITE was refused; numbers of our own, since errno differs between systems. */
+/* Why a READ or WRITE was refused. These are no errno values, which differ between systems. */
 enum ibx_tcp_status {
     IBX_TCP_STATUS_ACCESS = 1, /* no such key, or not for this kind of access: -EACCES */
     IBX_TCP_STATUS_RANGE = 2,  /* outside the region: -ERANGE */

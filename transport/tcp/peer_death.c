@@ -98,7 +98,7 @@ static bool lane_check(struct tcp_lane *lane, uint64_t now)
     return true;
 }
 
-/* The next check is in so many milliseconds; 0: none until something is written. */
+/* Milliseconds until the next check; 0: none until something is written. */
 static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
 {
     struct itimerspec in = {

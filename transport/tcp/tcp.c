@@ -27,8 +27,8 @@
 #define RENDEZVOUS    (512u << 10) /* below it messages win: 256 KiB in 41 us against 55 us */
 #define URGENT_POSTS  64u          /* what the core may have in flight beyond depth */
 
-/* A bulk lane on which nothing is awaited is read QUIET_LOOKS times in vain, then in every
- * QUIET_TURNS-th progress() only. */
+/* A bulk lane on which nothing is awaited is read QUIET_LOOKS times. If nothing comes, only every
+ * QUIET_TURNS-th progress() reads it. */
 #define QUIET_LOOKS 32u
 #define QUIET_TURNS 16u
 
@@ -210,7 +210,7 @@ static int mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
                                  strerror(errno));
         mr->span.address = address;
     }
-    /* Memory that the peer may not name needs no key. */
+    /* Memory without remote access needs no key. */
     int rc = mr->access ? region_publish(tcp, mr, err) : 0;
     if (rc && mr->allocated)
         munmap(mr->span.address, mr->span.length);

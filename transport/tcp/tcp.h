@@ -94,7 +94,7 @@ struct tcp_lane {
      * lane 0 also what came behind it. Between calls `stage` has fewer bytes than a header. */
     struct ibx_state_machine input; /* enum tcp_input */
     void *body_owner;               /* the post of DATA, the job of WRITE */
-    uint8_t *body;                  /* NULL: thrown away */
+    uint8_t *body;                  /* NULL: discarded */
     size_t body_left;
     uint8_t *stage;
     size_t stage_have;

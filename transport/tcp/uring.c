@@ -32,7 +32,7 @@ struct tcp_uring {
     bool stopping;
     /* Completions taken from the kernel and not handled yet. */
     unsigned count, capacity;
-    uint8_t scrap[16 << 10]; /* for bodies that nobody wants, of all lanes at once */
+    uint8_t scrap[16 << 10]; /* for bodies to be discarded, of all lanes at once */
     struct completion completions[];
 };
 

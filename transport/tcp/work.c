@@ -258,7 +258,7 @@ static void job_forget(struct tcp *tcp, struct tcp_job *job)
     job->status = IBX_TCP_STATUS_ACCESS;
     if (job->state.now == TCP_JOB_RECEIVING) {
         job->mr = NULL;
-        job->lane->body = NULL; /* the rest is thrown away */
+        job->lane->body = NULL; /* the rest is discarded */
     } else if (ibx_tcp_lane_unqueue(job->lane, &job->item)) {
         job_answer(tcp, job);
     } else {

@@ -6,7 +6,7 @@
  *           then a rail each: u8 4 or 6, 16 bytes of address, u16 port
  *   answer  u8 rails, u8 lanes a rail, u16 MTU: the smaller of both ends'
  *
- * Then every lane is an rdma_cm connection of its own. RDMA authenticates nobody, so its request
+ * Then every lane is an rdma_cm connection of its own. RDMA has no authentication, so its request
  * and its reply carry a proof that only the two authenticated ends can make, over the lane, the
  * addresses and the queue pair numbers. Neither side connects a queue pair before it has checked
  * the other's.
@@ -136,7 +136,7 @@ static int lanes_make(struct verbs *v, struct ibx_error *err)
 enum proof_side { PROOF_REQUEST, PROOF_REPLY };
 
 /* rdma_cm tells both ends the client's address and both queue pair numbers, so a proof that was
- * overheard is worthless on any other queue pair. */
+ * overheard is invalid on any other queue pair. */
 static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_side side,
                   uint32_t client_qp, uint32_t server_qp, uint8_t proof[IBX_PROOF_BYTES])
 {
@@ -516,9 +516,9 @@ static int handle_reply(struct verbs *v, struct verbs_lane *lane, const struct c
     uint8_t expected[IBX_PROOF_BYTES];
     prove(v, lane, PROOF_REPLY, lane->qp->qp_num, event->qp_num, expected);
     if (event->length < sizeof(expected) || CRYPTO_memcmp(event->data, expected, sizeof(expected)))
-        return ibx_error_set(err, -EACCES,
-                             "the server's proof on queue pair %u is wrong: somebody else answers",
-                             lane->index);
+        return ibx_error_set(
+            err, -EACCES, "the server's proof on queue pair %u is wrong: another process answers",
+            lane->index);
     int rc = ibx_verbs_qp_connect(v, lane, err);
     if (rc)
         return rc;

@@ -13,7 +13,7 @@
 /* With one device, for each region that shares it. */
 struct registration {
     struct ibv_mr *mr;
-    bool writable; /* a READ may land in it */
+    bool writable; /* a READ may write to it */
     _Atomic unsigned holders;
 };
 
@@ -66,7 +66,7 @@ static unsigned rights(unsigned access, bool writable)
            (access & IBX_ACCESS_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u);
 }
 
-/* Host memory that nobody may write can still be the source of a WRITE, or be READ by the peer. */
+/* Host memory that is read-only can still be the source of a WRITE, or be READ by the peer. */
 static struct ibv_mr *register_rail(struct ibv_pd *pd, const struct ibx_mr *mr, bool *writable)
 {
     struct ibv_mr *made = register_one(pd, &mr->span, rights(mr->access, true));

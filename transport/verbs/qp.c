@@ -12,7 +12,7 @@
 #define URGENT_DEPTH    64u
 #define INLINE_WANTED   512u
 #define MIN_RNR_TIMER   12 /* 0.64 ms; credits keep receivers ready, so it never counts */
-#define RETRIES         6u /* rxe retries for ever with 7, the maximum */
+#define RETRIES         6u /* with 7, the maximum, rxe never stops retrying */
 #define ACK_TIMEOUT_MAX 31
 
 /* Chunks that one bulk lane may have in flight. */
@@ -74,8 +74,7 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
     return 0;
 }
 
-/* A context of our own: that of rdma_cm is shared by the process, and worthless in a forked child.
- */
+/* Opens a context, because that of rdma_cm is shared by the process and fails in a forked child. */
 static int open_device(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_id *id,
                        struct ibx_error *err)
 {
@@ -171,7 +170,7 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     int mask;
     if (rdma_init_qp_attr(lane->id, &state, &mask))
         return ibx_error_set(err, -errno, "no way to the INIT state: %s", strerror(errno));
-    /* Regions decide what a peer may do; nobody needs atomics. */
+    /* Regions decide what a peer may do. Atomics are not used. */
     state.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
     state.qp_access_flags |= IBV_ACCESS_REMOTE_WRITE;
     int rc = ibv_modify_qp(lane->qp, &state, mask);

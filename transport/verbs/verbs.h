@@ -6,7 +6,7 @@
  * A lane is one reliable queue pair, set up by rdma_cm: lane 0 carries messages and urgent chunks,
  * the others carry bulk. A rail is one device with the protection domain, completion queue and
  * registrations that its lanes share. Other connections have others, so that a key of one
- * connection is worthless on another; but those of one domain (transport.h) share protection
+ * connection is invalid on another; but those of one domain (transport.h) share protection
  * domains, and registrations by ibx_mr_share().
  *
  *   verbs.c    the provider's calls: chunks, completions, progress(), the end

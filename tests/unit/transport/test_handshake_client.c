@@ -197,7 +197,7 @@ static void nobody_listens(void **state)
     close(listening);
     client(&s);
     assert_int_equal(s.rc, -ECONNREFUSED);
-    assert_non_null(strstr(s.err.message, "nobody answers at 127.0.0.1 port"));
+    assert_non_null(strstr(s.err.message, "no server answers at 127.0.0.1 port"));
     s.listening = raw_listen(&s.port);
     close_scene(&s);
 }

@@ -83,7 +83,7 @@ void ibx_bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size);
 bool ibx_bench_page_right(const void *page, uint64_t number, uint32_t page_size);
 /* An unnamed file of memory, of huge pages if `page` is one. */
 int ibx_bench_memory_file(uint64_t bytes, uint32_t page, int *fd, struct ibx_error *err);
-/* -ENOMEM when so much memory is not free. */
+/* -ENOMEM when that much memory is not free. */
 int ibx_bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err);
 
 /* This thread, and those that it starts, run there only. -EINVAL. */

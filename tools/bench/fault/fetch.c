@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define RAW_BYTES (16u << 20) /* READs without the engine have so many in flight, a link */
+#define RAW_BYTES (16u << 20) /* in flight on a link by READs without the engine */
 #define POLL_MS   100
 
 /* ------------------------------------------------------------------- connections */

@@ -18,8 +18,7 @@
 #define SERVER_MS      2000 /* to print its reason and end */
 #define SERVER_POLL_MS 10
 
-/* After a failure of this end. The cause may be the serving end's, which then prints it; or that
- * end waits for nothing. */
+/* After a failure of this end. If the cause is at the serving end, that end prints it. */
 static void end_server(pid_t child)
 {
     const uint64_t deadline = ibx_deadline_in_ms(SERVER_MS);

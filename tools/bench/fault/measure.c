@@ -178,7 +178,7 @@ static int start_threads(const struct trial *s, struct fault_thread *threads, un
     return 0;
 }
 
-/* Where the engine has stopped, threads would wait in their faults for ever: unregistering the
+/* When the engine has stopped, threads would never return from their faults. Unregistering the
  * memory wakes them. */
 static void join_threads(struct trial *s, struct fault_thread *threads, unsigned count)
 {

@@ -60,7 +60,7 @@ static int expose(const struct bench_args *args, struct ibx_page_server *pages,
     return rc;
 }
 
-/* Waits until the other end closes and prints what serving cost here: over RDMA next to nothing. */
+/* Waits until the other end closes and prints the cost of serving here: almost none over RDMA. */
 static void await_close(struct ibx_page_server *pages)
 {
     struct pollfd wait = {.fd = ibx_page_server_fd(pages), .events = POLLIN};
