@@ -410,6 +410,16 @@ def a_file_that_cannot_be_written_is_one_sentence(scene):
 
 
 @test
+def a_full_disk_is_the_reason(scene):
+    """Whether one buffer holds the output or not."""
+    for sizes in ("4", ",".join(str(size) for size in range(1, 61))):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            code, _, err = scene.run("self", "--sizes", sizes, "--count", "1", "--rounds", "1",
+                                     "--paths", "shm", "--json", "-", stdout=full)
+        equal((code, err), (1, "ib-bw: standard output: No space left on device\n"))
+
+
+@test
 def refused_paths_do_not_stop_the_others(scene):
     if measured(scene, "self", *QUICK, "--paths", "verbs,stock")["refused"] == []:
         raise Skip("this host has an RDMA device")

@@ -57,9 +57,9 @@ int ibx_bw_child_start(const char *what, void (*child_main)(void *argument, FILE
     pid_t child = fork();
     if (!child)
         run_child(child_main, argument, parent, fds[1]);
+    FILE *in = child > 0 ? fdopen(fds[0], "r") : NULL;
     int code = errno;
     close(fds[1]);
-    FILE *in = child > 0 ? fdopen(fds[0], "r") : NULL;
     if (!in) {
         close(fds[0]);
         *pid = child > 0 ? child : 0;

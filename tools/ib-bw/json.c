@@ -93,7 +93,9 @@ int ibx_bw_json_write(const struct bw_results *results, const char *name, struct
     json_t *root = results_json(results);
     if (!root || json_dumpf(root, file.out, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) ||
         fputc('\n', file.out) == EOF)
-        rc = ibx_error_set(err, -EIO, "%s cannot be written", name);
+        rc = file.out == stdout
+                 ? ibx_error_set(err, -EIO, "standard output: %s", strerror(errno))
+                 : ibx_error_set(err, -EIO, "%s cannot be written: %s", name, strerror(errno));
     json_decref(root);
     return file.out == stdout ? rc : ibx_bw_file_close(&file, rc, err);
 }
