@@ -20,15 +20,6 @@
 
 bool taken, over_shm;
 
-void fill(char *bytes, std::size_t n, unsigned seed)
-{
-    std::uint32_t x = seed * 2654435761u + 1;
-    for (std::size_t i = 0; i < n; i++) {
-        x = x * 1664525u + 1013904223u;
-        bytes[i] = static_cast<char>(x >> 24);
-    }
-}
-
 char *device_memory(std::size_t n)
 {
     void *device = nullptr;
@@ -50,7 +41,7 @@ static int copy(void *to, const void *from, std::size_t n, int kind, void *strea
 bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream)
 {
     std::vector<char> got(n + 2, 'x');
-    fill(memory, n, seed);
+    random_fill(memory, n, seed);
     REQUIRE(copy(device, memory, n, H2D, stream) == 0);
     REQUIRE(!stream || cudaStreamSynchronize(stream) == 0); // of page-locked memory it is under way
     REQUIRE(device_has(device, memory, n));
@@ -116,7 +107,7 @@ bool default_kind()
     for (void *on : {static_cast<void *>(nullptr), stream}) {
         for (std::size_t n : {std::size_t{5}, std::size_t{70000}, memory.size()}) {
             std::size_t at = n % 1000; // also from within an allocation
-            fill(memory.data(), n, static_cast<unsigned>(n));
+            random_fill(memory.data(), n, static_cast<unsigned>(n));
             REQUIRE(copy(device + at, memory.data(), n, DEFAULT, on) == 0);
             REQUIRE(device_has(device + at, memory.data(), n));
             REQUIRE(copy(got.data(), device + at, n, DEFAULT, on) == 0);
@@ -166,7 +157,7 @@ bool rows_round_trip(char *device, const Rows &r, bool async, void *stream)
         mmap(nullptr, room + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     REQUIRE(map != MAP_FAILED && mprotect(map + room, 4096, PROT_NONE) == 0);
     char *host = map + room - bytes;
-    fill(host, bytes, static_cast<unsigned>(bytes));
+    random_fill(host, bytes, static_cast<unsigned>(bytes));
     std::vector<char> sent(host, host + bytes);
     auto move = [&](void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
                     int kind) {
@@ -224,7 +215,7 @@ bool rows()
     REQUIRE(stub_remote()->stats().unpinned_async == 0);
     // Within the device, in the stream's order; what CUDA refuses; too much of it.
     std::vector<char> memory(100 * 100);
-    fill(memory.data(), memory.size(), 5);
+    random_fill(memory.data(), memory.size(), 5);
     auto *at = static_cast<char *>(device);
     stub_remote()->slow(10000);
     REQUIRE(cudaMemcpyAsync(at, memory.data(), memory.size(), H2D, stream) == 0);
@@ -304,7 +295,7 @@ bool threads_end()
     // What it has begun goes on.
     void *stream, *page_locked;
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&page_locked, memory.size()) == 0);
-    fill(memory.data(), memory.size(), 101);
+    random_fill(memory.data(), memory.size(), 101);
     std::memcpy(page_locked, memory.data(), memory.size());
     stub_remote()->slow(50000);
     in_thread([&] {
@@ -352,7 +343,7 @@ bool remapped()
         std::memset(bytes, 'z', n);
         REQUIRE(cudaMemcpy(bytes, device, n - 100, D2H) == 0);
         std::vector<char> expected(n - 100);
-        fill(expected.data(), n - 100, round);
+        random_fill(expected.data(), n - 100, round);
         REQUIRE(!std::memcmp(bytes, expected.data(), n - 100));
         REQUIRE(munmap(memory, n) == 0);
     }
@@ -404,7 +395,7 @@ bool forked()
         int status = -1;
         REQUIRE(waitpid(child, &status, 0) == child && status == 0);
         REQUIRE(round_trip(device, memory.data(), memory.size(), 20 + i));
-        fill(memory.data(), memory.size(), 77);
+        random_fill(memory.data(), memory.size(), 77);
         REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
     }
     return true;
@@ -445,7 +436,7 @@ bool launch()
     void *stream = nullptr, *kernel = nullptr, *to = device + n, *from = device;
     void *arguments[] = {&to, &from, &n};
     std::vector<char> memory(n);
-    fill(memory.data(), n, 1);
+    random_fill(memory.data(), n, 1);
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
     REQUIRE(get(&kernel, &stub_kernel) == 0);
@@ -516,7 +507,7 @@ bool stock()
 {
     void *device = nullptr;
     char there[100], back[100] = {};
-    fill(there, sizeof(there), 1);
+    random_fill(there, sizeof(there), 1);
     REQUIRE(cudaMalloc(&device, sizeof(there)) == 0);
     for (unsigned i = 0; i < 3; i++) {
         REQUIRE(cudaMemcpy(device, there, sizeof(there), H2D) == 0);

@@ -8,6 +8,7 @@
 #include "tests/gvirtus/checks.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/doubles/gvirtus/cudart.h"
+#include "tests/scenes/random_fill.h"
 
 #include <cstddef>
 #include <dlfcn.h>
@@ -24,7 +25,6 @@ template <typename F> F *preloaded(const char *name)
     return reinterpret_cast<F *>(dlsym(RTLD_DEFAULT, name));
 }
 
-void fill(char *bytes, std::size_t n, unsigned seed);
 char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
 // To the device and back into other memory, with a gap on both sides that stays as it was.

@@ -14,7 +14,7 @@
 static bool async_under_way(char *device, void *stream, char *there, char *back, std::size_t n)
 {
     std::vector<char> before(n, 'z');
-    fill(there, n, static_cast<unsigned>(n));
+    random_fill(there, n, static_cast<unsigned>(n));
     std::memcpy(back, before.data(), n);
     stub_remote()->hold(true);
     REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
@@ -37,7 +37,7 @@ static bool async_freed(char *device, void *stream)
     void *memory, *again;
     constexpr std::size_t n = 1u << 20;
     std::vector<char> expected(n);
-    fill(expected.data(), n, 5);
+    random_fill(expected.data(), n, 5);
     REQUIRE(cudaMallocHost(&memory, n) == 0);
     std::memcpy(memory, expected.data(), n);
     stub_remote()->slow(100000);
@@ -65,7 +65,7 @@ bool async()
         // Ordinary memory may be used again at once, whatever it is copied over.
         std::vector<char> memory(n), expected(n);
         stub_remote()->slow(10000);
-        fill(memory.data(), n, 1);
+        random_fill(memory.data(), n, 1);
         expected = memory;
         REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
         std::memset(memory.data(), 'y', n);
@@ -73,14 +73,14 @@ bool async()
         REQUIRE(memory == expected);
         stub_remote()->slow(0);
         // In between two others of its stream; the last one has come when it is waited for.
-        fill(there, n, 2);
+        random_fill(there, n, 2);
         REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
         REQUIRE(cudaMemcpyAsync(device + n, device, n, D2D, stream) == 0);
         REQUIRE(cudaMemcpyAsync(back, device + n, n, D2H, stream) == 0);
         REQUIRE(cudaStreamSynchronize(stream) == 0);
         REQUIRE(!std::memcmp(back, there, n));
         // A synchronous one comes after what is under way in the legacy stream's order.
-        fill(there, n, 3);
+        random_fill(there, n, 3);
         REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
         REQUIRE(cudaMemcpy(back, device, n, D2H) == 0);
         REQUIRE(!std::memcmp(back, there, n));
@@ -114,7 +114,7 @@ struct Background {
 // To the device and back, and the calls return before any of it can have happened.
 static bool background_begin(const Background &b, unsigned seed)
 {
-    fill(b.there, b.n, seed);
+    random_fill(b.there, b.n, seed);
     std::memset(b.back, 'z', b.n);
     REQUIRE(driver('h'));
     REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
@@ -250,7 +250,7 @@ static bool background_threads()
             for (void *&stream : streams)
                 good[t] = good[t] && !cudaStreamCreate(&stream);
             for (unsigned round = 0; round < 10 && good[t]; round++) {
-                fill(there.data(), there.size(), t * 100 + round);
+                random_fill(there.data(), there.size(), t * 100 + round);
                 for (unsigned i = 0; i < 6 && good[t]; i++) {
                     void *stream = streams[i % 3];
                     char *at = device + i * 2 * n, *host = &there[i * n];
@@ -319,7 +319,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
     };
     unsigned seed = 0;
     for (const auto &way : ways) {
-        fill(expected.data(), n, ++seed);
+        random_fill(expected.data(), n, ++seed);
         REQUIRE(cudaMemcpy(device, expected.data(), n, H2D) == 0);
         std::memset(memory, 'z', n);
         stub_remote()->slow(20000);
@@ -332,7 +332,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
         return false;
     }
     // And what is on its way to the device is not overwritten before it has left.
-    fill(expected.data(), n, ++seed);
+    random_fill(expected.data(), n, ++seed);
     std::memcpy(memory, expected.data(), n);
     stub_remote()->slow(20000);
     REQUIRE(cudaMemcpyAsync(device, memory, n, H2D, stream) == 0);
@@ -365,7 +365,7 @@ bool devices()
     void *memory, *again;
     char *far = nullptr;
     std::vector<char> expected(n);
-    fill(expected.data(), n, 5);
+    random_fill(expected.data(), n, 5);
     REQUIRE(device_memory());
     for (int from = 0; from < 2; from++) {
         REQUIRE(cudaMallocHost(&memory, n) == 0);
@@ -423,7 +423,7 @@ bool no_device()
         REQUIRE(there && cudaStreamCreate(&stream) == 0);
         for (unsigned round = 0; round < 2; round++) {
             REQUIRE(cudaSetDevice(7) == 101);
-            fill(memory.data(), n, round);
+            random_fill(memory.data(), n, round);
             REQUIRE(cudaMemcpyAsync(there, memory.data(), n, H2D, stream) == 0);
             REQUIRE(cudaStreamSynchronize(stream) == 0);
             REQUIRE(device_has(there, memory.data(), n));
@@ -466,7 +466,7 @@ bool exits()
     void *stream;
     lasting.there.resize(n);
     lasting.back.resize(n);
-    fill(lasting.there.data(), n, 1);
+    random_fill(lasting.there.data(), n, 1);
     REQUIRE(device && cudaStreamCreate(&stream) == 0);
     REQUIRE(enter(lasting.there.data(), n, 0) == 0 && enter(lasting.back.data(), n, 0) == 0);
     stub_remote()->slow(20000);

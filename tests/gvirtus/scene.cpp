@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/scene.h"
+#include "tests/scenes/random_fill.h"
 
 #include <arpa/inet.h>
 #include <csignal>
@@ -135,10 +136,6 @@ bool BackEnd::alive() const
 std::vector<char> random_bytes(std::size_t n, unsigned seed)
 {
     std::vector<char> bytes(n);
-    std::uint32_t x = seed * 2654435761u + 1;
-    for (char &c : bytes) {
-        x = x * 1664525u + 1013904223u;
-        c = static_cast<char>(x >> 24);
-    }
+    random_fill(bytes.data(), n, seed);
     return bytes;
 }

@@ -2,6 +2,7 @@
 /* The staging pipeline between a wire in memory and the double of libcuda. */
 #include "gpudirect/staging.h"
 #include "tests/scenes/cuda_application.h"
+#include "tests/scenes/random_fill.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -94,14 +95,6 @@ static struct ibx_staging_wire ops_of(struct wire *wire, bool gated)
                                      wire->spread ? wire->spread : 1};
 }
 
-static void fill(uint8_t *bytes, size_t n, uint32_t seed)
-{
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        bytes[i] = (uint8_t)(seed >> 24);
-    }
-}
-
 /* ------------------------------------------------------------------------ scene */
 
 struct scene {
@@ -121,8 +114,8 @@ static void scene_open(struct scene *s, size_t size)
     s->wire.length = size;
     s->device_bytes = malloc(size + 64);
     assert_true(s->wire.bytes && s->device_bytes);
-    fill(s->wire.bytes, size, 1);
-    fill(s->device_bytes, size, 2);
+    random_fill(s->wire.bytes, size, 1);
+    random_fill(s->device_bytes, size, 2);
     assert_int_equal(app->mem_alloc(&s->device, size), 0);
     assert_true(app->poke(s->device, s->device_bytes, size));
     assert_int_equal(ibx_pinned_open(cuda, POOL_CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
@@ -287,7 +280,7 @@ static void test_stream_order(void **state)
     void *stream;
     begin(4 << 20);
     uint8_t *old = malloc(4 << 20);
-    fill(old, 4 << 20, 9);
+    random_fill(old, 4 << 20, 9);
     assert_int_equal(app->mem_alloc(&other, 4 << 20), 0);
     assert_true(app->poke(other, old, 4 << 20));
     assert_int_equal(app->stream_create(&stream, 0), 0);
@@ -353,7 +346,7 @@ static void test_refusals_of_cuda(void **state)
         app->inject(NULL, 0, 0, false);
         for (unsigned i = 0; i < IBX_STAGING_DEPTH; i++)
             assert_false(scene.wire.moves[i].busy);
-        fill(scene.wire.bytes, LARGE, 40 + in);
+        random_fill(scene.wire.bytes, LARGE, 40 + in);
         assert_int_equal(send_plain(LARGE), 0);
         assert_device(scene.wire.bytes, LARGE);
     }
@@ -469,7 +462,7 @@ static void test_many_clients(void **state)
     app->slow(50);
     for (int i = 0; i < CLIENTS; i++) {
         scene_open(&scenes[i], LARGE);
-        fill(scenes[i].wire.bytes, LARGE, 100 + (uint32_t)i);
+        random_fill(scenes[i].wire.bytes, LARGE, 100 + (uint64_t)i);
     }
     for (int i = 0; i < CLIENTS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, client, &scenes[i]), 0);
@@ -548,7 +541,7 @@ static void test_context_reset(void **state)
     app->primary_reset(0);
     ibx_staging_forget(scene.staging, NULL);
     assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
-    fill(scene.wire.bytes, LARGE, 77);
+    random_fill(scene.wire.bytes, LARGE, 77);
     assert_int_equal(send_plain(LARGE), 0);
     assert_device(scene.wire.bytes, LARGE);
 }
