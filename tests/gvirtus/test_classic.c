@@ -124,6 +124,20 @@ static void test_client_killed(void **state)
     run(app, "echo", "ok\n");
 }
 
+/* Its request is not run on whatever the back end's buffer holds. */
+static void test_client_killed_inside_a_request(void **state)
+{
+    (void)state;
+    struct process client;
+    start_server("rdma");
+    start(&client, app, "cut");
+    assert_int_equal(process_wait(&client), 128 + SIGKILL);
+    run(app, "echo", "ok\n");
+    run(app, "echo", "ok\n");
+    process_expect(&server, "bye 13\n", 2);
+    assert_null(strstr(server.text, "bye 2\n"));
+}
+
 static void test_own_communicators_stay(void **state)
 {
     (void)state;
@@ -177,8 +191,13 @@ int main(int argc, char **argv)
     app_local = argv[4];
     provider = argv[5];
     const struct CMUnitTest tests[] = {
-        TEST(test_echo),          TEST(test_clients_at_once),        TEST(test_child_dies),
-        TEST(test_client_killed), TEST(test_own_communicators_stay), TEST(test_exceptions),
+        TEST(test_echo),
+        TEST(test_clients_at_once),
+        TEST(test_child_dies),
+        TEST(test_client_killed),
+        TEST(test_client_killed_inside_a_request),
+        TEST(test_own_communicators_stay),
+        TEST(test_exceptions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

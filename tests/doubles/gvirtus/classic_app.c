@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The toy's application: "echo" makes calls of many sizes and compares, "die" has its back end
- * killed in the middle, "hang" waits to be killed after a call. LOCAL: loads the front-end library
- * itself, as an interpreter does.
+ * killed in the middle, "cut" dies inside a request, "hang" waits to be killed after a call. LOCAL:
+ * loads the front-end library itself, as an interpreter does.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -70,6 +70,12 @@ static int run_die(call_function *call)
     return 0;
 }
 
+static int run_cut(call_function *call)
+{
+    size_t got = 0;
+    return echo(call, 100, 1) || call("Cut", in, 10, out, &got);
+}
+
 /* Waits to be killed. */
 static int run_hang(call_function *call)
 {
@@ -88,5 +94,7 @@ int main(int argc, char **argv)
         return 2;
     if (!strcmp(argv[1], "hang"))
         return run_hang(call);
+    if (!strcmp(argv[1], "cut"))
+        return run_cut(call);
     return !strcmp(argv[1], "die") ? run_die(call) : run_echo(call);
 }

@@ -3,6 +3,7 @@
 // classic GVirtuS do.
 #include "classic_toy.h"
 
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -30,13 +31,18 @@ struct Frontend {
 
 } // namespace
 
-// Like classic GVirtuS it looks at nothing that Read returns, and keeps the last exit code.
+// Like classic GVirtuS it looks at nothing that Read returns, and keeps the last exit code. "Cut"
+// is a call whose application dies inside its request.
 extern "C" int toy_call(const char *routine, const char *in, std::size_t in_length, char *out,
                         std::size_t *out_length)
 {
     static std::int32_t code = -1;
     Communicator *c = frontend.communicator;
     c->Write(routine, std::strlen(routine) + 1);
+    if (!std::strcmp(routine, "Cut")) {
+        c->Sync();
+        std::raise(SIGKILL);
+    }
     c->Write(reinterpret_cast<char *>(&in_length), sizeof(in_length));
     c->Write(in, in_length);
     c->Sync();

@@ -1,13 +1,54 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Replies of a session: those that go to the pre-posted buffer, the bytes of
- * docs/protocol.md for it and every way to get them wrong; and what a client reads once its back
- * end is gone. Runs on the fabric inside the process.
+ * What a session keeps registered for payloads, and what a client reads once its back end is gone.
+ * Runs on the fabric inside the process.
  */
 #include "tests/scenes/session_memory.h"
 
 #include <signal.h>
 #include <sys/wait.h>
+
+/* ------------------------------------------------------------ exposures taken back */
+
+struct exchange {
+    size_t request, reply;
+};
+
+static int serve_exchange(struct session_pair *pair, void *argument)
+{
+    const struct exchange *x = argument;
+    uint8_t *bytes = calloc(1, x->request + x->reply);
+    int rc = ibx_session_read(pair->server, bytes, x->request) == (ssize_t)x->request ? 0 : -1;
+    if (!rc && ibx_session_write(pair->server, bytes, x->reply) != (ssize_t)x->reply)
+        rc = -2;
+    if (!rc)
+        rc = ibx_session_sync(pair->server);
+    free(bytes);
+    return rc;
+}
+
+/* Memory of either side is registered, and the client's within reach of the server, only while a
+ * payload of it is under way. */
+static void nothing_stays_registered(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    session_pair_open(&pair);
+    const size_t most = pair.rendezvous * 2;
+    const struct exchange exchanges[] = {{most, 8}, {8, most}, {most, most}};
+    uint8_t *bytes = calloc(1, most);
+    for (unsigned i = 0; i < sizeof(exchanges) / sizeof(exchanges[0]); i++) {
+        struct exchange x = exchanges[i];
+        session_pair_start(&pair, serve_exchange, &x);
+        assert_int_equal(ibx_session_write(pair.client, bytes, x.request), x.request);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(ibx_session_read(pair.client, bytes, x.reply), x.reply);
+        assert_int_equal(session_pair_join(&pair), 0);
+        assert_int_equal(memory_live_regions(), 0);
+    }
+    free(bytes);
+    session_pair_close(&pair);
+}
 
 /* -------------------------------------------------------- a back end that is gone */
 
@@ -88,6 +129,7 @@ static void half_an_answer_ends_the_application(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(nothing_stays_registered),
         TEST(dead_back_end_answers),
         TEST(half_an_answer_ends_the_application),
     };

@@ -370,6 +370,24 @@ static void test_endless_line(void **state)
     free(much);
 }
 
+/* Whoever answers a call twice is not to be believed the second time, or in anything after it. */
+static void test_answered_twice(void **state)
+{
+    (void)state;
+    const struct step steps[] = {
+        GREETED,
+        {"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0},
+        {0},
+    };
+    attached(steps);
+    json_t *result = NULL;
+    assert_int_equal(run("status", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 1);
+    json_decref(result);
+    says(run("status", NULL, GENEROUS), -EPROTO, "was not asked");
+    done();
+}
+
 static void test_death_is_remembered(void **state)
 {
     (void)state;
@@ -485,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_bad_greetings),
         cmocka_unit_test(test_silent_monitor),
         cmocka_unit_test(test_endless_line),
+        cmocka_unit_test(test_answered_twice),
         cmocka_unit_test(test_death_is_remembered),
         cmocka_unit_test(test_peer_that_does_not_read),
         cmocka_unit_test(test_bad_paths),

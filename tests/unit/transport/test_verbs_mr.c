@@ -16,7 +16,8 @@ static struct asked {
     uint64_t offset, iova;
     size_t length;
     int fd, access;
-    int refuse; /* errno of the next registrations, 0: none */
+    int refuse;    /* errno of the next registrations, 0: none */
+    bool readonly; /* the memory: nobody may write to it */
     struct ibv_pd *of;
 } asked;
 static struct ibv_mr made[IBX_RAILS_MAX];
@@ -30,8 +31,9 @@ int __wrap_ibv_dereg_mr(struct ibv_mr *mr);
 
 static struct ibv_mr *answer(void)
 {
-    errno = asked.refuse;
-    if (asked.refuse)
+    bool denied = asked.readonly && asked.access & IBV_ACCESS_LOCAL_WRITE;
+    errno = denied ? EFAULT : asked.refuse;
+    if (errno)
         return NULL;
     struct ibv_mr *mr = &made[(asked.plain + asked.dmabuf - 1) % IBX_RAILS_MAX];
     mr->pd = asked.of;
@@ -155,6 +157,28 @@ static void test_refused(void **state)
     assert_int_equal(asked.plain, 2);
 }
 
+/* Memory that nobody may write is the source of WRITEs, but no READ may land in it. */
+static void test_read_only(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    uint32_t lkey = 0;
+    struct verbs *v = provider(1);
+    struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
+                        .access = IBX_ACCESS_REMOTE_READ};
+    asked.readonly = true;
+    made[1] = (struct ibv_mr){.lkey = 5, .rkey = 6};
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    assert_int_equal(asked.access, IBV_ACCESS_REMOTE_READ);
+    assert_int_equal(ibx_verbs_mr_lkey(&mr, 0, true, &lkey), -EACCES);
+    assert_int_equal(ibx_verbs_mr_lkey(&mr, 0, false, &lkey), 0);
+    assert_int_equal(lkey, 5);
+    ibx_verbs_mr_deregister(v, &mr);
+    /* A peer that may write to it cannot be had. */
+    mr.access = IBX_ACCESS_REMOTE_WRITE;
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), -EFAULT);
+}
+
 /* Whether the device's driver knows dma-bufs at all shows by what it says to none. */
 static void test_probe(void **state)
 {
@@ -204,7 +228,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dmabuf),  cmocka_unit_test(test_pointer),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_probe),
-        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_twins),   cmocka_unit_test(test_read_only),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
 }

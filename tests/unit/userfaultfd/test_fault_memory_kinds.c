@@ -215,6 +215,56 @@ static void test_minor_with_holes(void **state)
     minor(false);
 }
 
+/* In place a page is fetched once, however long its fault waits for the worker that has claimed it:
+ * what came later would overwrite what the owner of the memory has written since. */
+static void test_minor_is_fetched_once(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    struct ibx_fault *engine = NULL;
+    int uffd, file = memfd_create("ibx-test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    memory_data_make(&data, PAGES * PAGE, PAGE);
+    uint8_t *memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void *alias = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    struct ibx_fault_range range = {
+        .start = (uintptr_t)memory, .length = PAGES * PAGE, .page_size = PAGE, .alias = alias};
+    opened(UFFD_FEATURE_MINOR_SHMEM, &range, &uffd);
+    struct memory_reader *urgent = memory_reader_make(&data);
+    reader = memory_reader_make(&data);
+    struct ibx_fault_reader as[] = {memory_reader_as(urgent), memory_reader_as(reader)};
+    struct ibx_fault_config config = {.uffd = uffd,
+                                      .ranges = &range,
+                                      .range_count = 1,
+                                      .readers = as,
+                                      .worker_count = 2,
+                                      .fault_workers = 1,
+                                      .chunk_min = 16 * PAGE,
+                                      .chunk_max = 16 * PAGE,
+                                      .depth = 1};
+    reader->hold_bulk = true;
+    if (ibx_fault_create(&config, &engine, &err) || ibx_fault_serve(engine))
+        fail_msg("%s", err.message);
+    assert_true(reader_asked(reader, 1));
+    struct look look = {
+        .memory = memory, .page = (unsigned)reader->log[0].page + 5, .pages = PAGES};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, look_at, &look), 0);
+    assert_true(REACHES(engine, waiting, 1));
+    assert_true(page_is_right(&data, memory, 300)); /* the other worker has seen both faults */
+    reader->hold_bulk = false;
+    pthread_join(thread, NULL);
+    assert_true(look.right);
+    assert_int_equal(engine_settled(engine), IBX_FAULT_COMPLETE);
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(data.fetched[i], 1);
+    end(engine, uffd);
+    free(urgent);
+    munmap(memory, PAGES * PAGE);
+    munmap(alias, PAGES * PAGE);
+    close(file);
+}
+
 /* A tmpfs that has room for a quarter: said, stopped, nothing marked present that is not. */
 static void full(bool in_place)
 {
@@ -325,10 +375,15 @@ static void test_huge_in_place(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_child), cmocka_unit_test(test_child_dies),
-        cmocka_unit_test(test_minor), cmocka_unit_test(test_minor_with_holes),
-        cmocka_unit_test(test_full),  cmocka_unit_test(test_full_in_place),
-        cmocka_unit_test(test_huge),  cmocka_unit_test(test_huge_in_place),
+        cmocka_unit_test(test_child),
+        cmocka_unit_test(test_child_dies),
+        cmocka_unit_test(test_minor),
+        cmocka_unit_test(test_minor_with_holes),
+        cmocka_unit_test(test_minor_is_fetched_once),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_full_in_place),
+        cmocka_unit_test(test_huge),
+        cmocka_unit_test(test_huge_in_place),
     };
     struct ibx_error err;
     int uffd;

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The jump over a function's first bytes. Nothing runs it here: the classic tests do. */
+#include "frontend-glue/classic/patch.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#define PAGE 4096u
+
+static unsigned char *code, before[2 * PAGE];
+
+static int set_up(void **state)
+{
+    (void)state;
+    code = mmap(NULL, sizeof(before), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (code == MAP_FAILED)
+        return -1;
+    for (unsigned i = 0; i < sizeof(before); i++)
+        code[i] = before[i] = (unsigned char)(i * 7 + 1);
+    return mprotect(code, sizeof(before), PROT_READ | PROT_EXEC);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return munmap(code, sizeof(before));
+}
+
+/* What lies behind a function that is shorter than the jump belongs to another one. */
+static void test_too_short(void **state)
+{
+    (void)state;
+    struct ibx_classic_patch patch = {0};
+    struct ibx_error err = {0};
+    for (size_t length = 0; length < 14; length++) {
+        assert_int_equal(ibx_classic_patch_apply(&patch, code, length, &err, &err), -ENOTSUP);
+        assert_non_null(strstr(err.message, "too short"));
+        assert_null(patch.function);
+        assert_memory_equal(code, before, sizeof(before));
+    }
+}
+
+/* On and off, across the end of a page; nothing but the jump changes. */
+static void test_on_and_off(void **state)
+{
+    (void)state;
+    unsigned char *function = code + PAGE - 4;
+    const uint64_t target = 0x1122334455667788;
+    struct ibx_classic_patch patch = {0};
+    assert_int_equal(ibx_classic_patch_apply(&patch, function, IBX_CLASSIC_JUMP_MAX,
+                                             (void *)(uintptr_t)target, NULL),
+                     0);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_memory_equal(code, before, PAGE - 4);
+        assert_memory_not_equal(function, before + PAGE - 4, 4);
+        assert_non_null(memmem(function, IBX_CLASSIC_JUMP_MAX, &target, sizeof(target)));
+        assert_memory_equal(function + IBX_CLASSIC_JUMP_MAX,
+                            before + PAGE - 4 + IBX_CLASSIC_JUMP_MAX,
+                            PAGE + 4 - IBX_CLASSIC_JUMP_MAX);
+        assert_int_equal(ibx_classic_patch_switch(&patch, 0, NULL), 0);
+        assert_memory_equal(code, before, sizeof(before));
+        assert_int_equal(ibx_classic_patch_switch(&patch, 1, NULL), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_too_short, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_on_and_off, set_up, tear_down),
+    };
+    return cmocka_run_group_tests_name("classic_patch", tests, NULL, NULL);
+}
