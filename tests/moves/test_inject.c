@@ -299,6 +299,10 @@ static void closes(struct ibx_uffd *uffd)
 {
     int remote = uffd->remote;
     assert_true(qemu_has(remote));
+    struct ibx_uffd other = *uffd; /* by a number that QEMU has given to something else */
+    other.remote = 0;
+    vm_refused(ibx_uffd_close_in_qemu(&other, vm_soon(), &vm_error), -EBADF, "is not the");
+    assert_true(qemu_has(0));
     vm_ok(ibx_uffd_close_in_qemu(uffd, vm_soon(), &vm_error));
     assert_int_equal(uffd->fd, -1);
     assert_false(qemu_has(remote));
