@@ -57,7 +57,8 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
         stay_at_it(c, piece, owner);
     memcpy(to, peer + offset, n);
     c->running--;
-    c->failed = c->failed || fails;
+    if (fails)
+        c->failed = true;
     return fails ? -ESRCH : 0;
 }
 
