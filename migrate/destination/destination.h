@@ -335,6 +335,7 @@ enum destination_state {
  *
  * state machine: destination peer
  *   [*] -> QUIET -> ABORTED | CONFIRMED -> [*]    its own statement, never an error of the network
+ *   ABORTED -> CONFIRMED                          an ABORT after the commit ends nothing
  */
 enum destination_peer_state { PEER_QUIET, PEER_ABORTED, PEER_CONFIRMED };
 

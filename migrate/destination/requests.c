@@ -264,7 +264,7 @@ static void on_confirm(struct destination *d, const struct ibx_connection_reques
                                     "not all pages are here, as far as this source can know");
         return;
     }
-    if (state == IBX_ANSWER_COMPLETE && d->peer.now == PEER_QUIET)
+    if (state == IBX_ANSWER_COMPLETE && d->peer.now != PEER_CONFIRMED)
         ibx_state_move(&d->peer, PEER_CONFIRMED);
     ibx_destination_link_answer(&d->link, request->conn, true, state, 0, NULL);
 }

@@ -36,7 +36,7 @@ static const struct ibx_state_table destination_table =
 
 static const struct ibx_state peer_states[] = {
     [PEER_QUIET] = {"quiet", IBX_TO(PEER_ABORTED) | IBX_TO(PEER_CONFIRMED), IBX_STATE_INITIAL},
-    [PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
+    [PEER_ABORTED] = {"aborted", IBX_TO(PEER_CONFIRMED), IBX_STATE_FINAL},
     [PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table peer_table = IBX_STATE_TABLE("destination peer", peer_states);
