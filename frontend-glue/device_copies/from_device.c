@@ -45,14 +45,6 @@ static int begin_reply(struct copies *x, uint64_t began, uint64_t n)
     return rc ? rc : ibx_session_gather(x->s, count, sizeof(count));
 }
 
-/* The payload is in `out`, behind room for its count. */
-static int answer_inline(struct copies *x, uint64_t began, uint8_t *out)
-{
-    struct ibx_writer w = ibx_writer_of(out, 8);
-    ibx_put_u64(&w, x->copy.bytes);
-    return ibx_copies_answer(x, began, out, 8 + (size_t)x->copy.bytes);
-}
-
 /* The payload is still the GPU's, or in chunks as far as it has come. */
 static int answer_delivered(struct copies *x, uint64_t began)
 {
@@ -70,17 +62,34 @@ static int answer_delivered(struct copies *x, uint64_t began)
     return rc;
 }
 
-static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t began)
+/* Has a stack frame of its own: longer paths need more of a stack that may be a small one. */
+__attribute__((noinline)) static int run_inline(struct copies *x, const struct ibx_request *q,
+                                                uint64_t began)
 {
     uint8_t out[8 + IBX_CHOICE_FROM_MAX];
-    ibx_copies_begin(x, COPY_TO_REPLY, x->copy.frame.out);
+    struct ibx_writer w = ibx_writer_of(out, 8);
+    ibx_put_u64(&w, x->copy.bytes);
     x->copy.out = out + 8;
+    int rc = ibx_path_inline.to_reply(x);
+    x->copy.out = NULL;
+    if (rc != IBX_REQUEST_DONE)
+        return rc;
+    ibx_session_consume(x->s, q);
+    rc = ibx_copies_answer(x, began, out, sizeof(uint64_t) + (size_t)x->copy.bytes);
+    return rc ? rc : IBX_REQUEST_DONE;
+}
+
+static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t began)
+{
+    ibx_copies_begin(x, COPY_TO_REPLY, x->copy.frame.out);
     const struct copy_path *path = ibx_copies_path(x);
+    if (path == &ibx_path_inline)
+        return run_inline(x, q, began);
     int rc = path ? path->to_reply(x) : IBX_REQUEST_PASS;
     if (rc != IBX_REQUEST_DONE)
         return rc;
     ibx_session_consume(x->s, q);
-    rc = path == &ibx_path_inline ? answer_inline(x, began, out) : answer_delivered(x, began);
+    rc = answer_delivered(x, began);
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
