@@ -22,7 +22,7 @@
 enum ibx_migrate_phase {
     IBX_PHASE_WAITING,   /* destination: for a source. source: for the destination's answer */
     IBX_PHASE_PREPARING, /* checks, connections, registration; the VM runs at the source */
-    IBX_PHASE_SWITCHING, /* the VM stands still: map, device state */
+    IBX_PHASE_SWITCHING, /* the VM is stopped: map, device state */
     IBX_PHASE_FILLING,   /* it runs at the destination, pages follow */
     IBX_PHASE_BROKEN,    /* the same, but the connection is lost: being made again */
     IBX_PHASE_DONE,      /* complete and confirmed */
@@ -44,11 +44,11 @@ struct ibx_migrate_status {
     uint64_t faults, faults_per_second;
     uint64_t fault_p50_ns, fault_p99_ns, fault_max_ns, fault_sum_ns;
     uint64_t max_bandwidth; /* bytes a second; 0 none */
-    uint64_t silent_ns;     /* that nothing has come which is awaited, once that is long; else 0 */
+    uint64_t silent_ns; /* for which awaited messages have not come, once that is long; else 0 */
     unsigned reconnects;
     /* When they are known, else 0. Durations in nanoseconds. */
     uint64_t downtime_ns;   /* the VM's, from its STOP to its RESUME as the source sees it */
-    uint64_t map_ns;        /* of it: finding and sending the map, exposing what was left */
+    uint64_t map_ns;        /* of it: finding and sending the map, exposing the last pages */
     uint64_t state_ns;      /* of it: the device state, until all but its end was taken */
     uint64_t commit_ns;     /* of it: the commit and the resume */
     uint64_t register_ns;   /* exposing RAM before the stop */
@@ -117,7 +117,7 @@ int ibx_migrate_send_again(const struct ibx_send_options *options, const struct 
 int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err);
 /* Tells the destination that this (source's) record is DONE. 0: the destination knows it now.
- * -ENOENT: who answers knows nothing of this migration; others when nobody answers. */
+ * -ENOENT: the tool there knows nothing of this migration; others: no tool answers. */
 int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
                         struct ibx_error *err);
 /* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its

@@ -2,8 +2,8 @@
 /*
  * Messages between the source and the destination of a migration.
  *
- *   protocol.h, protocol.c  what they say, to bytes and back (docs/protocol.md, "ib-migrate")
- *   channel.c               the control connection, over which all but pages goes
+ *   protocol.h, protocol.c  encoding and decoding (docs/protocol.md, "ib-migrate")
+ *   channel.c               the control connection, for everything except pages
  *   acceptor.c              connection requests at the destination
  *
  * pages/ sends and takes messages of page connections itself.
@@ -39,8 +39,8 @@ int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message
 /* Drops what still waits for credit. */
 int ibx_channel_send_abort(struct ibx_channel *channel, const char *reason);
 
-/* Sends what waits and hands every message that has arrived to `handle`; stops at its first error.
- * Else an error says why the connection has ended or what is wrong with a message. */
+/* Sends what waits and passes every message that has arrived to `handle`. Stops at its first error.
+ * Other errors mean that the connection has ended or that a message is malformed. */
 int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
                      struct ibx_error *err);
 /* Takes and waits until there is such an error, or the deadline is over: 0. Takes at least once. */
@@ -62,7 +62,7 @@ void ibx_channel_fini(struct ibx_channel *channel);
 /*
  * Connection requests at the destination. One thread accepts, and one thread for each request does
  * the handshake and waits for the first message. The migration sees a connection only after that,
- * so an unauthenticated peer delays nobody, least of all a stopped VM.
+ * so an unauthenticated peer does not delay a stopped VM.
  */
 #define IBX_ACCEPTOR_REQUESTS_MAX 32u /* at a time; more wait in the listener */
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A table of fields for each message turns it into bytes and back. Values are checked by the table,
- * and what they must fit to by check_...(), for what came from the wire and for what is about to go
- * there: whatever encodes, decodes.
+ * A table of fields for each message encodes and decodes it. The table checks single values, and
+ * check_...() checks them against each other, in both directions. So what encodes also decodes.
  */
 #include "migrate/channel/protocol.h"
 
@@ -28,7 +27,7 @@ enum field_kind {
     FIELD_BYTES,  /* a fixed number; min 1: not all of them are 0 */
     FIELD_TEXT,   /* a string; min 1: not empty */
     FIELD_REMOTE, /* struct ibx_remote */
-    FIELD_LIST,   /* u16 count, then so many structs */
+    FIELD_LIST,   /* u16 count, then that many structs */
     FIELD_REST,   /* struct ibx_bytes: all that is left, at least one */
 };
 
@@ -157,8 +156,7 @@ static const struct field totals_fields[] = {
     {0},
 };
 
-/* ------------------------------------------------------------ what fields must fit to each other
- */
+/* ------------------------------------------------------------ fields against each other */
 
 static bool any_set(const uint8_t *bytes, size_t length)
 {
@@ -292,7 +290,7 @@ static const struct message {
     const char *name;
     const struct field *fields;
     int (*check)(const void *content, struct ibx_error *err);
-    size_t heap; /* bytes of what the message points to */
+    size_t heap; /* bytes of the struct that the message points to */
 } messages[] = {
     [IBX_MIGRATE_HELLO] = {"HELLO", hello_fields, check_hello, sizeof(struct ibx_migrate_hello)},
     [IBX_MIGRATE_ANSWER] = {"ANSWER", answer_fields, check_answer,
@@ -454,7 +452,7 @@ static int get_head(struct ibx_reader *r, struct ibx_error *err)
     return 0;
 }
 
-/* What is cut short latches in the reader; an error is a value that may not be. */
+/* A message that is too short latches in the reader; an error is a bad value. */
 static int get_fields(struct ibx_reader *r, const struct field *field, uint8_t *content,
                       struct ibx_error *err)
 {

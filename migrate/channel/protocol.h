@@ -4,7 +4,7 @@
  *
  * The source connects. Its first connection is the *control* connection and begins with HELLO; the
  * others are *page* connections and begin with JOIN. The destination READs pages over page
- * connections; all else goes over the control connection. A message is a u8 type and its fields,
+ * connections; everything else uses the control connection. A message is a u8 type and its fields,
  * little-endian.
  *
  *      source                                   destination
@@ -19,7 +19,7 @@
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
  *        <------------------------------- RUNNING
  *        <---------------- PROGRESS ... COMPLETE    every page is there
- *        CONFIRM -------------------------------->  the source needs to keep nothing
+ *        CONFIRM -------------------------------->  the source keeps nothing for it
  *        <------------------------------ CONFIRMED  the destination has written that down
  *
  * Before the commit either side may send ABORT; after it only the destination may: until RUNNING
@@ -70,7 +70,7 @@ enum ibx_migrate_message {
 
 enum ibx_migrate_purpose {
     IBX_PURPOSE_MOVE = 1, /* take this VM */
-    IBX_PURPOSE_CHECK,    /* could you? the destination answers and goes on waiting */
+    IBX_PURPOSE_CHECK,    /* could you take it? the destination answers and keeps waiting */
     IBX_PURPOSE_RESUME,   /* of migration `id`: the connection was lost after the commit */
     IBX_PURPOSE_QUERY,    /* the state of migration `id`? */
     IBX_PURPOSE_CONFIRM,  /* as CONFIRM, which may have been lost; then as QUERY */
@@ -96,7 +96,7 @@ struct ibx_migrate_hello {
     uint8_t purpose;                  /* enum ibx_migrate_purpose */
     uint8_t id[IBX_MIGRATE_ID_BYTES]; /* all zeros only in a CHECK */
     uint64_t epoch; /* 1, one higher with each RESUME or recovery; CHECK, QUERY, CONFIRM: any */
-    /* How many page connections the source makes, as the destination likes: between these two,
+    /* The range of page connections from which the destination chooses, each
      * 1..IBX_MIGRATE_LINKS_MAX. CHECK, QUERY and CONFIRM: 0 too. */
     uint16_t links_least, links;
     struct ibx_qmp_version version;
@@ -133,9 +133,9 @@ struct ibx_migrate_region {
 };
 
 struct ibx_migrate_map_end {
-    uint64_t pages;      /* of all blocks */
-    uint64_t data_pages; /* of them, those that have to be fetched */
-    uint32_t regions;    /* REGION messages that each page connection has been given */
+    uint64_t pages;                       /* of all blocks */
+    uint64_t data_pages;                  /* of them, those that have to be fetched */
+    uint32_t regions;                     /* REGION messages on each page connection */
     uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* ibx_page_map_hash */
 };
 
@@ -145,7 +145,7 @@ struct ibx_migrate_progress {
     uint64_t faults, fault_p50_ns, fault_p99_ns, fault_max_ns;
 };
 
-/* the totals on which both agree before the source may forget the VM. */
+/* The totals on which both sides agree before the source may forget the VM. */
 struct ibx_migrate_totals {
     uint64_t pages, zero_pages, fetched_pages, discarded_pages; /* the last three make the first */
     uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* of the map by which pages were fetched */

@@ -23,13 +23,15 @@
 #define MIGRATION_LINGER_MS    5000  /* for the peer to take the last message */
 #define MIGRATION_TRY_MS       3000  /* for each step of one of many tries to reach the peer */
 #define MIGRATION_LOCK_MS      2000  /* for the watchdog of a dead tool to end */
-#define MIGRATION_LOCK_LOOK_MS 20    /* between two looks at that */
-#define MIGRATION_AWAY_NS      (1000 * IBX_NS_PER_MS) /* not looking for so long: away itself */
+#define MIGRATION_LOCK_LOOK_MS 20    /* between two checks of that */
+#define MIGRATION_AWAY_NS                                                                          \
+    (1000 * IBX_NS_PER_MS) /* this tool did not check for longer: it was stopped itself */
 
 /* ---------------------------------------------------------------- process.c */
 
-/* Until when (CLOCK_MONOTONIC, ns) a tool polls without sleeping, because a VM stands still or is
- * about to and each wake-up costs tens of microseconds. 0: this machine has too few processors. */
+/* Until when (CLOCK_MONOTONIC, ns) a tool polls without sleeping, because a VM is stopped or
+ * about to be, and each wake-up costs tens of microseconds. 0: this machine has too few processors.
+ */
 uint64_t ibx_migration_busy_until(void);
 /* How long the peer may do nothing while a VM depends on it, before the commit. */
 uint64_t ibx_migration_stall_ms(const struct ibx_options *transport);
@@ -88,7 +90,8 @@ void ibx_migration_check_silence(struct migration_silence *silence,
 struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri);
 /* Such options for one of many tries. */
 struct ibx_options ibx_migration_retry_options(const struct ibx_options *options);
-/* How many page connections a HELLO offers: `wished`, or 0: up to what this machine is good for. */
+/* How many page connections a HELLO offers: `wished`, or as many as suit this machine if that is 0.
+ */
 void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished);
 /* Adds a blocker when `links` page connections over the fabric of `conn`, with `bytes` on each (or
  * on all, where they share registrations), would pin more memory than may be locked. The messages
@@ -121,7 +124,7 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
 /* Writes the record in this state; it is unchanged on failure. */
 int ibx_migration_record(const char *folder, struct ibx_journal *record,
                          enum ibx_journal_state state, struct ibx_error *err);
-/* Fills in what a record says of a VM. */
+/* Fills in the fields of a record that describe the VM. */
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
 

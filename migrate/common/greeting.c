@@ -75,7 +75,8 @@ static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
     struct greeting *g = context;
     if (message->type == IBX_MIGRATE_ABORT)
-        return ibx_error_set(g->err, -ECONNABORTED, "the destination says: %s", message->is.reason);
+        return ibx_error_set(g->err, -ECONNABORTED, "the destination reports: %s",
+                             message->is.reason);
     if (message->type != IBX_MIGRATE_ANSWER)
         return ibx_error_set(g->err, -EPROTO, "the destination answered HELLO with %s",
                              ibx_migrate_message_name(message->type));
@@ -175,10 +176,10 @@ int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_opt
         return ibx_error_set(err, -ENOMEM, "no memory for an answer");
     int rc = ibx_migration_ask(record, IBX_PURPOSE_CONFIRM, options, answer, err);
     if (!rc && answer->state == IBX_ANSWER_NONE)
-        rc = ibx_error_set(err, -ENOENT, "who answers at %s (%s) knows nothing of this migration",
+        rc = ibx_error_set(err, -ENOENT, "the tool at %s (%s) knows nothing of this migration",
                            record->uri, answer->host);
     else if (!rc && (!answer->accepted || answer->state != IBX_ANSWER_COMPLETE))
-        rc = ibx_error_set(err, -EPROTO, "the destination (%s) says: %s", answer->host,
+        rc = ibx_error_set(err, -EPROTO, "the destination (%s) reports: %s", answer->host,
                            answer->count ? answer->reasons[0]
                                          : ibx_answer_state_name(answer->state));
     free(answer);

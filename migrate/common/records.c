@@ -17,7 +17,7 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
 {
     struct ibx_journal *records;
     size_t count;
-    char said[IBX_ERROR_MAX];
+    char state[IBX_ERROR_MAX];
     int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
@@ -26,18 +26,17 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
         const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
                                   r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
-        /* COMPLETE needs nothing of any QEMU; and what has run in one that ended runs there no
-         * more. */
+        /* COMPLETE needs no QEMU, and a VM does not run in a QEMU that has ended. */
         const bool harmless = r->state == IBX_JOURNAL_COMPLETE ||
                               (!r->source && !same_process && ibx_journal_qemu_gone(r));
         if (ibx_journal_over(r) || harmless || r->source != source || (!same_process && !same_vm))
             continue;
-        ibx_journal_describe(r, said, sizeof(said));
+        ibx_journal_describe(r, state, sizeof(state));
         rc = ibx_error_set(
             err, -EBUSY,
             "an earlier migration of this VM is not over: %s; see ib-migrate status, then "
             "ib-migrate recover%s",
-            said, source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
+            state, source ? " or rollback, or prune --unfinished when its QEMU has ended" : "");
     }
     free(records);
     return rc;
@@ -45,12 +44,12 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
 
 int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
 {
-    char said[IBX_ERROR_MAX];
+    char state[IBX_ERROR_MAX];
     int rc = ibx_journal_reload(folder, record, err);
     if (rc || !ibx_journal_over(record))
         return rc;
-    ibx_journal_describe(record, said, sizeof(said));
-    return ibx_error_set(err, -EALREADY, "this migration is over meanwhile: %s", said);
+    ibx_journal_describe(record, state, sizeof(state));
+    return ibx_error_set(err, -EALREADY, "this migration has ended meanwhile: %s", state);
 }
 
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,

@@ -54,8 +54,8 @@ static unsigned seconds(uint64_t ns)
 }
 
 /* The connection lives, but nothing comes: the peer's tool is stopped (SIGSTOP, a debugger, a host
- * without free processors), or the network is down and that has not been detected yet. All that can
- * be done here is to notify. */
+ * without free processors), or the network is down and that has not been detected yet. This
+ * side can only notify. */
 void ibx_migration_check_silence(struct migration_silence *silence,
                                  const struct migration_expectation *expected,
                                  struct ibx_migrate_status *status,
@@ -69,7 +69,7 @@ void ibx_migration_check_silence(struct migration_silence *silence,
     silence->looked_ns = now;
     if (away || !expected->awaited || came) {
         if (silence->notified && came)
-            ibx_migration_notify(observer, "%s is heard again, after %u s", peer,
+            ibx_migration_notify(observer, "%s sends again, after %u s", peer,
                                  seconds(now - silence->since_ns));
         *silence = (struct migration_silence){now, now, expected->count, false};
         status->silent_ns = 0;
@@ -83,7 +83,7 @@ void ibx_migration_check_silence(struct migration_silence *silence,
     silence->notified = true;
     ibx_migration_notify(
         observer,
-        "nothing has come from %s for %u s: %s; nothing is lost: see whether the ib-migrate "
-        "there stands still and whether the network is up, and the migration goes on by itself",
+        "nothing has come from %s for %u s: %s; nothing is lost, and the migration continues by "
+        "itself: check whether the ib-migrate there is stopped and whether the network is up",
         peer, seconds(status->silent_ns), expected->means);
 }

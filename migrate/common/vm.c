@@ -16,7 +16,7 @@
 
 #define STREAM_NAME   "ibx-state"
 #define STREAM_BUFFER (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
-#define LOOK_MS       5         /* between two looks at a migration that ends */
+#define LOOK_MS       5         /* between two checks of a migration that ends */
 
 static void copy_text(char *to, size_t size, json_t *from)
 {

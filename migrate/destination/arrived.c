@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Minor mode: which pages have come, in shared memory that outlives the tool. READs go into the
- * page cache, so that what is there may be half a page that a tool was fetching when it died, or
- * one that the guest has changed since and the kernel has unmapped (to swap it out, to move it):
- * the one has to be fetched again, the other never, and nothing else tells them apart.
+ * page cache. So a page there may be incomplete, because a tool died while it fetched it. Or the
+ * guest may have changed it and the kernel unmapped it (to swap it out, to move it). The first kind
+ * has to be fetched again, the second kind never, and only this file tells them apart.
  */
 #include "migrate/destination/destination.h"
 

@@ -18,7 +18,7 @@ static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
     close(old.fd);
     ibx_blockers_add(blockers,
                      "an earlier migration has left its userfaultfd in this QEMU (process %d): "
-                     "start it anew, unless ib-migrate status says that its VM runs here",
+                     "restart it, unless ib-migrate status says that its VM runs here",
                      (int)pid);
 }
 

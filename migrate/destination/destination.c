@@ -82,7 +82,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         return rc;
     if (destination_linked(&d->link))
         ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_RUNNING);
-    /* MAY_RUN says enough, if that is all that can be written. */
+    /* If RUNNING cannot be written, MAY_RUN is enough. */
     if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
         ibx_migration_notify(&d->options->observer, "%s", err->message);
     return 0;
@@ -91,7 +91,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
 static int confirmed(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
-    /* COMPLETE on record is true as well, and recover asks the source again. */
+    /* A journal that stays at COMPLETE is true as well, and recover asks the source again. */
     if (ibx_destination_record(d, IBX_JOURNAL_DONE, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     else if (destination_linked(&d->link))
@@ -180,8 +180,7 @@ static int check_engine(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
-/* Short while the VM stands still for QEMU to read the last of its state, of which no event tells.
- */
+/* Short while the VM is stopped and QEMU reads the last of its state, which no event reports. */
 static uint64_t longest_wait_ns(struct destination *d)
 {
     const bool loading = d->state.now == DESTINATION_MAPPED && d->stream.state.now == STREAM_WHOLE;
@@ -263,8 +262,8 @@ int ibx_destination_run(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-/* The source may have committed, and then asks for ever: this answer lets the VM go on there. Until
- * it has been given, or for a while, or until somebody interrupts. */
+/* The source may have committed, and then asks repeatedly: this answer lets the VM continue there.
+ * Waits until it has been given, for ANSWER_MS, or for an interrupt. */
 void ibx_destination_answer(struct destination *d, const struct ibx_error *why)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ANSWER_MS);

@@ -107,7 +107,7 @@ int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_j
 /* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's. */
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_journal *record,
                                  struct ibx_error *err);
-/* Nobody will ask for it any more. It stays mapped. */
+/* Deletes the file, which is not needed any more. It stays mapped. */
 void ibx_destination_arrived_remove(const struct ibx_journal *record);
 
 /* ---------------------------------------------------------------- link.c */
@@ -206,7 +206,7 @@ struct destination_stream {
  * back until the commit, not just the last byte.
  *
  * How many of these bytes (the stream's latest) QEMU may have now, certainly without EOF. When the
- * stream has `ended`, the rest is EOF and what follows it, and `*whole` says whether it was
+ * stream has `ended`, the rest is EOF and what follows it, and `*whole` is whether it was
  * recognised; otherwise the stream is not QEMU's.
  */
 size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole);
@@ -296,7 +296,7 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  *   MAPPED -> WAITING                     QEMU has loaded all but the end: LOADED is sent
  *   WAITING -> RESUMING                   COMMIT has come: the end goes to QEMU
  *   RESUMING -> FILLING                   the VM runs; pages follow
- *   FILLING -> COMPLETE                   every page is here, and that is on record
+ *   FILLING -> COMPLETE                   every page is here, and the journal says so
  *   COMPLETE -> DONE -> [*]               the source has confirmed it
  *   [*] -> RESUMING | FILLING | COMPLETE  ib-migrate recover
  *   LISTENING | JOINING | READY | MAPPED | WAITING | RESUMING -> GIVEN_UP -> [*]
@@ -304,12 +304,12 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  *   RESUMING | FILLING -> FAILED -> [*]
  *   RESUMING | FILLING | COMPLETE -> LEFT -> [*]
  *
- * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on it
- * is waited for: the source makes it again. GIVEN_UP: the VM never ran here and will not; from
- * RESUMING only when QEMU reported so or has not been given any of the end. ANSWERING: the same,
- * and a source that may have committed is to be told. FAILED: the VM ran here, and its QEMU has
- * ended. LEFT: given up or interrupted while the VM is this side's; ib-migrate recover goes on. In
- * COMPLETE nothing of QEMU is needed any more, and only the source is to be told.
+ * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on
+ * the destination waits: the source makes it again. GIVEN_UP: the VM never ran here and will not;
+ * from RESUMING only when QEMU reported so or got nothing of the end. ANSWERING: the same, and a
+ * source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has ended.
+ * LEFT: given up or interrupted while the VM is this side's; ib-migrate recover continues. In
+ * COMPLETE QEMU is not needed any more, and only the source has to learn it.
  *
  * A move that the table refuses is an internal failure: before WAITING it ends as any failure does,
  * in GIVEN_UP; from then on it is a lost link, and QEMU keeps all that it needs.
@@ -331,7 +331,7 @@ enum destination_state {
 };
 
 /*
- * What the source has said about the end.
+ * The last statement of the source about the end.
  *
  * state machine: destination peer
  *   [*] -> QUIET -> ABORTED | CONFIRMED -> [*]    its own statement, never an error of the network
@@ -357,13 +357,13 @@ struct destination {
 
     struct migration_silence silence;
     uint64_t messages;                      /* and page connections, from the source */
-    uint64_t stall_count;                   /* of these and regions, before the commit: ... */
-    uint64_t stall_since_ns, stall_look_ns; /* ... since when, and the last look */
+    uint64_t stall_count;                   /* of these and regions, before the commit */
+    uint64_t stall_since_ns, stall_look_ns; /* since when it is the same; the last check */
     uint64_t busy_until_ns;                 /* of ibx_migration_busy_until() */
     unsigned load_looks;                    /* at whether QEMU has read the device state */
     uint64_t lost_ns, progress_ns, complete_ns;
     uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
-    uint64_t let_go_by_ns; /* until when the descriptor that QEMU needs no more is tried */
+    uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
 };
 
 /* LISTENING, or for recover RESUMING, FILLING or COMPLETE. */
@@ -412,8 +412,8 @@ int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
 /* ---------------------------------------------------------------- ending.c */
 
 #define DESTINATION_UNCONFIRMED                                                                    \
-    "all pages are here, and only the source's confirmation is waited for (if ib-migrate status "  \
-    "there says done, ib-migrate recover there gives it)"
+    "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
+    "there says done, ib-migrate recover there sends it)"
 
 /* The link is lost: it is closed as soon as the engine has stopped. */
 void ibx_destination_unlink(struct destination *d, int code, const char *reason);
@@ -424,7 +424,7 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
 /* SIGINT, SIGTERM and the cancel command; a source that is away for longer than give_up_s. */
 int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err);
 int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
-/* The engine has every page: puts that on record and goes to COMPLETE, or tries again later. */
+/* The engine has every page: writes that and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
 /* In COMPLETE: whether nothing of this tool is left in QEMU; tries it when it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LAST_MESSAGE_MS 1000  /* for a source that ends its connections to say why */
+#define LAST_MESSAGE_MS 1000  /* for a source's last message, which has the reason */
 #define ABORT_MS        500   /* for the source to take an ABORT */
 #define RETRY_MS        1000  /* between two tries at the end */
 #define LET_GO_MS       10000 /* for QEMU's descriptor, when nothing depends on it any more */
@@ -127,7 +127,7 @@ static const char *what_a_lost_link_means(const struct destination *d)
     case DESTINATION_WAITING:
         return "the VM has not run here; this tool waits for the source to be back and hand it "
                "over "
-               "(if the VM goes on at the source, interrupt this tool)";
+               "(if the VM continues at the source, interrupt this tool)";
     case DESTINATION_COMPLETE:
         return DESTINATION_UNCONFIRMED;
     default:
@@ -178,15 +178,15 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                      ibx_error_set(err, -EINTR,
                                    complete
                                        ? "interrupted; all pages are here, but the source has not "
-                                         "confirmed it: ib-migrate recover --qmp %s asks it to"
+                                         "confirmed it: ib-migrate recover --qmp %s asks again"
                                        : "interrupted; the VM runs here and waits for its pages: "
-                                         "ib-migrate recover --qmp %s goes on",
+                                         "ib-migrate recover --qmp %s continues",
                                    d->options->qmp),
                      err);
     if (d->interrupts > before)
         ibx_migration_notify(
             &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
-            complete ? "all pages are here, and only the source's confirmation is waited for"
+            complete ? "all pages are here, and only the source's confirmation is missing"
                      : "the VM runs here and needs pages that are still at the source");
     return 0;
 }
@@ -210,10 +210,10 @@ int ibx_destination_check_patience(struct destination *d, struct ibx_error *err)
 /* ---------------------------------------------------------------- every page is here */
 
 /*
- * First that goes on record, and only then is anything undone in QEMU: whoever finds RUNNING on
- * record finds the userfaultfd in its place, and whoever finds COMPLETE needs neither that nor QEMU
- * itself to tell the source. Both steps can fail for a while (a full disk, a QEMU that is stopped):
- * the VM runs on meanwhile, and they are tried again.
+ * The journal is written first; only then is anything undone in QEMU. So a tool that finds RUNNING
+ * in the journal finds the userfaultfd in its place, and one that finds COMPLETE needs neither that
+ * nor QEMU to tell the source. Both steps can fail for a while (a full disk, a stopped QEMU). The
+ * VM runs meanwhile, and they are tried again.
  */
 
 /* Notifies once for each series of failures. */
@@ -237,7 +237,7 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
     ibx_page_map_hash(&d->ram.map, totals->hash);
     if (ibx_destination_record(d, IBX_JOURNAL_COMPLETE, err)) {
         memset(totals, 0, sizeof(*totals));
-        retry_later(d, "that cannot be put on record", err);
+        retry_later(d, "the record cannot be written", err);
         return 0;
     }
     d->retry_ns = 0;
@@ -268,8 +268,7 @@ bool ibx_destination_has_let_go(struct destination *d)
             return false;
         }
         ibx_migration_notify(&d->options->observer,
-                             "QEMU keeps a descriptor that it needs no more, until it ends: %s",
-                             why.message);
+                             "QEMU keeps an unused descriptor until it ends: %s", why.message);
         ibx_destination_ram_abandon(ram);
     }
     return true;

@@ -97,7 +97,7 @@ void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn 
 static int on_query_message(void *context, const struct ibx_migrate_any *message)
 {
     (void)context, (void)message;
-    return -EPROTO; /* there is nothing more to say */
+    return -EPROTO; /* a query is one message */
 }
 
 void ibx_destination_link_check_queries(struct destination_link *link)

@@ -12,7 +12,7 @@
 static int unexpected(const struct destination *d, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
-    return ibx_error_set(err, -EPROTO, "the source said %s while the destination was %s",
+    return ibx_error_set(err, -EPROTO, "the source sent %s while the destination was %s",
                          ibx_migrate_message_name(message->type),
                          ibx_state_name(d->state.table, d->state.now));
 }
@@ -47,7 +47,7 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
     return ibx_state_move(&d->link.state, LINK_MAPPED);
 }
 
-/* The first one says that the VM is about to stop. */
+/* The first one means that the VM is about to stop. */
 static int on_state(struct destination *d, const struct ibx_bytes *state, struct ibx_error *err)
 {
     if (!d->stream.total)

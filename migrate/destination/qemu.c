@@ -96,8 +96,8 @@ static void try_monitor(struct destination_qemu *qemu)
         ibx_log(IBX_LOG_INFO, "migration: QEMU's monitor is there");
 }
 
-/* For a tool that took over before it could know whether the VM runs: QEMU that still waits for its
- * state has lost it with the tool before, as soon as it notices. */
+/* For a tool that took over before it could know whether the VM runs. A QEMU that still waits for
+ * its state has lost that with the earlier tool, and fails as soon as it notices. */
 static int learn(struct destination_qemu *qemu, struct ibx_error *err)
 {
     int rc = ask_status(qemu, err);
@@ -122,16 +122,17 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
     if (!rc && qemu->qmp && recovered)
         rc = learn(qemu, err);
     if (!rc && qemu->state.now == QEMU_FAILED)
-        rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: its log says why");
+        rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: see its log");
     return rc;
 }
 
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why)
 {
     if (!qemu->retry_ns)
-        ibx_migration_notify(qemu->observer,
-                             "QEMU (process %d) lives, but not its monitor (%s): going on without",
-                             (int)qemu->record->pid, why);
+        ibx_migration_notify(
+            qemu->observer,
+            "QEMU (process %d) runs, but its monitor does not answer (%s): continuing without",
+            (int)qemu->record->pid, why);
     close_monitor(qemu);
     qemu->retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
 }
@@ -146,7 +147,7 @@ int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurr
     if (rc || strcmp(status, "failed"))
         return rc;
     return ibx_error_set(err, -EIO, "QEMU could not load the device state: %s",
-                         why[0] ? why : "its log says why");
+                         why[0] ? why : "see its log");
 }
 
 int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,
@@ -161,16 +162,18 @@ int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size
     return rc;
 }
 
-/* The stream had an end before its end: of a source that lies, since stream.c holds back any that
+/* The stream had an EOF inside it, so the source is not honest: stream.c holds back an EOF that
  * QEMU writes. */
 int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     int rc = ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, ibx_deadline_in_ms(STOP_MS), &silent);
-    return ibx_error_set(err, -EPROTO,
-                         "the device state ended before its end, and QEMU (process %d) ran without "
-                         "the source's word: it was stopped%s%s; end it",
-                         (int)qemu->record->pid, rc ? ", in vain: " : "", rc ? silent.message : "");
+    return ibx_error_set(
+        err, -EPROTO,
+        "the device state has an EOF inside it, and QEMU (process %d) ran before the "
+        "commit: it %s%s; end it",
+        (int)qemu->record->pid, rc ? "could not be stopped: " : "was stopped",
+        rc ? silent.message : "");
 }
 
 void ibx_destination_qemu_leave(struct destination_qemu *qemu)

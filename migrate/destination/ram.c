@@ -110,7 +110,7 @@ static int punch(const struct ibx_guest_block *block, struct ibx_error *err)
     return 0;
 }
 
-/* Nobody but the engine may put a page there from now on, or a fault would never be seen. */
+/* Only the engine may put a page there from now on, or it would miss faults. */
 static int check_empty(const struct destination_ram *ram, unsigned i, struct ibx_error *err)
 {
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
@@ -123,7 +123,7 @@ static int check_empty(const struct destination_ram *ram, unsigned i, struct ibx
     if (!rc && written)
         rc = ibx_error_set(err, -EBUSY,
                            "%llu pages of guest RAM %s came back after it had been emptied: "
-                           "somebody else has %s mapped and writes to it",
+                           "another process has %s mapped and writes to it",
                            (unsigned long long)written, block->id, block->path);
     return rc;
 }
@@ -234,10 +234,9 @@ static void arrived_before(const struct destination_ram *ram, uint8_t *present)
             present[k / 8] = (uint8_t)(present[k / 8] | 1u << (k % 8));
 }
 
-/* What is there already, after a tool has died: the pages in the page cache, and among them those
- * that were swapped out. But READs go into that in minor mode, and may have been cut off half-way:
- * there it is what was noted. Of huge pages, which nobody unmaps, the cache tells only the number.
- */
+/* Finds the pages that are present after a tool has died: those in the page cache, swapped-out ones
+ * included. In minor mode READs go into the page cache and may be incomplete, so there only the
+ * noted pages count. Of huge pages, which stay mapped, the cache tells only the number. */
 static int rebuild(struct destination_ram *ram, struct ibx_error *err)
 {
     uint8_t *present = calloc(1, (size_t)(ram->map.pages + 7) / 8);
@@ -306,7 +305,7 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
         .readers = as,
         .worker_count = count,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
-        /* Before it runs only loading devices wants pages, and processors are dear. */
+        /* Before the VM runs only loading devices needs pages, so this needs few processors. */
         .no_background = !runs,
         .fault_workers = 1,
         .max_bandwidth = ram->max_bandwidth,
@@ -317,7 +316,7 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
     for (unsigned i = 0; i < ram->guest.count; i++)
         range_of(ram, i, &ranges[i]);
     ram->buffer_bytes = ibx_fault_buffer_bytes(&config);
-    /* Pinning memory takes long, or is refused: not when the VM stands still. */
+    /* Now, because pinning memory takes long or fails: not while the VM is stopped. */
     for (unsigned i = 0; !rc && i < count; i++) {
         rc = ibx_page_reader_serve(readers[i], ram->buffer_bytes, &as[i], err);
         if (!rc && ram->minor)
@@ -426,7 +425,7 @@ int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_jou
     /* First, since until then the engine answers those who touch zero pages. */
     int rc = unregister(ram, err);
     ibx_destination_ram_end_engine(ram);
-    /* With the last descriptor the kernel itself unregisters what is left. */
+    /* With the last descriptor the kernel unregisters the rest. */
     int closed = ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &why);
     if (closed && destination_qemu_lives(record))
         return rc ? rc : ibx_error_set(err, closed, "%s", why.message);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A tool that takes over from one that has ended. QEMU's main thread may wait for a page, for which
- * only this tool can send: then its monitor answers nobody, and guest RAM is found by the record
- * alone.
+ * A tool that takes over from one that has ended. QEMU's main thread may wait for a page that only
+ * this tool can fetch. Then its monitor does not answer, so guest RAM is found by the record alone.
  */
 #include "migrate/destination/destination.h"
 
@@ -11,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define REACH_MS 5000 /* for the monitor, where it alone can say whether the VM ran */
+#define REACH_MS 5000 /* for the monitor, where only it knows whether the VM ran */
 
 static int ended(const struct destination *d, struct ibx_error *err)
 {
@@ -74,7 +73,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
     }
     if (!strcmp(status, "inmigrate"))
         return ibx_error_set(err, -ECANCELED,
-                             "the migration ended before the VM ran here: start this QEMU anew and "
+                             "the migration ended before the VM ran here: restart this QEMU and "
                              "migrate again; the VM is at the source");
     return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
 }

@@ -91,7 +91,7 @@ static int check_hardware(const struct destination *d, const struct ibx_migrate_
     return rc;
 }
 
-/* All reasons against taking this VM; looked for anew, since QEMU may have changed meanwhile. */
+/* All reasons against taking this VM. They are searched again, since QEMU may have changed. */
 static int blockers_of(struct destination *d, const struct ibx_migrate_hello *hello,
                        struct ibx_blockers *blockers, struct ibx_error *err)
 {
@@ -136,7 +136,7 @@ static enum ibx_answer_state state_for(const struct destination *d,
     return same_migration(d, hello->id) ? ibx_destination_answer_state(d) : IBX_ANSWER_NONE;
 }
 
-/* As many as this machine is good for, within what is offered; or those that the engine has. */
+/* As many as suit this machine, within the offer; or those that the engine has. */
 static unsigned links_of(const struct destination *d, const struct ibx_migrate_hello *hello)
 {
     const unsigned links = d->ram.engine ? d->link.count : ibx_page_links_default();
@@ -230,7 +230,7 @@ static const char *against_resume(const struct destination *d,
     if (d->ram.engine && links_of(d, hello) != d->link.count)
         return "another number of page connections than before";
     if (d->state.now < DESTINATION_WAITING)
-        return "the migration was lost before everything was here: begin anew";
+        return "the migration was lost before everything was here: start again";
     return NULL;
 }
 
@@ -253,7 +253,7 @@ static void on_resume(struct destination *d, struct ibx_connection_request *requ
     request->first.is.hello = NULL; /* it is link.resume's now */
 }
 
-/* A source that has this on record needs nothing more of this side, and keeps nothing for it. */
+/* A source whose record is DONE needs nothing more from this side, and keeps nothing for it. */
 static void on_confirm(struct destination *d, const struct ibx_connection_request *request)
 {
     const struct ibx_migrate_hello *hello = request->first.is.hello;

@@ -46,7 +46,7 @@ void ibx_destination_check_silence(struct destination *d)
         .means = d->state.now == DESTINATION_WAITING
                      ? "the VM has not run here, and waits for the source to hand it over"
                  : d->state.now == DESTINATION_COMPLETE
-                     ? "all pages are here, and only its confirmation is waited for"
+                     ? "all pages are here, and only its confirmation is missing"
                      : "the VM waits where it needs a page that has not come",
     };
     ibx_migration_check_silence(&d->silence, &expected, &d->status, &d->options->observer);
@@ -70,7 +70,7 @@ int ibx_destination_check_stall(struct destination *d, struct ibx_error *err)
         return 0;
     return ibx_error_set(err, -ETIMEDOUT,
                          "nothing has come from %s for %u s, before the VM could run here: it "
-                         "stays there; see whether ib-migrate or QEMU stands still there, and "
-                         "begin anew",
+                         "stays there; check whether ib-migrate or QEMU is stopped there, and "
+                         "start again",
                          d->status.record.peer, (unsigned)(limit_ms / 1000));
 }

@@ -18,7 +18,7 @@
 #define VM_EOF          0x00
 #define VM_DESCRIPTION  0x06
 #define HEAD            6           /* EOF, VMDESCRIPTION, length */
-#define DESCRIPTION_MAX (64u << 20) /* bytes: no VM comes near it */
+#define DESCRIPTION_MAX (64u << 20) /* bytes, far more than any VM has */
 
 static const struct ibx_state stream_states[] = {
     [STREAM_CLOSED] = {"closed", IBX_TO(STREAM_TAKING), IBX_STATE_INITIAL},
@@ -175,9 +175,9 @@ int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_er
         if (n < 0 && errno == EAGAIN)
             return 0;
         if (n < 0)
-            return ibx_error_set(
-                err, -errno, "QEMU does not take the device state any more (%s): its log says why",
-                strerror(errno));
+            return ibx_error_set(err, -errno,
+                                 "QEMU does not take the device state any more (%s): see its log",
+                                 strerror(errno));
         stream->from += (size_t)n;
         if (stream->state.now == STREAM_RELEASED)
             ibx_state_move(&stream->state, STREAM_ENDING);

@@ -99,7 +99,7 @@ static int make_all(const char *folder)
     return stat(path, &st) ? make_one(path) : 0;
 }
 
-/* Whoever may write here decides where VMs run. */
+/* A user who can write here decides where VMs run. */
 static int check_folder(const char *folder, struct ibx_error *err)
 {
     struct stat st;
@@ -338,15 +338,14 @@ int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ib
             first = i;
     }
     if (!found)
-        rc = ibx_error_set(err, -ENOENT, "no unfinished migration %s here%s%s is on record in %s",
+        rc = ibx_error_set(err, -ENOENT, "no unfinished migration %s here%s%s has a record in %s",
                            source ? "from" : "to", qmp ? " of the QEMU at " : "", qmp ? qmp : "",
                            folder);
     else if (!qmp && found > 1)
-        rc = ibx_error_set(
-            err, -ENOTUNIQ,
-            "%zu unfinished migrations %s here are on record in %s: choose one by its "
-            "QEMU's monitor (--qmp)",
-            found, source ? "from" : "to", folder);
+        rc = ibx_error_set(err, -ENOTUNIQ,
+                           "%s has records of %zu unfinished migrations %s here: choose one by its "
+                           "QEMU's monitor (--qmp)",
+                           folder, found, source ? "from" : "to");
     else
         *journal = all[first];
     free(all);

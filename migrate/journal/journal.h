@@ -6,9 +6,9 @@
  *
  *   journal.c  the files: where they are, written, listed, locked
  *   text.c     what is in them: states, JSON, the meaning for an operator
- *   prune.c    deletes those that nobody needs
+ *   prune.c    deletes those that are not needed any more
  *
- * It is written *before* what it says can become true: MAY_RUN means that the VM may run at the
+ * A side writes a state *before* it can become true: MAY_RUN means that the VM may run at the
  * destination, HERE that it certainly does not. So a stopped VM never waits for a disk.
  *
  * state machine: source journal
@@ -69,7 +69,7 @@ struct ibx_journal {
     char key_file[256];   /* "" none */
     int uffd;             /* destination: the userfaultfd's number in QEMU; -1 none */
     bool device_way;      /* it was made by /dev/userfaultfd */
-    bool was_running;     /* source: the VM ran before, and shall run if it comes back */
+    bool was_running;     /* source: the VM ran before, and runs again if it comes back */
     /* destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
      * while QEMU's main thread waits for a page. 0: written by an earlier version */
     unsigned block_count;
@@ -104,7 +104,7 @@ void ibx_journal_arrived_path(const struct ibx_journal *journal, char *path, siz
 int ibx_journal_remove(const char *folder, const struct ibx_journal *journal,
                        struct ibx_error *err);
 
-/* A finished journal is kept for so many days if it is among the newest so many. */
+/* A finished journal is kept for DAYS days if it is among the newest KEEP. */
 #define IBX_JOURNAL_DAYS 30u
 #define IBX_JOURNAL_KEEP 100u
 
@@ -118,8 +118,8 @@ struct ibx_journal_prune {
     void *context;
 };
 
-/* Deletes journals that nobody needs: finished ones on which no tool works. The journal of a source
- * in DONE stays while its QEMU lives, because that QEMU must not be continued. */
+/* Deletes journals that are not needed any more: finished ones on which no tool works. The journal
+ * of a source in DONE stays while its QEMU lives, because that QEMU must not be continued. */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
 /* By age and number as above; before a new migration. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Deletes journals that nobody needs. */
+/* Deletes journals that are not needed any more. */
 #include "migrate/journal/journal.h"
 
 #include <errno.h>
@@ -33,8 +33,8 @@ static bool too_young(const struct ibx_journal_prune *which, const struct ibx_jo
     return journal->written_s >= which->before_s && over <= which->keep;
 }
 
-/* Under its lock, when no tool is at work on it, and as it is on journal by then: a tool may have
- * been since it was listed. */
+/* Takes its lock, so no tool is at work on it, and reads it again: a tool may have changed it since
+ * it was listed. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
                               struct ibx_journal *journal, size_t over, struct ibx_error *err)
 {
@@ -46,7 +46,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     const char *why = rc ? NULL : needed(journal, which->unfinished);
     if (!rc && !why && too_young(which, journal, over))
         why = "it has just been written";
-    if (rc == -ENOENT) { /* somebody else was faster, and the lock's file is new */
+    if (rc == -ENOENT) { /* another process was faster, and the lock's file is new */
         ibx_journal_path(folder, journal, ".lock", lock, sizeof(lock));
         unlink(lock);
         rc = 0;

@@ -98,7 +98,7 @@ static int check_text(const struct ibx_journal *journal, struct ibx_error *err)
         json_t *json = json_string(texts[i]);
         if (!json) {
             ibx_error_set(err, -EINVAL,
-                          "\"%s\" is not UTF-8 text, so it cannot be put on record: give it "
+                          "\"%s\" is not UTF-8 text, so no record can hold it: give it "
                           "another name",
                           texts[i]);
             if (err)
@@ -390,7 +390,7 @@ static const char *const source_texts[] = {
     [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
                             "\"ib-migrate recover\" asks it before anything is started",
     [IBX_JOURNAL_MOVED] = "%s runs at %s and not here, but this side has pages that it needs: "
-                          "leave this QEMU as it is; \"ib-migrate recover\" goes on sending",
+                          "leave this QEMU as it is; \"ib-migrate recover\" continues to send them",
     [IBX_JOURNAL_DONE] = "%s runs at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
@@ -402,11 +402,12 @@ static const char *const destination_texts[] = {
     [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
                             "recover\" asks it",
     [IBX_JOURNAL_RUNNING] = "%s runs here and needs pages that are still at %s: leave both QEMUs "
-                            "as they are; \"ib-migrate recover\" goes on fetching",
+                            "as they are; \"ib-migrate recover\" continues to fetch them",
     [IBX_JOURNAL_COMPLETE] = "%s runs here with all of its pages, but %s has not confirmed it and "
-                             "keeps them, too: \"ib-migrate recover\" here lets it end, and there "
-                             "when that says done",
-    [IBX_JOURNAL_DONE] = "%s runs here with all of its pages: that at %s is not needed any more",
+                             "keeps them, too: run \"ib-migrate recover\" here, or there if its "
+                             "state is done",
+    [IBX_JOURNAL_DONE] =
+        "%s runs here with all of its pages: the QEMU at %s is not needed any more",
     [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
 };
 

@@ -64,7 +64,7 @@ static int no_tool(const char *path, int code, struct ibx_error *err)
 {
     if (code == -ECONNREFUSED || code == -ENOENT)
         return ibx_error_set(err, code,
-                             "no ib-migrate is at work on this migration (nobody answers at "
+                             "no ib-migrate is at work on this migration (no process answers at "
                              "%s)",
                              path);
     if (code == -EACCES || code == -EPERM)

@@ -27,7 +27,7 @@ struct client {
 
 struct ibx_control_socket {
     int fd;
-    dev_t dev; /* of the socket, so that nobody else's is removed */
+    dev_t dev; /* of the socket, so that no other process's is removed */
     ino_t ino;
     struct sockaddr_un address;
     const struct ibx_control_socket_ops *ops;
@@ -38,7 +38,7 @@ struct ibx_control_socket {
 
 /* ------------------------------------------------------------ opening */
 
-/* Whether somebody answers at a socket's address: 1, 0 (left behind), or an error. */
+/* Whether a process answers at a socket's address: 1, 0 (a dead process left it), or an error. */
 static int alive_at(const struct sockaddr_un *address)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

@@ -59,8 +59,8 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                            "the migration has gone on meanwhile: see ib-migrate status");
     deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS); /* the query has taken its own time */
     if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
-        /* Only what has been done goes on record: QEMU refuses when the disks are in use by one
-         * that runs there after all, and recover is needed then. */
+        /* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after
+         * all and uses the disks; then recover is needed. */
         rc = ibx_vm_stay(qmp, &vm, deadline, err);
         back.state = IBX_JOURNAL_ROLLED_BACK;
         back.epoch++;

@@ -95,7 +95,7 @@ json_t *ibx_migrate_record_json(const struct ibx_journal *record)
                      ibx_json_text(record->peer), "written", number(record->written_s));
 }
 
-/* Nothing is on record before the two tools have met. */
+/* There is no record before the two tools have met. */
 static json_t *record_or_null(const struct ibx_journal *record)
 {
     return record->state ? ibx_migrate_record_json(record) : json_null();

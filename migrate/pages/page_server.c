@@ -78,7 +78,7 @@ struct ibx_page_server {
     struct ibx_domain *domain; /* of all connections */
     struct exposure *exposures;
     _Atomic size_t asked; /* exposures to be made known; those before are constant */
-    _Atomic size_t taken; /* of them, to be registered by somebody */
+    _Atomic size_t taken; /* of them, those that a link has begun to register */
     bool *exposed;        /* a piece; the caller's thread only */
     int event_fd;
     _Atomic unsigned state; /* enum server_state; moved under the lock */

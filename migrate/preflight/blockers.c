@@ -16,7 +16,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define TEXT_MAX 256 /* bytes of a QEMU message in one of ours */
+#define TEXT_MAX 256 /* bytes of QEMU's message in a blocker */
 
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
 {

@@ -29,7 +29,7 @@
 
 /* ------------------------------------------------------------ what QEMU may do */
 
-static bool anybody_may(void)
+static bool unprivileged_may(void)
 {
     int fd = open(SYSCTL, O_RDONLY | O_CLOEXEC);
     char value = '0';
@@ -54,7 +54,7 @@ static int open_device(struct ibx_error *err)
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 {
 #if !defined(__x86_64__)
-    return ibx_inject_syscall(pid, 0, NULL, NULL, NULL, 0, err); /* says why not */
+    return ibx_inject_syscall(pid, 0, NULL, NULL, NULL, 0, err); /* sets the reason */
 #endif
     unsigned long long capabilities, filter;
     int rc = ibx_process_status(pid, "CapEff:", 16, &capabilities, err);
@@ -64,7 +64,7 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
         return rc;
     /* A seccomp filter (-sandbox on) may kill QEMU for the system call, but never for an ioctl.
      * CAP_SYS_PTRACE lets QEMU serve faults of the kernel too. */
-    const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || anybody_may());
+    const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || unprivileged_may());
     if (!direct) {
         int device = open_device(err);
         if (device < 0)

@@ -176,7 +176,8 @@ uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, 
 /*
  * A userfaultfd that belongs to a running QEMU, obtained without QEMU's help.
  *
- * A userfaultfd serves the address space of whoever creates it, so QEMU has to make the call. Its
+ * A userfaultfd serves the address space of the process that creates it, so QEMU has to make the
+ * call. Its
  * main thread is seized with ptrace for a moment, executes one system call in place of what it was
  * about to do, gets all its registers back (an interrupted system call is restarted by the kernel
  * as if a signal had been ignored) and is released; pidfd_getfd then copies the descriptor to us.
@@ -185,7 +186,7 @@ uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, 
  * the step itself, some ten microseconds. That happens only on the destination, before it has
  * anything to lose, or after the migration is complete.
  *
- * x86-64 only; elsewhere every call says -ENOTSUP.
+ * x86-64 only; elsewhere every call returns -ENOTSUP.
  */
 enum ibx_uffd_way {
     IBX_UFFD_ANY,     /* the system call where QEMU may make it, else the device */

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define READ_CHUNK    16384u
-#define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not hold the caller for ever */
+#define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not keep the caller busy without end */
 #define DESC_MAX      400                /* bytes of a QEMU message in an error */
 #define CAPABILITIES  "qmp_capabilities"
 #define RETRY_MS      5

@@ -114,7 +114,7 @@ static void *leave_on_signal(void *argument)
     return NULL;
 }
 
-/* A host that does not answer is waited for as long as timeout_ms says, or until a signal. */
+/* Waits for a host that does not answer for timeout_ms, or until a signal. */
 static int ask(struct source *s, struct ibx_error *err)
 {
     struct signal_watch watch = {.signals = s->signals.fd, .over = eventfd(0, EFD_CLOEXEC)};

@@ -8,7 +8,7 @@
 
 #define STAY_MS          60000 /* for QEMU to continue the VM */
 #define FAREWELL_MS      1000  /* for the destination to take the ABORT */
-#define LAST_MESSAGE_MS  1500  /* for a destination that ends its connections to say why */
+#define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
@@ -39,7 +39,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         return code;
     if (source_linked(&s->link) && err->message[0])
         ibx_channel_send_abort(&s->link.control, err->message);
-    /* First: as long as QEMU waits for somebody to read its device state, it does nothing else. */
+    /* First: while QEMU waits for a reader of its device state, it does nothing else. */
     ibx_source_stream_close(&s->stream);
     const int failed = s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
@@ -108,7 +108,7 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
     return 0;
 }
 
-/* A try was in vain. */
+/* A try to reconnect has failed. */
 static int check_patience(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = (uint64_t)s->options->give_up_s * 1000;
@@ -118,10 +118,9 @@ static int check_patience(struct source *s, struct ibx_error *err)
         return 0;
     int rc = ibx_source_move(s, SOURCE_LEFT, err);
     return rc ? rc
-              : ibx_error_prefix(
-                    err, -ETIMEDOUT,
-                    "given up after %u s; ib-migrate recover goes on with the migration",
-                    s->options->give_up_s);
+              : ibx_error_prefix(err, -ETIMEDOUT,
+                                 "given up after %u s; ib-migrate recover continues the migration",
+                                 s->options->give_up_s);
 }
 
 int ibx_source_reconnect(struct source *s, struct ibx_error *err)
@@ -140,7 +139,7 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         if (ibx_source_move(s, SOURCE_SERVING, &refused))
             return ibx_error_set(err, -EINVAL, "%s", refused.message);
     }
-    if (rc == -ECANCELED) /* it gave up; after RUNNING that says nothing about the VM */
+    if (rc == -ECANCELED) /* it gave up; after RUNNING that proves nothing about the VM */
         return ibx_source_keep(s, rc, err);
     if (rc)
         return check_patience(s, err);
@@ -163,7 +162,7 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
         return rc ? rc
                   : ibx_error_set(err, -EINTR,
                                   "interrupted; the VM runs at %s and its pages are still here: "
-                                  "ib-migrate recover goes on",
+                                  "ib-migrate recover continues",
                                   s->status.record.uri);
     }
     if (s->interrupts > before)
@@ -176,10 +175,9 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
 /* ---------------------------------------------------------------- confirmation */
 
 /*
- * Every page is at the destination, which has that on record, and so has this side before it says
- * so. The destination has yet to learn it, or a tool there would wait for it. Whoever learns it
- * knows that nothing is needed any more, so anybody who has the record can tell, at any time and as
- * often as it takes.
+ * Every page is at the destination, and its journal says so. This side writes its own journal
+ * before it sends CONFIRM. The destination waits for CONFIRM. Any tool with this side's journal can
+ * send it, at any time and repeatedly, because nothing else is needed afterwards.
  */
 int ibx_source_confirm(struct source *s, struct ibx_error *err)
 {
@@ -201,7 +199,7 @@ static bool has_confirmed(struct source *s)
     struct ibx_error silent = {0};
     struct message_context incoming = {s, &silent};
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
-    if (s->link.pages) /* that they end is no news any more, but would wake the loop for ever */
+    if (s->link.pages) /* their end is expected now, and would wake the loop again and again */
         ibx_page_server_failed(s->link.pages, &silent);
     if (source_linked(&s->link) &&
         ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, &silent) &&
@@ -225,9 +223,9 @@ int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)
             return 0;
         ibx_migration_notify(
             &s->options->observer,
-            "the VM runs at %s with all of its pages, but that this is confirmed may not have "
-            "been heard there: if ib-migrate status there says complete, ib-migrate recover there "
-            "and then here (--qmp %s) lets it end",
+            "the VM runs at %s with all of its pages, but the confirmation may not have arrived "
+            "there: if ib-migrate status there says complete, run ib-migrate recover there and "
+            "then here (--qmp %s)",
             s->status.record.peer, s->status.record.qmp);
     }
     s->status.total_ns = ibx_now_ns() - s->status.began_ns;

@@ -185,13 +185,13 @@ static int check_answer(const struct source_link *link, const struct ibx_migrate
         answer->state != IBX_ANSWER_COMPLETE)
         return ibx_error_set(
             err, -EAGAIN,
-            "who answers at %s (%s) knows nothing of this migration: start ib-migrate "
+            "the tool at %s (%s) knows nothing of this migration: start ib-migrate "
             "recover there; only if the VM certainly "
             "does not run there, take it back with ib-migrate rollback here",
             link->record->uri, answer->host);
     return answer->accepted
                ? 0
-               : ibx_error_set(err, -EAGAIN, "the destination (%s) says: %s", answer->host, why);
+               : ibx_error_set(err, -EAGAIN, "the destination (%s) reports: %s", answer->host, why);
 }
 
 static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)

@@ -135,7 +135,7 @@ static void report(struct source *s)
 static int unexpected(const struct source *s, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
-    return ibx_error_set(err, -EPROTO, "the destination said %s while the source was %s",
+    return ibx_error_set(err, -EPROTO, "the destination sent %s while the source was %s",
                          ibx_migrate_message_name(message->type),
                          ibx_state_name(s->state.table, s->state.now));
 }
@@ -244,12 +244,12 @@ static int migration_failed(struct source *s, struct ibx_error *err)
                          error[0] ? error : "it gave no reason");
 }
 
-/* A VM that somebody else continues changes what is on its way; so does a reset, by somebody or by
- * the guest at the last moment, which writes to guest RAM and would be lost. */
+/* If another client continues the VM, the state on its way no longer fits its RAM. So does a reset,
+ * by a client or by the guest at the last moment: it writes to guest RAM and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 {
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
-    const char *what = "somebody else has continued the VM";
+    const char *what = "another client has continued the VM";
     if (source_committed(s))
         return 0;
     switch (ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event)) {
@@ -381,8 +381,8 @@ static int step_serving(struct source *s, struct ibx_error *err)
     return rc || s->peer.now != PEER_COMPLETE ? rc : ibx_source_confirm(s, err);
 }
 
-/* A slow destination is waited for, but not with a VM that stands still and could go on here. After
- * the commit all that can be done is to notify. */
+/* The source waits for a slow destination, but not while the VM is stopped and could continue here.
+ * After the commit it can only notify. */
 static int check_stall(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);
@@ -391,13 +391,14 @@ static int check_stall(struct source *s, struct ibx_error *err)
         return 0;
     if (s->state.now != SOURCE_COMMITTED)
         return ibx_error_set(err, -ETIMEDOUT,
-                             "the VM has stood still for %" PRIu64 " s and the destination has not "
+                             "the VM has been stopped for %" PRIu64
+                             " s and the destination has not "
                              "taken its state",
                              limit_ms / 1000);
     s->still_ns = 0;
     snprintf(s->status.message, sizeof(s->status.message),
-             "the VM has been handed over, but for %" PRIu64 " s the destination has not said that "
-             "it runs there: look at its ib-migrate and QEMU",
+             "the VM has been handed over, but for %" PRIu64 " s the destination has not reported "
+             "that it runs there: look at its ib-migrate and QEMU",
              limit_ms / 1000);
     ibx_migration_notify(&s->options->observer, "%s", s->status.message);
     return 0;

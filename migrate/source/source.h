@@ -44,10 +44,10 @@ struct source_vm {
 /* What an event of QEMU means for the migration. */
 enum source_vm_event {
     VM_NOTHING,
-    VM_QUIET,  /* guest RAM is written no more */
+    VM_QUIET,  /* nothing writes to guest RAM any more */
     VM_FAILED, /* QEMU's migration */
     VM_RESET,
-    VM_CONTINUED, /* by somebody else */
+    VM_CONTINUED, /* by another client */
 };
 
 void ibx_source_vm_init(struct source_vm *vm);
@@ -163,22 +163,22 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
  * state machine: source
  *   [*] -> ASKING -> EXPOSING      HELLO is accepted; RAM is registered and READY is awaited
  *   EXPOSING -> STARTING           QEMU's migration is started
- *   STARTING -> STOPPED            the VM stands still; the page map is made
+ *   STARTING -> STOPPED            the VM is stopped; the page map is made
  *   STOPPED -> SENDING             the page map is sent; the device state follows
  *   SENDING -> COMMITTED           LOADED has come and COMMIT goes: the point of no return
  *   COMMITTED -> SERVING           RUNNING has come: the VM runs at the destination
- *   SERVING -> CONFIRMING          COMPLETE has come and is on record
- *   CONFIRMING -> DONE -> [*]      the destination knows it, or was told for long enough
+ *   SERVING -> CONFIRMING          COMPLETE has come and is in the journal
+ *   CONFIRMING -> DONE -> [*]      the destination confirmed it, or the time for that is over
  *   [*] -> COMMITTED | SERVING     ib-migrate recover
  *   ASKING | EXPOSING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED -> [*]
  *   COMMITTED | SERVING -> LEFT -> [*]
  *
  * KEPT: the VM stays here. Before COMMITTED every failure leads there. In COMMITTED only the
- * destination's own statement that the VM never ran there does; without it, and in SERVING, a lost
- * link is made again for as long as it takes. STRANDED: the same, but QEMU could not be told to
- * continue. LEFT: given up or interrupted after the commit; the pages stay in QEMU, the VM must not
- * be continued here, and ib-migrate recover goes on. In CONFIRMING the destination needs this side
- * no more.
+ * destination's own statement that the VM never ran there does; without it, and in SERVING, the
+ * source makes a lost link again for as long as necessary. STRANDED: the same, but QEMU could not
+ * be told to continue. LEFT: given up or interrupted after the commit; the pages stay in QEMU, the
+ * VM must not be continued here, and ib-migrate recover continues. In CONFIRMING the destination
+ * needs nothing from this side.
  *
  * A move that the table refuses is an internal failure: before the commit it ends as any failure
  * does, in KEPT; after the commit it is a lost link, and every page is kept.
@@ -199,7 +199,7 @@ enum source_state {
 };
 
 /*
- * What the destination has said.
+ * The last statement of the destination.
  *
  * state machine: source peer
  *   [*] -> QUIET -> READY -> LOADED -> COMPLETE -> CONFIRMED -> [*]
@@ -234,7 +234,7 @@ struct source {
     struct migration_silence silence;
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns;       /* when the link was */
-    uint64_t still_ns;      /* since when the VM stands still; 0: an overdue RUNNING was notified */
+    uint64_t still_ns;      /* since when the VM is stopped; 0: an overdue RUNNING was notified */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
 };
@@ -275,9 +275,9 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 /* SIGINT, SIGTERM and the cancel command. */
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
-/* All pages are at the destination: puts that on record, goes to CONFIRMING, sends CONFIRM. */
+/* All pages are at the destination: writes that, goes to CONFIRMING, sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
-/* In CONFIRMING: waits for CONFIRMED, or says it again over a new connection; then DONE. */
+/* In CONFIRMING: waits for CONFIRMED, or confirms again over a new connection; then DONE. */
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err);
 
 #endif

@@ -88,7 +88,7 @@ static void continue_vm(struct watchdog *w)
     ibx_qmp_close(qmp);
 }
 
-/* Above all the tool's monitor: QEMU answers nobody else while that is open. */
+/* The tool's monitor above all: QEMU answers no other client while that is open. */
 static void close_others(int a, int b)
 {
     const unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);

@@ -161,7 +161,7 @@ static void test_record_cannot_be_written(void **state)
     globfree(&found);
     assert_int_equal(mkdir(place, 0700), 0);
     mover_kill(&receiver, SIGCONT);
-    mover_await_words(&receiver, "cannot be put on record");
+    mover_await_words(&receiver, "the record cannot be written");
     assert_true(has_userfaultfd());
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* the VM does not wait for it */
@@ -200,7 +200,7 @@ static void test_interrupted_before_the_confirmation(void **state)
     about_to_confirm();
     await_let_go();
     mover_kill(&receiver, SIGINT);
-    mover_await_words(&receiver, "only the source's confirmation is waited for; interrupt once");
+    mover_await_words(&receiver, "only the source's confirmation is missing; interrupt once");
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
     mover_must_say(&receiver, "the source has not confirmed it");
@@ -256,7 +256,7 @@ static void test_confirmation_interrupted(void **state)
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 0);
-    mover_must_say(&sender, "may not have been heard there");
+    mover_must_say(&sender, "may not have arrived there");
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     mover_start(&sender, (const char *[]){"recover", "--quit", "--qmp", vms[0].tool, TIMED, NULL});

@@ -103,7 +103,7 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
         uint64_t call = block_main_thread();
         pair_recover(&receiver);
         mover_ends(&receiver, 0);
-        mover_must_say(&receiver, "not its monitor");
+        mover_must_say(&receiver, "its monitor does not answer");
         mover_ends(&sender, 0);
         vm_ok(ibx_qmp_finish(vms[1].qmp, call, NULL, vm_soon(), &vm_error));
         pair_moved("");
@@ -119,7 +119,7 @@ static void begun_anew(const char *const *arguments)
     mover_ends(&again, 1);
     mover_must_say(&again, "an earlier migration of this VM is not over");
     mover_must_say(&again, "ib-migrate recover");
-    assert_false(mover_said(&again, "start it anew"));
+    assert_false(mover_said(&again, "restart it"));
 }
 
 /* Both die, each is started again, and the VM has every page in the end. */
@@ -233,7 +233,7 @@ static void stands_still(struct mover *who, struct mover *other, const char *mea
     mover_must_say(other, means);
     mover_await_silent(other);
     mover_kill(who, SIGCONT);
-    mover_await_words(other, "is heard again");
+    mover_await_words(other, "sends again");
 }
 
 /* A tool that stands still is not a dead one: the VM waits, and goes on. */

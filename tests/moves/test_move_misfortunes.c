@@ -101,7 +101,7 @@ static void meddle(const char *command, const char *event, const char *sentence)
 static void test_continued_by_somebody_else(void **state)
 {
     (void)state;
-    meddle("cont", "RESUME", "somebody else has continued the VM here");
+    meddle("cont", "RESUME", "another client has continued the VM here");
     runs_at_the_source();
 }
 
@@ -160,7 +160,7 @@ static void test_destination_loses_the_monitor(void **state)
     pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     cut_monitor(&vms[1]);
-    mover_await_words(&receiver, "not its monitor");
+    mover_await_words(&receiver, "its monitor does not answer");
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     pair_moved("");
