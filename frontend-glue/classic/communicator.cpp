@@ -151,7 +151,7 @@ class ClassicCommunicator
         bool in_frame = ibx_session_in_frame(session);
         if (in_frame && getpid() != owner)
             _exit(EXIT_FAILURE);
-        ibx_session_destroy(session); // nobody deletes this object
+        ibx_session_destroy(session); // GVirtuS does not delete this object
         session = nullptr;
         if (in_frame)
             pthread_exit(nullptr);

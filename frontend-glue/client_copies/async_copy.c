@@ -65,8 +65,8 @@ static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 /* -------------------------------------------------------------------- exit and fork */
 
-/* Before what the application has made before its first such copy is destroyed, their memory too.
- * Without the preload, too, they would have been waited for. */
+/* exit(3) runs this before it destroys what the application made before its first such copy,
+ * including the memory of copies. Without the preload exit(3) would also wait for them. */
 static void at_exit(void)
 {
     ibx_async_copy_forbid();
@@ -90,7 +90,7 @@ static void begin_helpers(void)
         ibx_state_begin(&async.helpers[i].state, &helper_table, HELPER_NONE);
 }
 
-/* The threads are the parent's, and so are the connections, which nobody touches here. */
+/* The threads and connections belong to the parent; the child does not touch them. */
 static void forget(void)
 {
     pthread_mutex_init(&async.lock, NULL);
@@ -281,7 +281,7 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
     *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};
     pthread_mutex_lock(&async.lock);
     struct helper *helper = NULL;
-    do { /* while this waits the stream's copies may come to be another helper's, or nobody's */
+    do { /* while this waits, the stream's copies may go to another helper or to none */
         if (helper)
             pthread_cond_wait(&async.changed, &async.lock);
         helper = pick(session, copy->stream, job->device);

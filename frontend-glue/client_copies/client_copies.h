@@ -22,21 +22,20 @@
  * was done. The frames are those of G2 and later. */
 int ibx_client_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                     int *exit_code);
-/* Likewise: a call of GVirtuS's that answers nothing but its exit code. */
+/* Likewise for a call that answers only its exit code. */
 int ibx_client_call(struct ibx_session *session, const char *name, const void *body, size_t n,
                     int *exit_code);
 
 /*
  * Asynchronous copies. GVirtuS has one connection for each thread, and one request on it at a time.
- * So what is to go on while the application does is run by helper threads, each with a connection
- * of its own: to the back end they are further clients. Copies of one stream run one after the
- * other, in their order; whoever asks the back end for something that has to come after them in
- * CUDA's order waits for them first. So to the application they are in their stream from the call
- * on.
+ * So helper threads run such copies while the application continues, each over a connection of its
+ * own. To the back end they are further clients. Copies of one stream run one after the other, in
+ * their order. A call that has to come after them in CUDA's order waits for them first. So the
+ * application sees them in their stream from the call on.
  *
- * Streams are the back end's handles. Those up to IBX_ASYNC_COPY_STREAM_SPECIAL are none of one
- * stream and stand for all. From any thread. A forked child has none of the copies. exit(3) waits
- * for all.
+ * Streams are the back end's handles. Those up to IBX_ASYNC_COPY_STREAM_SPECIAL name no
+ * single stream and stand for all. From any thread. A forked child has none of the copies. exit(3)
+ * waits for all.
  */
 #define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
 
@@ -44,7 +43,7 @@ int ibx_client_call(struct ibx_session *session, const char *name, const void *b
  * which lives. Its memory belongs to it until it is over. False: it cannot be, now or ever. */
 bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
                           int device);
-/* None is started any more: what is recorded into a graph has to come from one thread. */
+/* Starts none from now on: operations recorded into a graph have to come from one thread. */
 void ibx_async_copy_forbid(void);
 
 /* Whether there is any copy that is not over. */

@@ -17,7 +17,7 @@ int ibx_client_take(struct ibx_session *s, void *to, size_t n)
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
 }
 
-/* What nobody wants: handlers answer with memory even when they have failed. */
+/* Needed because handlers answer with memory even when they have failed. */
 int ibx_client_drain(struct ibx_session *s, uint64_t n)
 {
     uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;

@@ -26,7 +26,7 @@ static inline size_t client_payload(const struct ibx_frontend_copy *copy)
 int ibx_client_take(struct ibx_session *s, void *to, size_t n);
 /* What every reply begins with; `out` is the length of the rest. */
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out);
-/* Reads what nobody wants. */
+/* Reads and discards n bytes. */
 int ibx_client_drain(struct ibx_session *s, uint64_t n);
 /* One request and its reply; with `rows` the payload is theirs, `copy->n` bytes of each, and not
  * what is at copy->host. */

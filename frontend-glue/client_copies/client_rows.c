@@ -65,7 +65,7 @@ static int copy_bands(struct ibx_session *s, const struct ibx_frontend_copy *cop
         pack(band.host, copy, i, band.rows);
         rc = ibx_client_exchange(s, &band, NULL, exit_code);
     }
-    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* nobody reads it any more */
+    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* the session is done with it */
     free(band.host);
     return flushed < 0 ? (int)flushed : 0;
 }

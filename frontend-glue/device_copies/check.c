@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What CUDA says about a copy before it is run; none of these calls changes anything. */
+/* Asks CUDA about a copy before it runs. None of these calls changes anything. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"

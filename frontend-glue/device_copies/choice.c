@@ -30,8 +30,8 @@ static const struct ibx_choice *choice_on(const struct copies *x, int device)
         tell_misfit(tuning, &why);
         return &ibx_choice_default;
     }
-    ibx_log(IBX_LOG_DEBUG, "copies for %s take the paths that %s says",
-            ibx_session_path(x->s)->peer, tuning->file);
+    ibx_log(IBX_LOG_DEBUG, "copies for %s take the paths of %s", ibx_session_path(x->s)->peer,
+            tuning->file);
     return &tuning->choice;
 }
 

@@ -5,7 +5,7 @@
  * them, run on the calling thread's current context and answered as GVirtuS's handler would.
  * plugin/, classic/ and ib-bw attach it to their sessions by this header.
  *
- * Whatever is in doubt is left in the stream, untouched, and GVirtuS's handler runs it: a frame
+ * In doubt the request stays in the stream, untouched, and GVirtuS's handler runs it: a frame
  * that is not recognised byte for byte, device memory that is not one allocation of the current
  * device, no current context yet, no free chunk, and each copy that CUDA refuses, so that exit code
  * and cudaGetLastError are the runtime's own.
@@ -14,11 +14,11 @@
  *   to_device.c      copies to the device
  *   from_device.c    copies from it, and their replies
  *   paths.c          the table of paths that bytes may take, the choice of one; the path inline
- *   mapped.c         in place: the GPU is at the client's memory
+ *   mapped.c         in place: the GPU accesses the client's memory
  *   staged.c         pinned chunks, moved by the fabric, or (pooled) by several threads
- *   direct.c         the fabric is at the GPU's memory
+ *   direct.c         the fabric accesses the GPU's memory
  *   choice.c         the sizes from which paths count, and what a copy's end means
- *   check.c          what CUDA says before a copy is run
+ *   check.c          asks CUDA about a copy before it runs
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy
  *   replies.c        the shape of GVirtuS's replies

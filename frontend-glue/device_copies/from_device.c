@@ -93,8 +93,8 @@ static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t 
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
-/* To where the client said it wants the payload. All of it is there before the reply begins: so
- * GVirtuS runs whatever fails on the GPU. */
+/* WRITEs to the client's EARLY_CTS. The whole payload is there before the reply begins, so GVirtuS
+ * can still run a copy that fails on the GPU. */
 static int run_to_client(struct copies *x, const struct ibx_request *q, uint64_t began)
 {
     if (!ibx_copies_staging(x))

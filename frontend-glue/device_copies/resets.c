@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Contexts that clients reset or destroy. All clients have one and the same, unless
- * they make their own, and with it goes what sessions have there: events, which
- * nobody may touch any more. What copies wait for in other contexts stays.
+ * Contexts that clients reset or destroy. All clients share one, unless they make their own. With a
+ * context go the events that sessions have in it; no session may touch those any more. Events in
+ * other contexts stay.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -20,7 +20,7 @@
 static struct {
     pthread_mutex_t mutex;
     _Atomic unsigned count; /* of all that went */
-    void *contexts[GONE];   /* the last of them; NULL: nobody knows which */
+    void *contexts[GONE];   /* the last of them; NULL: unknown which */
 } gone = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static void forget(struct copies *x, void *context)

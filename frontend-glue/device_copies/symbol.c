@@ -63,8 +63,8 @@ static bool calls_of(void *handle, struct calls *calls)
     return calls->address_of && calls->size_of && calls->peek_error && calls->get_error;
 }
 
-/* What is looked for in vain becomes the thread's last error, which is the client's: it is taken
- * back, and with one there already nothing is looked for. */
+/* A failed look-up sets the thread's last error, which belongs to the client. So this resets it,
+ * and looks nothing up while an error is pending. */
 static bool look_up(const struct calls *calls, const void *symbol, void **device, size_t *size)
 {
     if (calls->peek_error())

@@ -21,7 +21,7 @@ bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame)
 
 /* ------------------------------------------------------------------------- windows */
 
-/* The ends of a long body say what it is; they are fetched while its first chunks are. */
+/* The ends of a long body identify the copy. They are fetched together with its first chunks. */
 static int windows_fetch(struct copies *x)
 {
     struct ibx_error err = {0};
@@ -102,8 +102,7 @@ static int run_plain(struct copies *x, const struct ibx_request *q)
     return windows ? windows : ibx_copies_staged_outcome(x, rc);
 }
 
-/* Whether the copy threads will copy a body of that length, as far as can be said before it is
- * held. */
+/* Whether the copy threads will copy a body of that length, as far as is known before the hold. */
 static bool threads_likely(struct copies *x, uint64_t length)
 {
     return length >= IBX_FRAME_WINDOW &&

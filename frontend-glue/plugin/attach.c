@@ -165,7 +165,7 @@ void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *byte
         ibx_async_copy_forget_failures();
 }
 
-/* A reply begins with the exit code: it says whether the device was selected. */
+/* A reply begins with the exit code, 0 when the device was selected. */
 void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
     if (!attachment || !attachment->selects)

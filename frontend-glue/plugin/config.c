@@ -289,7 +289,7 @@ static int set_endpoint(struct ibx_glue_config *config, const char *host, uint16
 {
     if (!host)
         return ibx_error_set(err, -EINVAL,
-                             "%s does not say where the back end is: write \"communicator : "
+                             "%s does not name the back end: write \"communicator : "
                              "rdma://host:port\" into it",
                              config->file[0] ? config->file : "gvirtus.properties");
     if (!*host || !port)

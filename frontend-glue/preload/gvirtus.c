@@ -37,7 +37,7 @@ void ibx_frontend_expect_plugin(void)
 
 /* ----------------------------------------------------------------- GVirtuS's functions */
 
-/* Finds a loaded libcudart that dlopen(3) has put into no scope of ours. */
+/* Finds a loaded libcudart that dlopen(3) has put outside this library's scopes. */
 static int find_library(struct dl_phdr_info *library, size_t size, void *path)
 {
     (void)size;

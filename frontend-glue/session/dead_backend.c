@@ -17,7 +17,7 @@ void ibx_session_tell_end(struct ibx_session *s)
 
 /* GVirtuS swallows an exception and a short read alike, and would hand the previous call's success
  * to the application. The exit code is the only one of a reply's fields that has four bytes; in all
- * others zeros say no time and no output. */
+ * others zeros mean no time and no output. */
 void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
 {
     const int32_t exit_code = IBX_CUDA_ERROR_UNKNOWN;

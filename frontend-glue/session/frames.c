@@ -39,7 +39,7 @@ size_t ibx_frame_plain_bytes(enum ibx_frame_call call)
     return plain ? IBX_FRAME_PAYLOAD_AT + ibx_frame_tail(call) : 0;
 }
 
-/* Reads the tail; false when its kind is none of ours. */
+/* Reads the tail; false when this code does not know its kind. */
 static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
 {
     struct ibx_reader r = ibx_reader_of(tail, ibx_frame_tail(frame->call));
@@ -128,7 +128,7 @@ static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *fram
     return false;
 }
 
-/* The sizes say what a copy can be, and agree with the payload. */
+/* The sizes describe a possible copy and agree with the payload. */
 static bool sizes_agree(struct ibx_frame *frame)
 {
     uint64_t source, destination;
@@ -221,7 +221,7 @@ static size_t note_name(struct ibx_request_watch *watch, const uint8_t *bytes, s
     return nul ? part + 1 : part;
 }
 
-/* Of the length or the body: what is left of it, and its first bytes. */
+/* Of the length or the body: the bytes still to come, and the first ones. */
 static size_t note_counted(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n,
                            uint64_t length)
 {

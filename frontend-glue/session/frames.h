@@ -18,7 +18,7 @@
  *                    H2D  L, L, "0x...", M, M, ..., n, payload, count, offset, i32 kind
  *
  * The strings of the last one are the symbol's address in the client, of L bytes with its NUL, and
- * what stands at that address, of M bytes; D2D loses its offset on the way and is no frame of ours.
+ * the M bytes at that address. GVirtuS loses the offset of D2D, so that is not taken as a frame.
  *
  * A reply is `i32 exit code, [f64 seconds,] u64 length, out`; out of D2H is n, payload; of others
  * nothing. Classic GVirtuS sends no seconds.
@@ -71,9 +71,9 @@ struct ibx_frame_body {
     uint64_t length;             /* of the body */
 };
 
-/* Whether the body is, byte for byte, one that GVirtuS's front end makes for the call. What is said
- * in it has been checked as far as that is possible without CUDA: no sum or product in it wraps,
- * rows fit into their pitches. */
+/* Whether the body is, byte for byte, one that GVirtuS's front end makes for the call. Its values
+ * are checked as far as that is possible without CUDA: no sum or product wraps, and rows fit into
+ * their pitches. */
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
                      struct ibx_frame *frame);
 
@@ -81,8 +81,8 @@ bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body
 
 enum ibx_request_stage { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY };
 
-/* Where GVirtuS is in the stream of requests that it reads, and what they say about the thread that
- * runs them. */
+/* Where GVirtuS is in the stream of requests that it reads, and what they tell about the thread
+ * that runs them. */
 struct ibx_request_watch {
     enum ibx_request_stage stage;
     size_t got;         /* bytes of this stage */
@@ -93,7 +93,7 @@ struct ibx_request_watch {
     unsigned resets;    /* requests that took a context away */
     bool names_context; /* the last of them did: this one, otherwise its device's */
     uint64_t context;
-    uint64_t freed; /* what cudaFree was last asked for, for who takes note and sets it to 0 */
+    uint64_t freed; /* the last argument of cudaFree; the reader sets it to 0 */
 };
 
 void ibx_request_watch_init(struct ibx_request_watch *watch);

@@ -25,8 +25,8 @@ struct ibx_request {
     struct ibx_remote remote;        /* the body, or its payload if there is a tail */
     const uint8_t *head, *tail;      /* of the body, in front of that payload and behind it */
     size_t head_length, tail_length; /* both 0: `remote` is the whole body */
-    struct ibx_remote reply_to; /* where the client wants the reply's payload; length 0: unsaid */
-    bool settle;                /* it may be answered only when its copy has ended */
+    struct ibx_remote reply_to; /* where the client wants the reply's payload; length 0: unknown */
+    bool settle;                /* the answer has to wait until the copy has ended */
     /* ibx_session_consume()'s: where the stream goes on */
     size_t inline_length; /* bytes of it in the current segment, with name and length */
     struct ibx_reader after;
@@ -105,7 +105,7 @@ int ibx_session_write_payload(struct ibx_session *session, const void *data, siz
 
 /* Takes a request out of the stream. */
 void ibx_session_consume(struct ibx_session *session, const struct ibx_request *request);
-/* The payload of n bytes is where the request's `reply_to` says; as ibx_session_fail(). */
+/* The payload of n bytes is at the request's `reply_to`. As ibx_session_fail(). */
 int ibx_session_reply_early(struct ibx_session *session, uint64_t n);
 /* The reply that follows is of a copy that the GPU alone has made; as ibx_session_fail(). */
 int ibx_session_reply_placed(struct ibx_session *session);

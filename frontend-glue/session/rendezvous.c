@@ -93,7 +93,7 @@ int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t payloads_read)
 {
     while (s->payloads_read != payloads_read) {
         if (!s->payloads)
-            return ibx_session_fail(s, -EPROTO, "%s says that it has read payloads never sent",
+            return ibx_session_fail(s, -EPROTO, "%s reports that it has read payloads never sent",
                                     s->path.peer);
         payload_pop(s);
         s->payloads_read++;

@@ -48,7 +48,8 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
     return peek_tail(q);
 }
 
-/* Puts the next n bytes of the stream into memory of our own, and that in front of the rest. */
+/* Copies the next n bytes of the stream into the session's memory, as the beginning of the stream.
+ */
 static int gather(struct ibx_session *s, size_t n)
 {
     if (s->held_size < n) {

@@ -132,7 +132,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
                        struct ibx_error *err)
 {
     if (listening->state.now != SESSION_LISTENING)
-        return ibx_error_set(err, -EINVAL, "nobody listens at %s", listening->uri);
+        return ibx_error_set(err, -EINVAL, "no listener is at %s", listening->uri);
     struct ibx_conn *conn;
     int rc = accept_connection(listening, &conn, err);
     if (rc)

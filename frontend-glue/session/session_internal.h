@@ -12,8 +12,8 @@
 /*
  * What the messages of a session hold; docs/protocol.md has the bytes.
  *
- *   DATA         both ways   segments of the stream, in order; the server's say how many payloads
- *                            it has READ
+ *   DATA         both ways   segments of the stream, in order; the server's also hold the number
+ *                            of payloads that it has READ
  *   CTS          to server   clear to send: memory for the next bytes of the payload it announced
  *   DONE         to client   those bytes have been written
  *   FLUSH        to server   asks for FLUSHED when every payload so far has been READ
@@ -31,11 +31,11 @@ enum segment_kind {
     SEGMENT_NONE = 0,
     SEGMENT_INLINE,        /* u32 length, the bytes */
     SEGMENT_RTS_READ,      /* client only: an ibx_remote that the server READs */
-    SEGMENT_RTS_WRITE,     /* server only: u64 length, to be WRITten where the client's CTS says */
+    SEGMENT_RTS_WRITE,     /* server only: u64 length, to be WRITten to the client's CTS */
     SEGMENT_EARLY_CTS = 6, /* client only: an ibx_remote, for the payload of this request's reply */
     SEGMENT_EARLY_DONE,    /* server only: u64 length, it was WRITten there */
-    SEGMENT_SETTLE,        /* client only: answer this copy when it has ended, whatever it says */
-    SEGMENT_PLACED,        /* server only: the GPU itself was at the client's memory */
+    SEGMENT_SETTLE,        /* client only: answer this copy when it has ended, even an async one */
+    SEGMENT_PLACED,        /* server only: the GPU itself reached the client's memory */
 };
 
 #define SEGMENT_HEAD_INLINE  5u /* kind, u32 length */

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define SEND_ALONG 2048u /* a write of so many bytes is not worth a copy of its own */
+#define SEND_ALONG 2048u /* a write of this many bytes is not worth a copy of its own */
 
 /* --------------------------------------------------------------------- reading */
 

@@ -486,7 +486,7 @@ def show_of_a_back_end_that_answers(scene):
     home.says("connection    tcp")
     home.write("etc/silent", "rdma.slots : 9\n")
     equal(home.bare("show", "--properties", home.path("etc/silent")), 1)
-    home.says('etc/silent does not say where the back end is: write "communicator')
+    home.says('etc/silent does not name the back end: write "communicator')
     # Without the line the endpoint says where.
     home.write(PROPERTIES, "rdma.provider : tcp\n")
     equal(home.run("show"), 0)

@@ -235,7 +235,7 @@ static void test_uris(void **state)
     assert_int_equal(ibx_glue_config_load("", 1, &config, &error), -EINVAL);
     expect_message("server_address");
     assert_int_equal(ibx_glue_config_load(NULL, 0, &config, &error), -EINVAL);
-    expect_message("etc/gvirtus.properties does not say where the back end is");
+    expect_message("etc/gvirtus.properties does not name the back end");
     assert_int_equal(ibx_glue_config_load("1.2.3.4", 0, &config, &error), -EINVAL);
     expect_message("usable port");
 
