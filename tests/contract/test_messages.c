@@ -89,7 +89,7 @@ static void test_ping_pong(void **state)
 static void test_flood_without_polling(void **state)
 {
     struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
-    for (int round = 0; round < 5; round++) {
+    for (size_t round = 0; round < contract_size(5, 2); round++) {
         int rc;
         uint64_t before = pair->end.sent;
         pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 0});
@@ -118,7 +118,7 @@ static void test_flood_without_polling(void **state)
 static void test_last_credit_is_spared(void **state)
 {
     struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
-    for (int round = 0; round < 5; round++) {
+    for (size_t round = 0; round < contract_size(5, 2); round++) {
         pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 0});
         for (int polls = 0; polls < 1000; polls++) { /* some credit may still be on its way */
             end_poll(&pair->end);

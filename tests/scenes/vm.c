@@ -52,6 +52,10 @@ static void sweep(void)
 int vm_available(void)
 {
     sweep();
+    if (getenv("IBX_TESTS_ONLY"))
+        cmocka_set_test_filter(getenv("IBX_TESTS_ONLY"));
+    if (getenv("IBX_TESTS_SKIP"))
+        cmocka_set_skip_filter(getenv("IBX_TESTS_SKIP"));
     qemu = getenv("QEMU");
     guest = getenv("GUEST_ELF");
     expect = getenv("GUEST_EXPECT");

@@ -36,7 +36,8 @@ struct vm {
 
 extern struct ibx_error vm_error; /* cleared by vm_soon */
 
-/* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. */
+/* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. So
+ * do the patterns IBX_TESTS_ONLY and IBX_TESTS_SKIP, for a part of a long program. */
 int vm_available(void);
 /* Starts one and connects to its monitor. */
 void vm_start(struct vm *vm, const struct vm_options *options);
