@@ -10,6 +10,12 @@
 #define RATE_NS       (1000 * IBX_NS_PER_MS) /* over which rates are measured */
 #define SILENT_MIN_MS 1000
 
+/* A new tool at the destination counts from 0 again. */
+static uint64_t per_second(uint64_t now, uint64_t before, double seconds)
+{
+    return now < before ? 0 : (uint64_t)((double)(now - before) / seconds);
+}
+
 void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrate_status *status,
                           bool now)
 {
@@ -22,11 +28,9 @@ void ibx_migration_report(struct migration_reporter *reporter, struct ibx_migrat
     const bool first = !status->bytes_per_second && status->bytes > reporter->rate_bytes;
     if (t - reporter->rate_ns >= (first ? RATE_NS / 10 : RATE_NS)) {
         const double seconds = (double)(t - reporter->rate_ns) / 1e9;
-        if (reporter->rate_ns && status->bytes >= reporter->rate_bytes) {
-            status->bytes_per_second =
-                (uint64_t)((double)(status->bytes - reporter->rate_bytes) / seconds);
-            status->faults_per_second =
-                (uint64_t)((double)(status->faults - reporter->rate_faults) / seconds);
+        if (reporter->rate_ns) {
+            status->bytes_per_second = per_second(status->bytes, reporter->rate_bytes, seconds);
+            status->faults_per_second = per_second(status->faults, reporter->rate_faults, seconds);
         }
         reporter->rate_ns = t;
         reporter->rate_bytes = status->bytes;
