@@ -31,9 +31,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define IBX_CHOICE_NEVER      UINT64_MAX          /* as a smallest size */
-#define IBX_CHOICE_SIZE_MAX   (1ull << 40)        /* of all others */
-#define IBX_CHOICE_TO_MAX     ((uint64_t)1 << 20) /* of inline_max to the device: a message */
+#define IBX_CHOICE_NEVER      UINT64_MAX           /* as a smallest size */
+#define IBX_CHOICE_SIZE_MAX   (1ull << 40)         /* of all others */
+#define IBX_CHOICE_TO_MAX     ((uint64_t)1 << 20)  /* of inline_max to the device: a message */
 #define IBX_CHOICE_FROM_MAX   ((uint64_t)64 << 10) /* inline_max from the device */
 #define IBX_CHOICE_CHUNK_UNIT ((size_t)64 << 10)   /* a chunk is a multiple of it */
 #define IBX_TUNING_NAME_MAX   128
