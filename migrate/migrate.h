@@ -24,7 +24,7 @@ enum ibx_migrate_phase {
     IBX_PHASE_PREPARING, /* checks, connections, registration; the VM runs at the source */
     IBX_PHASE_SWITCHING, /* the VM is stopped: map, device state */
     IBX_PHASE_FILLING,   /* it runs at the destination, pages follow */
-    IBX_PHASE_BROKEN,    /* the same, but the connection is lost: being made again */
+    IBX_PHASE_BROKEN,    /* after the commit: the connection is lost and is being made again */
     IBX_PHASE_DONE,      /* complete and confirmed */
     IBX_PHASE_FAILED,    /* see `message` */
 };
@@ -35,7 +35,7 @@ struct ibx_migrate_status {
     enum ibx_migrate_phase phase;
     struct ibx_journal record;
     char path[192];              /* of the page connections: "verbs mlx5_0 port 1 ..." */
-    char message[IBX_ERROR_MAX]; /* why it is BROKEN or FAILED; else "" */
+    char message[IBX_ERROR_MAX]; /* why it is BROKEN or FAILED, or what is overdue; else "" */
     uint64_t began_ns, now_ns;   /* CLOCK_MONOTONIC */
     uint64_t ram_bytes;
     uint64_t pages, present, zero_pages; /* zero: known to be, never fetched */

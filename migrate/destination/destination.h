@@ -7,6 +7,7 @@
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   messages.c           messages of the source on the control connection
+ *   commit.c             the point of no return: gives QEMU the end of the device state
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
  *   states.c             the states
  *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
@@ -408,6 +409,11 @@ int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,
 /* When it is time. */
 void ibx_destination_send_progress(struct destination *d);
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- commit.c */
+
+/* COMMIT has come: RESUMING, and QEMU gets the end of the device state. */
+int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
 

@@ -61,10 +61,7 @@ static int on_commit(struct destination *d, const struct ibx_migrate_any *messag
 {
     if (d->state.now != DESTINATION_WAITING || message->is.epoch != d->status.record.epoch)
         return unexpected(d, message, err);
-    int rc = ibx_destination_move(d, DESTINATION_RESUMING, err);
-    if (!rc)
-        rc = ibx_state_move(&d->stream.state, STREAM_RELEASED);
-    return rc ? rc : ibx_destination_stream_feed(&d->stream, err);
+    return ibx_destination_commit(d, err);
 }
 
 static int on_confirm(struct destination *d, const struct ibx_migrate_any *message,

@@ -320,24 +320,12 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
-/* The point of no return. What fails from here on is mended by connecting again. */
-static int commit(struct source *s, struct ibx_error *err)
-{
-    int rc = ibx_watchdog_commit(&s->vm.watchdog, err);
-    if (rc)
-        return rc;
-    s->loaded_ns = ibx_now_ns();
-    s->status.state_ns = s->loaded_ns - s->mapped_ns;
-    rc = ibx_source_move(s, SOURCE_COMMITTED, err);
-    return rc ? rc : ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);
-}
-
 static int step_sending(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_stream_carry(&s->stream, &s->link.control, err);
     if (!rc && s->stream.state.now == STREAM_READ && s->vm.state.now == VM_SAVED)
         rc = ibx_source_stream_end(&s->stream, &s->link.control, err);
-    return rc || s->peer.now != PEER_LOADED ? rc : commit(s, err);
+    return rc || s->peer.now != PEER_LOADED ? rc : ibx_source_commit(s, err);
 }
 
 static int step_stopped(struct source *s, struct ibx_error *err)

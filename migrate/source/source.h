@@ -5,14 +5,15 @@
  *
  *   begin.c     those two calls: what is checked and opened, and in the end closed
  *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
+ *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
  *   vm.c        QEMU: what its events mean, which pages hold data
  *   stream.c    the device state, from QEMU to the destination
  *   link.c      the control connection and the page connections
  *   watchdog.c  the process that continues the VM when the tool is killed
  *
- * begin.c calls source.c, that calls ending.c and the parts, and ending.c the parts. Two functions
- * of source.c are for ending.c, which has no other way to read a message or to move.
+ * Calls go downwards: begin.c, source.c, then commit.c and ending.c, then the parts. Two functions
+ * of source.c are exceptions: commit.c and ending.c have no other way to read a message or to move.
  */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
@@ -264,10 +265,16 @@ static inline bool source_over(const struct source *s)
     return s->state.now >= SOURCE_DONE;
 }
 
+/* ---------------------------------------------------------------- commit.c */
+
+/* LOADED has come: COMMITTED, and the destination is told. From here on this side does not continue
+ * the VM by itself. */
+int ibx_source_commit(struct source *s, struct ibx_error *err);
+
 /* ---------------------------------------------------------------- ending.c */
 
-/* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Does nothing but that where
- * the table has no move to KEPT: then the VM may run at the destination. */
+/* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move
+ * to KEPT it changes nothing and returns `code`: the VM may run at the destination. */
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 /* An error after the commit. 0: to go on and connect again. */
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
