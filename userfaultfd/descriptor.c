@@ -59,7 +59,7 @@ static int features_have(uint64_t *features, struct ibx_error *err)
 
 static int features_lack(uint64_t wanted, struct ibx_error *err)
 {
-    uint64_t have;
+    uint64_t have = 0;
     int rc = features_have(&have, err);
     if (rc)
         return rc;

@@ -25,8 +25,7 @@ static const struct ibx_choice unusual = {
     .threads = 5, /* no number of processors brings that */
 };
 
-static _Atomic unsigned
-    threads_made; /* as many as were asked for, the last time */
+static _Atomic unsigned threads_made; /* as many as were asked for, the last time */
 
 int __real_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **of,
                                    struct ibx_error *err);
