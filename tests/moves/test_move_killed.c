@@ -75,7 +75,7 @@ static void await_over(void)
 /* The VM goes on at the source, has never run at the destination, and can be moved. */
 static void stays(void)
 {
-    pair_stayed();
+    pair_stays();
     await_over();
     vm_end(&vms[1]);
 }

@@ -462,10 +462,15 @@ void pair_moved(const char *options)
     json_decref(status);
 }
 
-void pair_stayed(void)
+void pair_stays(void)
 {
     assert_false(mover_resumed(&vms[1]));
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
     assert_int_equal(vm_beats(&vms[1]), 0);
+}
+
+void pair_stayed(void)
+{
+    pair_stays();
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }

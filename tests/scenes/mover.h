@@ -100,6 +100,9 @@ void pair_done(void);
  * QEMU may have ended. */
 void pair_moved(const char *options);
 /* The VM goes on at the source, and never ran at the destination, not even for an instant. */
+void pair_stays(void);
+/* The same, and all that it ever printed is right: for the end of a VM's life, since that computes
+ * each heartbeat from the first one on. */
 void pair_stayed(void);
 
 #endif
