@@ -43,7 +43,7 @@ struct ibx_migrate_status {
     uint64_t bytes_per_second;           /* lately */
     uint64_t faults, faults_per_second;
     uint64_t fault_p50_ns, fault_p99_ns, fault_max_ns, fault_sum_ns;
-    uint64_t max_bandwidth; /* bytes a second; 0 none */
+    uint64_t max_bandwidth; /* bytes per second; 0 none */
     uint64_t silent_ns; /* for which awaited messages have not come, once that is long; else 0 */
     unsigned reconnects;
     /* When they are known, else 0. Durations in nanoseconds. */
@@ -70,7 +70,7 @@ struct ibx_receive_options {
     const char *listen; /* URI */
     const char *folder; /* of records, from ibx_journal_folder() */
     struct ibx_options transport;
-    uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
+    uint64_t max_bandwidth; /* bytes per second of what is not urgent; 0: no limit */
     unsigned give_up_s;     /* end when the source is away for so long; 0: never */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
     struct ibx_migrate_observer observer;

@@ -50,7 +50,7 @@ struct ibx_mr;
  */
 struct ibx_options {
     char provider[64];     /* "auto" or names in order of preference: "shm,tcp" ["auto"] */
-    char device[128];      /* verbs devices, one a rail, comma separated; "" by route [""] */
+    char device[128];      /* verbs devices, one per rail, comma separated; "" by route [""] */
     char ofi_provider[64]; /* libfabric provider name, "" the best native one [""] */
     char shm_dir[256];     /* directory for shm sockets shared by containers, "" abstract [""] */
     bool shm_direct; /* shm may use process_vm_readv and _writev, if both ends allow it [true] */
@@ -61,10 +61,10 @@ struct ibx_options {
     int gid_index;       /* -1 by route [-1] */
     unsigned mtu;        /* verbs path MTU in bytes, 0 the port's [0] */
     unsigned rails;      /* devices used by one connection, at most IBX_RAILS_MAX [1] */
-    unsigned lanes;      /* bulk queue pairs or sockets a rail; 0 the provider's default [0] */
+    unsigned lanes;      /* bulk queue pairs or sockets per rail; 0 the provider's default [0] */
     size_t chunk;        /* bytes of one bulk work request; 0 the provider's default [0] */
     unsigned depth;      /* bulk chunks in flight a connection; 0 the provider's default [0] */
-    unsigned slots;      /* messages in flight each way a connection [16] */
+    unsigned slots;      /* messages in flight each way per connection [16] */
     size_t message;      /* bytes of the longest message [16 KiB] */
     unsigned spin_us;    /* busy polling before sleeping, microseconds [50] */
     unsigned timeout_ms; /* for setting up, and after which a silent host is dead [10000] */
@@ -258,7 +258,7 @@ bool ibx_shared_free(void *address);
 struct ibx_remote {
     uint64_t address;
     uint64_t length;              /* bytes */
-    uint64_t keys[IBX_RAILS_MAX]; /* one a rail, unused ones 0 */
+    uint64_t keys[IBX_RAILS_MAX]; /* one per rail, unused ones 0 */
 };
 #define IBX_REMOTE_BYTES (16 + 8 * IBX_RAILS_MAX)
 

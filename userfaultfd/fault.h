@@ -112,7 +112,7 @@ struct ibx_fault_config {
     unsigned fault_workers; /* so many workers, the first ones, read faults and fetch only what they
                              * need, with priority (common/thread.h); at least one worker does the
                              * rest, whatever this is. 0: all do both */
-    uint64_t max_bandwidth; /* bytes a second of what is not urgent; 0: no limit */
+    uint64_t max_bandwidth; /* bytes per second of what is not urgent; 0: no limit */
     uint32_t fault_around;  /* bytes, a power of two; 0: 64 KiB; 1: none */
     uint32_t chunk_min;     /* bytes of a background request while faults come; 0: 128 KiB */
     uint32_t chunk_max;     /* and at most; 0: 1 MiB. At least one page each */

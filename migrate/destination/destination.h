@@ -55,7 +55,7 @@ struct destination_ram {
     size_t arrived_bytes;
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
-    uint64_t max_bandwidth; /* bytes a second; 0: no limit */
+    uint64_t max_bandwidth; /* bytes per second; 0: no limit */
     uint64_t waiting;       /* faults that are not answered yet */
     uint64_t discarded;     /* pages that the guest gave back before they came */
 };

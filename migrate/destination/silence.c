@@ -6,7 +6,7 @@
 #include <errno.h>
 
 #define REQUEST_MAX (1ull << 20)  /* bytes: of one request to the source, or a whole huge page */
-#define RATE_MIN    (10ull << 20) /* bytes a second: slower links are not expected */
+#define RATE_MIN    (10ull << 20) /* bytes per second: slower links are not expected */
 
 static bool awaits_something(const struct destination *d)
 {

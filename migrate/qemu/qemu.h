@@ -153,7 +153,7 @@ void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 
 const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ram, const char *id);
 
-/* Sets a bit in `bits` (one a page of the block, lowest first, (pages + 63) / 64 words) for every
+/* Sets a bit in `bits` (one per page of the block, lowest first, (pages + 63) / 64 words) for every
  * page that may hold something else than zeros, clears the others and counts the set ones. Reads no
  * page, so it allocates none. Exact for the moment of the call: while the VM runs, it is a hint. */
 int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
