@@ -227,7 +227,7 @@ unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned slot)
 
 /* Waits for the GPU, so that chunks and slots can be used again. Relaxed: the client may have begun
  * to capture a stream since. */
-static void slots_free(struct ibx_staging *st)
+static void reset_slots(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
         struct slot *slot = &st->slots[i];
@@ -243,7 +243,7 @@ static void slots_free(struct ibx_staging *st)
 
 void ibx_staging_end(struct ibx_staging *st)
 {
-    slots_free(st);
+    reset_slots(st);
     for (unsigned i = 0; i < st->count; i++)
         ibx_pinned_give(st->slots[i].chunk);
     st->count = 0;
@@ -323,7 +323,7 @@ static struct slot *dma_pick(struct ibx_staging *st, bool last)
 /* After an error, which may be one of the events' context. */
 static int stop_gpu(struct ibx_staging *st, int rc)
 {
-    slots_free(st);
+    reset_slots(st);
     ibx_staging_drop_events(st);
     return rc;
 }
@@ -364,14 +364,14 @@ static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire,
     }
     if (why != IBX_STAGING_REFUSED)
         return stop_gpu(st, why);
-    slots_free(st);
+    reset_slots(st);
     return why;
 }
 
 /* --------------------------------------------------------------------- to the device */
 
 /* Takes back slots that the GPU is done with; `wait`: at least one. */
-static int free_slots(struct ibx_staging *st, bool wait)
+static int reclaim_slots(struct ibx_staging *st, bool wait)
 {
     struct slot *oldest;
     int rc = 0;
@@ -400,8 +400,8 @@ static int fill_slots(struct ibx_staging *st, const struct ibx_staging_wire *wir
     return rc;
 }
 
-/* Counts the bytes given to the GPU. */
-static int empty_slots(struct ibx_staging *st, uint64_t *given)
+/* Starts the DMA of filled slots; counts the bytes given to the GPU. */
+static int submit_slots(struct ibx_staging *st, uint64_t *given)
 {
     int rc = 0;
     for (unsigned i = 0; i < st->count && !rc; i++) {
@@ -437,9 +437,9 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
                 return stop_all(st, wire, rc);
             open = !rc;
         }
-        rc = open ? empty_slots(st, &given) : 0;
+        rc = open ? submit_slots(st, &given) : 0;
         if (!rc)
-            rc = free_slots(st, !st->moving && given < st->total && open);
+            rc = reclaim_slots(st, !st->moving && given < st->total && open);
         if (rc)
             return stop_all(st, wire, rc);
     }
@@ -614,7 +614,7 @@ int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
 {
     if (n > st->total - st->delivered)
         return stop_gpu(st, -ERANGE);
-    slots_free(st);
+    reset_slots(st);
     int rc = n ? straight(st, to, st->delivered, (size_t)n, false) : 0;
     if (rc)
         return stop_gpu(st, rc);
