@@ -81,6 +81,11 @@ int ibx_link_socket(const struct ibx_link *link)
     return link->conn->handshake_socket;
 }
 
+struct ibx_tls *ibx_link_tls(const struct ibx_link *link)
+{
+    return link->conn->tls;
+}
+
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES])
 {
     struct ibx_piece pieces[2] = {{"proof ", 6}, {label, strlen(label)}};
@@ -332,6 +337,7 @@ void ibx_close(struct ibx_conn *conn)
     ibx_chunks_fini(conn);
     if (conn->setup)
         conn->setup->destroy(conn->setup);
+    ibx_tls_destroy(conn->tls);
     if (conn->handshake_socket >= 0)
         close(conn->handshake_socket);
     if (conn->epoll_fd >= 0)

@@ -19,6 +19,7 @@
 #include "common/state_machine.h"
 #include "transport/core/crypto.h"
 #include "transport/core/provider.h"
+#include "transport/core/tls.h"
 
 #include <sys/types.h>
 
@@ -82,6 +83,7 @@ struct ibx_conn {
     int handshake_socket; /* after establishment it only shows that the peer is alive */
     bool same_host;       /* the client knows that the server runs on its own kernel */
     uint8_t session_key[IBX_HASH_BYTES];
+    struct ibx_tls *tls; /* over the handshake socket, from the proofs on; NULL: plain */
     struct ibx_conn_setup *setup; /* NULL once established */
 
     struct ibx_link link;

@@ -58,6 +58,7 @@ struct ibx_mr {
 };
 
 struct ibx_link;
+struct ibx_tls;
 
 /* How a provider reports. fault_injection/ puts its own in between. */
 struct ibx_upcalls {
@@ -86,6 +87,10 @@ enum ibx_role ibx_link_role(const struct ibx_link *link);
 /* The connected handshake socket: for addresses (getsockname, getpeername) and, with
  * `takes_socket`, for the provider's own use once finish has returned on both sides. */
 int ibx_link_socket(const struct ibx_link *link);
+/* What encrypts the handshake socket (core/tls.h), with which the provider's own use goes on; NULL:
+ * nothing does. Further channels of such a connection are to be encrypted as well, with a PSK by
+ * ibx_link_proof(). */
+struct ibx_tls *ibx_link_tls(const struct ibx_link *link);
 /* 32 bytes that only the two authenticated ends of this connection can compute, different for each
  * label. It proves that a second channel (a further socket, an rdma_cm request) belongs to this
  * connection. Compare it with CRYPTO_memcmp. */

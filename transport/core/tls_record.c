@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "transport/core/tls_record.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------- keys */
+
+/* HKDF-Expand-Label of RFC 8446, 7.1, for at most one hash. */
+static void expand(const uint8_t secret[IBX_HASH_BYTES], const char *label, uint8_t *out, size_t n)
+{
+    uint8_t info[64], block[IBX_HASH_BYTES];
+    size_t length = strlen(label);
+    info[0] = 0;
+    info[1] = (uint8_t)n;
+    info[2] = (uint8_t)(6 + length);
+    memcpy(info + 3, "tls13 ", 6);
+    memcpy(info + 9, label, length);
+    info[9 + length] = 0;  /* no context */
+    info[10 + length] = 1; /* the first block */
+    ibx_hmac(secret, &(struct ibx_piece){info, 11 + length}, 1, block);
+    memcpy(out, block, n);
+    OPENSSL_cleanse(block, sizeof(block));
+}
+
+static int key_set(struct ibx_tls_direction *d)
+{
+    bool aes = d->suite == IBX_TLS_AES_128_GCM;
+    uint8_t key[32];
+    expand(d->secret, "key", key, aes ? 16 : 32);
+    expand(d->secret, "iv", d->iv, sizeof(d->iv));
+    d->records = 0;
+    int good = EVP_CipherInit_ex(d->cipher, aes ? EVP_aes_128_gcm() : EVP_chacha20_poly1305(), NULL,
+                                 key, NULL, d->seals);
+    OPENSSL_cleanse(key, sizeof(key));
+    return good == 1 ? 0 : -ENOMEM;
+}
+
+int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls_suite suite,
+                           const uint8_t secret[IBX_HASH_BYTES])
+{
+    *d = (struct ibx_tls_direction){.seals = seals, .suite = suite, .cipher = EVP_CIPHER_CTX_new()};
+    memcpy(d->secret, secret, sizeof(d->secret));
+    return d->cipher ? key_set(d) : -ENOMEM;
+}
+
+void ibx_tls_direction_fini(struct ibx_tls_direction *d)
+{
+    EVP_CIPHER_CTX_free(d->cipher);
+    OPENSSL_cleanse(d, sizeof(*d));
+}
+
+int ibx_tls_direction_update(struct ibx_tls_direction *d)
+{
+    uint8_t next[IBX_HASH_BYTES];
+    expand(d->secret, "traffic upd", next, sizeof(next));
+    memcpy(d->secret, next, sizeof(next));
+    OPENSSL_cleanse(next, sizeof(next));
+    return key_set(d);
+}
+
+/* The cipher begins the next record: its number is in the nonce, its header is authenticated. */
+static bool record_begin(struct ibx_tls_direction *d, const uint8_t *header)
+{
+    uint8_t nonce[IBX_TLS_IV_BYTES];
+    int done;
+    memcpy(nonce, d->iv, sizeof(nonce));
+    for (unsigned i = 0; i < 8; i++)
+        nonce[IBX_TLS_IV_BYTES - 1 - i] ^= (uint8_t)(d->records >> (8 * i));
+    d->records++;
+    return EVP_CipherInit_ex(d->cipher, NULL, NULL, NULL, nonce, -1) == 1 &&
+           EVP_CipherUpdate(d->cipher, NULL, &done, header, IBX_TLS_HEADER_BYTES) == 1;
+}
+
+/* ---------------------------------------------------------------------- gathering */
+
+size_t ibx_tls_cursor_room(const struct ibx_tls_cursor *cursor)
+{
+    size_t room = 0;
+    for (int i = 0; i < cursor->left; i++)
+        room += cursor->iov[i].iov_len;
+    return room - cursor->at;
+}
+
+void ibx_tls_cursor_move(struct ibx_tls_cursor *cursor, size_t n)
+{
+    cursor->at += n;
+    while (cursor->left && cursor->at >= cursor->iov->iov_len) {
+        cursor->at -= cursor->iov->iov_len;
+        cursor->iov++;
+        cursor->left--;
+    }
+}
+
+/* The next contiguous bytes, at most `limit` of them. */
+static uint8_t *cursor_piece(struct ibx_tls_cursor *cursor, size_t limit, size_t *n)
+{
+    ibx_tls_cursor_move(cursor, 0); /* past empty entries */
+    size_t there = cursor->iov->iov_len - cursor->at;
+    *n = there < limit ? there : limit;
+    return (uint8_t *)cursor->iov->iov_base + cursor->at;
+}
+
+size_t ibx_tls_record_length(const struct ibx_tls_cursor *cursor)
+{
+    size_t n = 0, at = cursor->at;
+    for (int i = 0; i < cursor->left && n < IBX_TLS_BODY_MAX; i++, at = 0) {
+        size_t there = cursor->iov[i].iov_len - at;
+        if (n && there >= IBX_TLS_BODY_MAX)
+            break;
+        n += there;
+    }
+    return n < IBX_TLS_BODY_MAX ? n : IBX_TLS_BODY_MAX;
+}
+
+/* ------------------------------------------------------------------------ sealing */
+
+static void header_put(uint8_t *record, size_t body)
+{
+    record[0] = IBX_TLS_DATA;
+    record[1] = 3;
+    record[2] = 3;
+    record[3] = (uint8_t)(body >> 8);
+    record[4] = (uint8_t)body;
+}
+
+size_t ibx_tls_seal(struct ibx_tls_direction *d, enum ibx_tls_content content,
+                    struct ibx_tls_cursor *cursor, size_t n, uint8_t *record)
+{
+    uint8_t *out = record + IBX_TLS_HEADER_BYTES;
+    const uint8_t kind = (uint8_t)content;
+    int done;
+    header_put(record, n + 1 + IBX_TLS_TAG_BYTES);
+    if (!record_begin(d, record))
+        return 0;
+    while (n) {
+        size_t part;
+        const uint8_t *from = cursor_piece(cursor, n, &part);
+        if (EVP_CipherUpdate(d->cipher, out, &done, from, (int)part) != 1)
+            return 0;
+        out += part;
+        n -= part;
+        ibx_tls_cursor_move(cursor, part);
+    }
+    if (EVP_CipherUpdate(d->cipher, out, &done, &kind, 1) != 1 ||
+        EVP_CipherFinal_ex(d->cipher, out + 1, &done) != 1 ||
+        EVP_CIPHER_CTX_ctrl(d->cipher, EVP_CTRL_AEAD_GET_TAG, IBX_TLS_TAG_BYTES, out + 1) != 1)
+        return 0;
+    return (size_t)(out + 1 + IBX_TLS_TAG_BYTES - record);
+}
+
+/* ------------------------------------------------------------------------ opening */
+
+ssize_t ibx_tls_record_size(const uint8_t *record, size_t have)
+{
+    if (have < IBX_TLS_HEADER_BYTES)
+        return 0;
+    size_t body = (size_t)record[3] << 8 | record[4];
+    if (record[0] != IBX_TLS_DATA || record[1] != 3 || record[2] != 3 ||
+        body < 1 + IBX_TLS_TAG_BYTES || body > IBX_TLS_BODY_MAX + 1 + IBX_TLS_TAG_BYTES)
+        return -EBADMSG;
+    return (ssize_t)(IBX_TLS_HEADER_BYTES + body);
+}
+
+static bool open_parts(struct ibx_tls_direction *d, const uint8_t *in, size_t n,
+                       struct ibx_tls_cursor *cursor, uint8_t *kind)
+{
+    int done;
+    while (n) {
+        size_t part;
+        uint8_t *to = cursor_piece(cursor, n, &part);
+        if (EVP_CipherUpdate(d->cipher, to, &done, in, (int)part) != 1)
+            return false;
+        in += part;
+        n -= part;
+        ibx_tls_cursor_move(cursor, part);
+    }
+    uint8_t tag[IBX_TLS_TAG_BYTES];
+    memcpy(tag, in + 1, sizeof(tag));
+    return EVP_CipherUpdate(d->cipher, kind, &done, in, 1) == 1 &&
+           EVP_CIPHER_CTX_ctrl(d->cipher, EVP_CTRL_AEAD_SET_TAG, IBX_TLS_TAG_BYTES, tag) == 1 &&
+           EVP_CipherFinal_ex(d->cipher, kind + 1, &done) == 1;
+}
+
+static void wipe(struct ibx_tls_cursor cursor, size_t n)
+{
+    while (n) {
+        size_t part;
+        uint8_t *at = cursor_piece(&cursor, n, &part);
+        memset(at, 0, part);
+        n -= part;
+        ibx_tls_cursor_move(&cursor, part);
+    }
+}
+
+int ibx_tls_open(struct ibx_tls_direction *d, const uint8_t *record, size_t size,
+                 struct ibx_tls_cursor *cursor, enum ibx_tls_content *content)
+{
+    size_t n = size - IBX_TLS_OVERHEAD;
+    struct ibx_tls_cursor from = *cursor;
+    uint8_t kind[1 + EVP_MAX_BLOCK_LENGTH] = {0};
+    /* Nobody pads here: a record whose last byte is zero is refused like a forged one. */
+    if (!record_begin(d, record) ||
+        !open_parts(d, record + IBX_TLS_HEADER_BYTES, n, cursor, kind) ||
+        (kind[0] != IBX_TLS_DATA && kind[0] != IBX_TLS_ALERT && kind[0] != IBX_TLS_HANDSHAKE)) {
+        wipe(from, n);
+        *cursor = from;
+        return -EBADMSG;
+    }
+    *content = kind[0];
+    return 0;
+}
