@@ -654,6 +654,6 @@ int main(int argc, char **argv)
         TEST(test_deregistration_after_the_end),
     };
     if (argc > 1)
-        end_engine = argv[1];
+        end_choose(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,6 +47,11 @@ int ibx_link_socket(const struct ibx_link *link)
     return end_of(link)->door;
 }
 
+struct ibx_tls *ibx_link_tls(const struct ibx_link *link)
+{
+    return end_of(link)->tls;
+}
+
 void proof_of(const char *label, uint8_t proof[IBX_PROOF_BYTES])
 {
     memset(proof, 0x5a, IBX_PROOF_BYTES);
@@ -115,6 +120,14 @@ static const struct ibx_upcalls upcalls = {up_chunk_done, up_message, up_send_do
 /* ----------------------------------------------------------------------- one end */
 
 const char *end_engine = "syscalls";
+bool end_encrypts;
+
+void end_choose(const char *way)
+{
+    end_encrypts = !strcmp(way, "tls");
+    if (!end_encrypts)
+        end_engine = way;
+}
 
 void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, unsigned slots)
 {
@@ -132,6 +145,7 @@ void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, uns
 void end_fini(struct end *end)
 {
     ibx_provider_tcp.close(end->tcp);
+    ibx_tls_destroy(end->tls);
     close(end->door);
     close(end->watched);
 }
@@ -226,8 +240,27 @@ static void *finish_server(void *argument)
     return NULL;
 }
 
+void ends_encrypt(struct end *server, struct end *client)
+{
+    uint8_t psk[IBX_TLS_PSK_BYTES];
+    int here = -EAGAIN, there = -EAGAIN;
+    if (!end_encrypts)
+        return;
+    proof_of("handshake", psk);
+    MUST(ibx_tls_create(server->door, IBX_ROLE_SERVER, psk, &server->tls, NULL) == 0);
+    MUST(ibx_tls_create(client->door, IBX_ROLE_CLIENT, psk, &client->tls, NULL) == 0);
+    for (uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+         (here || there) && ibx_now_ns() < deadline;) {
+        short events;
+        there = ibx_tls_handshake(client->tls, &events);
+        here = ibx_tls_handshake(server->tls, &events);
+    }
+    MUST(!here && !there);
+}
+
 void ends_meet(struct end *server, struct end *client)
 {
+    ends_encrypt(server, client);
     uint8_t offered[256], answered[256];
     struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
     struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));

@@ -29,6 +29,7 @@ struct end {
     enum ibx_role role;
     int door;
     int watched; /* epoll descriptor */
+    struct ibx_tls *tls;
     struct tcp *tcp;
     struct note notes[NOTES_MAX];
     unsigned count;
@@ -36,6 +37,10 @@ struct end {
 
 /* What bulk data moves by: the option tcp_engine of all ends. */
 extern const char *end_engine;
+/* Whether ends encrypt in ends_encrypt(). */
+extern bool end_encrypts;
+/* A test's argument: an engine, or "tls". */
+void end_choose(const char *way);
 
 /* Opens an endpoint with `slots` messages of 1 KiB and 8 chunks in flight; takes the door. */
 void end_init(struct end *end, enum ibx_role role, int door, unsigned lanes, unsigned slots);
@@ -55,7 +60,9 @@ int end_send(struct end *end, const void *data, size_t length, unsigned flags);
 /* Two connected sockets, TCP over loopback or unix ones. */
 void sockets_tcp(int fds[2]);
 void sockets_unix(int fds[2]);
-/* offer, join and finish of two ends, the server's in a thread of its own. */
+/* TLS on the doors, if ends are to encrypt: as the handshake does after the proofs. */
+void ends_encrypt(struct end *server, struct end *client);
+/* The same, then offer, join and finish of two ends, the server's in a thread of its own. */
 void ends_meet(struct end *server, struct end *client);
 /* The proof that the ends of these tests expect on a lane. */
 void proof_of(const char *label, uint8_t proof[IBX_PROOF_BYTES]);

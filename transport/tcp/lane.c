@@ -25,7 +25,7 @@ static const struct ibx_state_table input_table = IBX_STATE_TABLE("tcp lane inpu
 
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd)
 {
-    *lane = (struct tcp_lane){.tcp = tcp, .index = index, .fd = fd};
+    *lane = (struct tcp_lane){.tcp = tcp, .index = index, .fd = fd, .tls = lane->tls};
     ibx_state_begin(&lane->input, &input_table, TCP_INPUT_HEADER);
     lane->small.tail = &lane->small.head;
     lane->large.tail = &lane->large.head;
@@ -94,7 +94,45 @@ bool ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item)
 
 bool ibx_tcp_lane_has_output(const struct tcp_lane *lane)
 {
-    return lane->flight_count || lane->small.head || lane->large.head;
+    return lane->flight_count || lane->small.head || lane->large.head ||
+           (lane->tls && ibx_tls_unsent(lane->tls));
+}
+
+bool ibx_tcp_lane_has_input(const struct tcp_lane *lane)
+{
+    return lane->tls && ibx_tls_readable(lane->tls);
+}
+
+ssize_t ibx_tcp_lane_write(struct tcp_lane *lane, struct iovec *pieces, int count)
+{
+    if (lane->tls)
+        return ibx_tls_send(lane->tls, pieces, count);
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
+    ssize_t n;
+    do {
+        n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
+static ssize_t lane_read(struct tcp_lane *lane, struct iovec *pieces, int count)
+{
+    if (lane->tls)
+        return ibx_tls_receive(lane->tls, pieces, count);
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
+    ssize_t n;
+    do {
+        n = recvmsg(lane->fd, &message, MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
+static size_t bytes_of(const struct iovec *pieces, int count)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += pieces[i].iov_len;
+    return bytes;
 }
 
 int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
@@ -161,21 +199,17 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
     lane->blocked = false;
     while (!lane->tcp->status && moved < TURN_BYTES && ibx_tcp_lane_has_output(lane)) {
         struct iovec pieces[2 * IBX_TCP_FLIGHT];
-        struct msghdr message = {.msg_iov = pieces};
-        message.msg_iovlen = (size_t)ibx_tcp_lane_pieces(lane, pieces);
-        size_t wanted = 0;
-        for (size_t i = 0; i < message.msg_iovlen; i++)
-            wanted += pieces[i].iov_len;
-        ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && errno != EAGAIN) {
-            ibx_tcp_lane_broken(lane, errno);
+        int count = ibx_tcp_lane_pieces(lane, pieces);
+        ssize_t n = ibx_tcp_lane_write(lane, pieces, count);
+        if (n < 0 && n != -EAGAIN) {
+            ibx_tcp_lane_broken(lane, (int)-n);
             return;
         }
         if (n > 0)
             ibx_tcp_lane_sent(lane, (size_t)n);
-        if (n < 0 || (size_t)n < wanted) {
+        /* TLS takes a part as long as the socket takes all of what it has. */
+        if (n < 0 ||
+            (lane->tls ? ibx_tls_unsent(lane->tls) : (size_t)n < bytes_of(pieces, count))) {
             lane->blocked = true;
             return;
         }
@@ -276,9 +310,10 @@ void ibx_tcp_lane_received(struct tcp_lane *lane, size_t n)
 
 /* Where the next bytes go: what is left of a body, then a header, and on lane 0 perhaps a message,
  * straight into the slot that it will get. */
-static size_t input_pieces(struct tcp_lane *lane, struct iovec *pieces, uint8_t *scrap)
+static int input_pieces(struct tcp_lane *lane, struct iovec *pieces, uint8_t *scrap)
 {
-    size_t count = 0, left = lane->body_left;
+    size_t left = lane->body_left;
+    int count = 0;
     if (left) {
         size_t limit = lane->body ? TURN_BYTES : SCRAP_BYTES;
         pieces[count++] =
@@ -300,24 +335,19 @@ void ibx_tcp_lane_pull(struct tcp_lane *lane)
     while (!lane->tcp->status && moved < TURN_BYTES) {
         uint8_t scrap[SCRAP_BYTES];
         struct iovec pieces[3];
-        struct msghdr message = {.msg_iov = pieces};
-        message.msg_iovlen = input_pieces(lane, pieces, scrap);
-        ssize_t n = recvmsg(lane->fd, &message, MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && errno == EAGAIN) {
+        int count = input_pieces(lane, pieces, scrap);
+        ssize_t n = lane_read(lane, pieces, count);
+        if (n == -EAGAIN) {
             lane->quiet++;
             return;
         }
         if (n <= 0) {
-            ibx_tcp_lane_broken(lane, n ? errno : 0);
+            ibx_tcp_lane_broken(lane, (int)-n);
             return;
         }
-        size_t wanted = 0;
-        for (size_t i = 0; i < message.msg_iovlen; i++)
-            wanted += pieces[i].iov_len;
+        size_t wanted = bytes_of(pieces, count);
         ibx_tcp_lane_received(lane, (size_t)n);
-        if ((size_t)n < wanted)
+        if ((size_t)n < wanted && !ibx_tcp_lane_has_input(lane))
             return;
         moved += (size_t)n;
     }
@@ -327,6 +357,11 @@ void ibx_tcp_lane_broken(struct tcp_lane *lane, int code)
 {
     struct tcp *tcp = lane->tcp;
     bool closed = !code || code == EPIPE;
+    if (code == EBADMSG) {
+        ibx_tcp_fail(tcp, -EBADMSG, "what the peer sent on lane %u was changed on its way",
+                     lane->index);
+        return;
+    }
     if (lane->index && (closed || code == ECONNRESET) && ibx_tcp_drain_begin(tcp))
         return;
     if (ibx_tcp_runs(tcp))

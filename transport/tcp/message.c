@@ -158,9 +158,8 @@ static size_t send_now(struct tcp *tcp, const uint8_t *header, const struct iove
     struct iovec pieces[1 + SEND_PIECES] = {{(void *)(uintptr_t)header, IBX_TCP_FRAME_BYTES}};
     if (iovcnt)
         memcpy(pieces + 1, iov, (size_t)iovcnt * sizeof(*iov));
-    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 1 + (size_t)iovcnt};
     tcp->wrote = true;
-    ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t n = ibx_tcp_lane_write(lane, pieces, 1 + iovcnt);
     /* An error of the socket is found again, and reported, by the next push. */
     return n > 0 ? (size_t)n : 0;
 }

@@ -2,7 +2,9 @@
 /*
  * Sets up the lanes. The server offers a port of its own for this one connection. The client opens
  * as many further sockets to it as it can and reports their number; each begins with a proof that
- * it belongs to the connection. Without any, everything shares lane 0.
+ * it belongs to the connection. Without any, everything shares lane 0. Where the handshake went on
+ * in TLS, each of these sockets begins with TLS as well, in which the server answers from finish
+ * on.
  *
  *   offer   terms, u8 address kind (0 none, 1 port, 2 name), u16 port | string name
  *   answer  terms
@@ -161,6 +163,31 @@ static void lane_proof(const struct tcp *tcp, unsigned lane, uint8_t proof[IBX_P
     ibx_link_proof(tcp->link, label, proof);
 }
 
+/* TLS on a further socket, where the first one has it. */
+static int lane_encrypt(const struct tcp *tcp, int fd, struct ibx_tls **tls)
+{
+    uint8_t psk[IBX_PROOF_BYTES];
+    struct ibx_error err = {0};
+    *tls = NULL;
+    if (!ibx_link_tls(tcp->link))
+        return 0;
+    ibx_link_proof(tcp->link, "tcp lanes in TLS", psk);
+    int rc = ibx_tls_create(fd, ibx_link_role(tcp->link), psk, tls, &err);
+    OPENSSL_cleanse(psk, sizeof(psk));
+    return rc;
+}
+
+/* The first bytes of a lane; the buffer of a fresh socket has room for them. */
+static int hello_send(struct tcp *tcp, unsigned index)
+{
+    struct tcp_lane *lane = &tcp->lanes[index];
+    uint8_t proof[IBX_PROOF_BYTES], hello[IBX_TCP_HELLO_BYTES];
+    lane_proof(tcp, index, proof);
+    ibx_tcp_hello_put(index, proof, hello);
+    struct iovec piece = {hello, sizeof(hello)};
+    return ibx_tcp_lane_write(lane, &piece, 1) == (ssize_t)sizeof(hello) ? 0 : -EIO;
+}
+
 static int lane_connect(struct tcp *tcp, unsigned lane, const struct sockaddr_storage *address,
                         socklen_t length, uint64_t deadline)
 {
@@ -173,16 +200,21 @@ static int lane_connect(struct tcp *tcp, unsigned lane, const struct sockaddr_st
         if (!rc)
             rc = error_of(fd);
     }
-    uint8_t proof[IBX_PROOF_BYTES], hello[IBX_TCP_HELLO_BYTES];
-    lane_proof(tcp, lane, proof);
-    ibx_tcp_hello_put(lane, proof, hello);
-    /* The buffer of a fresh socket has room for it. */
-    if (!rc && send(fd, hello, sizeof(hello), MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof(hello))
-        rc = -EIO;
-    if (rc)
+    struct ibx_tls *tls = NULL;
+    if (!rc)
+        rc = lane_encrypt(tcp, fd, &tls);
+    tcp->lanes[lane].fd = fd;
+    tcp->lanes[lane].tls = tls;
+    if (!rc) {
+        short events;
+        rc = tls ? ibx_tls_handshake(tls, &events) : hello_send(tcp, lane);
+        rc = tls && rc == -EAGAIN ? 0 : rc; /* goes on in finish */
+    }
+    if (rc) {
+        ibx_tls_destroy(tls);
         close(fd);
-    else
-        tcp->lanes[lane].fd = fd;
+        tcp->lanes[lane].fd = -1;
+    }
     return rc;
 }
 
@@ -226,7 +258,8 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
 /* Connections to the listener that have not proven yet that they are lanes. */
 struct unproven {
     struct {
-        int fd; /* -1: free */
+        int fd;              /* -1: free */
+        struct ibx_tls *tls; /* NULL: plain */
         size_t have;
         uint8_t hello[IBX_TCP_HELLO_BYTES];
     } all[UNPROVEN_MAX];
@@ -236,8 +269,10 @@ struct unproven {
 
 static void unproven_drop(struct unproven *s, unsigned i)
 {
+    ibx_tls_destroy(s->all[i].tls);
     if (s->all[i].fd >= 0)
         close(s->all[i].fd);
+    s->all[i].tls = NULL;
     s->all[i].fd = -1;
 }
 
@@ -255,18 +290,31 @@ static void unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
         struct epoll_event event = {.events = EPOLLIN};
         s->all[i].fd = fd;
         s->all[i].have = 0;
-        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+        if (lane_encrypt(tcp, fd, &s->all[i].tls) || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
             unproven_drop(s, i);
     }
+}
+
+static ssize_t unproven_receive(struct unproven *s, unsigned i)
+{
+    struct iovec piece = {s->all[i].hello + s->all[i].have, IBX_TCP_HELLO_BYTES - s->all[i].have};
+    struct ibx_tls *tls = s->all[i].tls;
+    short events;
+    int rc = tls ? ibx_tls_handshake(tls, &events) : 0;
+    if (rc)
+        return rc;
+    if (tls)
+        return ibx_tls_receive(tls, &piece, 1);
+    ssize_t n = recv(s->all[i].fd, piece.iov_base, piece.iov_len, MSG_DONTWAIT);
+    return n >= 0 ? n : errno == EINTR ? -EAGAIN : -errno;
 }
 
 /* Reads a hello; a right proof makes the socket a lane. */
 static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
 {
     uint8_t *hello = s->all[i].hello;
-    ssize_t n = recv(s->all[i].fd, hello + s->all[i].have, IBX_TCP_HELLO_BYTES - s->all[i].have,
-                     MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    ssize_t n = unproven_receive(s, i);
+    if (n == -EAGAIN)
         return;
     if (n > 0)
         s->all[i].have += (size_t)n;
@@ -287,7 +335,9 @@ static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
         return;
     }
     tcp->lanes[lane].fd = s->all[i].fd;
+    tcp->lanes[lane].tls = s->all[i].tls;
     s->all[i].fd = -1;
+    s->all[i].tls = NULL;
     s->accepted++;
 }
 
@@ -329,10 +379,36 @@ static int lanes_accept(struct tcp *tcp, uint64_t deadline, struct ibx_error *er
     return 0;
 }
 
+/* The client's half, where they are encrypted: the server answers now. */
+static int lanes_prove(struct tcp *tcp, uint64_t deadline, struct ibx_error *err)
+{
+    for (unsigned i = 1; i <= tcp->lane_count; i++) {
+        struct tcp_lane *lane = &tcp->lanes[i];
+        short events = 0;
+        int rc;
+        while ((rc = ibx_tls_handshake(lane->tls, &events)) == -EAGAIN) {
+            rc = ibx_link_wait(tcp->link, lane->fd, events, deadline);
+            if (rc)
+                break;
+        }
+        if (!rc)
+            rc = hello_send(tcp, i);
+        if (rc)
+            return ibx_error_set(err, rc, "tcp lane %u of %u cannot be encrypted: %s", i,
+                                 tcp->lane_count, strerror(-rc));
+    }
+    return 0;
+}
+
 static void engine_start(struct tcp *tcp)
 {
     if (tcp->engine == TCP_ENGINE_SYSCALLS || !tcp->lane_count)
         return;
+    if (tcp->lanes[0].tls) {
+        ibx_log(IBX_LOG_INFO, "tcp goes on without io_uring, which cannot encrypt");
+        tcp->engine = TCP_ENGINE_SYSCALLS;
+        return;
+    }
 #ifdef IBX_WITH_URING
     int rc = ibx_tcp_uring_open(tcp);
 #else
@@ -348,6 +424,7 @@ static int lanes_start(struct tcp *tcp, struct ibx_error *err)
 {
     int rc = 0;
     tcp->lanes[0].fd = ibx_link_socket(tcp->link);
+    tcp->lanes[0].tls = ibx_link_tls(tcp->link);
     tcp->same_host = ends_on_one_host(tcp->lanes[0].fd);
     for (unsigned i = 0; i <= tcp->lane_count && !rc; i++) {
         socket_tune(tcp, tcp->lanes[i].fd, i);
@@ -385,6 +462,8 @@ int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_
         if (tcp->listener >= 0)
             close(tcp->listener);
         tcp->listener = -1;
+    } else if (ibx_link_tls(tcp->link)) {
+        rc = lanes_prove(tcp, deadline_ns, err);
     }
     if (rc)
         return rc;

@@ -105,12 +105,15 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         .shares = true,
         .peer_drives = true,
     };
+    const char *where = tcp->same_host ? " on this host" : "";
+    const char *tls = tcp->lanes[0].tls ? ibx_tls_description(tcp->lanes[0].tls) : "";
     if (tcp->lane_count)
-        snprintf(description, size, "tcp%s, 1 + %u sockets, %s",
-                 tcp->same_host ? " on this host" : "", tcp->lane_count, engines[tcp->engine]);
+        snprintf(description, size, "tcp%s, 1 + %u sockets, %s%s%s", where, tcp->lane_count, tls,
+                 *tls ? ", " : "", engines[tcp->engine]);
     else
-        snprintf(description, size, "tcp%s, one socket for all (no further one could be opened)",
-                 tcp->same_host ? " on this host" : "");
+        snprintf(description, size,
+                 "tcp%s, one socket for all (no further one could be opened)%s%s", where,
+                 *tls ? ", " : "", tls);
 }
 
 int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
@@ -261,7 +264,7 @@ static void turn(struct tcp *tcp)
         struct tcp_lane *lane = &tcp->lanes[i];
         ibx_tcp_lane_push(lane);
         if (lane->awaited || lane->body_left || lane->quiet < QUIET_LOOKS ||
-            tcp->turns % QUIET_TURNS == 0)
+            tcp->turns % QUIET_TURNS == 0 || ibx_tcp_lane_has_input(lane))
             ibx_tcp_lane_pull(lane);
     }
     if (drains)
@@ -340,11 +343,13 @@ static int arm(void *endpoint)
     if (tcp->sends_gone || loss_due(tcp))
         return 1;
     if (tcp->state.now == TCP_DRAINING) /* lane 0 and the timer wake it */
-        return 0;
+        return ibx_tcp_lane_has_input(&tcp->lanes[0]);
     for (unsigned i = 0; i <= tcp->lane_count && !tcp->status; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         lane->quiet = 0;
         if (ibx_tcp_lane_has_output(lane) && !lane->blocked && !lane->uring_out)
+            return 1;
+        if (ibx_tcp_lane_has_input(lane))
             return 1;
         watch_output(tcp, lane);
     }
@@ -359,8 +364,11 @@ static void abort_endpoint(void *endpoint)
     tcp->reports = 0;
     ibx_tcp_move(tcp, &tcp->state, TCP_ABORTED);
     ibx_tcp_fail(tcp, -ECONNABORTED, "closed by this side");
-    for (unsigned i = 0; i <= tcp->lane_count; i++)
+    for (unsigned i = 0; i <= tcp->lane_count; i++) {
+        if (tcp->lanes[i].tls)
+            ibx_tls_finish(tcp->lanes[i].tls);
         shutdown(tcp->lanes[i].fd, SHUT_RDWR);
+    }
     flush_if_idle(tcp);
 }
 
@@ -376,8 +384,10 @@ static void close_endpoint(void *endpoint)
         free(lane->stage);
         if (lane->watched)
             ibx_link_unwatch(tcp->link, lane->fd);
-        if (i && lane->fd >= 0) /* the core owns the first one */
+        if (i && lane->fd >= 0) { /* the core owns the first one */
+            ibx_tls_destroy(lane->tls);
             close(lane->fd);
+        }
     }
     if (tcp->writable >= 0) {
         ibx_link_unwatch(tcp->link, tcp->writable);

@@ -9,12 +9,13 @@
  * in between.
  *
  * A lane is one socket. Lane 0 is the socket of the handshake: messages, urgent work and everything
- * small. Only DATA and WRITE travel on the bulk lanes.
+ * small. Only DATA and WRITE travel on the bulk lanes. Where the handshake went on in TLS, so does
+ * lane 0, and each bulk lane is a TLS connection of its own.
  *
  *   tcp.c         the provider's calls, memory regions, progress()
  *   setup.c       offer, join, finish: connects and authenticates the lanes
  *   frame.c       the bytes of frames, hellos and terms
- *   lane.c        bytes in and out of one socket
+ *   lane.c        bytes in and out of one socket, plain or by TLS
  *   message.c     messages and their credits
  *   work.c        dispatches frames; posts of this side, jobs for the peer
  *   peer_death.c  detects a dead host; takes the last messages of a peer that closed
@@ -35,6 +36,7 @@
 #define IBX_TRANSPORT_TCP_TCP_H
 
 #include "common/state_machine.h"
+#include "transport/core/tls.h"
 #include "transport/tcp/frame.h"
 
 #include <errno.h>
@@ -80,7 +82,8 @@ struct tcp_lane {
     struct tcp *tcp;
     unsigned index;
     int fd;
-    bool watched; /* by the core, for input */
+    struct ibx_tls *tls; /* NULL: plain; that of lane 0 belongs to the core */
+    bool watched;        /* by the core, for input */
 
     /* Output. `flight` was or is being given to the kernel, in this order; the queues wait. */
     struct tcp_item *flight[IBX_TCP_FLIGHT];
@@ -282,6 +285,10 @@ void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item);
 /* Takes an item back of which nothing was given to the kernel: false when it is too late. */
 bool ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item);
 bool ibx_tcp_lane_has_output(const struct tcp_lane *lane);
+/* Input waits inside TLS, which poll(2) does not see. */
+bool ibx_tcp_lane_has_input(const struct tcp_lane *lane);
+/* One write to the lane: the bytes taken, or a negative errno. */
+ssize_t ibx_tcp_lane_write(struct tcp_lane *lane, struct iovec *pieces, int count);
 /* Gives queued items to the socket as far as it takes them. */
 void ibx_tcp_lane_push(struct tcp_lane *lane);
 /* Takes what has arrived. */
@@ -295,7 +302,8 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces);
 void ibx_tcp_lane_sent(struct tcp_lane *lane, size_t n);
 /* `n` bytes arrived: first in the body, the rest in the stage. */
 void ibx_tcp_lane_received(struct tcp_lane *lane, size_t n);
-/* A call on the socket failed with this errno, or 0 for the end of the stream. */
+/* A call on the socket failed with this errno, or 0 for the end of the stream. EBADMSG: its bytes
+ * were changed on their way. */
 void ibx_tcp_lane_broken(struct tcp_lane *lane, int code);
 /* After the link broke: takes what had arrived before that. */
 void ibx_tcp_lane_read_out(struct tcp_lane *lane);

@@ -235,6 +235,7 @@ static void test_without_lanes_all_goes_by_the_door(void **state)
     sockets_tcp(door);
     end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
     end_init(&client, IBX_ROLE_CLIENT, door[1], 2, 4);
+    ends_encrypt(&server, &client);
     uint8_t offered[64], answered[64];
     struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
     struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
@@ -609,6 +610,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sleepers_are_woken_by_room),
     };
     if (argc > 1)
-        end_engine = argv[1];
+        end_choose(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

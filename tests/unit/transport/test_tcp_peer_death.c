@@ -48,6 +48,7 @@ static void connect_one_socket(void)
     uint8_t offered[64], answered[64];
     struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
     struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    ends_encrypt(&server, &client);
     assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
     close(server.tcp->listener);
     server.tcp->listener = -1;
@@ -235,6 +236,6 @@ int main(int argc, char **argv)
     if (own_network)
         network(true);
     if (argc > 1)
-        end_engine = argv[1];
+        end_choose(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
