@@ -36,7 +36,8 @@
 
 #define IBX_RAILS_MAX     4
 #define IBX_PROVIDERS_MAX 4
-#define IBX_KEY_MAX       4096 /* bytes of a key file */
+#define IBX_KEY_MAX       65536 /* bytes of a key file */
+#define IBX_NAME_MAX      63    /* characters of a key's name */
 
 struct ibx_conn;
 struct ibx_domain;
@@ -54,8 +55,10 @@ struct ibx_options {
     char ofi_provider[64]; /* libfabric provider name, "" the best native one [""] */
     char shm_dir[256];     /* directory for shm sockets shared by containers, "" abstract [""] */
     bool shm_direct; /* shm may use process_vm_readv and _writev, if both ends allow it [true] */
-    char tcp_engine[64]; /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
-    char key_file[256];  /* "" none [""] */
+    char tcp_engine[64];         /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
+    char key_file[256];          /* "" none [""] */
+    char name[IBX_NAME_MAX + 1]; /* of the key in key_file that a client uses, "" the first [""] */
+    char allow[512];     /* names that a server serves, comma separated; "" all in key_file [""] */
     bool insecure;       /* serve other hosts without a key [false] */
     unsigned port_num;   /* verbs port on the device, 0 by route [0] */
     int gid_index;       /* -1 by route [-1] */

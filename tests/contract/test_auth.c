@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KEY_ONE "a key that both ends should know"
-#define KEY_TWO "a key that somebody else made up"
+#define KEY_ONE "0b07e4d5000000000000000000000000a0b1c2d3e4f5061728394a5b6c7d8e9f"
+#define KEY_TWO "50e0000000000000000000000000000050e000000000000000000000ffffffff"
 
 /* Makes a key file; the name is good until two more have been made. */
 static const char *key_file(const char *key, mode_t mode)

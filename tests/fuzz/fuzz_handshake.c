@@ -30,12 +30,34 @@ static int next_socket; /* what ibx_connect() gets */
 /* ------------------------------------------------------- in place of crypto.c, key_file.c,
  * connect.c */
 
-int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
+static const struct ibx_key zeros = {.name = ""};
+
+int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *err)
 {
     (void)path;
     (void)err;
-    *key = (struct ibx_key){.present = with_key};
+    *keys = NULL;
     return 0;
+}
+
+int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *o,
+                 const struct ibx_key **key, struct ibx_error *err)
+{
+    (void)keys;
+    (void)o;
+    (void)err;
+    *key = with_key ? &zeros : NULL;
+    return 0;
+}
+
+struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys)
+{
+    return keys;
+}
+
+void ibx_keys_release(struct ibx_keys *keys)
+{
+    (void)keys;
 }
 
 void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
@@ -110,9 +132,8 @@ static void run(bool client, int socket)
         rc = ibx_connect("rdma://fuzzer:1", &options, &conn, &err);
         require((rc == 0) == (conn != NULL));
     } else {
-        struct ibx_key key = {.present = with_key};
         struct ibx_handshake *h =
-            ibx_handshake_create(socket, IBX_ROLE_SERVER, &options, &key, NULL);
+            ibx_handshake_create(socket, IBX_ROLE_SERVER, &options, NULL, NULL);
         require(h);
         conn = h->conn;
         rc = ibx_establish(conn, &err);

@@ -425,7 +425,7 @@ static void test_wrong_key(void **state)
     snprintf(a, sizeof(a), "%s/a", mover_folder);
     snprintf(b, sizeof(b), "%s/b", mover_folder);
     snprintf(command, sizeof(command),
-             "umask 077; head -c 32 /dev/urandom > %s; head -c 32 /dev/urandom > %s", a, b);
+             "umask 077; openssl rand -hex 32 > %s; openssl rand -hex 32 > %s", a, b);
     assert_int_equal(system(command), 0);
     pair_receive((const char *[]){"--key-file", a, NULL});
     pair_send((const char *[]){"--key-file", b, NULL});

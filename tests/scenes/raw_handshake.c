@@ -19,6 +19,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+/* In hex, as in the file, and the bytes that the digits stand for. */
+#define KEY_HEX     "61206b6579206f662074686573652074657374732c2033322062797465732e2e"
 #define KEY         "a key of these tests, 32 bytes.."
 #define PATIENCE_MS 10000 /* for an answer of the code under test */
 
@@ -193,7 +195,7 @@ int raw_make_key(void **state)
     ibx_log_set_level(IBX_LOG_ERROR);
     snprintf(raw_key_file, sizeof(raw_key_file), "/tmp/ibx_test_door.XXXXXX");
     int fd = mkstemp(raw_key_file);
-    return fd < 0 || write(fd, KEY, strlen(KEY)) < 0 || close(fd);
+    return fd < 0 || write(fd, KEY_HEX, strlen(KEY_HEX)) < 0 || close(fd);
 }
 
 int raw_remove_key(void **state)

@@ -99,7 +99,7 @@ def nobody_there_is_one_sentence(scene):
 
 @test
 def a_wrong_key_is_one_sentence_and_the_server_goes_on(scene):
-    good, bad = key_file(scene, "good", "alpha " * 4), key_file(scene, "bad", "beta " * 5)
+    good, bad = key_file(scene, "good", "a1" * 32), key_file(scene, "bad", "be" * 32)
     _, uri = scene.serve("--key-file", good)
     for args in (("--key-file", bad), ()):
         fails(scene, ("run", *args, *QUICK, uri), "key")
@@ -110,7 +110,7 @@ def a_wrong_key_is_one_sentence_and_the_server_goes_on(scene):
 
 @test
 def without_a_key_a_server_says_whom_it_serves(scene):
-    key = key_file(scene, "key", "alpha alpha alpha alpha")
+    key = key_file(scene, "key", "a1" * 32)
     for args, local in (((), True), (("--key-file", key), False), (("--set=insecure=yes",), False)):
         line = scene.start("serve", *args, "tcp://127.0.0.1:0").stdout.readline()
         equal((args, "this host only" in line), (args, local))

@@ -409,7 +409,7 @@ def a_destination_that_does_not_answer_leaves_the_vm_running(scene):
 @case
 def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
-    good, bad = (key_file(scene, name, f"{name} " * 6) for name in ("alpha", "beta"))
+    good, bad = (key_file(scene, name, name * 16) for name in ("a1fa", "beda"))
     waiting, uri = receiver(scene, destination, "--key", good)
     for args in (("--key-file", bad), ()):
         err = fails(scene, "send --quiet", *source.qmp, *args, uri)
@@ -430,7 +430,7 @@ def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
 @case
 def a_vm_is_migrated_and_both_sides_report(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
-    key = key_file(scene, "key", "alpha alpha alpha alpha")
+    key = key_file(scene, "key", "a1" * 32)
     # So slow in the background that the guest has to ask for its pages itself.
     waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "100K")
     until(lambda: source.beats() > 40, "heartbeats")

@@ -506,8 +506,8 @@ def show_of_a_back_end_that_answers(scene):
 @test
 def show_with_keys(scene):
     home = Home(scene)
-    for name in ("key", "other"):
-        home.write(name, f"{name}, another, another, another key")
+    for name, digits in (("key", "a1" * 32), ("other", "b2" * 32)):
+        home.write(name, digits)
         os.chmod(home.path(name), 0o600)
     uri = home.serve("--key-file", home.path("key"))[1]
     home.install("--uri", uri)

@@ -23,6 +23,10 @@ void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces,
               uint8_t out[IBX_HASH_BYTES]);
 /* Compares in constant time. */
 bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES]);
+/* Zeroed memory for secrets: not in core dumps, not in swap as far as RLIMIT_MEMLOCK allows, wiped
+ * when it is freed. In whole pages. NULL: there is no memory. */
+void *ibx_secret_allocate(size_t length);
+void ibx_secret_free(void *secret);
 /* -EIO: OpenSSL has no random bytes. */
 int ibx_random(void *out, size_t length, struct ibx_error *err);
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* The texts come first. */
-enum option_type { TEXT, PROVIDERS, ENGINE, BOOL, UNSIGNED, INTEGER, SIZE };
+enum option_type { TEXT, PROVIDERS, ENGINE, NAMES, BOOL, UNSIGNED, INTEGER, SIZE };
 
 struct option_spec {
     const char *key;
@@ -36,7 +36,11 @@ static const struct option_spec specs[] = {
     {"tcp_engine", ENGINE, FIELD(tcp_engine), 0, 0, "syscalls", "syscalls, uring or uring-zc",
      "how tcp moves bulk data; uring-zc: with SEND_ZC"},
     {"key_file", TEXT, FIELD(key_file), 0, 0, "", "a file of mode 0600",
-     "the shared secret of both ends"},
+     "the keys of both ends: one in hex, or lines name:key"},
+    {"name", NAMES, FIELD(name), 1, 0, "", "a name in key_file",
+     "which key of key_file a client uses; empty: the first"},
+    {"allow", NAMES, FIELD(allow), 0, 0, "", "names in key_file by commas",
+     "clients that a server serves; empty: all in key_file"},
     {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no", "serve other hosts without a key"},
     {"port_num", UNSIGNED, FIELD(port_num), 0, 255, "0", "0 to 255",
      "verbs port of the device; 0: by the route"},
@@ -119,6 +123,21 @@ static bool engine_valid(const char *value)
     return !strcmp(value, "syscalls") || !strcmp(value, "uring") || !strcmp(value, "uring-zc");
 }
 
+/* Names of keys as key_file.c takes them, separated by commas. */
+static bool names_valid(const char *value, bool single)
+{
+    while (*value) {
+        size_t n =
+            strspn(value, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@");
+        if (!n || n > IBX_NAME_MAX || (value[n] && value[n] != ','))
+            return false;
+        value += n;
+        if (*value == ',' && (single || !*++value))
+            return false;
+    }
+    return true;
+}
+
 static int set_text(const struct option_spec *spec, char *field, const char *value,
                     struct ibx_error *err)
 {
@@ -127,7 +146,8 @@ static int set_text(const struct option_spec *spec, char *field, const char *val
         return ibx_error_set(err, -EINVAL, "%s: \"%.32s...\" is longer than %zu characters",
                              spec->key, value, spec->size - 1);
     if ((spec->type == PROVIDERS && !providers_valid(value)) ||
-        (spec->type == ENGINE && !engine_valid(value)))
+        (spec->type == ENGINE && !engine_valid(value)) ||
+        (spec->type == NAMES && !names_valid(value, spec->min == 1)))
         return bad_value(spec, value, err);
     memcpy(field, value, n + 1);
     return 0;
@@ -193,11 +213,11 @@ int ibx_options_set(struct ibx_options *options, const char *key, const char *va
     const struct option_spec *spec = find_spec(key);
     if (spec) {
         void *field = (char *)options + spec->offset;
-        return spec->type <= ENGINE ? set_text(spec, field, value, err)
+        return spec->type <= NAMES  ? set_text(spec, field, value, err)
                : spec->type == BOOL ? set_bool(spec, field, value, err)
                                     : set_number(spec, field, value, err);
     }
-    char known[256] = "";
+    char known[512] = "";
     for (size_t i = 0; i < SPECS; i++) {
         size_t n = strlen(known);
         snprintf(known + n, sizeof(known) - n, "%s%s", i ? ", " : "", specs[i].key);
@@ -235,7 +255,7 @@ int ibx_options_get(const struct ibx_options *options, const char *key, char *va
     if (!spec)
         return -ENOENT;
     const void *field = (const char *)options + spec->offset;
-    if (spec->type <= ENGINE)
+    if (spec->type <= NAMES)
         snprintf(value, size, "%s", (const char *)field);
     else if (spec->type == BOOL)
         snprintf(value, size, "%s", *(const bool *)field ? "yes" : "no");

@@ -45,7 +45,7 @@ struct proofs {
 static void derive(struct ibx_handshake *h, struct proofs *proofs)
 {
     static const uint8_t no_key[IBX_HASH_BYTES];
-    const uint8_t *key = h->key.present ? h->key.bytes : no_key;
+    const uint8_t *key = h->key ? h->key->bytes : no_key;
     struct ibx_piece transcript = {h->transcript, IBX_HASH_BYTES};
     struct ibx_piece client[2] = {{"ibx client ", 11}, transcript};
     struct ibx_piece server[2] = {{"ibx server ", 11}, transcript};
@@ -81,7 +81,7 @@ static void put_opening(const struct ibx_handshake *h, struct ibx_writer *w, con
 {
     ibx_put_bytes(w, magic, sizeof(magic));
     ibx_put_u16(w, VERSION);
-    ibx_put_u8(w, h->key.present);
+    ibx_put_u8(w, (h->key != NULL));
     ibx_put_bytes(w, nonce, NONCE_BYTES);
     ibx_put_u32(w, h->conn->options.slots);
     ibx_put_u64(w, h->conn->options.message);
@@ -141,16 +141,16 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello,
 {
     bool has_key = false;
     int rc = get_opening(h, hello, &has_key, nonce);
-    *reason =
-        rc == -EPROTONOSUPPORT       ? "another version of the protocol is needed"
-        : rc                         ? "it does not speak this protocol"
-        : h->key.present && !has_key ? "a key is asked for: set key_file on the client"
-        : !h->key.present && has_key
-            ? "the server has no key but the client has: set key_file on the server"
-        : !h->key.present && !h->conn->options.insecure && !peer_is_local(h->conn->handshake_socket)
-            ? "without a key only this host is served: set key_file on both ends, or "
-              "insecure : yes on the server"
-            : NULL;
+    *reason = rc == -EPROTONOSUPPORT         ? "another version of the protocol is needed"
+              : rc                           ? "it does not speak this protocol"
+              : (h->key != NULL) && !has_key ? "a key is asked for: set key_file on the client"
+              : !(h->key != NULL) && has_key
+                  ? "the server has no key but the client has: set key_file on the server"
+              : !(h->key != NULL) && !h->conn->options.insecure &&
+                      !peer_is_local(h->conn->handshake_socket)
+                  ? "without a key only this host is served: set key_file on both ends, or "
+                    "insecure : yes on the server"
+                  : NULL;
     return rc ? rc : *reason ? -EACCES : 0;
 }
 
@@ -209,9 +209,9 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
     const uint8_t *server_mark = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
     if (rc || !server_mark)
         return ibx_handshake_broken(h, -EPROTO, err);
-    if (has_key != h->key.present)
+    if (has_key != (h->key != NULL))
         return ibx_error_set(err, -EACCES, "%s has %s key, this side has %s", peer,
-                             has_key ? "a" : "no", h->key.present ? "one" : "none");
+                             has_key ? "a" : "no", (h->key != NULL) ? "one" : "none");
     host_mark(ours, theirs, mark);
     h->conn->same_host = ibx_hash_equal(mark, server_mark);
 

@@ -275,13 +275,14 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
 
 static void destroy(struct ibx_conn_setup *setup)
 {
+    ibx_keys_release(((struct ibx_handshake *)setup)->keys);
     explicit_bzero(setup, sizeof(struct ibx_handshake));
     free(setup);
 }
 
 struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
-                                           const struct ibx_options *options,
-                                           const struct ibx_key *key, struct ibx_error *err)
+                                           const struct ibx_options *options, struct ibx_keys *keys,
+                                           struct ibx_error *err)
 {
     struct ibx_handshake *h = calloc(1, sizeof(*h));
     if (!h) {
@@ -290,7 +291,8 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
         return NULL;
     }
     h->setup = (struct ibx_conn_setup){.wait = wait_or_result, .destroy = destroy};
-    h->key = *key;
+    h->keys = ibx_keys_hold(keys);
+    ibx_keys_own(keys, options, &h->key, NULL);
     ibx_state_begin(&h->state, &handshake_table, HANDSHAKE_UNAUTHENTICATED);
     h->conn = ibx_conn_create(fd, role, options, &h->setup, err);
     if (!h->conn)
@@ -310,22 +312,24 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
                 struct ibx_error *err)
 {
     struct ibx_uri uri;
-    struct ibx_key key;
+    struct ibx_keys *keys = NULL;
+    const struct ibx_key *key = NULL;
     struct ibx_options all = *options;
     int fd = -1;
     int rc = ibx_uri_parse(text, &uri, err);
     if (!rc)
         rc = ibx_uri_options(&uri, &all, err);
     if (!rc)
-        rc = ibx_key_load(all.key_file, &key, err);
+        rc = ibx_keys_load(all.key_file, &keys, err);
+    if (!rc)
+        rc = ibx_keys_own(keys, &all, &key, err);
     if (!rc)
         rc = ibx_handshake_connect(&uri, all.timeout_ms, &fd, err);
-    if (rc)
-        return rc;
-    struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, &all, &key, err);
-    explicit_bzero(&key, sizeof(key));
+    struct ibx_handshake *h =
+        rc ? NULL : ibx_handshake_create(fd, IBX_ROLE_CLIENT, &all, keys, err);
+    ibx_keys_release(keys);
     if (!h)
-        return -ENOMEM;
+        return rc ? rc : -ENOMEM;
     struct ibx_conn *conn = h->conn;
     rc = run(h, err);
     if (rc)

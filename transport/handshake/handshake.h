@@ -23,8 +23,8 @@
 #define IBX_HANDSHAKE_MAC_BYTES   16u
 
 struct ibx_key {
-    bool present;
-    uint8_t bytes[IBX_HASH_BYTES]; /* SHA-256 of the file's content */
+    char name[IBX_NAME_MAX + 1];   /* "": the only key of a file that names none */
+    uint8_t bytes[IBX_HASH_BYTES]; /* SHA-256 of the key */
 };
 
 /*
@@ -46,8 +46,9 @@ enum handshake_state {
 struct ibx_handshake {
     struct ibx_conn_setup setup; /* first: what core/ sees of it */
     struct ibx_conn *conn;
-    struct ibx_state_machine state; /* enum handshake_state */
-    struct ibx_key key;
+    struct ibx_state_machine state;     /* enum handshake_state */
+    struct ibx_keys *keys;              /* a server's, NULL: none; held */
+    const struct ibx_key *key;          /* the one of this connection, NULL: none */
     uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
     uint64_t sent, received;            /* frames, for the MACs */
     int result;                         /* of the peer: 0 or -errno */
@@ -75,8 +76,8 @@ struct frame {
 /* handshake.c: a connection over this socket that is yet to be established. Takes `fd` also on
  * failure: NULL, -ENOMEM in `err`. */
 struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
-                                           const struct ibx_options *options,
-                                           const struct ibx_key *key, struct ibx_error *err);
+                                           const struct ibx_options *options, struct ibx_keys *keys,
+                                           struct ibx_error *err);
 
 /* frame.c: 0 when the socket has `events` (poll(2)), -ETIMEDOUT. */
 int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline_ns);
@@ -104,9 +105,25 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
 int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline_ns,
                                       struct ibx_error *err);
 
-/* key_file.c: reads a regular file of at least 16 bytes (a final newline does not count) that
- * only its owner, the caller or root, may read. "" gives an absent key. */
-int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err);
+/* key_file.c: the keys of a regular file that only its owner, the caller or root, may read, in
+ * memory that is locked, in no core dump, and wiped after its last holder. "" gives NULL, no keys;
+ * all of these calls take it. */
+struct ibx_keys;
+int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *err);
+/* The same from a text; `path` is for messages. */
+int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **keys,
+                   struct ibx_error *err);
+/* NULL: there is none of this name. */
+const struct ibx_key *ibx_keys_find(const struct ibx_keys *keys, const char *name);
+/* The key that a client uses: options->name, or the first one; NULL without keys. -EINVAL. */
+int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
+                 const struct ibx_key **key, struct ibx_error *err);
+/* -EINVAL: options->allow has a name without a key. */
+int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options *options,
+                           struct ibx_error *err);
+bool ibx_key_name_valid(const char *name, size_t length);
+struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys);
+void ibx_keys_release(struct ibx_keys *keys);
 
 /* connect.c: a connected stream socket to where the URI leads. -EADDRNOTAVAIL: the host cannot be
  * resolved; -ETIMEDOUT; other errors of connect(2). */

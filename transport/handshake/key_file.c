@@ -1,12 +1,27 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Key files: one key, or a line name:key for each name; '#' begins a comment. A key is hex digits,
+ * of 128 bits or more: whoever has to type 32 of them makes them by a program, not from a word. No
+ * message ever holds what stands in the file, except for names.
+ */
 #include "transport/handshake/handshake.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/crypto.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define FEWEST_DIGITS 32u
+#define MOST_DIGITS   1024u
+
+struct ibx_keys {
+    atomic_uint holders;
+    unsigned count;
+    struct ibx_key items[];
+};
 
 static int check_key_file(int fd, const char *path, struct ibx_error *err)
 {
@@ -25,9 +40,160 @@ static int check_key_file(int fd, const char *path, struct ibx_error *err)
     return 0;
 }
 
-int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
+/* -------------------------------------------------------------------------- parsing */
+
+struct span {
+    const char *at;
+    size_t length;
+};
+
+static struct span trimmed(struct span s)
 {
-    memset(key, 0, sizeof(*key));
+    while (s.length && isspace((unsigned char)*s.at)) {
+        s.at++;
+        s.length--;
+    }
+    while (s.length && isspace((unsigned char)s.at[s.length - 1]))
+        s.length--;
+    return s;
+}
+
+/* Takes the first line off the text. */
+static struct span next_line(struct span *text)
+{
+    const char *end = memchr(text->at, '\n', text->length);
+    struct span line = {text->at, end ? (size_t)(end - text->at) : text->length};
+    size_t taken = line.length + (end != NULL);
+    text->at += taken;
+    text->length -= taken;
+    return trimmed(line);
+}
+
+/* Whether a line holds a key, and not a comment or nothing. */
+static bool counts(struct span line)
+{
+    return line.length && *line.at != '#';
+}
+
+bool ibx_key_name_valid(const char *name, size_t length)
+{
+    if (!length || length > IBX_NAME_MAX)
+        return false;
+    for (size_t i = 0; i < length; i++) {
+        if (!isalnum((unsigned char)name[i]) && !strchr("-_.@", name[i]))
+            return false;
+    }
+    return true;
+}
+
+static int digit_value(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* The key is the SHA-256 of the bytes that the digits stand for. NULL, or what is wrong. */
+static const char *take_digits(struct span digits, struct ibx_key *key)
+{
+    uint8_t bytes[MOST_DIGITS / 2];
+    size_t good = 0;
+    while (good < digits.length && digit_value(digits.at[good]) >= 0)
+        good++;
+    if (good < digits.length)
+        return "holds something else than hex digits";
+    if (digits.length < FEWEST_DIGITS)
+        return "has fewer than 32 hex digits, so that the key can be guessed";
+    if (digits.length > MOST_DIGITS || digits.length % 2)
+        return "has an odd number of hex digits, or more than 1024";
+    for (size_t i = 0; i < digits.length; i += 2)
+        bytes[i / 2] = (uint8_t)(digit_value(digits.at[i]) << 4 | digit_value(digits.at[i + 1]));
+    struct ibx_piece piece = {bytes, digits.length / 2};
+    ibx_hash(&piece, 1, key->bytes);
+    explicit_bzero(bytes, sizeof(bytes));
+    return NULL;
+}
+
+static const char *take_line(struct ibx_keys *keys, struct span line, bool alone)
+{
+    struct ibx_key *key = &keys->items[keys->count];
+    const char *colon = memchr(line.at, ':', line.length);
+    if (colon) {
+        struct span name = trimmed((struct span){line.at, (size_t)(colon - line.at)});
+        if (!ibx_key_name_valid(name.at, name.length))
+            return "has a name that is not 1 to 63 letters, digits or -_.@";
+        memcpy(key->name, name.at, name.length);
+        line.length -= (size_t)(colon + 1 - line.at);
+        line.at = colon + 1;
+        if (ibx_keys_find(keys, key->name))
+            return "has the name of an earlier line";
+    } else if (!alone) {
+        return "has no name, but the file has several keys: write name:key";
+    }
+    const char *wrong = take_digits(trimmed(line), key);
+    if (!wrong)
+        keys->count++;
+    return wrong;
+}
+
+int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **out,
+                   struct ibx_error *err)
+{
+    unsigned lines = 0, number = 0;
+    struct span rest = {text, length};
+    while (rest.length)
+        lines += counts(next_line(&rest));
+    struct ibx_keys *keys = ibx_secret_allocate(sizeof(*keys) + lines * sizeof(struct ibx_key));
+    if (!keys)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u keys", lines);
+    atomic_init(&keys->holders, 1);
+    const char *wrong = NULL;
+    for (rest = (struct span){text, length}; rest.length && !wrong;) {
+        struct span line = next_line(&rest);
+        number++;
+        if (counts(line))
+            wrong = take_line(keys, line, lines == 1);
+    }
+    if (!wrong && lines) {
+        *out = keys;
+        return 0;
+    }
+    ibx_keys_release(keys);
+    if (!lines)
+        return ibx_error_set(err, -EINVAL,
+                             "key file %s holds no key: make one by \"openssl rand -hex 32 > %s\"",
+                             path, path);
+    return ibx_error_set(err, -EINVAL,
+                         "line %u of key file %s %s; make a key by \"openssl rand -hex 32 > %s\"",
+                         number, path, wrong, path);
+}
+
+/* ------------------------------------------------------------------------------ files */
+
+static int read_keys(int fd, const char *path, struct ibx_keys **keys, struct ibx_error *err)
+{
+    /* One byte more tells a longer file from a whole one. */
+    char *content = ibx_secret_allocate(IBX_KEY_MAX + 1);
+    if (!content)
+        return ibx_error_set(err, -ENOMEM, "no memory for key file %s", path);
+    size_t n = 0;
+    ssize_t got;
+    while (n <= IBX_KEY_MAX && (got = read(fd, content + n, IBX_KEY_MAX + 1 - n)) > 0)
+        n += (size_t)got;
+    int rc =
+        n <= IBX_KEY_MAX && got < 0
+            ? ibx_error_set(err, -errno, "key file %s cannot be read: %s", path, strerror(errno))
+        : n > IBX_KEY_MAX
+            ? ibx_error_set(err, -EINVAL, "key file %s is longer than %d bytes", path, IBX_KEY_MAX)
+            : ibx_keys_parse(path, content, n, keys, err);
+    ibx_secret_free(content);
+    return rc;
+}
+
+int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *err)
+{
+    *keys = NULL;
     if (!*path)
         return 0;
     /* O_NONBLOCK: a FIFO must not hold up the caller; check_key_file() then refuses it. */
@@ -40,26 +206,58 @@ int ibx_key_load(const char *path, struct ibx_key *key, struct ibx_error *err)
                 ? "; copy the other end's there, or make one by \"openssl rand -hex 32\""
                 : "");
     int rc = check_key_file(fd, path, err);
-    /* Room for a final newline, and for one byte more that tells a longer file from a whole one. */
-    uint8_t content[IBX_KEY_MAX + 2];
-    ssize_t n = rc ? 0 : read(fd, content, sizeof(content));
-    int read_errno = errno;
+    if (!rc)
+        rc = read_keys(fd, path, keys, err);
     close(fd);
-    if (rc)
-        return rc;
-    if (n < 0)
-        return ibx_error_set(err, -read_errno, "key file %s cannot be read: %s", path,
-                             strerror(read_errno));
-    if (n > 0 && content[n - 1] == '\n')
-        n--;
-    if (n < 16 || n > IBX_KEY_MAX)
-        return ibx_error_set(err, -EINVAL,
-                             "key file %s holds %zd bytes: give it 16 to %d, such as "
-                             "the output of \"openssl rand -hex 32\"",
-                             path, n, IBX_KEY_MAX);
-    struct ibx_piece whole = {content, (size_t)n};
-    ibx_hash(&whole, 1, key->bytes);
-    OPENSSL_cleanse(content, sizeof(content));
-    key->present = true;
+    return rc;
+}
+
+/* ------------------------------------------------------------------------- what it has */
+
+const struct ibx_key *ibx_keys_find(const struct ibx_keys *keys, const char *name)
+{
+    for (unsigned i = 0; keys && i < keys->count; i++) {
+        if (!strcmp(keys->items[i].name, name))
+            return &keys->items[i];
+    }
+    return NULL;
+}
+
+int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
+                 const struct ibx_key **key, struct ibx_error *err)
+{
+    *key = !keys ? NULL : options->name[0] ? ibx_keys_find(keys, options->name) : keys->items;
+    if (*key || (!keys && !options->name[0]))
+        return 0;
+    return ibx_error_set(err, -EINVAL, "name: %s%s has no key \"%s\"; it has a line name:key each",
+                         keys ? "key file " : "an unset key_file", keys ? options->key_file : "",
+                         options->name);
+}
+
+int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options *options,
+                           struct ibx_error *err)
+{
+    char list[sizeof(options->allow)], *save = NULL;
+    memcpy(list, options->allow, sizeof(list));
+    for (char *name = strtok_r(list, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
+        if (!ibx_keys_find(keys, name))
+            return ibx_error_set(err, -EINVAL,
+                                 "allow: %s%s has no key \"%s\"; give it a line %s:key",
+                                 keys ? "key file " : "an unset key_file",
+                                 keys ? options->key_file : "", name, name);
+    }
     return 0;
+}
+
+struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys)
+{
+    if (keys)
+        atomic_fetch_add(&keys->holders, 1);
+    return keys;
+}
+
+void ibx_keys_release(struct ibx_keys *keys)
+{
+    if (keys && atomic_fetch_sub(&keys->holders, 1) == 1)
+        ibx_secret_free(keys);
 }

@@ -20,7 +20,7 @@
 struct ibx_listener {
     int fd;
     struct ibx_options options;
-    struct ibx_key key;
+    struct ibx_keys *keys;
     char uri[300];
     char path[108]; /* of the unix socket that this listener made, or "" */
     pid_t owner;    /* only this process removes the socket, not a forked child */
@@ -114,7 +114,9 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     ibx_domain_hold(options->domain);
     rc = ibx_uri_options(&uri, &listener->options, err);
     if (!rc)
-        rc = ibx_key_load(listener->options.key_file, &listener->key, err);
+        rc = ibx_keys_load(listener->options.key_file, &listener->keys, err);
+    if (!rc)
+        rc = ibx_keys_check_allowed(listener->keys, &listener->options, err);
     if (!rc)
         rc = uri.path[0] ? bind_unix(listener, &uri, err) : bind_host(listener, &uri, err);
     if (!rc && listen(listener->fd, BACKLOG))
@@ -126,7 +128,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     }
     ibx_uri_print(&uri, listener->uri, sizeof(listener->uri));
     ibx_log(IBX_LOG_INFO, "listening at %s%s", listener->uri,
-            listener->key.present        ? ""
+            listener->keys               ? ""
             : listener->options.insecure ? " to every host, without a key"
                                          : " to this host only: there is no key");
     *out = listener;
@@ -157,7 +159,7 @@ int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     struct ibx_handshake *h =
-        ibx_handshake_create(fd, IBX_ROLE_SERVER, &listener->options, &listener->key, err);
+        ibx_handshake_create(fd, IBX_ROLE_SERVER, &listener->options, listener->keys, err);
     if (!h)
         return -ENOMEM;
     *out = h->conn;
@@ -172,7 +174,7 @@ void ibx_listener_close(struct ibx_listener *listener)
         close(listener->fd);
     if (listener->path[0] && listener->owner == getpid())
         unlink(listener->path);
-    explicit_bzero(&listener->key, sizeof(listener->key));
+    ibx_keys_release(listener->keys);
     ibx_domain_release(listener->options.domain);
     free(listener);
 }

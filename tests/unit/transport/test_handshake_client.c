@@ -118,8 +118,7 @@ static void frame_for_nobody(void **state)
     struct ibx_error err = {0};
     ibx_options_init(&options);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    struct ibx_key key = {.present = false};
-    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, &key, NULL);
+    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, NULL, NULL);
     assert_non_null(h);
     close(fds[1]);
     ibx_handshake_frame_begin(&frame, FRAME_HELLO);

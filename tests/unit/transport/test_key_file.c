@@ -5,8 +5,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -55,51 +57,113 @@ static const char *write_key(const char *name, const void *bytes, size_t length,
 /* The load must fail with `code` and a message that names the file and holds `expected`. */
 static void expect_refusal(const char *path, int code, const char *expected)
 {
-    struct ibx_key key;
+    struct ibx_keys *keys = NULL;
     struct ibx_error err = {0};
-    memset(&key, 0xff, sizeof(key));
-    int rc = ibx_key_load(path, &key, &err);
+    int rc = ibx_keys_load(path, &keys, &err);
     if (rc != code)
         fail_msg("%s: %d (%s), not %d", path, rc, err.message, code);
-    assert_false(key.present);
+    assert_null(keys);
     if (!strstr(err.message, path) || !strstr(err.message, expected))
         fail_msg("%s: \"%s\", not \"%s\"", path, err.message, expected);
-    assert_int_equal(ibx_key_load(path, &key, NULL), code);
+    assert_int_equal(ibx_keys_load(path, &keys, NULL), code);
 }
 
-#define SIXTEEN "0123456789abcdef"
+#define DIGITS "000102030405060708090a0b0c0d0e0f" /* 32 of them */
+
+static const uint8_t hash_of_digits[IBX_HASH_BYTES] = {
+    0xbe, 0x45, 0xcb, 0x26, 0x05, 0xbf, 0x36, 0xbe, 0xbd, 0xe6, 0x84, 0x84, 0x1a, 0x28, 0xf0, 0xfd,
+    0x43, 0xc6, 0x98, 0x50, 0xa3, 0xdc, 0xe5, 0xfe, 0xdb, 0xa6, 0x99, 0x28, 0xee, 0x3a, 0x89, 0x91,
+};
+
+static struct ibx_keys *load(const char *text)
+{
+    struct ibx_keys *keys = NULL;
+    struct ibx_error err = {0};
+    if (ibx_keys_load(write_key("key", text, strlen(text), 0600), &keys, &err))
+        fail_msg("\"%s\": %s", text, err.message);
+    assert_non_null(keys);
+    return keys;
+}
 
 static void no_file_is_no_key(void **state)
 {
     (void)state;
-    struct ibx_key key;
-    memset(&key, 0xff, sizeof(key));
-    assert_int_equal(ibx_key_load("", &key, NULL), 0);
-    assert_false(key.present);
+    struct ibx_options options;
+    struct ibx_keys *keys = (void *)1;
+    const struct ibx_key *own = (void *)1;
+    ibx_options_init(&options);
+    assert_int_equal(ibx_keys_load("", &keys, NULL), 0);
+    assert_null(keys);
+    assert_int_equal(ibx_keys_own(keys, &options, &own, NULL), 0);
+    assert_null(own);
+    ibx_keys_release(keys);
 }
 
-/* The key is the SHA-256 of the content without its final newline. */
-static void key_is_the_hash_of_the_content(void **state)
+/* The key is the SHA-256 of the bytes that the digits stand for. */
+static void key_is_the_hash_of_its_bytes(void **state)
 {
     (void)state;
-    static const uint8_t hash[IBX_HASH_BYTES] = {
-        0x9f, 0x9f, 0x51, 0x11, 0xf7, 0xb2, 0x7a, 0x78, 0x1f, 0x1f, 0x1d,
-        0xdd, 0xe5, 0xeb, 0xc2, 0xdd, 0x2b, 0x79, 0x6b, 0xfc, 0x73, 0x65,
-        0xc9, 0xc2, 0x8b, 0x54, 0x8e, 0x56, 0x41, 0x76, 0x92, 0x9f,
+    static const char *const same[] = {
+        DIGITS,
+        DIGITS "\n",
+        DIGITS "\r\n",
+        "000102030405060708090A0B0C0D0E0F",
+        "\n  " DIGITS " \t\n\n",
+        "# the key of this host\n\n" DIGITS "\n# its end",
     };
-    struct ibx_key key, with_newline, other;
-    assert_int_equal(ibx_key_load(write_key("key", SIXTEEN, 16, 0600), &key, NULL), 0);
-    assert_true(key.present);
-    struct ibx_piece piece = {SIXTEEN, 16};
-    uint8_t own[IBX_HASH_BYTES];
-    ibx_hash(&piece, 1, own);
-    assert_memory_equal(own, hash, sizeof(hash));
-    assert_memory_equal(key.bytes, hash, sizeof(hash));
-    assert_int_equal(ibx_key_load(write_key("key", SIXTEEN "\n", 17, 0400), &with_newline, NULL),
-                     0);
-    assert_memory_equal(with_newline.bytes, hash, sizeof(hash));
-    assert_int_equal(ibx_key_load(write_key("key", SIXTEEN "\n\n", 18, 0600), &other, NULL), 0);
-    assert_memory_not_equal(other.bytes, hash, sizeof(hash));
+    for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+        struct ibx_keys *keys = load(same[i]);
+        const struct ibx_key *key = ibx_keys_find(keys, "");
+        assert_non_null(key);
+        assert_memory_equal(key->bytes, hash_of_digits, IBX_HASH_BYTES);
+        ibx_keys_release(keys);
+    }
+    struct ibx_keys *other = load(DIGITS "00");
+    assert_memory_not_equal(ibx_keys_find(other, "")->bytes, hash_of_digits, IBX_HASH_BYTES);
+    ibx_keys_release(other);
+}
+
+static void named_keys(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    const struct ibx_key *own = NULL;
+    struct ibx_keys *keys = load("# tenants\nalice:" DIGITS "\n\n bob@site : 11" DIGITS "\n");
+    ibx_options_init(&options);
+    assert_memory_equal(ibx_keys_find(keys, "alice")->bytes, hash_of_digits, IBX_HASH_BYTES);
+    assert_memory_not_equal(ibx_keys_find(keys, "bob@site")->bytes, hash_of_digits, IBX_HASH_BYTES);
+    assert_null(ibx_keys_find(keys, "bob"));
+    assert_null(ibx_keys_find(keys, ""));
+
+    assert_int_equal(ibx_keys_own(keys, &options, &own, NULL), 0);
+    assert_string_equal(own->name, "alice");
+    strcpy(options.name, "bob@site");
+    assert_int_equal(ibx_keys_own(keys, &options, &own, NULL), 0);
+    assert_string_equal(own->name, "bob@site");
+    strcpy(options.name, "carol");
+    assert_int_equal(ibx_keys_own(keys, &options, &own, &err), -EINVAL);
+    assert_non_null(strstr(err.message, "has no key \"carol\""));
+    assert_int_equal(ibx_keys_own(NULL, &options, &own, &err), -EINVAL);
+
+    strcpy(options.allow, "bob@site,alice");
+    assert_int_equal(ibx_keys_check_allowed(keys, &options, NULL), 0);
+    strcpy(options.allow, "alice,carol");
+    assert_int_equal(ibx_keys_check_allowed(keys, &options, &err), -EINVAL);
+    assert_non_null(strstr(err.message, "has no key \"carol\""));
+    assert_int_equal(ibx_keys_check_allowed(NULL, &options, &err), -EINVAL);
+    ibx_keys_release(keys);
+}
+
+/* A held set outlives its first holder. */
+static void keys_live_as_long_as_a_holder(void **state)
+{
+    (void)state;
+    struct ibx_keys *keys = load(DIGITS), *again = ibx_keys_hold(keys);
+    ibx_keys_release(keys);
+    assert_memory_equal(ibx_keys_find(again, "")->bytes, hash_of_digits, IBX_HASH_BYTES);
+    ibx_keys_release(again);
+    assert_null(ibx_keys_hold(NULL));
 }
 
 static void modes(void **state)
@@ -107,27 +171,85 @@ static void modes(void **state)
     (void)state;
     static const mode_t open_modes[] = {0640, 0604, 0660, 0666, 0610, 0601, 0620, 0602, 0677};
     for (size_t i = 0; i < sizeof(open_modes) / sizeof(open_modes[0]); i++)
-        expect_refusal(write_key("key", SIXTEEN, 16, open_modes[i]), -EPERM, "chmod 600");
-    struct ibx_key key;
-    assert_int_equal(ibx_key_load(write_key("key", SIXTEEN, 16, 0700), &key, NULL), 0);
+        expect_refusal(write_key("key", DIGITS, 32, open_modes[i]), -EPERM, "chmod 600");
+    struct ibx_keys *keys = NULL;
+    assert_int_equal(ibx_keys_load(write_key("key", DIGITS, 32, 0700), &keys, NULL), 0);
+    ibx_keys_release(keys);
+}
+
+static void refuse(const char *text, const char *expected)
+{
+    const char *path = write_key("key", text, strlen(text), 0600);
+    expect_refusal(path, -EINVAL, expected);
+    expect_refusal(path, -EINVAL, "by \"openssl rand -hex 32 > ");
+}
+
+/* Words, short keys and lines that say less than they should: the line, and the remedy. */
+static void what_is_no_key(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *expected;
+    } bad[] = {
+        {"", "holds no key"},
+        {"\n# nothing here\n", "holds no key"},
+        {"hunter2", "something else than hex"},
+        {"a long sentence that somebody made up by himself", "something else than hex"},
+        {"000102030405060708090a0b0c0d0e", "fewer than 32 hex digits"},
+        {"alice:00", "fewer than 32 hex digits"},
+        {"alice:", "fewer than 32 hex digits"},
+        {DIGITS "0", "odd number"},
+        {DIGITS " " DIGITS, "something else than hex"},
+        {"0x" DIGITS, "something else than hex"},
+        {":" DIGITS, "line 1 of key file"},
+        {"al ice:" DIGITS, "a name that is not"},
+        {"\xc3\xa9:" DIGITS, "a name that is not"},
+        {"a:" DIGITS "\n# x\na:11" DIGITS, "line 3 of key file"},
+        {"a:" DIGITS "\na:11" DIGITS, "the name of an earlier line"},
+        {"a:" DIGITS "\n" DIGITS, "line 2 of key file"},
+        {DIGITS "\n" DIGITS, "has no name"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        refuse(bad[i].text, bad[i].expected);
+    char name[80] = "";
+    memset(name, 'n', IBX_NAME_MAX);
+    strcpy(name + IBX_NAME_MAX, ":");
+    char text[160];
+    snprintf(text, sizeof(text), "%s%s", name, DIGITS);
+    ibx_keys_release(load(text));
+    snprintf(text, sizeof(text), "n%s%s", name, DIGITS);
+    refuse(text, "a name that is not");
+}
+
+/* A message tells nobody what stands in the file. */
+static void errors_tell_no_secret(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"Tr0ub4dor", "alice:Tr0ub4dor", "Tr0ub4dor x:" DIGITS};
+    for (int i = 0; i < 3; i++) {
+        struct ibx_keys *keys;
+        struct ibx_error err = {0};
+        assert_int_equal(ibx_keys_load(write_key("key", bad[i], strlen(bad[i]), 0600), &keys, &err),
+                         -EINVAL);
+        assert_null(strstr(err.message, "Tr0ub4dor"));
+    }
 }
 
 static void lengths(void **state)
 {
     (void)state;
     static char content[IBX_KEY_MAX + 1000];
-    memset(content, 'k', sizeof(content));
-    struct ibx_key key;
-    expect_refusal(write_key("key", "", 0, 0600), -EINVAL, "holds 0 bytes");
-    expect_refusal(write_key("key", SIXTEEN, 15, 0600), -EINVAL, "openssl rand");
-    expect_refusal(write_key("key", "0123456789abcde\n", 16, 0600), -EINVAL, "holds 15 bytes");
-    assert_int_equal(ibx_key_load(write_key("key", content, IBX_KEY_MAX, 0600), &key, NULL), 0);
-    expect_refusal(write_key("key", content, IBX_KEY_MAX + 1, 0600), -EINVAL, "16 to 4096");
-    expect_refusal(write_key("key", content, sizeof(content), 0600), -EINVAL, "16 to 4096");
-    content[IBX_KEY_MAX] = '\n';
-    assert_int_equal(ibx_key_load(write_key("key", content, IBX_KEY_MAX + 1, 0600), &key, NULL), 0);
-    /* A newline at that place must not make a part of a longer file pass for the whole. */
-    expect_refusal(write_key("key", content, sizeof(content), 0600), -EINVAL, "16 to 4096");
+    struct ibx_keys *keys = NULL;
+    memset(content, 'a', 1025);
+    ibx_keys_release((content[1024] = '\0', load(content)));
+    content[1024] = 'a';
+    refuse(content, "more than 1024");
+    memset(content, '\n', sizeof(content));
+    memcpy(content + IBX_KEY_MAX - 32, DIGITS, 32);
+    assert_int_equal(ibx_keys_load(write_key("key", content, IBX_KEY_MAX, 0600), &keys, NULL), 0);
+    ibx_keys_release(keys);
+    expect_refusal(write_key("key", content, IBX_KEY_MAX + 1, 0600), -EINVAL, "is longer than");
+    expect_refusal(write_key("key", content, sizeof(content), 0600), -EINVAL, "is longer than");
 }
 
 static void not_a_file(void **state)
@@ -149,14 +271,14 @@ static void owners(void **state)
     (void)state;
     if (geteuid())
         skip();
-    struct ibx_key key;
-    const char *path = write_key("key", SIXTEEN, 16, 0600);
+    struct ibx_keys *keys;
+    const char *path = write_key("key", DIGITS, 32, 0600);
     assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
     expect_refusal(path, -EPERM, "belongs to user 12345, not to user 0 or root");
     assert_int_equal(chmod(folder, 0755), 0);
     pid_t child = fork();
     if (!child) {
-        int good = setresuid(12345, 12345, 12345) == 0 && ibx_key_load(path, &key, NULL) == 0;
+        int good = setresuid(12345, 12345, 12345) == 0 && ibx_keys_load(path, &keys, NULL) == 0;
         _exit(!good);
     }
     int status;
@@ -167,16 +289,48 @@ static void owners(void **state)
 static void descriptors_are_closed(void **state)
 {
     (void)state;
-    struct ibx_key key;
+    struct ibx_keys *keys = NULL;
     int before = dup(0);
     close(before);
-    ibx_key_load(write_key("key", SIXTEEN, 16, 0600), &key, NULL);
-    ibx_key_load(write_key("key", SIXTEEN, 16, 0644), &key, NULL);
-    ibx_key_load(write_key("key", SIXTEEN, 3, 0600), &key, NULL);
-    ibx_key_load("/tmp", &key, NULL);
+    ibx_keys_release(load(DIGITS));
+    ibx_keys_load(write_key("key", DIGITS, 32, 0644), &keys, NULL);
+    ibx_keys_load(write_key("key", DIGITS, 3, 0600), &keys, NULL);
+    ibx_keys_load("/tmp", &keys, NULL);
     int after = dup(0);
     close(after);
     assert_int_equal(after, before);
+}
+
+/* Whether the kernel leaves the page of `address` out of core dumps. */
+static bool left_out_of_dumps(const void *address)
+{
+    char line[512];
+    bool inside = false, found = false;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    while (maps && fgets(line, sizeof(line), maps)) {
+        uintptr_t from, to;
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
+            inside = (uintptr_t)address >= from && (uintptr_t)address < to;
+        else if (inside && !strncmp(line, "VmFlags:", 8))
+            found = strstr(line, " dd") != NULL;
+    }
+    if (maps)
+        fclose(maps);
+    return found;
+}
+
+static void secrets_are_not_dumped(void **state)
+{
+    (void)state;
+    struct ibx_keys *keys = load(DIGITS);
+    assert_true(left_out_of_dumps(keys));
+    assert_true(left_out_of_dumps(ibx_keys_find(keys, "")));
+    ibx_keys_release(keys);
+    char *secret = ibx_secret_allocate(100);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(secret[i], 0);
+    ibx_secret_free(secret);
+    ibx_secret_free(NULL);
 }
 
 /* RFC 4231 has no case with a key of 32 bytes; this one was computed with Python's hmac. */
@@ -218,12 +372,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_file_is_no_key),
-        cmocka_unit_test(key_is_the_hash_of_the_content),
+        cmocka_unit_test(key_is_the_hash_of_its_bytes),
+        cmocka_unit_test(named_keys),
+        cmocka_unit_test(keys_live_as_long_as_a_holder),
         cmocka_unit_test(modes),
+        cmocka_unit_test(what_is_no_key),
+        cmocka_unit_test(errors_tell_no_secret),
         cmocka_unit_test(lengths),
         cmocka_unit_test(not_a_file),
         cmocka_unit_test(owners),
         cmocka_unit_test(descriptors_are_closed),
+        cmocka_unit_test(secrets_are_not_dumped),
         cmocka_unit_test(hmac_known_answer),
         cmocka_unit_test(random_differs),
     };

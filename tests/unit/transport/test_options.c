@@ -26,6 +26,8 @@ static const struct {
     {"shm_direct", "yes", {"yes", "no", "0=no"}, {"", "maybe"}},
     {"tcp_engine", "syscalls", {"syscalls", "uring", "uring-zc"}, {"", "warp", "uring-", "auto"}},
     {"key_file", "", {"", "/etc/ibx.key"}, {NULL}},
+    {"name", "", {"", "alice", "web-1.example@site_2"}, {"a,b", "a b", "a:b", "\xc3\xa9"}},
+    {"allow", "", {"", "alice", "alice,bob"}, {",", "a,", ",a", "a,,b", "a, b", "*"}},
     {"insecure",
      "no",
      {"yes", "no", "true=yes", "on=yes", "1=yes", "false=no", "off=no", "0=no"},
