@@ -49,6 +49,8 @@ struct ibx_mr;
 /* ibx_options_init() sets the defaults in brackets. ibx_options_set() is the one parser behind
  * properties files ("rdma.chunk"), URI queries ("?chunk=1M") and command lines ("--set chunk=1M").
  */
+enum ibx_encryption { IBX_ENCRYPTION_OFF, IBX_ENCRYPTION_AUTO, IBX_ENCRYPTION_REQUIRED };
+
 struct ibx_options {
     char provider[64];     /* "auto" or names in order of preference: "shm,tcp" ["auto"] */
     char device[128];      /* verbs devices, one per rail, comma separated; "" by route [""] */
@@ -58,8 +60,9 @@ struct ibx_options {
     char tcp_engine[64];         /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
     char key_file[256];          /* "" none [""] */
     char name[IBX_NAME_MAX + 1]; /* of the key in key_file that a client uses, "" the first [""] */
-    char allow[512];     /* names that a server serves, comma separated; "" all in key_file [""] */
-    bool insecure;       /* serve other hosts without a key [false] */
+    char allow[512]; /* names that a server serves, comma separated; "" all in key_file [""] */
+    enum ibx_encryption encryption; /* TLS; auto: with a key, to another host [auto] */
+    bool insecure;       /* serve other hosts without a key, and connect to them [false] */
     unsigned port_num;   /* verbs port on the device, 0 by route [0] */
     int gid_index;       /* -1 by route [-1] */
     unsigned mtu;        /* verbs path MTU in bytes, 0 the port's [0] */
@@ -71,6 +74,8 @@ struct ibx_options {
     size_t message;      /* bytes of the longest message [16 KiB] */
     unsigned spin_us;    /* busy polling before sleeping, microseconds [50] */
     unsigned timeout_ms; /* for setting up, and after which a silent host is dead [10000] */
+    char purpose[32]; /* what the program does; a server that has one takes no client with another
+                         one. No text sets it, programs do [""] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
 };
 
@@ -184,9 +189,11 @@ const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn);
 
 /* The path that was taken, and why each better one was not. */
 struct ibx_path {
-    char provider[16];     /* "shm", "verbs", "ofi", "tcp" */
-    char description[192]; /* "verbs mlx5_0 port 1 gid 3 mtu 4096, 4 queue pairs" */
-    char peer[128];        /* the peer's address on the handshake socket */
+    char provider[16];           /* "shm", "verbs", "ofi", "tcp" */
+    char description[192];       /* "verbs mlx5_0 port 1 gid 3 mtu 4096, 4 queue pairs" */
+    char peer[128];              /* the peer's address on the handshake socket */
+    char name[IBX_NAME_MAX + 1]; /* of the client's key, "" if it has none; at both ends */
+    bool encrypted;              /* by TLS */
     struct {
         char provider[16];
         char reason[256];

@@ -400,6 +400,7 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
     *config =
         (struct ibx_glue_config){.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
+    snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");
     int rc = find_file(config, own_file, beside, err);
     if (rc)
         return rc;

@@ -169,11 +169,13 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct
     pthread_cond_init(&acceptor->fewer, NULL);
     acceptor->ready_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     acceptor->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct ibx_options own = *options;
+    snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
     int rc = 0;
     if (acceptor->ready_fd < 0 || acceptor->stop_fd < 0)
         rc = ibx_error_set(err, -errno, "no event descriptors: %s", strerror(errno));
     if (!rc)
-        rc = ibx_listen(uri, options, &acceptor->listener, err);
+        rc = ibx_listen(uri, &own, &acceptor->listener, err);
     if (!rc && (rc = -pthread_create(&acceptor->thread, NULL, accept_main, acceptor)))
         ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
     if (!rc) {

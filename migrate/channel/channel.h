@@ -66,6 +66,8 @@ void ibx_channel_fini(struct ibx_channel *channel);
  */
 #define IBX_ACCEPTOR_REQUESTS_MAX 32u /* at a time; more wait in the listener */
 
+#define IBX_MIGRATE_PURPOSE "ib-migrate" /* struct ibx_options */
+
 struct ibx_acceptor;
 
 /* A connection whose first message was HELLO or JOIN. */

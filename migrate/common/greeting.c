@@ -130,10 +130,12 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
                         struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     struct ibx_conn *conn;
+    struct ibx_options own = *options;
     struct greeting g = {.answer = answer, .err = err};
     char plain[URI_BYTES];
     leave_out_timeout(uri, plain, sizeof(plain));
-    int rc = ibx_connect(plain, options, &conn, err);
+    snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
+    int rc = ibx_connect(plain, &own, &conn, err);
     if (rc) {
         name_tool(hello->purpose, err);
         return rc;

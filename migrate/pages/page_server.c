@@ -284,6 +284,7 @@ static int links_connect(struct ibx_page_server *server,
     if (rc)
         return rc;
     options.domain = server->domain;
+    snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
     server->link_count = config->links;
     server->whole = true;
     for (unsigned i = 0; i < config->links; i++) {

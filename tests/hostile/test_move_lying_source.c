@@ -60,6 +60,7 @@ static void begin_line(struct line *line, const struct ibx_migrate_any *first)
     struct ibx_conn *conn;
     *line = (struct line){0};
     vm_soon();
+    snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
     vm_ok(ibx_connect(receiver.uri, &options, &conn, &vm_error));
     ibx_channel_init(&line->control, conn);
     line_say(line, first);

@@ -88,14 +88,14 @@ size_t put_wire(uint8_t *out)
 
 void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
 {
-    uint8_t payload[128], proof[RAW_HASH], own[RAW_HASH];
+    uint8_t payload[300], proof[RAW_HASH], own[RAW_HASH];
     struct raw_frame received;
     size_t length = 0;
     static const uint8_t types[STEPS] = {CHALLENGE, PROOF, OFFER, RESULT};
     switch (step) {
     case AT_CHALLENGE:
         raw_expect(raw, HELLO, &received);
-        memcpy(raw->client_nonce, received.payload + 7, 32);
+        raw_take_opening(raw, &received);
         length = raw_opening(raw, payload, keyed(raw));
         raw_host_mark(raw, payload + length);
         length += RAW_HASH;
@@ -103,8 +103,9 @@ void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
     case AT_PROOF:
         raw_derive(raw, proof, own);
         raw_expect(raw, PROOF, &received);
-        assert_int_equal(received.payload_length, RAW_HASH);
-        assert_memory_equal(received.payload, proof, RAW_HASH);
+        assert_int_equal(received.payload_length, 1 + RAW_HASH);
+        assert_int_equal(received.payload[0], raw->flags);
+        assert_memory_equal(received.payload + 1, proof, RAW_HASH);
         memcpy(payload, own, RAW_HASH);
         length = RAW_HASH;
         break;

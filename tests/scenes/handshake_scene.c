@@ -40,6 +40,7 @@ static void serve(struct handshake_scene *s)
     if (!s->rc) {
         struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
         snprintf(s->provider, sizeof(s->provider), "%s", ibx_conn_path(conn)->provider);
+        snprintf(s->name, sizeof(s->name), "%s", ibx_conn_path(conn)->name);
         s->message_max = ibx_conn_caps(conn)->message_max;
         while (event.type != IBX_EVENT_CLOSED && ibx_wait(conn, 10000) == 1)
             ibx_poll(conn, &event, 1);
@@ -97,7 +98,7 @@ void handshake_close(struct handshake_scene *s)
 
 void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_frame *frame)
 {
-    uint8_t payload[64], client[RAW_HASH], server[RAW_HASH];
+    uint8_t payload[300], client[RAW_HASH], server[RAW_HASH];
     struct raw_frame received;
     size_t length = 0;
     static const uint8_t types[STEPS] = {HELLO, PROOF, TRY, ANSWER, RESULT};
@@ -108,11 +109,10 @@ void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_f
         break;
     case AT_PROOF:
         raw_expect(raw, CHALLENGE, &received);
-        assert_int_equal(received.payload_length, 51 + 32);
-        memcpy(raw->server_nonce, received.payload + 7, 32);
+        assert_int_equal(received.payload_length, RAW_OPENING + 1 + 32);
+        raw_take_opening(raw, &received);
         raw_derive(raw, client, server);
-        memcpy(payload, client, RAW_HASH);
-        length = RAW_HASH;
+        length = raw_proof(raw, client, payload);
         break;
     case AT_TRY:
         raw_expect(raw, PROOF, &received);

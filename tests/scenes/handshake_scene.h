@@ -20,7 +20,7 @@ struct handshake_scene {
     int rc, closed_status;
     uint64_t took_ns;
     struct ibx_error err;
-    char provider[16], reason[256];
+    char provider[16], name[64], reason[256];
     uint64_t message_max;
 };
 

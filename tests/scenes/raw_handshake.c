@@ -31,6 +31,15 @@ static struct sockaddr_in address_of(const char *host, uint16_t port)
     return address;
 }
 
+static void begin(struct raw *raw)
+{
+    raw->flags = RAW_SAME_HOST;
+    raw->name = raw->purpose = "";
+    raw->encryption = 1;
+    assert_int_equal(ibx_random(raw->client ? raw->client_nonce : raw->server_nonce, 32, NULL), 0);
+    assert_int_equal(ibx_exchange_create(&raw->exchange, raw->own_public, NULL), 0);
+}
+
 struct raw raw_connect(uint16_t port, const char *from, const char *to)
 {
     struct raw raw = {.client = true};
@@ -38,7 +47,7 @@ struct raw raw_connect(uint16_t port, const char *from, const char *to)
     raw.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(raw.fd, (struct sockaddr *)&here, sizeof(here)), 0);
     assert_int_equal(connect(raw.fd, (struct sockaddr *)&there, sizeof(there)), 0);
-    assert_int_equal(ibx_random(raw.client_nonce, 32, NULL), 0);
+    begin(&raw);
     return raw;
 }
 
@@ -66,7 +75,7 @@ struct raw raw_accept(int listening)
     wait_readable(listening);
     raw.fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
     assert_true(raw.fd >= 0);
-    assert_int_equal(ibx_random(raw.server_nonce, 32, NULL), 0);
+    begin(&raw);
     return raw;
 }
 
@@ -74,6 +83,8 @@ void raw_close(struct raw *raw)
 {
     close(raw->fd);
     raw->fd = -1;
+    ibx_exchange_destroy(raw->exchange);
+    raw->exchange = NULL;
 }
 
 /* ------------------------------------------------------------------------- frames */
@@ -214,14 +225,30 @@ void raw_set_key(struct raw *raw)
 
 size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key)
 {
-    struct ibx_writer w = ibx_writer_of(out, 51);
+    struct ibx_writer w = ibx_writer_of(out, 300);
     ibx_put_bytes(&w, "IBXD", 4);
-    ibx_put_u16(&w, 1);
+    ibx_put_u16(&w, 2);
     ibx_put_u8(&w, has_key);
     ibx_put_bytes(&w, raw->client ? raw->client_nonce : raw->server_nonce, 32);
+    ibx_put_bytes(&w, raw->own_public, 32);
+    ibx_put_u8(&w, raw->encryption);
     ibx_put_u32(&w, 16);
     ibx_put_u64(&w, 16384);
+    assert_int_equal(w.length, RAW_OPENING);
+    if (raw->client) {
+        ibx_put_string(&w, raw->name);
+        ibx_put_string(&w, raw->purpose);
+    } else {
+        ibx_put_u8(&w, 1); /* the client is on this host */
+    }
     return w.length;
+}
+
+void raw_take_opening(struct raw *raw, const struct raw_frame *frame)
+{
+    assert_true(frame->payload_length >= RAW_OPENING);
+    memcpy(raw->client ? raw->server_nonce : raw->client_nonce, frame->payload + 7, 32);
+    memcpy(raw->peer_public, frame->payload + 39, 32);
 }
 
 void raw_host_mark(const struct raw *raw, uint8_t mark[RAW_HASH])
@@ -235,10 +262,16 @@ void raw_host_mark(const struct raw *raw, uint8_t mark[RAW_HASH])
     ibx_hash(pieces, 4, mark);
 }
 
+/* HKDF of RFC 5869 by hand: PRK = HMAC(transcript, key | X25519 secret), then its first block for
+ * the label and the client's flags. */
 static void derive_one(const struct raw *raw, const char *label, uint8_t out[RAW_HASH])
 {
-    struct ibx_piece pieces[2] = {{label, strlen(label)}, {raw->transcript, RAW_HASH}};
-    ibx_hmac(raw->key, pieces, 2, out);
+    uint8_t secret[RAW_HASH], prk[RAW_HASH], one = 1;
+    assert_int_equal(ibx_exchange_secret(raw->exchange, raw->peer_public, secret, NULL), 0);
+    struct ibx_piece input[2] = {{raw->key, RAW_HASH}, {secret, RAW_HASH}};
+    ibx_hmac(raw->transcript, input, 2, prk);
+    struct ibx_piece pieces[3] = {{label, strlen(label)}, {&raw->flags, 1}, {&one, 1}};
+    ibx_hmac(prk, pieces, 3, out);
 }
 
 void raw_derive(struct raw *raw, uint8_t client[RAW_HASH], uint8_t server[RAW_HASH])
@@ -246,6 +279,19 @@ void raw_derive(struct raw *raw, uint8_t client[RAW_HASH], uint8_t server[RAW_HA
     derive_one(raw, "ibx client ", client);
     derive_one(raw, "ibx server ", server);
     derive_one(raw, "ibx session ", raw->session);
+}
+
+size_t raw_proof(const struct raw *raw, const uint8_t proof[RAW_HASH], uint8_t *out)
+{
+    out[0] = raw->flags;
+    memcpy(out + 1, proof, RAW_HASH);
+    return 1 + RAW_HASH;
+}
+
+void raw_send_proof(struct raw *raw, const uint8_t proof[RAW_HASH])
+{
+    uint8_t payload[1 + RAW_HASH];
+    raw_send_frame(raw, PROOF, payload, raw_proof(raw, proof, payload));
 }
 
 size_t raw_string(uint8_t *out, const char *text)

@@ -14,6 +14,13 @@
 #define RAW_MAC   16
 #define RAW_FRAME 8192
 
+/* What an opening has before the names of a client, or the two last fields of a server. */
+#define RAW_OPENING 84
+
+/* In a client's PROOF. */
+#define RAW_ENCRYPT   1
+#define RAW_SAME_HOST 2
+
 enum raw_type { HELLO = 1, CHALLENGE, PROOF, TRY, OFFER, ANSWER, RESULT, REFUSE };
 
 struct raw {
@@ -23,6 +30,11 @@ struct raw {
     uint8_t key[RAW_HASH]; /* SHA-256 of the key file, zeros without one */
     uint8_t transcript[RAW_HASH], session[RAW_HASH];
     uint8_t client_nonce[32], server_nonce[32];
+    struct ibx_exchange *exchange;
+    uint8_t own_public[32], peer_public[32];
+    uint8_t flags;              /* of the client's PROOF: RAW_SAME_HOST at first */
+    const char *name, *purpose; /* of the client's HELLO: "" at first */
+    uint8_t encryption;         /* 0 off, 1 auto, 2 required: 1 at first */
     uint64_t sent, received;
 };
 
@@ -62,10 +74,15 @@ int raw_remove_key(void **state);
 void raw_set_key(struct raw *raw);
 
 /* Payloads; each returns its length. */
-size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key);
+size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key); /* without the host mark */
+/* Keeps the nonce and the public key of the peer's opening. */
+void raw_take_opening(struct raw *raw, const struct raw_frame *frame);
 void raw_host_mark(const struct raw *raw, uint8_t mark[RAW_HASH]);
 /* After CHALLENGE, before PROOF: both proofs, and the session key in raw->session. */
 void raw_derive(struct raw *raw, uint8_t client[RAW_HASH], uint8_t server[RAW_HASH]);
+/* A client's PROOF. */
+size_t raw_proof(const struct raw *raw, const uint8_t proof[RAW_HASH], uint8_t *out);
+void raw_send_proof(struct raw *raw, const uint8_t proof[RAW_HASH]);
 size_t raw_string(uint8_t *out, const char *text);
 size_t raw_result(uint8_t *out, int32_t code, const char *reason);
 

@@ -178,6 +178,8 @@ int main(int argc, char **argv)
         take_sizes(&args, command == BW_TUNE ? TUNE_SIZES : DEFAULT_SIZES, NULL);
     if (!(args.seconds > 0))
         args.seconds = command == BW_TUNE ? 0.1 : 0.3;
+    if (command != BW_SERVE) /* a server takes the place of any other one */
+        snprintf(args.options.purpose, sizeof(args.options.purpose), "ib-bw");
     /* The report says what goes wrong with a path. */
     if (command != BW_SERVE && !getenv("IBX_LOG"))
         ibx_log_set_level(IBX_LOG_ERROR);

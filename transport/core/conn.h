@@ -81,6 +81,7 @@ struct ibx_conn {
     struct ibx_path path;
     struct ibx_caps caps;
     int handshake_socket; /* after establishment it only shows that the peer is alive */
+    bool encrypt;         /* both ends agreed on TLS for every socket of this connection */
     bool same_host;       /* the client knows that the server runs on its own kernel */
     uint8_t session_key[IBX_HASH_BYTES];
     struct ibx_tls *tls; /* over the handshake socket, from the proofs on; NULL: plain */

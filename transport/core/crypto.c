@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
+#include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/kdf.h>
 #include <openssl/params.h>
 #include <openssl/rand.h>
 #include <stdlib.h>
@@ -46,6 +48,61 @@ void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces,
     EVP_MAC_free(mac);
     if (!good)
         fill_unguessable(out);
+}
+
+void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
+              const struct ibx_piece *info, uint8_t out[IBX_HASH_BYTES])
+{
+    char digest[] = "SHA256";
+    OSSL_PARAM params[] = {
+        OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0),
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, (void *)secret->data, secret->length),
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, (void *)salt->data, salt->length),
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, (void *)info->data, info->length),
+        OSSL_PARAM_construct_end()};
+    EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
+    EVP_KDF_CTX *context = kdf ? EVP_KDF_CTX_new(kdf) : NULL;
+    bool good = context && EVP_KDF_derive(context, out, IBX_HASH_BYTES, params) == 1;
+    EVP_KDF_CTX_free(context);
+    EVP_KDF_free(kdf);
+    if (!good)
+        fill_unguessable(out);
+}
+
+/* An EVP_PKEY by another name. */
+int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
+                        struct ibx_error *err)
+{
+    EVP_PKEY *pair = EVP_PKEY_Q_keygen(NULL, NULL, "X25519");
+    size_t length = IBX_PUBLIC_BYTES;
+    if (!pair || EVP_PKEY_get_raw_public_key(pair, ours, &length) != 1) {
+        EVP_PKEY_free(pair);
+        return ibx_error_set(err, -EIO, "OpenSSL makes no X25519 key");
+    }
+    *exchange = (struct ibx_exchange *)pair;
+    return 0;
+}
+
+int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],
+                        uint8_t secret[IBX_HASH_BYTES], struct ibx_error *err)
+{
+    static const uint8_t zeros[IBX_HASH_BYTES];
+    size_t length = IBX_HASH_BYTES;
+    EVP_PKEY *peer = EVP_PKEY_new_raw_public_key_ex(NULL, "X25519", NULL, theirs, IBX_PUBLIC_BYTES);
+    EVP_PKEY_CTX *context = EVP_PKEY_CTX_new((EVP_PKEY *)exchange, NULL);
+    bool good = peer && context && EVP_PKEY_derive_init(context) == 1 &&
+                EVP_PKEY_derive_set_peer(context, peer) == 1 &&
+                EVP_PKEY_derive(context, secret, &length) == 1 && length == IBX_HASH_BYTES &&
+                CRYPTO_memcmp(secret, zeros, IBX_HASH_BYTES);
+    EVP_PKEY_CTX_free(context);
+    EVP_PKEY_free(peer);
+    ERR_clear_error();
+    return good ? 0 : ibx_error_set(err, -EPROTO, "its public key is of low order");
+}
+
+void ibx_exchange_destroy(struct ibx_exchange *exchange)
+{
+    EVP_PKEY_free((EVP_PKEY *)exchange);
 }
 
 bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES])

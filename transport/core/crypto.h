@@ -21,6 +21,22 @@ struct ibx_piece {
 void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES]);
 void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
               uint8_t out[IBX_HASH_BYTES]);
+/* HKDF-SHA-256 (RFC 5869), 32 bytes: `info` says for what. Likewise random when OpenSSL fails. */
+void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
+              const struct ibx_piece *info, uint8_t out[IBX_HASH_BYTES]);
+
+/* X25519 with a key pair that only this exchange uses. */
+#define IBX_PUBLIC_BYTES 32
+struct ibx_exchange;
+/* -EIO. */
+int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
+                        struct ibx_error *err);
+/* The secret that both ends share, which is to be wiped. -EPROTO: `theirs` is no public key: it is
+ * of low order, so that the secret would be known to everybody. */
+int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],
+                        uint8_t secret[IBX_HASH_BYTES], struct ibx_error *err);
+/* Accepts NULL. */
+void ibx_exchange_destroy(struct ibx_exchange *exchange);
 /* Compares in constant time. */
 bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES]);
 /* Zeroed memory for secrets: not in core dumps, not in swap as far as RLIMIT_MEMLOCK allows, wiped

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* The texts come first. */
-enum option_type { TEXT, PROVIDERS, ENGINE, NAMES, BOOL, UNSIGNED, INTEGER, SIZE };
+enum option_type { TEXT, PROVIDERS, ENGINE, NAMES, ENCRYPTION, BOOL, UNSIGNED, INTEGER, SIZE };
 
 struct option_spec {
     const char *key;
@@ -41,7 +41,10 @@ static const struct option_spec specs[] = {
      "which key of key_file a client uses; empty: the first"},
     {"allow", NAMES, FIELD(allow), 0, 0, "", "names in key_file by commas",
      "clients that a server serves; empty: all in key_file"},
-    {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no", "serve other hosts without a key"},
+    {"encryption", ENCRYPTION, FIELD(encryption), 0, 0, "auto", "required, auto or off",
+     "TLS between hosts; auto: with a key, to another host"},
+    {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no",
+     "serve and use other hosts without a key"},
     {"port_num", UNSIGNED, FIELD(port_num), 0, 255, "0", "0 to 255",
      "verbs port of the device; 0: by the route"},
     {"gid_index", INTEGER, FIELD(gid_index), -1, 65535, "-1", "-1 to 65535",
@@ -167,6 +170,24 @@ static int set_bool(const struct option_spec *spec, bool *field, const char *val
     return bad_value(spec, value, err);
 }
 
+static const char *const encryption_words[] = {
+    [IBX_ENCRYPTION_OFF] = "off",
+    [IBX_ENCRYPTION_AUTO] = "auto",
+    [IBX_ENCRYPTION_REQUIRED] = "required",
+};
+
+static int set_encryption(const struct option_spec *spec, enum ibx_encryption *field,
+                          const char *value, struct ibx_error *err)
+{
+    for (unsigned i = IBX_ENCRYPTION_OFF; i <= IBX_ENCRYPTION_REQUIRED; i++) {
+        if (!strcmp(value, encryption_words[i])) {
+            *field = (enum ibx_encryption)i;
+            return 0;
+        }
+    }
+    return bad_value(spec, value, err);
+}
+
 static int set_number(const struct option_spec *spec, void *field, const char *value,
                       struct ibx_error *err)
 {
@@ -213,9 +234,10 @@ int ibx_options_set(struct ibx_options *options, const char *key, const char *va
     const struct option_spec *spec = find_spec(key);
     if (spec) {
         void *field = (char *)options + spec->offset;
-        return spec->type <= NAMES  ? set_text(spec, field, value, err)
-               : spec->type == BOOL ? set_bool(spec, field, value, err)
-                                    : set_number(spec, field, value, err);
+        return spec->type <= NAMES        ? set_text(spec, field, value, err)
+               : spec->type == ENCRYPTION ? set_encryption(spec, field, value, err)
+               : spec->type == BOOL       ? set_bool(spec, field, value, err)
+                                          : set_number(spec, field, value, err);
     }
     char known[512] = "";
     for (size_t i = 0; i < SPECS; i++) {
@@ -257,6 +279,8 @@ int ibx_options_get(const struct ibx_options *options, const char *key, char *va
     const void *field = (const char *)options + spec->offset;
     if (spec->type <= NAMES)
         snprintf(value, size, "%s", (const char *)field);
+    else if (spec->type == ENCRYPTION)
+        snprintf(value, size, "%s", encryption_words[*(const enum ibx_encryption *)field]);
     else if (spec->type == BOOL)
         snprintf(value, size, "%s", *(const bool *)field ? "yes" : "no");
     else if (spec->type == SIZE)

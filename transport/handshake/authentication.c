@@ -1,96 +1,88 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The first half of the handshake: both ends prove that they know the key, and agree on limits.
- * Without a key a server only serves its own host, unless options.insecure is set.
+ * The first half of the handshake: both ends prove that they know the key, and agree on limits and
+ * on encryption. Without a key a server serves, and a client trusts, only its own host, unless
+ * options.insecure is set.
+ *
+ * The proofs and the session key come by HKDF from the key together with an X25519 secret of this
+ * connection, salted with the transcript. So what was sniffed tests no guess of the key and opens
+ * no session once the key is known, and nobody in between can change what was agreed.
  */
 #include "transport/handshake/handshake.h"
 
-#include "common/address.h"
+#include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#define NONCE_BYTES 32u
-#define VERSION     1u
-#define WRONG_PROOF 1
+#define VERSION 2u
+
+/* What the client concludes from both openings; its proof covers it. */
+#define ENCRYPT   1u
+#define SAME_HOST 2u
 
 static const uint8_t magic[4] = {'I', 'B', 'X', 'D'};
-
-/* Equal on both ends only under one running kernel; different for each connection. */
-static void host_mark(const uint8_t client_nonce[NONCE_BYTES],
-                      const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES])
-{
-    char boot[64] = "";
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? 0 : read(fd, boot, sizeof(boot));
-    if (fd >= 0)
-        close(fd);
-    if (n <= 0 && ibx_random(boot, sizeof(boot), NULL) == 0)
-        n = sizeof(boot); /* unknown: it equals no other */
-    struct ibx_piece pieces[4] = {
-        {"host ", 5}, {boot, (size_t)n}, {client_nonce, NONCE_BYTES}, {server_nonce, NONCE_BYTES}};
-    ibx_hash(pieces, 4, mark);
-}
 
 struct proofs {
     uint8_t client[IBX_HASH_BYTES], server[IBX_HASH_BYTES];
 };
 
-/* The proofs and the session key come from the key and all frames so far. Without a key they only
- * tie the channels of one connection together. */
-static void derive(struct ibx_handshake *h, struct proofs *proofs)
+static void derive_one(const struct ibx_piece *secret, const struct ibx_piece *salt,
+                       const char *label, uint8_t flags, uint8_t out[IBX_HASH_BYTES])
 {
-    static const uint8_t no_key[IBX_HASH_BYTES];
-    const uint8_t *key = h->key ? h->key->bytes : no_key;
-    struct ibx_piece transcript = {h->transcript, IBX_HASH_BYTES};
-    struct ibx_piece client[2] = {{"ibx client ", 11}, transcript};
-    struct ibx_piece server[2] = {{"ibx server ", 11}, transcript};
-    struct ibx_piece session[2] = {{"ibx session ", 12}, transcript};
-    ibx_hmac(key, client, 2, proofs->client);
-    ibx_hmac(key, server, 2, proofs->server);
-    ibx_hmac(key, session, 2, h->conn->session_key);
+    uint8_t info[24];
+    struct ibx_writer w = ibx_writer_of(info, sizeof(info));
+    ibx_put_bytes(&w, label, strlen(label));
+    ibx_put_u8(&w, flags);
+    ibx_hkdf(secret, salt, &(struct ibx_piece){info, w.length}, out);
 }
 
-/* Whether the peer is on this host: a unix socket, our own address, or loopback. A connection to
- * any address of IPv4's loopback comes from 127.0.0.1; Debian has a host's own name at 127.0.1.1.
- */
-static bool peer_is_local(int fd)
+/* Without a key the proofs only tie the channels of one connection together. */
+static int derive(struct ibx_handshake *h, uint8_t flags, struct proofs *proofs,
+                  struct ibx_error *err)
 {
-    struct sockaddr_storage here = {0}, there = {0};
-    socklen_t length = sizeof(here);
-    if (!getsockname(fd, (struct sockaddr *)&here, &length) && here.ss_family == AF_UNIX)
-        return true;
-    if (!ibx_address_of_socket(fd, false, &here) || !ibx_address_of_socket(fd, true, &there))
-        return false;
-    const struct sockaddr_in *to = (const struct sockaddr_in *)&here;
-    const struct sockaddr_in *from = (const struct sockaddr_in *)&there;
-    bool loopback = here.ss_family == AF_INET && there.ss_family == AF_INET &&
-                    ntohl(to->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET &&
-                    from->sin_addr.s_addr == htonl(INADDR_LOOPBACK);
-    return loopback ||
-           ibx_address_same((const struct sockaddr *)&here, (const struct sockaddr *)&there);
+    uint8_t both[2 * IBX_HASH_BYTES] = {0};
+    if (h->key)
+        memcpy(both, h->key->bytes, IBX_HASH_BYTES);
+    int rc = ibx_exchange_secret(h->exchange, h->peer.public_key, both + IBX_HASH_BYTES, err);
+    struct ibx_piece secret = {both, sizeof(both)}, salt = {h->agreed, IBX_HASH_BYTES};
+    derive_one(&secret, &salt, "ibx client ", flags, proofs->client);
+    derive_one(&secret, &salt, "ibx server ", flags, proofs->server);
+    derive_one(&secret, &salt, "ibx session ", flags, h->conn->session_key);
+    explicit_bzero(both, sizeof(both));
+    ibx_exchange_destroy(h->exchange);
+    h->exchange = NULL;
+    return rc;
 }
 
 /* ------------------------------------------------------------ HELLO, CHALLENGE */
 
-static void put_opening(const struct ibx_handshake *h, struct ibx_writer *w, const uint8_t *nonce)
+/* Makes the nonce and the key pair of this end, and writes what both openings begin with. */
+static int put_opening(struct ibx_handshake *h, struct ibx_writer *w, bool has_key,
+                       struct ibx_error *err)
 {
+    uint8_t public_key[IBX_PUBLIC_BYTES];
+    int rc = ibx_random(h->nonce, NONCE_BYTES, err);
+    if (!rc)
+        rc = ibx_exchange_create(&h->exchange, public_key, err);
+    if (rc)
+        return rc;
     ibx_put_bytes(w, magic, sizeof(magic));
     ibx_put_u16(w, VERSION);
-    ibx_put_u8(w, (h->key != NULL));
-    ibx_put_bytes(w, nonce, NONCE_BYTES);
+    ibx_put_u8(w, has_key);
+    ibx_put_bytes(w, h->nonce, NONCE_BYTES);
+    ibx_put_bytes(w, public_key, IBX_PUBLIC_BYTES);
+    ibx_put_u8(w, (uint8_t)h->conn->options.encryption);
     ibx_put_u32(w, h->conn->options.slots);
     ibx_put_u64(w, h->conn->options.message);
+    return 0;
 }
 
 /* Reads what put_opening() wrote, and takes the smaller one of both sides' limits. -EPROTO: this is
  * no ibx peer; -EPROTONOSUPPORT: one of another version. */
-static int get_opening(struct ibx_handshake *h, struct ibx_reader *r, bool *has_key,
-                       uint8_t nonce[NONCE_BYTES])
+static int get_opening(struct ibx_handshake *h, struct ibx_reader *r)
 {
     struct ibx_options *options = &h->conn->options;
     const uint8_t *m = ibx_get_bytes(r, sizeof(magic));
@@ -98,13 +90,17 @@ static int get_opening(struct ibx_handshake *h, struct ibx_reader *r, bool *has_
         return -EPROTO;
     if (ibx_get_u16(r) != VERSION)
         return r->failed ? -EPROTO : -EPROTONOSUPPORT;
-    *has_key = ibx_get_u8(r) != 0;
-    const uint8_t *n = ibx_get_bytes(r, NONCE_BYTES);
+    h->peer.has_key = ibx_get_u8(r) != 0;
+    const uint8_t *nonce = ibx_get_bytes(r, NONCE_BYTES);
+    const uint8_t *public_key = ibx_get_bytes(r, IBX_PUBLIC_BYTES);
+    uint8_t encryption = ibx_get_u8(r);
     uint32_t slots = ibx_get_u32(r);
     uint64_t message = ibx_get_u64(r);
-    if (r->failed || slots < 4 || message < 1024)
+    if (r->failed || encryption > IBX_ENCRYPTION_REQUIRED || slots < 4 || message < 1024)
         return -EPROTO;
-    memcpy(nonce, n, NONCE_BYTES);
+    memcpy(h->peer.nonce, nonce, NONCE_BYTES);
+    memcpy(h->peer.public_key, public_key, IBX_PUBLIC_BYTES);
+    h->peer.encryption = (enum ibx_encryption)encryption;
     if (slots < options->slots)
         options->slots = slots;
     if (message < options->message)
@@ -112,79 +108,270 @@ static int get_opening(struct ibx_handshake *h, struct ibx_reader *r, bool *has_
     return 0;
 }
 
-/* -------------------------------------------------------------------- proofs */
-
-static int send_proof(struct ibx_handshake *h, const uint8_t proof[IBX_HASH_BYTES],
-                      uint64_t deadline, struct ibx_error *err)
+/* The rest of a HELLO. */
+static int get_names(struct ibx_handshake *h, struct ibx_reader *r)
 {
-    struct frame frame;
-    ibx_handshake_frame_begin(&frame, FRAME_PROOF);
-    ibx_put_bytes(&frame.out, proof, IBX_HASH_BYTES);
-    return ibx_handshake_frame_send(h, &frame, deadline, err);
+    ibx_get_string(r, h->peer.name, sizeof(h->peer.name));
+    ibx_get_string(r, h->peer.purpose, sizeof(h->peer.purpose));
+    ibx_text_sanitize(h->peer.purpose);
+    const char *name = h->peer.name;
+    return r->failed || (*name && !ibx_key_name_valid(name, strlen(name))) ? -EPROTO : 0;
 }
 
-/* WRONG_PROOF, without a message: it is not this one. */
-static int receive_proof(struct ibx_handshake *h, const uint8_t proof[IBX_HASH_BYTES],
-                         uint64_t deadline, struct ibx_error *err)
+/* ------------------------------------------------------------------- encryption */
+
+int ibx_handshake_check_encryption(const struct ibx_options *options, const struct ibx_keys *keys,
+                                   struct ibx_error *err)
 {
-    struct frame frame;
-    int rc = ibx_handshake_frame_expect(h, &frame, FRAME_PROOF, deadline, err);
-    if (rc)
-        return rc;
-    const uint8_t *got = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
-    return got && ibx_hash_equal(got, proof) ? 0 : WRONG_PROOF;
+    if (options->encryption != IBX_ENCRYPTION_REQUIRED || keys)
+        return 0;
+    return ibx_error_set(err, -EINVAL,
+                         "encryption : required needs a key: set key_file on both ends");
+}
+
+/* Why what both ends want does not fit, or NULL. */
+static const char *encryption_conflict(const struct ibx_handshake *h)
+{
+    enum ibx_encryption ours = h->conn->options.encryption, theirs = h->peer.encryption;
+    bool off = ours == IBX_ENCRYPTION_OFF || theirs == IBX_ENCRYPTION_OFF;
+    bool required = ours == IBX_ENCRYPTION_REQUIRED || theirs == IBX_ENCRYPTION_REQUIRED;
+    return off && required ? "one end has encryption : required and the other one off: change one"
+           : required && !h->key ? "encryption : required needs a key: set key_file on both ends"
+                                 : NULL;
+}
+
+static bool encrypt(const struct ibx_handshake *h, bool same_host)
+{
+    enum ibx_encryption ours = h->conn->options.encryption, theirs = h->peer.encryption;
+    if (ours == IBX_ENCRYPTION_REQUIRED || theirs == IBX_ENCRYPTION_REQUIRED)
+        return true;
+    bool off = ours == IBX_ENCRYPTION_OFF || theirs == IBX_ENCRYPTION_OFF;
+    return h->key && !off && !same_host;
+}
+
+static void conclude(struct ibx_handshake *h, uint8_t flags)
+{
+    h->conn->encrypt = h->conn->path.encrypted = flags & ENCRYPT;
+    snprintf(h->conn->path.name, sizeof(h->conn->path.name), "%s", h->key ? h->key->name : "");
+}
+
+/* ---------------------------------------------------------------------- server */
+
+/* Makes `reply` the REFUSE that tells the peer why this is the end; returns `code`. */
+static int refuse(struct ibx_handshake *h, struct frame *reply, int code, const char *reason,
+                  struct ibx_error *err)
+{
+    ibx_handshake_frame_begin(reply, FRAME_REFUSE);
+    ibx_handshake_reason_put(&reply->out, code, reason);
+    ibx_handshake_frame_finish(h, reply, NULL);
+    return ibx_error_set(err, code, "refused %s: %s", h->conn->path.peer, reason);
 }
 
 /* Whether the server takes a client that sent this HELLO: the code and the reason of a refusal. */
-static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello,
-                       uint8_t nonce[NONCE_BYTES], const char **reason)
+static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const char **reason)
 {
-    bool has_key = false;
-    int rc = get_opening(h, hello, &has_key, nonce);
-    *reason = rc == -EPROTONOSUPPORT         ? "another version of the protocol is needed"
-              : rc                           ? "it does not speak this protocol"
-              : (h->key != NULL) && !has_key ? "a key is asked for: set key_file on the client"
-              : !(h->key != NULL) && has_key
-                  ? "the server has no key but the client has: set key_file on the server"
-              : !(h->key != NULL) && !h->conn->options.insecure &&
-                      !peer_is_local(h->conn->handshake_socket)
-                  ? "without a key only this host is served: set key_file on both ends, or "
-                    "insecure : yes on the server"
-                  : NULL;
+    int rc = get_opening(h, hello);
+    if (!rc)
+        rc = get_names(h, hello);
+    if (!rc && h->peer.has_key)
+        h->key = ibx_keys_find(h->keys, h->peer.name);
+    *reason =
+        rc == -EPROTONOSUPPORT        ? "another version of the protocol is needed"
+        : rc                          ? "it does not speak this protocol"
+        : h->keys && !h->peer.has_key ? "a key is asked for: set key_file on the client"
+        : !h->keys && h->peer.has_key
+            ? "the server has no key but the client has: set key_file on the server"
+        : h->keys && !h->key && h->peer.name[0]
+            ? "the server has no key of this name: copy its line name:key to the client's key file"
+        : h->keys && !h->key ? "the server's keys have names: copy one of its lines name:key to "
+                               "the client's key file"
+        : !h->keys && !h->conn->options.insecure && !h->peer.sees_local
+            ? "without a key only this host is served: set key_file on both ends, or "
+              "insecure : yes on the server"
+            : encryption_conflict(h);
     return rc ? rc : *reason ? -EACCES : 0;
+}
+
+static int step_hello(struct ibx_handshake *h, struct frame *hello, struct frame *reply,
+                      struct ibx_error *err)
+{
+    const char *reason;
+    h->peer.sees_local = ibx_handshake_peer_is_local(h->conn->handshake_socket, IBX_ROLE_SERVER);
+    int rc = check_hello(h, &hello->payload, &reason);
+    if (rc)
+        return refuse(h, reply, rc, reason, err);
+    ibx_handshake_frame_begin(reply, FRAME_CHALLENGE);
+    rc = put_opening(h, &reply->out, h->keys != NULL, err);
+    if (rc)
+        return rc;
+    ibx_handshake_host_mark(h->peer.nonce, h->nonce, h->mark);
+    ibx_put_u8(&reply->out, h->peer.sees_local);
+    ibx_put_bytes(&reply->out, h->mark, IBX_HASH_BYTES);
+    rc = ibx_handshake_frame_finish(h, reply, err);
+    memcpy(h->agreed, h->transcript, IBX_HASH_BYTES);
+    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
+}
+
+/* Whether `name` is one of the list's. */
+static bool allowed(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+    while (*list) {
+        size_t item = strcspn(list, ",");
+        if (item == n && !memcmp(list, name, n))
+            return true;
+        list += item + (list[item] == ',');
+    }
+    return false;
+}
+
+/* What is asked only of a client that has proven itself: a stranger learns nothing from it. */
+static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char text[160])
+{
+    const struct ibx_options *options = &h->conn->options;
+    if (options->allow[0] && !allowed(options->allow, h->peer.name))
+        return "this name is not allowed: add it to the server's option allow";
+    if (options->purpose[0] && strcmp(options->purpose, h->peer.purpose)) {
+        snprintf(text, 160, "the server is for \"%s\", the client for \"%s\": correct the URI",
+                 options->purpose, h->peer.purpose);
+        return text;
+    }
+    bool same_host = flags & SAME_HOST && h->peer.sees_local;
+    if (!(flags & ENCRYPT) && encrypt(h, same_host))
+        return "the client does without the encryption that was agreed";
+    if (flags & ENCRYPT && !encrypt(h, false))
+        return "the client encrypts, which was not agreed";
+    return NULL;
+}
+
+static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame *reply,
+                      struct ibx_error *err)
+{
+    struct proofs proofs;
+    struct ibx_error why = {0};
+    char text[160];
+    uint8_t flags = ibx_get_u8(&frame->payload);
+    const uint8_t *got = ibx_get_bytes(&frame->payload, IBX_HASH_BYTES);
+    int rc = derive(h, flags, &proofs, &why);
+    if (rc)
+        return refuse(h, reply, rc, why.message, err);
+    if (!got || !ibx_hash_equal(got, proofs.client))
+        return refuse(h, reply, -EACCES, "the key is not the server's: copy its key file", err);
+    const char *reason = check_proven(h, flags, text);
+    if (reason)
+        return refuse(h, reply, -EACCES, reason, err);
+    conclude(h, flags);
+    ibx_handshake_frame_begin(reply, FRAME_PROOF);
+    ibx_put_bytes(&reply->out, proofs.server, IBX_HASH_BYTES);
+    rc = ibx_handshake_frame_finish(h, reply, err);
+    ibx_log(IBX_LOG_INFO, "authenticated %s%s%s%s%s, %s", h->peer.name,
+            h->peer.name[0] ? " at " : "", h->conn->path.peer, h->peer.purpose[0] ? " for " : "",
+            h->peer.purpose,
+            h->conn->encrypt ? "with encryption"
+            : h->key         ? "without encryption"
+                             : "without a key");
+    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+}
+
+int ibx_handshake_authenticate_step(struct ibx_handshake *h, struct frame *frame,
+                                    struct frame *reply, struct ibx_error *err)
+{
+    bool hello = h->state.now == HANDSHAKE_UNAUTHENTICATED;
+    reply->length = reply->at = 0;
+    int rc = ibx_handshake_frame_check(h, frame, hello ? FRAME_HELLO : FRAME_PROOF, err);
+    if (rc)
+        return rc;
+    return hello ? step_hello(h, frame, reply, err) : step_proof(h, frame, reply, err);
 }
 
 int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline,
                                       struct ibx_error *err)
 {
-    struct frame frame;
-    struct proofs proofs;
-    const char *reason;
-    uint8_t theirs[NONCE_BYTES], ours[NONCE_BYTES], mark[IBX_HASH_BYTES];
-    int rc = ibx_handshake_frame_expect(h, &frame, FRAME_HELLO, deadline, err);
-    if (!rc)
-        rc = ibx_random(ours, sizeof(ours), err);
-    if (rc)
-        return rc;
-    rc = check_hello(h, &frame.payload, theirs, &reason);
-    if (rc)
-        return ibx_handshake_refuse(h, rc, reason, err);
+    struct frame frame, reply;
+    while (h->state.now != HANDSHAKE_AUTHENTICATED) {
+        int rc = ibx_handshake_frame_receive(h, &frame, deadline, err);
+        if (rc)
+            return rc;
+        rc = ibx_handshake_authenticate_step(h, &frame, &reply, err);
+        int sent =
+            reply.length ? ibx_handshake_frame_push(h, &reply, deadline, rc ? NULL : err) : 0;
+        if (rc || sent)
+            return rc ? rc : sent;
+    }
+    return 0;
+}
 
-    ibx_handshake_frame_begin(&frame, FRAME_CHALLENGE);
-    put_opening(h, &frame.out, ours);
-    host_mark(theirs, ours, mark);
-    ibx_put_bytes(&frame.out, mark, sizeof(mark));
-    rc = ibx_handshake_frame_send(h, &frame, deadline, err);
+/* ---------------------------------------------------------------------- client */
+
+/* Without a key nobody proves anything: then the server must be a process of this host, and belong
+ * to this user or root. */
+static int check_keyless_server(struct ibx_handshake *h, bool same_host, struct ibx_error *err)
+{
+    uid_t uid = 0, own = geteuid();
+    const char *peer = h->conn->path.peer;
+    if (h->key || h->conn->options.insecure)
+        return 0;
+    if (!same_host)
+        return ibx_error_set(err, -EACCES,
+                             "%s is on another host, and there is no key to know it by: set "
+                             "key_file on both ends, or insecure : yes",
+                             peer);
+    if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid))
+        return ibx_error_set(err, -EACCES,
+                             "nobody knows which user the server at %s belongs to: set key_file on "
+                             "both ends, or insecure : yes",
+                             peer);
+    if (uid != own && uid != 0)
+        return ibx_error_set(err, -EACCES,
+                             "the server at %s belongs to user %u, not to user %u or root: set "
+                             "key_file on both ends, or insecure : yes",
+                             peer, (unsigned)uid, (unsigned)own);
+    return 0;
+}
+
+static int send_hello(struct ibx_handshake *h, uint64_t deadline, struct ibx_error *err)
+{
+    struct frame frame;
+    ibx_handshake_frame_begin(&frame, FRAME_HELLO);
+    int rc = put_opening(h, &frame.out, h->key != NULL, err);
     if (rc)
         return rc;
-    derive(h, &proofs);
-    rc = receive_proof(h, proofs.client, deadline, err);
-    if (rc == WRONG_PROOF)
-        return ibx_handshake_refuse(h, -EACCES, "the key is not the server's: copy its key file",
-                                    err);
-    if (!rc)
-        rc = send_proof(h, proofs.server, deadline, err);
-    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+    ibx_put_string(&frame.out, h->key ? h->key->name : "");
+    ibx_put_string(&frame.out, h->conn->options.purpose);
+    return ibx_handshake_frame_send(h, &frame, deadline, err);
+}
+
+/* Receives CHALLENGE: `flags` are what the client concludes from it. */
+static int receive_challenge(struct ibx_handshake *h, uint8_t *flags, uint64_t deadline,
+                             struct ibx_error *err)
+{
+    struct frame frame;
+    const char *peer = h->conn->path.peer;
+    int rc = ibx_handshake_frame_expect(h, &frame, FRAME_CHALLENGE, deadline, err);
+    if (rc)
+        return rc;
+    rc = get_opening(h, &frame.payload);
+    h->peer.sees_local = ibx_get_u8(&frame.payload) != 0;
+    const uint8_t *mark = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
+    if (rc || !mark)
+        return ibx_handshake_broken(h, rc ? rc : -EPROTO, err);
+    if (h->peer.has_key != (h->key != NULL))
+        return ibx_error_set(err, -EACCES, "%s has %s key, this side has %s", peer,
+                             h->peer.has_key ? "a" : "no", h->key ? "one" : "none");
+    const char *conflict = encryption_conflict(h);
+    if (conflict)
+        return ibx_error_set(err, -EACCES, "%s: %s", peer, conflict);
+    ibx_handshake_host_mark(h->nonce, h->peer.nonce, h->mark);
+    h->conn->same_host = ibx_hash_equal(mark, h->mark);
+    bool local = h->conn->same_host &&
+                 ibx_handshake_peer_is_local(h->conn->handshake_socket, IBX_ROLE_CLIENT);
+    rc = check_keyless_server(h, local, err);
+    if (rc)
+        return rc;
+    bool same_host = local && h->peer.sees_local;
+    *flags = (uint8_t)((encrypt(h, same_host) ? ENCRYPT : 0) | (same_host ? SAME_HOST : 0));
+    memcpy(h->agreed, h->transcript, IBX_HASH_BYTES);
+    return ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
 }
 
 int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline,
@@ -193,34 +380,27 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
     struct frame frame;
     struct proofs proofs;
     const char *peer = h->conn->path.peer;
-    uint8_t ours[NONCE_BYTES], theirs[NONCE_BYTES], mark[IBX_HASH_BYTES];
-    bool has_key = false;
-    int rc = ibx_random(ours, sizeof(ours), err);
+    uint8_t flags = 0;
+    int rc = send_hello(h, deadline, err);
+    if (!rc)
+        rc = receive_challenge(h, &flags, deadline, err);
     if (rc)
         return rc;
-    ibx_handshake_frame_begin(&frame, FRAME_HELLO);
-    put_opening(h, &frame.out, ours);
+    rc = derive(h, flags, &proofs, err);
+    if (rc)
+        return ibx_error_prefix(err, rc, "setting up with %s failed", peer);
+    ibx_handshake_frame_begin(&frame, FRAME_PROOF);
+    ibx_put_u8(&frame.out, flags);
+    ibx_put_bytes(&frame.out, proofs.client, IBX_HASH_BYTES);
     rc = ibx_handshake_frame_send(h, &frame, deadline, err);
     if (!rc)
-        rc = ibx_handshake_frame_expect(h, &frame, FRAME_CHALLENGE, deadline, err);
+        rc = ibx_handshake_frame_expect(h, &frame, FRAME_PROOF, deadline, err);
     if (rc)
         return rc;
-    rc = get_opening(h, &frame.payload, &has_key, theirs);
-    const uint8_t *server_mark = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
-    if (rc || !server_mark)
-        return ibx_handshake_broken(h, -EPROTO, err);
-    if (has_key != (h->key != NULL))
-        return ibx_error_set(err, -EACCES, "%s has %s key, this side has %s", peer,
-                             has_key ? "a" : "no", (h->key != NULL) ? "one" : "none");
-    host_mark(ours, theirs, mark);
-    h->conn->same_host = ibx_hash_equal(mark, server_mark);
-
-    derive(h, &proofs);
-    rc = send_proof(h, proofs.client, deadline, err);
-    if (!rc)
-        rc = receive_proof(h, proofs.server, deadline, err);
-    if (rc == WRONG_PROOF)
+    const uint8_t *got = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
+    if (!got || !ibx_hash_equal(got, proofs.server))
         return ibx_error_set(err, -EACCES,
                              "%s does not know the key: it is not the server it should be", peer);
-    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+    conclude(h, flags);
+    return ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }

@@ -25,23 +25,18 @@ int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline)
     }
 }
 
-static int transfer(int fd, bool sending, uint8_t *data, size_t length, uint64_t deadline)
+/* Moves what the socket takes or has now. 0: all of it; -EAGAIN: the rest when it is ready. */
+static int transfer(int fd, bool sending, uint8_t *data, size_t length, size_t *at)
 {
-    while (length) {
-        ssize_t n = sending ? send(fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT)
-                            : recv(fd, data, length, MSG_DONTWAIT);
-        if (n > 0) {
-            data += n;
-            length -= (size_t)n;
-        } else if (n == 0) {
+    while (*at < length) {
+        ssize_t n = sending ? send(fd, data + *at, length - *at, MSG_NOSIGNAL | MSG_DONTWAIT)
+                            : recv(fd, data + *at, length - *at, MSG_DONTWAIT);
+        if (n > 0)
+            *at += (size_t)n;
+        else if (n == 0)
             return -ECONNRESET;
-        } else if (errno == EAGAIN) {
-            int rc = ibx_handshake_wait_socket(fd, sending ? POLLOUT : POLLIN, deadline);
-            if (rc)
-                return rc;
-        } else if (errno != EINTR) {
+        else if (errno != EINTR)
             return errno == EPIPE ? -ECONNRESET : -errno;
-        }
     }
     return 0;
 }
@@ -51,6 +46,7 @@ static int transfer(int fd, bool sending, uint8_t *data, size_t length, uint64_t
 void ibx_handshake_frame_begin(struct frame *frame, enum frame_type type)
 {
     frame->type = (uint8_t)type;
+    frame->length = frame->at = 0;
     frame->bytes[4] = frame->type;
     frame->out = ibx_writer_of(frame->bytes + 5, IBX_HANDSHAKE_PAYLOAD_MAX);
 }
@@ -71,17 +67,21 @@ static void transcribe(struct ibx_handshake *h, const uint8_t *bytes, size_t len
     ibx_hash(pieces, 2, h->transcript);
 }
 
-int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
-                             struct ibx_error *err)
+/* Both ends have proven themselves. */
+static bool with_macs(const struct ibx_handshake *h)
+{
+    return h->state.now != HANDSHAKE_UNAUTHENTICATED && h->state.now != HANDSHAKE_CHALLENGED;
+}
+
+int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, struct ibx_error *err)
 {
     if (frame->out.failed)
         return ibx_handshake_broken(h, -EMSGSIZE, err);
     size_t length = 5 + frame->out.length;
-    bool with_mac = h->state.now != HANDSHAKE_UNAUTHENTICATED;
-    size_t mac_bytes = with_mac ? IBX_HANDSHAKE_MAC_BYTES : 0;
+    size_t mac_bytes = with_macs(h) ? IBX_HANDSHAKE_MAC_BYTES : 0;
     struct ibx_writer head = ibx_writer_of(frame->bytes, 4);
     ibx_put_u32(&head, (uint32_t)(length - 4 + mac_bytes));
-    if (with_mac) {
+    if (mac_bytes) {
         uint8_t mac[IBX_HASH_BYTES];
         frame_mac(h, h->conn->role == IBX_ROLE_CLIENT, h->sent, frame->bytes, length, mac);
         memcpy(frame->bytes + length, mac, mac_bytes);
@@ -89,14 +89,38 @@ int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint6
         transcribe(h, frame->bytes, length);
     }
     h->sent++;
-    int rc = transfer(h->conn->handshake_socket, true, frame->bytes, length + mac_bytes, deadline);
+    frame->length = length + mac_bytes;
+    return 0;
+}
+
+int ibx_handshake_frame_write(struct ibx_handshake *h, struct frame *frame)
+{
+    return transfer(h->conn->handshake_socket, true, frame->bytes, frame->length, &frame->at);
+}
+
+int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
+                             struct ibx_error *err)
+{
+    int rc;
+    while ((rc = ibx_handshake_frame_write(h, frame)) == -EAGAIN) {
+        rc = ibx_handshake_wait_socket(h->conn->handshake_socket, POLLOUT, deadline);
+        if (rc)
+            break;
+    }
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
+}
+
+int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
+                             struct ibx_error *err)
+{
+    int rc = ibx_handshake_frame_finish(h, frame, err);
+    return rc ? rc : ibx_handshake_frame_push(h, frame, deadline, err);
 }
 
 /* Takes the MAC off `*length`. */
 static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *length)
 {
-    if (h->state.now == HANDSHAKE_UNAUTHENTICATED) {
+    if (!with_macs(h)) {
         transcribe(h, frame->bytes, *length);
         return 0;
     }
@@ -111,74 +135,81 @@ static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *lengt
     return ibx_hash_equal(mac, got) ? 0 : -EBADMSG;
 }
 
-static int receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline)
+static int read_bytes(struct ibx_handshake *h, struct frame *frame)
 {
     int fd = h->conn->handshake_socket;
-    int rc = transfer(fd, false, frame->bytes, 5, deadline);
+    int rc = frame->at < 5 ? transfer(fd, false, frame->bytes, 5, &frame->at) : 0;
     if (rc)
         return rc;
     struct ibx_reader head = ibx_reader_of(frame->bytes, 5);
     size_t body = ibx_get_u32(&head), most = 1 + IBX_HANDSHAKE_PAYLOAD_MAX;
-    if (h->state.now != HANDSHAKE_UNAUTHENTICATED)
+    if (with_macs(h))
         most += IBX_HANDSHAKE_MAC_BYTES;
     if (body < 1 || body > most)
         return -EPROTO;
-    rc = transfer(fd, false, frame->bytes + 5, body - 1, deadline);
-    if (rc)
-        return rc;
-    size_t length = 4 + body;
-    rc = check_mac(h, frame, &length);
+    frame->length = 4 + body;
+    return transfer(fd, false, frame->bytes, frame->length, &frame->at);
+}
+
+int ibx_handshake_frame_read(struct ibx_handshake *h, struct frame *frame)
+{
+    int rc = read_bytes(h, frame);
+    if (!rc)
+        rc = check_mac(h, frame, &frame->length);
     if (rc)
         return rc;
     h->received++;
     frame->type = frame->bytes[4];
-    frame->payload = ibx_reader_of(frame->bytes + 5, length - 5);
+    frame->payload = ibx_reader_of(frame->bytes + 5, frame->length - 5);
     return 0;
 }
 
 int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
                                 struct ibx_error *err)
 {
-    int rc = receive(h, frame, deadline);
+    int rc;
+    frame->at = 0;
+    while ((rc = ibx_handshake_frame_read(h, frame)) == -EAGAIN) {
+        rc = ibx_handshake_wait_socket(h->conn->handshake_socket, POLLIN, deadline);
+        if (rc)
+            break;
+    }
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
+}
+
+int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
+                              struct ibx_error *err)
+{
+    if (frame->type == type)
+        return 0;
+    if (frame->type != FRAME_REFUSE)
+        return ibx_handshake_broken(h, -EPROTO, err);
+    char reason[256];
+    int rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
+    return ibx_error_set(err, rc ? rc : -ECONNREFUSED, "%s refuses: %s", h->conn->path.peer,
+                         reason);
 }
 
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
                                uint64_t deadline, struct ibx_error *err)
 {
     int rc = ibx_handshake_frame_receive(h, frame, deadline, err);
-    if (rc || frame->type == type)
-        return rc;
-    if (frame->type != FRAME_REFUSE)
-        return ibx_handshake_broken(h, -EPROTO, err);
-    char reason[256];
-    rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
-    return ibx_error_set(err, rc ? rc : -ECONNREFUSED, "%s refuses: %s", h->conn->path.peer,
-                         reason);
+    return rc ? rc : ibx_handshake_frame_check(h, frame, type, err);
 }
 
 /* ------------------------------------------------------------------- failures */
 
 int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
 {
-    const char *why = rc == -ETIMEDOUT    ? "no answer in time"
-                      : rc == -ECONNRESET ? "it closed the connection"
-                      : rc == -EPROTO     ? "it does not speak this protocol"
-                      : rc == -EBADMSG    ? "a frame was tampered with"
-                                          : strerror(-rc);
-    bool unknown = h->conn->role == IBX_ROLE_CLIENT && h->state.now == HANDSHAKE_UNAUTHENTICATED;
+    const char *why = rc == -ETIMEDOUT         ? "no answer in time"
+                      : rc == -ECONNRESET      ? "it closed the connection"
+                      : rc == -EPROTO          ? "it does not speak this protocol"
+                      : rc == -EBADMSG         ? "a frame was tampered with"
+                      : rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
+                                               : strerror(-rc);
+    bool unknown = h->conn->role == IBX_ROLE_CLIENT && !with_macs(h) && rc != -EPROTONOSUPPORT;
     return ibx_error_set(err, rc, "setting up with %s failed: %s%s", h->conn->path.peer, why,
                          unknown ? "; see that an ibx server listens there" : "");
-}
-
-int ibx_handshake_refuse(struct ibx_handshake *h, int code, const char *reason,
-                         struct ibx_error *err)
-{
-    struct frame frame;
-    ibx_handshake_frame_begin(&frame, FRAME_REFUSE);
-    ibx_handshake_reason_put(&frame.out, code, reason);
-    ibx_handshake_frame_send(h, &frame, ibx_deadline_in_ms(1000), NULL);
-    return ibx_error_set(err, code, "refused %s: %s", h->conn->path.peer, reason);
 }
 
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size)

@@ -4,8 +4,8 @@
  * docs/protocol.md has the frames byte by byte.
  *
  *   client                                server
- *   HELLO nonce, slots, message  ------>
- *                                <------  CHALLENGE nonce, host, slots, message
+ *   HELLO nonce, public key      ------>
+ *                                <------  CHALLENGE nonce, public key, host
  *   PROOF                        ------>                                     | no MAC
  *                                <------  PROOF                              v
  *   TRY provider                 ------>                                     | MAC on
@@ -31,8 +31,9 @@
 #define NEXT 1 /* this provider failed: the next one may be tried */
 
 static const struct ibx_state handshake_states[] = {
-    [HANDSHAKE_UNAUTHENTICATED] = {"unauthenticated", IBX_TO(HANDSHAKE_AUTHENTICATED),
+    [HANDSHAKE_UNAUTHENTICATED] = {"unauthenticated", IBX_TO(HANDSHAKE_CHALLENGED),
                                    IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [HANDSHAKE_CHALLENGED] = {"challenged", IBX_TO(HANDSHAKE_AUTHENTICATED), IBX_STATE_FINAL},
     [HANDSHAKE_AUTHENTICATED] = {"authenticated", IBX_TO(HANDSHAKE_TRYING), IBX_STATE_FINAL},
     [HANDSHAKE_TRYING] = {"trying a provider",
                           IBX_TO(HANDSHAKE_RESULT_KNOWN) | IBX_TO(HANDSHAKE_AUTHENTICATED),
@@ -275,7 +276,9 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
 
 static void destroy(struct ibx_conn_setup *setup)
 {
-    ibx_keys_release(((struct ibx_handshake *)setup)->keys);
+    struct ibx_handshake *h = (struct ibx_handshake *)setup;
+    ibx_keys_release(h->keys);
+    ibx_exchange_destroy(h->exchange);
     explicit_bzero(setup, sizeof(struct ibx_handshake));
     free(setup);
 }
@@ -292,7 +295,8 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
     }
     h->setup = (struct ibx_conn_setup){.wait = wait_or_result, .destroy = destroy};
     h->keys = ibx_keys_hold(keys);
-    ibx_keys_own(keys, options, &h->key, NULL);
+    if (role == IBX_ROLE_CLIENT)
+        ibx_keys_own(keys, options, &h->key, NULL);
     ibx_state_begin(&h->state, &handshake_table, HANDSHAKE_UNAUTHENTICATED);
     h->conn = ibx_conn_create(fd, role, options, &h->setup, err);
     if (!h->conn)
@@ -323,6 +327,8 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
         rc = ibx_keys_load(all.key_file, &keys, err);
     if (!rc)
         rc = ibx_keys_own(keys, &all, &key, err);
+    if (!rc)
+        rc = ibx_handshake_check_encryption(&all, keys, err);
     if (!rc)
         rc = ibx_handshake_connect(&uri, all.timeout_ms, &fd, err);
     struct ibx_handshake *h =

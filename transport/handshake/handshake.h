@@ -8,6 +8,7 @@
  *   connect.c         how a client reaches a listener's socket
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
+ *   locality.c        who is at the other end: this host, and which of its users
  *   frame.c           frames, their MACs, refusals
  *   key_file.c        key files
  */
@@ -21,6 +22,7 @@
 
 #define IBX_HANDSHAKE_PAYLOAD_MAX 4096u /* bytes of a frame */
 #define IBX_HANDSHAKE_MAC_BYTES   16u
+#define NONCE_BYTES               32u
 
 struct ibx_key {
     char name[IBX_NAME_MAX + 1];   /* "": the only key of a file that names none */
@@ -29,26 +31,42 @@ struct ibx_key {
 
 /*
  * state machine: handshake
- *   [*] -> UNAUTHENTICATED -> AUTHENTICATED -> TRYING -> RESULT_KNOWN
+ *   [*] -> UNAUTHENTICATED -> CHALLENGED -> AUTHENTICATED -> TRYING -> RESULT_KNOWN
  *   TRYING | RESULT_KNOWN -> AUTHENTICATED                  this provider failed
- *   UNAUTHENTICATED | AUTHENTICATED | TRYING | RESULT_KNOWN -> [*]
+ *   UNAUTHENTICATED | CHALLENGED | AUTHENTICATED | TRYING | RESULT_KNOWN -> [*]
  *
+ * CHALLENGED: HELLO and CHALLENGE have crossed, so that both ends can make the proofs.
  * Frames carry MACs from AUTHENTICATED on. TRYING: both ends set a provider up. RESULT_KNOWN: the
  * peer's RESULT for it has come, perhaps while this side was still waiting for something else.
  */
 enum handshake_state {
     HANDSHAKE_UNAUTHENTICATED,
+    HANDSHAKE_CHALLENGED,
     HANDSHAKE_AUTHENTICATED,
     HANDSHAKE_TRYING,
     HANDSHAKE_RESULT_KNOWN
 };
 
+/* What the other end has said before the proofs. */
+struct handshake_peer {
+    bool has_key;
+    bool sees_local; /* a server: that the client is on its host, by the addresses */
+    uint8_t nonce[NONCE_BYTES], public_key[IBX_PUBLIC_BYTES];
+    enum ibx_encryption encryption;
+    char name[IBX_NAME_MAX + 1], purpose[32]; /* of a client */
+};
+
 struct ibx_handshake {
     struct ibx_conn_setup setup; /* first: what core/ sees of it */
     struct ibx_conn *conn;
-    struct ibx_state_machine state;     /* enum handshake_state */
-    struct ibx_keys *keys;              /* a server's, NULL: none; held */
-    const struct ibx_key *key;          /* the one of this connection, NULL: none */
+    struct ibx_state_machine state; /* enum handshake_state */
+    struct ibx_keys *keys;          /* a server's, NULL: none; held */
+    const struct ibx_key *key;      /* the one of this connection, NULL: none */
+    struct ibx_exchange *exchange;
+    struct handshake_peer peer;
+    uint8_t nonce[NONCE_BYTES];         /* ours */
+    uint8_t mark[IBX_HASH_BYTES];       /* of this host, for this connection */
+    uint8_t agreed[IBX_HASH_BYTES];     /* the transcript after CHALLENGE */
     uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
     uint64_t sent, received;            /* frames, for the MACs */
     int result;                         /* of the peer: 0 or -errno */
@@ -69,6 +87,7 @@ enum frame_type {
 struct frame {
     uint8_t bytes[4 + 1 + IBX_HANDSHAKE_PAYLOAD_MAX + IBX_HANDSHAKE_MAC_BYTES];
     uint8_t type;
+    size_t length, at;         /* bytes of the whole frame, and how many have been moved */
     struct ibx_reader payload; /* of a received frame */
     struct ibx_writer out;     /* of one being written */
 };
@@ -81,29 +100,54 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
 
 /* frame.c: 0 when the socket has `events` (poll(2)), -ETIMEDOUT. */
 int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline_ns);
-/* The calls on frames fill `err`. */
+/* A frame to send: begin, write its payload to frame->out, finish (length, transcript or MAC), and
+ * write until it returns 0. A frame to receive: read into one with at = 0 until it returns 0. Write
+ * and read never block: -EAGAIN. The others fill `err`. */
 void ibx_handshake_frame_begin(struct frame *frame, enum frame_type type);
+int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, struct ibx_error *err);
+int ibx_handshake_frame_write(struct ibx_handshake *h, struct frame *frame);
+int ibx_handshake_frame_read(struct ibx_handshake *h, struct frame *frame);
+/* The frame must be of `type`. A REFUSE frame becomes the error that it holds. */
+int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
+                              struct ibx_error *err);
+/* The same with waiting: a finished frame; a begun frame; any frame; one of this type. */
+int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
+                             struct ibx_error *err);
 int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
                              struct ibx_error *err);
 int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
                                 struct ibx_error *err);
-/* Receives a frame that must be of `type`. A REFUSE frame becomes the error that it holds. */
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
                                uint64_t deadline_ns, struct ibx_error *err);
 /* The error of a handshake that cannot go on: returns `rc`. */
 int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err);
-/* Tells the peer why this is the end; returns `code`. */
-int ibx_handshake_refuse(struct ibx_handshake *h, int code, const char *reason,
-                         struct ibx_error *err);
 /* Reads a code, which is returned, and a reason. Both come from the peer and are not trusted. */
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size);
 void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason);
 
-/* authentication.c: UNAUTHENTICATED -> AUTHENTICATED; options become what both ends agreed on. */
+/* authentication.c: UNAUTHENTICATED -> AUTHENTICATED; options become what both ends agreed on, and
+ * conn->encrypt says whether TLS comes next. */
 int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline_ns,
                                       struct ibx_error *err);
 int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline_ns,
                                       struct ibx_error *err);
+/* A step of the server's, which never blocks: takes a frame that was read, and makes the finished
+ * `reply`, which is to be written also after an error if it has a length. 0: go on, until
+ * h->state says AUTHENTICATED. */
+int ibx_handshake_authenticate_step(struct ibx_handshake *h, struct frame *frame,
+                                    struct frame *reply, struct ibx_error *err);
+/* -EINVAL: encryption is required, but there is no key for it. */
+int ibx_handshake_check_encryption(const struct ibx_options *options, const struct ibx_keys *keys,
+                                   struct ibx_error *err);
+
+/* locality.c: equal on both ends only under one running kernel; different for each connection. */
+void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
+                             const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES]);
+/* Whether the peer is on this host: a unix socket, our own address, or loopback. */
+bool ibx_handshake_peer_is_local(int fd, enum ibx_role role);
+/* The user of the process at the other end, on this host, once it has accepted the connection.
+ * -ENOENT: nobody knows. */
+int ibx_handshake_peer_user(int fd, uid_t *uid);
 
 /* key_file.c: the keys of a regular file that only its owner, the caller or root, may read, in
  * memory that is locked, in no core dump, and wiped after its last holder. "" gives NULL, no keys;

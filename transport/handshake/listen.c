@@ -118,6 +118,8 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     if (!rc)
         rc = ibx_keys_check_allowed(listener->keys, &listener->options, err);
     if (!rc)
+        rc = ibx_handshake_check_encryption(&listener->options, listener->keys, err);
+    if (!rc)
         rc = uri.path[0] ? bind_unix(listener, &uri, err) : bind_host(listener, &uri, err);
     if (!rc && listen(listener->fd, BACKLOG))
         rc = ibx_error_set(err, -errno, "cannot listen at %s: %s%s", text, strerror(errno),

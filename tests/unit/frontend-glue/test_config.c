@@ -125,6 +125,7 @@ static void test_defaults(void **state)
     assert_int_equal(config.uri_line, 0);
     struct ibx_options defaults;
     ibx_options_init(&defaults);
+    strcpy(defaults.purpose, "gvirtus");
     assert_memory_equal(&config.options, &defaults, sizeof(defaults));
 
     assert_int_equal(ibx_glue_config_load("::1", 1, &config, &error), 0);

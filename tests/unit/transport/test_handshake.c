@@ -47,14 +47,14 @@ static void challenge_golden_bytes(void **state)
     struct raw raw = handshake_connect(&s);
     handshake_play_to(&raw, AT_PROOF);
     raw_expect(&raw, CHALLENGE, &frame);
-    static const uint8_t head[] = {84, 0, 0, 0, 2, 'I', 'B', 'X', 'D', 1, 0, 0};
-    static const uint8_t wishes[] = {16, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0};
-    assert_int_equal(frame.length, 88);
+    static const uint8_t head[] = {118, 0, 0, 0, 2, 'I', 'B', 'X', 'D', 2, 0, 0};
+    static const uint8_t wishes[] = {1, 16, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 1};
+    assert_int_equal(frame.length, 122);
     assert_memory_equal(frame.bytes, head, sizeof(head));
-    assert_memory_equal(frame.bytes + 44, wishes, sizeof(wishes));
-    memcpy(raw.server_nonce, frame.bytes + 12, 32);
+    assert_memory_equal(frame.bytes + 76, wishes, sizeof(wishes));
+    raw_take_opening(&raw, &frame);
     raw_host_mark(&raw, mark);
-    assert_memory_equal(frame.bytes + 56, mark, RAW_HASH);
+    assert_memory_equal(frame.bytes + 90, mark, RAW_HASH);
     raw_close(&raw);
     handshake_expect_failure(&s, -ECONNRESET, "it closed the connection");
     handshake_close(&s);
@@ -72,8 +72,9 @@ static void proof_offer_and_result_golden_bytes(void **state)
     handshake_play_to(&raw, AT_PROOF);
     raw_expect(&raw, CHALLENGE, &frame);
     assert_int_equal(frame.bytes[11], 1); /* it has a key */
+    raw_take_opening(&raw, &frame);
     raw_derive(&raw, client, server);
-    raw_send_frame(&raw, PROOF, client, RAW_HASH);
+    raw_send_proof(&raw, client);
     static const uint8_t proof_head[] = {33, 0, 0, 0, 3};
     raw_expect(&raw, PROOF, &frame);
     assert_memory_equal(frame.bytes, proof_head, 5);
@@ -238,7 +239,7 @@ static void frames_out_of_order(void **state)
             if (type == right[step] || type == REFUSE || (step == AT_ANSWER && type == RESULT))
                 continue;
             struct raw_frame frame, other;
-            uint8_t payload[64];
+            uint8_t payload[300];
             struct raw raw = handshake_connect(&s);
             handshake_play_to(&raw, step);
             handshake_make_step(&raw, step, &frame);
@@ -280,15 +281,17 @@ static void other_protocols_and_versions(void **state)
         {0, 'i', -EPROTO, "it does not speak this protocol"},
         {3, 'Y', -EPROTO, "it does not speak this protocol"},
         {4, 0, -EPROTONOSUPPORT, "another version of the protocol is needed"},
-        {4, 2, -EPROTONOSUPPORT, "another version of the protocol is needed"},
+        {4, 1, -EPROTONOSUPPORT, "another version of the protocol is needed"},
+        {4, 3, -EPROTONOSUPPORT, "another version of the protocol is needed"},
         {5, 1, -EPROTONOSUPPORT, "another version of the protocol is needed"},
-        {39, 3, -EPROTO, "it does not speak this protocol"}, /* slots */
-        {44, 0, -EPROTO, "it does not speak this protocol"}, /* message: 0 */
+        {71, 3, -EPROTO, "it does not speak this protocol"}, /* encryption */
+        {72, 3, -EPROTO, "it does not speak this protocol"}, /* slots */
+        {77, 0, -EPROTO, "it does not speak this protocol"}, /* message: 0 */
     };
     struct handshake_scene s;
     handshake_open(&s, false, 10000);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        uint8_t opening[64];
+        uint8_t opening[300];
         struct raw_frame frame;
         struct raw raw = handshake_connect(&s);
         size_t n = raw_opening(&raw, opening, false);
@@ -303,17 +306,37 @@ static void other_protocols_and_versions(void **state)
     handshake_close(&s);
 }
 
+/* A client of version 1, byte by byte: it is told in the frame that it knows. */
+static void client_of_version_1(void **state)
+{
+    (void)state;
+    uint8_t hello[56] = {52, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 1, 0, 0};
+    static const uint8_t wishes[] = {16, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0};
+    static const uint8_t refuse[] = {48, 0, 0, 0, 8, 0xa3, 0xff, 0xff, 0xff, 41, 0, 'a', 'n'};
+    struct handshake_scene s;
+    struct raw_frame frame;
+    memcpy(hello + 44, wishes, sizeof(wishes));
+    handshake_open(&s, false, 10000);
+    struct raw raw = handshake_connect(&s);
+    raw_send(&raw, hello, sizeof(hello));
+    raw_expect(&raw, REFUSE, &frame);
+    assert_memory_equal(frame.bytes, refuse, sizeof(refuse));
+    handshake_expect_failure(&s, -EPROTONOSUPPORT, "another version of the protocol is needed");
+    raw_close(&raw);
+    handshake_close(&s);
+}
+
 /* Any payload shorter than its fields, in a frame that is well made otherwise. */
 static void truncated_payloads(void **state)
 {
     (void)state;
-    static const size_t lengths[STEPS] = {51, 32, 5, 0, 6};
+    static const size_t lengths[STEPS] = {RAW_OPENING + 4, 33, 5, 0, 6};
     struct handshake_scene s;
     handshake_open(&s, false, 10000);
     for (enum handshake_step step = 0; step < STEPS; step++) {
         for (size_t n = 0; n < lengths[step]; n++) {
             struct raw_frame frame, shorter;
-            uint8_t payload[64];
+            uint8_t payload[300];
             struct raw raw = handshake_connect(&s);
             handshake_play_to(&raw, step);
             handshake_make_step(&raw, step, &frame);
@@ -347,6 +370,7 @@ int main(void)
         cmocka_unit_test(frames_out_of_order),
         cmocka_unit_test(garbage),
         cmocka_unit_test(other_protocols_and_versions),
+        cmocka_unit_test(client_of_version_1),
         cmocka_unit_test(truncated_payloads),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);

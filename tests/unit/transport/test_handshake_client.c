@@ -7,11 +7,13 @@
 #include "tests/scenes/forward_clock.h"
 #include "transport/handshake/handshake.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -49,24 +51,24 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     s.options.slots = 0x0102;
     s.options.message = 0x30405;
     struct raw raw = take_client(&s);
-    static const uint8_t hello[] = {52, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 1, 0, 0};
-    static const uint8_t wishes[] = {2, 1, 0, 0, 5, 4, 3, 0, 0, 0, 0, 0};
+    static const uint8_t hello[] = {89, 0, 0, 0, 1, 'I', 'B', 'X', 'D', 2, 0, 0};
+    static const uint8_t wishes[] = {1, 2, 1, 0, 0, 5, 4, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     raw_expect(&raw, HELLO, &frame);
-    assert_int_equal(frame.length, 56);
+    assert_int_equal(frame.length, 93);
     assert_memory_equal(frame.bytes, hello, sizeof(hello));
-    assert_memory_equal(frame.bytes + 44, wishes, sizeof(wishes));
+    assert_memory_equal(frame.bytes + 76, wishes, sizeof(wishes));
 
-    uint8_t payload[128], client_proof[RAW_HASH], server_proof[RAW_HASH];
-    memcpy(raw.client_nonce, frame.payload + 7, 32);
+    uint8_t payload[300], client_proof[RAW_HASH], server_proof[RAW_HASH];
+    raw_take_opening(&raw, &frame);
     size_t n = raw_opening(&raw, payload, false);
     raw_host_mark(&raw, payload + n);
     raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw_derive(&raw, client_proof, server_proof);
-    static const uint8_t proof[] = {33, 0, 0, 0, 3};
+    static const uint8_t proof[] = {34, 0, 0, 0, 3, RAW_SAME_HOST};
     raw_expect(&raw, PROOF, &frame);
-    assert_int_equal(frame.length, 37);
+    assert_int_equal(frame.length, 38);
     assert_memory_equal(frame.bytes, proof, sizeof(proof));
-    assert_memory_equal(frame.bytes + 5, client_proof, RAW_HASH);
+    assert_memory_equal(frame.bytes + 6, client_proof, RAW_HASH);
     raw_send_frame(&raw, PROOF, server_proof, RAW_HASH);
     raw.authenticated = true; /* from here on raw_receive() checks MACs */
 
@@ -241,21 +243,31 @@ static void refused_provider_and_its_reason(void **state)
     close_scene(&s);
 }
 
+/* As a server with another host's mark. */
+static void challenge_from_another_host(struct raw *raw)
+{
+    struct raw_frame frame;
+    uint8_t payload[300];
+    raw_expect(raw, HELLO, &frame);
+    raw_take_opening(raw, &frame);
+    size_t n = raw_opening(raw, payload, false);
+    raw_host_mark(raw, payload + n);
+    payload[n] ^= 1;
+    raw_send_frame(raw, CHALLENGE, payload, n + RAW_HASH);
+}
+
 /* A mark that is not this host's: shared memory is not even asked for. */
 static void server_on_another_host(void **state)
 {
     (void)state;
     struct scene s;
     struct raw_frame frame;
-    uint8_t payload[128], proof[RAW_HASH], own[RAW_HASH];
+    uint8_t payload[300], proof[RAW_HASH], own[RAW_HASH];
     open_scene(&s, false, 10000);
+    s.options.insecure = true;
     struct raw raw = take_client(&s);
-    raw_expect(&raw, HELLO, &frame);
-    memcpy(raw.client_nonce, frame.payload + 7, 32);
-    size_t n = raw_opening(&raw, payload, false);
-    raw_host_mark(&raw, payload + n);
-    payload[n] ^= 1;
-    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
+    challenge_from_another_host(&raw);
+    raw.flags = 0;
     raw_derive(&raw, proof, own);
     raw_expect(&raw, PROOF, &frame);
     raw_send_frame(&raw, PROOF, own, RAW_HASH);
@@ -264,6 +276,157 @@ static void server_on_another_host(void **state)
     raw_send_frame(&raw, RESULT, payload, raw_result(payload, -EPERM, "no"));
     expect_failure(&s, -ENOTSUP, "shm: the server is on another host; ");
     assert_non_null(strstr(s.err.message, "tcp: on the server: no"));
+    raw_close(&raw);
+    close_scene(&s);
+}
+
+/* -------------------------------------------------------------------- without a key */
+
+/* Nobody proves anything then: not a word to another host, unless it is asked for. */
+static void without_a_key_no_other_host(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_scene(&s, false, 10000);
+    struct raw raw = take_client(&s);
+    challenge_from_another_host(&raw);
+    expect_failure(&s, -EACCES,
+                   "is on another host, and there is no key to know it by: set key_file on both "
+                   "ends, or insecure : yes");
+    assert_true(raw_receives_end(&raw));
+    raw_close(&raw);
+    close_scene(&s);
+}
+
+/* Runs a server of this user id until it has sent its CHALLENGE and hears the end. */
+static int serve_as(uid_t uid, int listening)
+{
+    struct raw_frame frame;
+    alarm(30);
+    if (setresuid(uid, uid, uid))
+        return 1;
+    struct raw raw = raw_accept(listening);
+    make_step(&raw, AT_CHALLENGE, &frame);
+    raw_send(&raw, frame.bytes, frame.length);
+    return !raw_receives_end(&raw);
+}
+
+static void without_a_key_no_other_user(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    struct scene s;
+    int status;
+    open_scene(&s, false, 10000);
+    pid_t server = fork();
+    if (!server)
+        _exit(serve_as(12345, s.listening));
+    client(&s);
+    assert_int_equal(s.rc, -EACCES);
+    assert_non_null(strstr(s.err.message, "belongs to user 12345, not to user 0 or root: set "
+                                          "key_file on both ends, or insecure : yes"));
+    assert_int_equal(waitpid(server, &status, 0), server);
+    assert_int_equal(status, 0);
+    close_scene(&s);
+}
+
+/* The owner of the other end, by socket of every kind; not before it is accepted. */
+static void user_at_the_other_end(void **state)
+{
+    (void)state;
+    static const char *const hosts[] = {"127.0.0.1", "::1", "::ffff:127.0.0.1"};
+    for (int i = 0; i < 3; i++) {
+        struct sockaddr_in6 six = {.sin6_family = AF_INET6};
+        struct sockaddr_in four = {.sin_family = AF_INET};
+        struct sockaddr *address = i ? (struct sockaddr *)&six : (struct sockaddr *)&four;
+        socklen_t length = i ? sizeof(six) : sizeof(four);
+        inet_pton(i ? AF_INET6 : AF_INET, hosts[i], i ? (void *)&six.sin6_addr : &four.sin_addr);
+        int listening = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (bind(listening, address, length)) { /* no IPv6 here */
+            close(listening);
+            continue;
+        }
+        assert_int_equal(listen(listening, 1), 0);
+        getsockname(listening, address, &length);
+        int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(fd, address, length), 0);
+        uid_t uid = 4711;
+        assert_int_equal(ibx_handshake_peer_user(fd, &uid), -ENOENT);
+        int accepted = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+        assert_int_equal(ibx_handshake_peer_user(fd, &uid), 0);
+        assert_int_equal(uid, geteuid());
+        close(accepted);
+        close(fd);
+        close(listening);
+    }
+    int pair[2];
+    uid_t uid = 4711;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    assert_int_equal(ibx_handshake_peer_user(pair[0], &uid), 0);
+    assert_int_equal(uid, geteuid());
+    close(pair[0]);
+    close(pair[1]);
+}
+
+/* ----------------------------------------------------------------------- encryption */
+
+/* Requiring what the server refuses, or what cannot be without a key. */
+static void encryption_that_cannot_be(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    open_scene(&s, true, 10000);
+    s.options.encryption = IBX_ENCRYPTION_REQUIRED;
+    struct raw raw = take_client(&s);
+    raw_set_key(&raw);
+    raw.encryption = 0;
+    make_step(&raw, AT_CHALLENGE, &frame);
+    raw_send(&raw, frame.bytes, frame.length);
+    expect_failure(&s, -EACCES, "one end has encryption : required and the other one off");
+    raw_close(&raw);
+    s.options.key_file[0] = '\0';
+    client(&s);
+    assert_int_equal(s.rc, -EINVAL);
+    assert_string_equal(s.err.message,
+                        "encryption : required needs a key: set key_file on both ends");
+    close_scene(&s);
+}
+
+/* A public key of low order, with which everybody knows the secret. */
+static void public_key_of_low_order(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    open_scene(&s, false, 10000);
+    for (uint8_t one = 0; one < 2; one++) {
+        struct raw raw = take_client(&s);
+        memset(raw.own_public, 0, 32);
+        raw.own_public[0] = one;
+        make_step(&raw, AT_CHALLENGE, &frame);
+        raw_send(&raw, frame.bytes, frame.length);
+        expect_failure(&s, -EPROTO, "its public key is of low order");
+        raw_close(&raw);
+    }
+    close_scene(&s);
+}
+
+/* A server of version 1 says so, as it always did. */
+static void server_of_version_1(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    uint8_t payload[300];
+    open_scene(&s, false, 10000);
+    struct raw raw = take_client(&s);
+    raw_expect(&raw, HELLO, &frame);
+    raw_send_frame(
+        &raw, REFUSE, payload,
+        raw_result(payload, -EPROTONOSUPPORT, "another version of the protocol is needed"));
+    expect_failure(&s, -EPROTONOSUPPORT, "refuses: another version of the protocol is needed");
     raw_close(&raw);
     close_scene(&s);
 }
@@ -308,6 +471,12 @@ int main(void)
         cmocka_unit_test(nobody_listens),
         cmocka_unit_test(refused_provider_and_its_reason),
         cmocka_unit_test(server_on_another_host),
+        cmocka_unit_test(without_a_key_no_other_host),
+        cmocka_unit_test(without_a_key_no_other_user),
+        cmocka_unit_test(user_at_the_other_end),
+        cmocka_unit_test(encryption_that_cannot_be),
+        cmocka_unit_test(public_key_of_low_order),
+        cmocka_unit_test(server_of_version_1),
         cmocka_unit_test(offers_of_nonsense),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 /* -------------------------------------------------------------------------- proofs */
@@ -23,14 +24,15 @@ static void expect_refused(struct handshake_scene *s, bool has_key, const char *
     struct raw_frame frame;
     pthread_create(&s->thread, NULL, handshake_serve, s);
     struct raw raw = raw_connect(s->port, from, "127.0.0.1");
-    uint8_t opening[64], client[RAW_HASH], server[RAW_HASH];
+    uint8_t opening[300], client[RAW_HASH], server[RAW_HASH];
     raw_send_frame(&raw, HELLO, opening, raw_opening(&raw, opening, has_key));
     assert_true(raw_receive(&raw, &frame));
     if (key) {
         struct ibx_piece piece = {key, strlen(key)};
         ibx_hash(&piece, 1, raw.key);
+        raw_take_opening(&raw, &frame);
         raw_derive(&raw, client, server);
-        raw_send_frame(&raw, PROOF, client, RAW_HASH);
+        raw_send_proof(&raw, client);
         assert_true(raw_receive(&raw, &frame));
     }
     handshake_expect_failure(s, -EACCES, expected);
@@ -50,6 +52,212 @@ static void keys_that_do_not_fit(void **state)
     handshake_close(&s);
     handshake_open(&s, false, 10000);
     expect_refused(&s, true, NULL, "127.0.0.1", "the server has no key but the client has");
+    handshake_close(&s);
+}
+
+static void listen_again(struct handshake_scene *s)
+{
+    struct ibx_error err = {0};
+    ibx_listener_close(s->listener);
+    if (ibx_listen("rdma://127.0.0.1:0", &s->options, &s->listener, &err))
+        fail_msg("%s", err.message);
+    s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
+}
+
+/* A client with this key, name and purpose; NULL: it gets in. */
+static void meet(struct handshake_scene *s, const char *key, const char *name, const char *purpose,
+                 const char *refusal)
+{
+    struct raw_frame frame;
+    struct raw raw = handshake_connect(s);
+    struct ibx_piece piece = {key, strlen(key)};
+    ibx_hash(&piece, 1, raw.key);
+    raw.name = name;
+    raw.purpose = purpose;
+    if (!refusal) {
+        handshake_play_to(&raw, STEPS);
+        raw_close(&raw);
+        assert_int_equal(handshake_result(s), 0);
+        assert_string_equal(s->name, name);
+        return;
+    }
+    handshake_make_step(&raw, AT_HELLO, &frame);
+    raw_send(&raw, frame.bytes, frame.length);
+    assert_true(raw_receive(&raw, &frame));
+    if (frame.type == CHALLENGE) {
+        uint8_t client[RAW_HASH], server[RAW_HASH];
+        raw_take_opening(&raw, &frame);
+        raw_derive(&raw, client, server);
+        raw_send_proof(&raw, client);
+        raw_expect(&raw, REFUSE, &frame);
+    }
+    handshake_expect_failure(s, -EACCES, refusal);
+    raw_close(&raw);
+}
+
+#define ALICE "alice:616c69636520616c69636520616c696365\n" /* "alice alice alice" */
+#define BOB   "bob:626f6220626f6220626f6220626f6220\n"     /* "bob bob bob bob " */
+
+static void names_purposes_and_who_is_allowed(void **state)
+{
+    (void)state;
+    struct handshake_scene s;
+    char file[] = "/tmp/ibx_test_names.XXXXXX";
+    static const char alice[] = "alice alice alice", bob[] = "bob bob bob bob ";
+    int fd = mkstemp(file);
+    assert_int_equal(write(fd, ALICE BOB, strlen(ALICE BOB)), strlen(ALICE BOB));
+    close(fd);
+    handshake_open(&s, false, 10000);
+    snprintf(s.options.key_file, sizeof(s.options.key_file), "%s", file);
+    listen_again(&s);
+    meet(&s, alice, "alice", "", NULL);
+    meet(&s, bob, "bob", "whatever", NULL); /* a server without a purpose */
+    meet(&s, alice, "bob", "", "the key is not the server's");
+    meet(&s, alice, "carol", "", "the server has no key of this name");
+    meet(&s, alice, "", "", "the server's keys have names");
+
+    snprintf(s.options.allow, sizeof(s.options.allow), "bob");
+    listen_again(&s);
+    meet(&s, bob, "bob", "", NULL);
+    meet(&s, alice, "alice", "", "this name is not allowed");
+    meet(&s, alice, "bob", "", "the key is not the server's");
+    s.options.allow[0] = '\0';
+
+    snprintf(s.options.purpose, sizeof(s.options.purpose), "gvirtus");
+    listen_again(&s);
+    meet(&s, alice, "alice", "gvirtus", NULL);
+    meet(&s, alice, "alice", "ib-migrate",
+         "the server is for \"gvirtus\", the client for \"ib-migrate\"");
+    meet(&s, alice, "alice", "", "the client for \"\"");
+    handshake_close(&s);
+    unlink(file);
+}
+
+/* Names that no key file holds, and strings longer than their fields. */
+static void names_of_nonsense(void **state)
+{
+    (void)state;
+    struct handshake_scene s;
+    char lengthy[80] = "";
+    memset(lengthy, 'n', 64);
+    const char *const names[] = {"a b", "\x1b[31m", "a:b", lengthy};
+    handshake_open(&s, true, 10000);
+    for (int i = 0; i < 8; i++) {
+        struct raw_frame frame;
+        struct raw raw = handshake_connect(&s);
+        raw_set_key(&raw);
+        if (i < 4)
+            raw.name = names[i];
+        else
+            raw.purpose = lengthy + (i - 4) % 3 * 8;
+        handshake_make_step(&raw, AT_HELLO, &frame);
+        raw_send(&raw, frame.bytes, frame.length);
+        handshake_expect_failure(&s, -EPROTO, "it does not speak this protocol");
+        raw_close(&raw);
+    }
+    handshake_close(&s);
+}
+
+static void public_key_of_low_order(void **state)
+{
+    (void)state;
+    struct handshake_scene s;
+    handshake_open(&s, false, 10000);
+    for (uint8_t one = 0; one < 2; one++) {
+        struct raw_frame frame;
+        uint8_t any[RAW_HASH] = {0};
+        struct raw raw = handshake_connect(&s);
+        memset(raw.own_public, 0, 32);
+        raw.own_public[0] = one;
+        handshake_play_to(&raw, AT_PROOF);
+        raw_expect(&raw, CHALLENGE, &frame);
+        raw_send_proof(&raw, any);
+        handshake_expect_failure(&s, -EPROTO, "its public key is of low order");
+        raw_close(&raw);
+    }
+    handshake_close(&s);
+}
+
+/* ----------------------------------------------------------------------- encryption */
+
+/* What the server says to a client with this wish that concludes `flags`. */
+static void agree(struct handshake_scene *s, uint8_t wish, uint8_t flags, const char *refusal)
+{
+    struct raw_frame frame;
+    struct raw raw = handshake_connect(s);
+    uint8_t client[RAW_HASH], server[RAW_HASH];
+    raw_set_key(&raw);
+    raw.encryption = wish;
+    raw.flags = flags;
+    handshake_make_step(&raw, AT_HELLO, &frame);
+    raw_send(&raw, frame.bytes, frame.length);
+    assert_true(raw_receive(&raw, &frame));
+    if (frame.type == CHALLENGE) {
+        raw_take_opening(&raw, &frame);
+        raw_derive(&raw, client, server);
+        raw_send_proof(&raw, client);
+        raw_expect(&raw, refusal ? REFUSE : PROOF, &frame);
+    }
+    if (refusal) {
+        handshake_expect_failure(s, -EACCES, refusal);
+        raw_close(&raw);
+    } else {
+        raw_close(&raw);
+        assert_int_not_equal(handshake_result(s), 0); /* it has gone away */
+    }
+}
+
+/* Encryption is what both ends want, and no client does without it against that. */
+static void encryption_that_was_agreed(void **state)
+{
+    (void)state;
+    enum { OFF, AUTO, REQUIRED };
+    static const uint8_t none = 0, here = RAW_SAME_HOST, both = RAW_SAME_HOST | RAW_ENCRYPT;
+    static const char without[] = "without the encryption that was agreed";
+    static const char not_agreed[] = "encrypts, which was not agreed";
+    static const char conflict[] = "one end has encryption : required and the other one off";
+    struct handshake_scene s;
+    handshake_open(&s, true, 10000);
+    agree(&s, AUTO, here, NULL);
+    agree(&s, AUTO, RAW_ENCRYPT, NULL);
+    agree(&s, AUTO, none, without);
+    agree(&s, REQUIRED, here, without);
+    agree(&s, REQUIRED, both, NULL);
+    agree(&s, OFF, none, NULL);
+    agree(&s, OFF, RAW_ENCRYPT, not_agreed);
+    s.options.encryption = IBX_ENCRYPTION_REQUIRED;
+    listen_again(&s);
+    agree(&s, AUTO, here, without);
+    agree(&s, AUTO, both, NULL);
+    agree(&s, OFF, none, conflict);
+    s.options.encryption = IBX_ENCRYPTION_OFF;
+    listen_again(&s);
+    agree(&s, AUTO, none, NULL);
+    agree(&s, AUTO, RAW_ENCRYPT, not_agreed);
+    agree(&s, REQUIRED, both, conflict);
+    handshake_close(&s);
+}
+
+/* "The same host" is not believed of a client that comes from another address. */
+static void same_host_by_address(void **state)
+{
+    (void)state;
+    struct handshake_scene s;
+    struct raw_frame frame;
+    uint8_t client[RAW_HASH], server[RAW_HASH];
+    handshake_open(&s, true, 10000);
+    pthread_create(&s.thread, NULL, handshake_serve, &s);
+    struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
+    raw_set_key(&raw);
+    handshake_make_step(&raw, AT_HELLO, &frame);
+    raw_send(&raw, frame.bytes, frame.length);
+    raw_expect(&raw, CHALLENGE, &frame);
+    assert_int_equal(frame.payload[RAW_OPENING], 0); /* the server tells what it sees */
+    raw_take_opening(&raw, &frame);
+    raw_derive(&raw, client, server);
+    raw_send_proof(&raw, client);
+    handshake_expect_failure(&s, -EACCES, "without the encryption that was agreed");
+    raw_close(&raw);
     handshake_close(&s);
 }
 
@@ -114,9 +322,9 @@ static void tampered_before_the_proof(void **state)
                 shutdown(raw.fd, SHUT_WR);
             if (step == AT_HELLO && raw_receive(&raw, &received) && received.type == CHALLENGE) {
                 uint8_t client[RAW_HASH], server[RAW_HASH];
-                memcpy(raw.server_nonce, received.payload + 7, 32);
+                raw_take_opening(&raw, &received);
                 raw_derive(&raw, client, server);
-                raw_send_frame(&raw, PROOF, client, RAW_HASH);
+                raw_send_proof(&raw, client);
             }
             shutdown(raw.fd, SHUT_WR);
             assert_int_not_equal(handshake_result(&s), 0);
@@ -189,7 +397,7 @@ static void replays(void **state)
     handshake_result(&s);
     raw = handshake_connect(&s);
     memcpy(raw.client_nonce, first.client_nonce, 32);
-    uint8_t opening[64];
+    uint8_t opening[300];
     raw_send_frame(&raw, HELLO, opening, raw_opening(&raw, opening, true));
     raw_expect(&raw, CHALLENGE, &received);
     assert_memory_not_equal(received.payload + 7, first.server_nonce, 32);
@@ -203,7 +411,7 @@ static void replays(void **state)
 
 static void offer_answer(struct raw *raw, const char *name, uint8_t expected)
 {
-    uint8_t payload[64];
+    uint8_t payload[300];
     struct raw_frame frame;
     raw_send_frame(raw, TRY, payload, raw_string(payload, name));
     raw_expect(raw, expected, &frame);
@@ -247,13 +455,13 @@ static void provider_fails_then_another_stands(void **state)
         raw.authenticated = true;
         offer_answer(&raw, "shm", where < 2 ? RESULT : OFFER);
         if (where == 2) {
-            uint8_t payload[64];
+            uint8_t payload[300];
             raw_send_frame(&raw, ANSWER, NULL, 0);
             raw_expect(&raw, RESULT, &frame);
             assert_int_equal((int8_t)frame.payload[0], -ENODEV);
             raw_send_frame(&raw, RESULT, payload, raw_result(payload, -ECANCELED, "as you like"));
         }
-        uint8_t payload[64];
+        uint8_t payload[300];
         offer_answer(&raw, "tcp", OFFER);
         raw_send_frame(&raw, ANSWER, NULL, 0);
         raw_expect(&raw, RESULT, &frame);
@@ -273,7 +481,7 @@ static void client_gives_up_and_goes(void **state)
     for (int after = 0; after < 2; after++) {
         struct handshake_scene s;
         struct raw_frame frame;
-        uint8_t payload[64];
+        uint8_t payload[300];
         handshake_open(&s, false, 10000);
         struct raw raw = handshake_connect(&s);
         handshake_play_to(&raw, after ? AT_RESULT : AT_ANSWER);
@@ -345,15 +553,16 @@ static void wishes_without_measure(void **state)
     (void)state;
     struct handshake_scene s;
     struct raw_frame frame;
-    uint8_t opening[64], client[RAW_HASH], server[RAW_HASH], payload[64];
+    uint8_t opening[300], client[RAW_HASH], server[RAW_HASH], payload[300];
     handshake_open(&s, false, 10000);
     struct raw raw = handshake_connect(&s);
     raw_opening(&raw, opening, false);
-    memset(opening + 39, 0xff, 12);
-    raw_send_frame(&raw, HELLO, opening, 51);
+    memset(opening + 72, 0xff, 12);
+    raw_send_frame(&raw, HELLO, opening, RAW_OPENING + 4);
     raw_expect(&raw, CHALLENGE, &frame);
+    raw_take_opening(&raw, &frame);
     raw_derive(&raw, client, server);
-    raw_send_frame(&raw, PROOF, client, RAW_HASH);
+    raw_send_proof(&raw, client);
     raw_expect(&raw, PROOF, &frame);
     raw.authenticated = true;
     offer_answer(&raw, "shm", OFFER);
@@ -370,6 +579,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_that_do_not_fit),
+        cmocka_unit_test(names_purposes_and_who_is_allowed),
+        cmocka_unit_test(names_of_nonsense),
+        cmocka_unit_test(public_key_of_low_order),
+        cmocka_unit_test(encryption_that_was_agreed),
+        cmocka_unit_test(same_host_by_address),
         cmocka_unit_test(without_a_key_only_this_host),
         cmocka_unit_test(without_a_key_by_the_hosts_own_name),
         cmocka_unit_test(tampered_before_the_proof),

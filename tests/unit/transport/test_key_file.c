@@ -359,6 +359,46 @@ static void hmac_known_answer(void **state)
     }
 }
 
+/* RFC 5869, test case 1: the first 32 of its bytes. */
+static void hkdf_known_answer(void **state)
+{
+    (void)state;
+    static const uint8_t expected[IBX_HASH_BYTES] = {
+        0x3c, 0xb2, 0x5f, 0x25, 0xfa, 0xac, 0xd5, 0x7a, 0x90, 0x43, 0x4f,
+        0x64, 0xd0, 0x36, 0x2f, 0x2a, 0x2d, 0x2d, 0x0a, 0x90, 0xcf, 0x1a,
+        0x5a, 0x4c, 0x5d, 0xb0, 0x2d, 0x56, 0xec, 0xc4, 0xc5, 0xbf,
+    };
+    uint8_t secret[22], salt[13], info[10], out[IBX_HASH_BYTES];
+    memset(secret, 0x0b, sizeof(secret));
+    for (unsigned i = 0; i < sizeof(salt); i++)
+        salt[i] = (uint8_t)i;
+    for (unsigned i = 0; i < sizeof(info); i++)
+        info[i] = (uint8_t)(0xf0 + i);
+    ibx_hkdf(&(struct ibx_piece){secret, sizeof(secret)}, &(struct ibx_piece){salt, sizeof(salt)},
+             &(struct ibx_piece){info, sizeof(info)}, out);
+    assert_memory_equal(out, expected, sizeof(out));
+}
+
+static void exchange_gives_both_the_same(void **state)
+{
+    (void)state;
+    struct ibx_exchange *a, *b;
+    uint8_t of_a[IBX_PUBLIC_BYTES], of_b[IBX_PUBLIC_BYTES], one[32], two[32];
+    static const uint8_t zeros[IBX_PUBLIC_BYTES];
+    struct ibx_error err = {0};
+    assert_int_equal(ibx_exchange_create(&a, of_a, NULL), 0);
+    assert_int_equal(ibx_exchange_create(&b, of_b, NULL), 0);
+    assert_memory_not_equal(of_a, of_b, 32);
+    assert_int_equal(ibx_exchange_secret(a, of_b, one, NULL), 0);
+    assert_int_equal(ibx_exchange_secret(b, of_a, two, NULL), 0);
+    assert_memory_equal(one, two, 32);
+    assert_int_equal(ibx_exchange_secret(a, zeros, one, &err), -EPROTO);
+    assert_string_equal(err.message, "its public key is of low order");
+    ibx_exchange_destroy(a);
+    ibx_exchange_destroy(b);
+    ibx_exchange_destroy(NULL);
+}
+
 static void random_differs(void **state)
 {
     (void)state;
@@ -384,6 +424,8 @@ int main(void)
         cmocka_unit_test(descriptors_are_closed),
         cmocka_unit_test(secrets_are_not_dumped),
         cmocka_unit_test(hmac_known_answer),
+        cmocka_unit_test(hkdf_known_answer),
+        cmocka_unit_test(exchange_gives_both_the_same),
         cmocka_unit_test(random_differs),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -28,6 +28,7 @@ static const struct {
     {"key_file", "", {"", "/etc/ibx.key"}, {NULL}},
     {"name", "", {"", "alice", "web-1.example@site_2"}, {"a,b", "a b", "a:b", "\xc3\xa9"}},
     {"allow", "", {"", "alice", "alice,bob"}, {",", "a,", ",a", "a,,b", "a, b", "*"}},
+    {"encryption", "auto", {"off", "auto", "required"}, {"", "on", "yes", "AUTO", "required,"}},
     {"insecure",
      "no",
      {"yes", "no", "true=yes", "on=yes", "1=yes", "false=no", "off=no", "0=no"},

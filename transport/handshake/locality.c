@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who is at the other end of a socket: this host or another one, and which user of this host. */
+#include "transport/handshake/handshake.h"
+
+#include "common/address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
+                             const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES])
+{
+    char boot[64] = "";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, boot, sizeof(boot));
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0 && ibx_random(boot, sizeof(boot), NULL) == 0)
+        n = sizeof(boot); /* unknown: it equals no other */
+    struct ibx_piece pieces[4] = {
+        {"host ", 5}, {boot, (size_t)n}, {client_nonce, NONCE_BYTES}, {server_nonce, NONCE_BYTES}};
+    ibx_hash(pieces, 4, mark);
+}
+
+static bool is_unix(int fd)
+{
+    struct sockaddr_storage here = {0};
+    socklen_t length = sizeof(here);
+    return !getsockname(fd, (struct sockaddr *)&here, &length) && here.ss_family == AF_UNIX;
+}
+
+/* A connection to any address of IPv4's loopback comes from 127.0.0.1; Debian has a host's own name
+ * at 127.0.1.1. */
+bool ibx_handshake_peer_is_local(int fd, enum ibx_role role)
+{
+    struct sockaddr_storage here, there;
+    if (is_unix(fd))
+        return true;
+    if (!ibx_address_of_socket(fd, false, &here) || !ibx_address_of_socket(fd, true, &there))
+        return false;
+    const struct sockaddr_in *server = (const void *)(role == IBX_ROLE_SERVER ? &here : &there);
+    const struct sockaddr_in *client = (const void *)(role == IBX_ROLE_SERVER ? &there : &here);
+    bool loopback = here.ss_family == AF_INET && there.ss_family == AF_INET &&
+                    ntohl(server->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET &&
+                    client->sin_addr.s_addr == htonl(INADDR_LOOPBACK);
+    return loopback ||
+           ibx_address_same((const struct sockaddr *)&here, (const struct sockaddr *)&there);
+}
+
+/* -------------------------------------------------------------------------- its user */
+
+/* An address as the kernel writes it in /proc/net/tcp: words of four bytes as numbers of this
+ * machine. False: the text is none. */
+static bool address_of_text(const char *text, struct sockaddr_storage *address)
+{
+    uint8_t host[16];
+    const char *colon = strchr(text, ':');
+    size_t digits = colon ? (size_t)(colon - text) : 0;
+    unsigned port;
+    if ((digits != 8 && digits != 32) || sscanf(colon, ":%4x", &port) != 1)
+        return false;
+    for (size_t i = 0; i < digits / 8; i++) {
+        uint32_t word;
+        if (sscanf(text + 8 * i, "%8" SCNx32, &word) != 1)
+            return false;
+        memcpy(host + 4 * i, &word, 4);
+    }
+    ibx_address_make(address, host, digits / 2, htons((uint16_t)port));
+    return true;
+}
+
+static bool same_end(struct sockaddr_storage *a, struct sockaddr_storage *b)
+{
+    return ibx_address_same((struct sockaddr *)a, (struct sockaddr *)b) &&
+           *ibx_address_port(a) == *ibx_address_port(b);
+}
+
+/* Looks for the socket that has our peer's address as its own, and ours as its peer's. An entry
+ * without an inode is a connection that no process has accepted, and shows user 0. */
+static int owner_in(const char *table, struct sockaddr_storage *ours,
+                    struct sockaddr_storage *theirs, uid_t *uid)
+{
+    char line[512];
+    int rc = -ENOENT;
+    FILE *file = fopen(table, "re");
+    while (rc && file && fgets(line, sizeof(line), file)) {
+        char local[48], remote[48];
+        struct sockaddr_storage from, to;
+        unsigned user;
+        unsigned long inode;
+        if (sscanf(line, " %*u: %47s %47s %*x %*s %*s %*s %u %*u %lu", local, remote, &user,
+                   &inode) == 4 &&
+            inode && address_of_text(local, &from) && address_of_text(remote, &to) &&
+            same_end(&from, theirs) && same_end(&to, ours)) {
+            *uid = user;
+            rc = 0;
+        }
+    }
+    if (file)
+        fclose(file);
+    return rc;
+}
+
+int ibx_handshake_peer_user(int fd, uid_t *uid)
+{
+    struct ucred credentials;
+    socklen_t length = sizeof(credentials);
+    struct sockaddr_storage ours, theirs;
+    if (is_unix(fd)) {
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length))
+            return -errno;
+        *uid = credentials.uid;
+        return 0;
+    }
+    if (!ibx_address_of_socket(fd, false, &ours) || !ibx_address_of_socket(fd, true, &theirs))
+        return -ENOENT;
+    int rc = owner_in("/proc/net/tcp", &ours, &theirs, uid);
+    return rc ? owner_in("/proc/net/tcp6", &ours, &theirs, uid) : 0;
+}
