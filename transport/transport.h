@@ -193,7 +193,7 @@ struct ibx_path {
     char description[192];       /* "verbs mlx5_0 port 1 gid 3 mtu 4096, 4 queue pairs" */
     char peer[128];              /* the peer's address on the handshake socket */
     char name[IBX_NAME_MAX + 1]; /* of the client's key, "" if it has none; at both ends */
-    bool encrypted;              /* by TLS */
+    bool encrypted;              /* everything goes in TLS; false for shm, which stays in a host */
     struct {
         char provider[16];
         char reason[256];

@@ -25,20 +25,31 @@ int ibx_handshake_wait_socket(int fd, short events, uint64_t deadline)
     }
 }
 
+/* Some bytes, through TLS once it is there: their number, or a negative errno. */
+static ssize_t move_some(struct ibx_conn *conn, bool sending, uint8_t *data, size_t length)
+{
+    struct iovec piece = {data, length};
+    if (conn->tls)
+        return sending ? ibx_tls_send(conn->tls, &piece, 1) : ibx_tls_receive(conn->tls, &piece, 1);
+    int fd = conn->handshake_socket;
+    ssize_t n = sending ? send(fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT)
+                        : recv(fd, data, length, MSG_DONTWAIT);
+    return n < 0 ? -errno : n;
+}
+
 /* Moves what the socket takes or has now. 0: all of it; -EAGAIN: the rest when it is ready. */
-static int transfer(int fd, bool sending, uint8_t *data, size_t length, size_t *at)
+static int transfer(struct ibx_conn *conn, bool sending, uint8_t *data, size_t length, size_t *at)
 {
     while (*at < length) {
-        ssize_t n = sending ? send(fd, data + *at, length - *at, MSG_NOSIGNAL | MSG_DONTWAIT)
-                            : recv(fd, data + *at, length - *at, MSG_DONTWAIT);
+        ssize_t n = move_some(conn, sending, data + *at, length - *at);
         if (n > 0)
             *at += (size_t)n;
         else if (n == 0)
             return -ECONNRESET;
-        else if (errno != EINTR)
-            return errno == EPIPE ? -ECONNRESET : -errno;
+        else if (n != -EINTR)
+            return n == -EPIPE ? -ECONNRESET : (int)n;
     }
-    return 0;
+    return sending && conn->tls ? (int)ibx_tls_send(conn->tls, NULL, 0) : 0;
 }
 
 /* --------------------------------------------------------------------- frames */
@@ -95,7 +106,7 @@ int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, str
 
 int ibx_handshake_frame_write(struct ibx_handshake *h, struct frame *frame)
 {
-    return transfer(h->conn->handshake_socket, true, frame->bytes, frame->length, &frame->at);
+    return transfer(h->conn, true, frame->bytes, frame->length, &frame->at);
 }
 
 int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
@@ -137,8 +148,7 @@ static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *lengt
 
 static int read_bytes(struct ibx_handshake *h, struct frame *frame)
 {
-    int fd = h->conn->handshake_socket;
-    int rc = frame->at < 5 ? transfer(fd, false, frame->bytes, 5, &frame->at) : 0;
+    int rc = frame->at < 5 ? transfer(h->conn, false, frame->bytes, 5, &frame->at) : 0;
     if (rc)
         return rc;
     struct ibx_reader head = ibx_reader_of(frame->bytes, 5);
@@ -148,7 +158,7 @@ static int read_bytes(struct ibx_handshake *h, struct frame *frame)
     if (body < 1 || body > most)
         return -EPROTO;
     frame->length = 4 + body;
-    return transfer(fd, false, frame->bytes, frame->length, &frame->at);
+    return transfer(h->conn, false, frame->bytes, frame->length, &frame->at);
 }
 
 int ibx_handshake_frame_read(struct ibx_handshake *h, struct frame *frame)

@@ -8,6 +8,7 @@
  *                                <------  CHALLENGE nonce, public key, host
  *   PROOF                        ------>                                     | no MAC
  *                                <------  PROOF                              v
+ *        TLS begins, if both ends agreed on it
  *   TRY provider                 ------>                                     | MAC on
  *                                <------  OFFER blob   (or RESULT reason)    | every frame
  *   ANSWER blob                  ------>               (or RESULT reason)    v
@@ -89,7 +90,11 @@ static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, ui
     struct pollfd wait[2] = {{.fd = fd, .events = events},
                              {.fd = h->conn->handshake_socket, .events = POLLIN}};
     for (;;) {
-        int rc = poll(wait, h->state.now == HANDSHAKE_TRYING ? 2 : 1, ibx_ms_until(deadline));
+        bool trying = h->state.now == HANDSHAKE_TRYING;
+        bool inside = trying && h->conn->tls && ibx_tls_readable(h->conn->tls);
+        int rc = poll(wait, trying ? 2 : 1, inside ? 0 : ibx_ms_until(deadline));
+        if (rc == 0 && inside)
+            rc = wait[1].revents = POLLIN;
         if (rc < 0 && errno != EINTR)
             return -errno;
         if (rc == 0)
@@ -108,7 +113,41 @@ static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, ui
     }
 }
 
+/* ------------------------------------------------------------------------- TLS */
+
+/* On the handshake socket, when both ends agreed on it. The PSK is a secret of this connection
+ * alone, so that nobody else gets through. */
+static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
+{
+    struct ibx_conn *conn = h->conn;
+    uint64_t deadline = new_deadline(h);
+    uint8_t psk[IBX_PROOF_BYTES];
+    short events = 0;
+    if (!conn->encrypt)
+        return 0;
+    ibx_link_proof(&conn->link, "handshake in TLS", psk);
+    int rc = ibx_tls_create(conn->handshake_socket, conn->role, psk, &conn->tls, err);
+    explicit_bzero(psk, sizeof(psk));
+    if (rc)
+        return rc;
+    while ((rc = ibx_tls_handshake(conn->tls, &events)) == -EAGAIN) {
+        rc = ibx_handshake_wait_socket(conn->handshake_socket, events, deadline);
+        if (rc)
+            break;
+    }
+    return rc ? ibx_handshake_broken(h, rc == -EACCES ? -EBADMSG : rc, err) : 0;
+}
+
 /* ---------------------------------------------------------- one provider's attempt */
+
+/* Whether the connection may use a fabric that leaves payloads as they are. Shared memory stays in
+ * this host, and tcp goes through TLS. */
+static int check_plain(const struct ibx_handshake *h, const char *name, struct ibx_error *why)
+{
+    if (h->payloads_in_plain || !strcmp(name, "shm") || !strcmp(name, "tcp"))
+        return 0;
+    return ibx_error_set(why, -EPERM, "encryption : required, and %.15s does not encrypt", name);
+}
 
 /* Sends RESULT in place of the frame that was due. */
 static int give_up(struct ibx_handshake *h, const char *name, int status,
@@ -162,7 +201,9 @@ static int client_try(struct ibx_handshake *h, const char *name, struct ibx_erro
     struct frame frame, answer;
     struct ibx_error why = {0};
     uint64_t deadline = new_deadline(h);
-    int rc = ibx_path_open(conn, name, &why);
+    int rc = check_plain(h, name, &why);
+    if (!rc)
+        rc = ibx_path_open(conn, name, &why);
     if (rc) {
         ibx_path_refused(conn, name, why.message);
         return NEXT;
@@ -191,6 +232,8 @@ static int server_try(struct ibx_handshake *h, const char *name, struct ibx_erro
     int rc = 0;
     if (!ibx_path_allowed(&conn->options, name))
         rc = ibx_error_set(&why, -EPERM, "only provider : %s is allowed", conn->options.provider);
+    if (!rc)
+        rc = check_plain(h, name, &why);
     if (!rc)
         rc = ibx_path_open(conn, name, &why);
     ibx_handshake_frame_begin(&frame, FRAME_OFFER);
@@ -223,6 +266,8 @@ static int client_dialogue(struct ibx_handshake *h, struct ibx_error *err)
     char name[16];
     unsigned index = 0;
     int rc = ibx_handshake_authenticate_client(h, new_deadline(h), err);
+    if (!rc)
+        rc = start_tls(h, err);
     if (rc)
         return rc;
     while (!ibx_path_next(h->conn, &index, name)) {
@@ -238,6 +283,8 @@ static int server_dialogue(struct ibx_handshake *h, struct ibx_error *err)
     struct frame frame;
     char name[16];
     int rc = ibx_handshake_authenticate_server(h, new_deadline(h), err);
+    if (!rc)
+        rc = start_tls(h, err);
     if (rc)
         return rc;
     for (unsigned tries = 0; tries < IBX_PROVIDERS_MAX; tries++) {
@@ -267,6 +314,7 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
         rc = conn->role == IBX_ROLE_CLIENT ? client_dialogue(h, err) : server_dialogue(h, err);
     if (!rc)
         rc = ibx_conn_establish(conn, err);
+    conn->path.encrypted = conn->tls && !strcmp(conn->path.provider, "tcp");
     if (rc)
         ibx_conn_fail(conn);
     conn->setup = NULL;

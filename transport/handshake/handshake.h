@@ -68,6 +68,7 @@ struct ibx_handshake {
     uint8_t mark[IBX_HASH_BYTES];       /* of this host, for this connection */
     uint8_t agreed[IBX_HASH_BYTES];     /* the transcript after CHALLENGE */
     uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
+    bool payloads_in_plain;             /* are allowed: neither end requires encryption */
     uint64_t sent, received;            /* frames, for the MACs */
     int result;                         /* of the peer: 0 or -errno */
     char result_reason[256];
