@@ -83,7 +83,7 @@ static void meet(const char *server_key, const char *client_key, bool insecure,
     contract_options(&options, 's');
     contract_options(&attempt.options, 'c');
     options.key_file[0] = attempt.options.key_file[0] = '\0';
-    options.insecure = insecure;
+    options.insecure = attempt.options.insecure = insecure;
     if (server_key)
         snprintf(options.key_file, sizeof(options.key_file), "%s", server_key);
     if (client_key)

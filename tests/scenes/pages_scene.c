@@ -43,6 +43,7 @@ struct ibx_options pages_options(void)
     assert_int_equal(ibx_options_set(&options, "provider", provider, NULL), 0);
     options.message = IBX_MIGRATE_MESSAGE;
     options.timeout_ms = PATIENCE_MS;
+    options.insecure = host != NULL;
     return options;
 }
 
@@ -59,7 +60,6 @@ struct ibx_listener *pages_listen(void)
     options.domain = domain;
     char uri[128];
     snprintf(uri, sizeof(uri), "rdma://%s:0", host ? host : "127.0.0.1");
-    options.insecure = host != NULL;
     if (ibx_listen(uri, &options, &listener, &err))
         fail_msg("%s", err.message);
     ibx_domain_release(domain);
