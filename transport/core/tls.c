@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "transport/core/tls.h"
-
-#include "transport/core/tls_record.h"
+/* The handshake, by OpenSSL. */
+#include "transport/core/tls_state.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
@@ -9,7 +8,6 @@
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -17,49 +15,7 @@
 #include <sys/auxv.h>
 #endif
 
-/* Records that go to the socket in one call, and room for so many that come from it. */
-#define GATHERED  16u
-#define RAW_BYTES (GATHERED * IBX_TLS_RECORD_MAX)
-/* Up to here a record is opened inside and copied, so that what TLS says itself touches no memory
- * of the caller's. */
-#define SMALL_BYTES 64u
-/* A key seals half of the 2^24.5 records that RFC 8446, 5.5, allows AES-GCM: 190 GB. */
-#ifndef IBX_TLS_KEY_RECORDS
-#define IBX_TLS_KEY_RECORDS (1u << 23)
-#endif
-
-#define IDENTITY          "ibx"
-#define KEY_UPDATE        24
-#define UPDATE_BYTES      5u
-#define ALERT_CLOSE       0
-#define ALERT_BAD_RECORD  20
-#define ALERT_BAD_DECRYPT 51
-
-struct ibx_tls {
-    int fd;
-    enum ibx_role role;
-    uint8_t psk[IBX_TLS_PSK_BYTES];
-    SSL *ssl;         /* until the handshake is done */
-    BIO *from, *into; /* its bytes, of `ssl` */
-    /* From the handshake: what the client and the server seal with. */
-    uint8_t secrets[2][IBX_HASH_BYTES];
-    unsigned have_secrets;
-
-    struct ibx_tls_direction out, in;
-    int send_failed;           /* negative errno */
-    atomic_bool update_wanted; /* by the peer */
-    uint8_t *sealed;           /* GATHERED records, and a KeyUpdate before them */
-    size_t sealed_at, sealed_end;
-
-    bool closed;     /* the peer did, in order */
-    int read_failed; /* negative errno */
-    uint8_t *raw;    /* what the socket gave */
-    size_t raw_at, raw_end;
-    const uint8_t *plain; /* in it: opened, not taken yet */
-    size_t plain_left;
-};
-
-/* -------------------------------------------------------------------- the handshake */
+#define IDENTITY "ibx"
 
 static SSL_CTX *contexts[2]; /* by role; for the whole process */
 static pthread_once_t contexts_once = PTHREAD_ONCE_INIT;
@@ -181,11 +137,12 @@ int ibx_tls_create(int fd, enum ibx_role role, const uint8_t psk[IBX_TLS_PSK_BYT
 {
     struct ibx_tls *tls = calloc(1, sizeof(*tls));
     if (tls) {
+        ibx_tls_helpers_hold();
         tls->fd = fd;
         tls->role = role;
         memcpy(tls->psk, psk, sizeof(tls->psk));
-        tls->sealed = malloc(RAW_BYTES + IBX_TLS_OVERHEAD + UPDATE_BYTES);
-        tls->raw = malloc(RAW_BYTES);
+        tls->sealed = malloc(IBX_TLS_RAW_BYTES + IBX_TLS_OVERHEAD + IBX_TLS_UPDATE_BYTES);
+        tls->raw = malloc(IBX_TLS_RAW_BYTES);
     }
     if (!tls || !tls->sealed || !tls->raw || !ssl_create(tls)) {
         ibx_tls_destroy(tls);
@@ -202,6 +159,7 @@ void ibx_tls_destroy(struct ibx_tls *tls)
 {
     if (!tls)
         return;
+    ibx_tls_helpers_release();
     SSL_free(tls->ssl);
     ibx_tls_direction_fini(&tls->out);
     ibx_tls_direction_fini(&tls->in);
@@ -213,30 +171,14 @@ void ibx_tls_destroy(struct ibx_tls *tls)
     free(tls);
 }
 
-/* What is in `sealed`, to the socket: 0 when it has all. */
-static int flush(struct ibx_tls *tls)
-{
-    while (tls->sealed_at < tls->sealed_end) {
-        ssize_t n = send(tls->fd, tls->sealed + tls->sealed_at, tls->sealed_end - tls->sealed_at,
-                         MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno == EPIPE ? -ECONNRESET : -errno;
-        tls->sealed_at += (size_t)n;
-    }
-    tls->sealed_at = tls->sealed_end = 0;
-    return 0;
-}
-
 /* What OpenSSL has to say in the handshake. */
 static int flush_handshake(struct ibx_tls *tls)
 {
     for (;;) {
-        int rc = flush(tls);
+        int rc = ibx_tls_flush(tls);
         if (rc)
             return rc;
-        int n = BIO_read(tls->into, tls->sealed, RAW_BYTES);
+        int n = BIO_read(tls->into, tls->sealed, IBX_TLS_RAW_BYTES);
         if (n <= 0)
             return 0;
         tls->sealed_end = (size_t)n;
@@ -286,7 +228,7 @@ static int handshake_done(struct ibx_tls *tls)
         tls->have_secrets != 3 || SSL_pending(tls->ssl))
         return -EPROTO;
     if (BIO_pending(tls->from) > 0) {
-        int n = BIO_read(tls->from, tls->raw, RAW_BYTES);
+        int n = BIO_read(tls->from, tls->raw, IBX_TLS_RAW_BYTES);
         tls->raw_end = n > 0 ? (size_t)n : 0;
     }
     int rc = ibx_tls_direction_init(&tls->out, true, suite, tls->secrets[mine]);
@@ -325,174 +267,4 @@ const char *ibx_tls_description(const struct ibx_tls *tls)
 {
     return tls->out.suite == IBX_TLS_AES_128_GCM ? "TLS 1.3 AES-128-GCM"
                                                  : "TLS 1.3 ChaCha20-Poly1305";
-}
-
-/* ------------------------------------------------------------------------- sending */
-
-static bool seal_next(struct ibx_tls *tls, enum ibx_tls_content content,
-                      struct ibx_tls_cursor *cursor, size_t n)
-{
-    size_t size = ibx_tls_seal(&tls->out, content, cursor, n, tls->sealed + tls->sealed_end);
-    tls->sealed_end += size;
-    if (!size)
-        tls->send_failed = -EIO;
-    return size;
-}
-
-static bool seal_own(struct ibx_tls *tls, enum ibx_tls_content content, const void *bytes, size_t n)
-{
-    struct iovec iov = {(void *)(uintptr_t)bytes, n};
-    return seal_next(tls, content, &(struct ibx_tls_cursor){&iov, 1, 0}, n);
-}
-
-static void key_renew(struct ibx_tls *tls)
-{
-    static const uint8_t update[UPDATE_BYTES] = {KEY_UPDATE, 0, 0, 1, 0}; /* the peer need not */
-    atomic_store(&tls->update_wanted, false);
-    if (seal_own(tls, IBX_TLS_HANDSHAKE, update, sizeof(update)) &&
-        ibx_tls_direction_update(&tls->out))
-        tls->send_failed = -EIO;
-}
-
-ssize_t ibx_tls_send(struct ibx_tls *tls, const struct iovec *iov, int n)
-{
-    struct ibx_tls_cursor cursor = {iov, n, 0};
-    size_t taken = 0, next;
-    int rc = tls->send_failed ? tls->send_failed : flush(tls);
-    if (rc) {
-        tls->send_failed = rc == -EAGAIN ? 0 : rc;
-        return rc;
-    }
-    if (n && (tls->out.records >= IBX_TLS_KEY_RECORDS || atomic_load(&tls->update_wanted)))
-        key_renew(tls);
-    for (unsigned i = 0; i < GATHERED && (next = ibx_tls_record_length(&cursor)); i++) {
-        if (tls->send_failed || !seal_next(tls, IBX_TLS_DATA, &cursor, next))
-            break;
-        taken += next;
-    }
-    rc = tls->send_failed ? tls->send_failed : flush(tls);
-    if (!rc || rc == -EAGAIN)
-        return (ssize_t)taken;
-    tls->send_failed = rc;
-    return rc;
-}
-
-bool ibx_tls_unsent(const struct ibx_tls *tls)
-{
-    return tls->sealed_at < tls->sealed_end;
-}
-
-void ibx_tls_finish(struct ibx_tls *tls)
-{
-    static const uint8_t close[] = {1, ALERT_CLOSE};
-    if (tls->ssl || tls->send_failed || flush(tls))
-        return;
-    if (seal_own(tls, IBX_TLS_ALERT, close, sizeof(close)))
-        flush(tls);
-    tls->send_failed = -EPIPE;
-}
-
-/* ----------------------------------------------------------------------- receiving */
-
-/* What TLS says itself. */
-static int take_own(struct ibx_tls *tls, enum ibx_tls_content content, const uint8_t *bytes,
-                    size_t n)
-{
-    if (content == IBX_TLS_ALERT && n == 2) {
-        tls->closed = bytes[1] == ALERT_CLOSE;
-        bool changed = bytes[1] == ALERT_BAD_RECORD || bytes[1] == ALERT_BAD_DECRYPT;
-        return tls->closed ? 0 : changed ? -EBADMSG : -ECONNRESET;
-    }
-    if (content == IBX_TLS_HANDSHAKE && n == UPDATE_BYTES && bytes[0] == KEY_UPDATE && !bytes[1] &&
-        !bytes[2] && bytes[3] == 1 && bytes[4] <= 1) {
-        if (bytes[4])
-            atomic_store(&tls->update_wanted, true);
-        return ibx_tls_direction_update(&tls->in) ? -EIO : 0;
-    }
-    return -EBADMSG;
-}
-
-/* Opens one whole record: where it belongs, when it fits there, otherwise inside. */
-static int open_next(struct ibx_tls *tls, struct ibx_tls_cursor *cursor, size_t size, size_t *got)
-{
-    uint8_t *record = tls->raw + tls->raw_at;
-    size_t n = size - IBX_TLS_OVERHEAD;
-    struct iovec here = {record + IBX_TLS_HEADER_BYTES, n};
-    struct ibx_tls_cursor inside = {&here, 1, 0};
-    bool direct = n > SMALL_BYTES && n <= ibx_tls_cursor_room(cursor);
-    enum ibx_tls_content content;
-    int rc = ibx_tls_open(&tls->in, record, size, direct ? cursor : &inside, &content);
-    if (rc)
-        return rc;
-    tls->raw_at += size;
-    if (direct && content == IBX_TLS_DATA) {
-        *got += n;
-        return 0;
-    }
-    if (content != IBX_TLS_DATA)
-        return direct ? -EBADMSG : take_own(tls, content, here.iov_base, n);
-    tls->plain = here.iov_base;
-    tls->plain_left = n;
-    return 0;
-}
-
-static void plain_take(struct ibx_tls *tls, struct ibx_tls_cursor *cursor, size_t *got)
-{
-    while (tls->plain_left && cursor->left) {
-        size_t there = cursor->iov->iov_len - cursor->at;
-        size_t n = there < tls->plain_left ? there : tls->plain_left;
-        if (n)
-            memcpy((uint8_t *)cursor->iov->iov_base + cursor->at, tls->plain, n);
-        tls->plain += n;
-        tls->plain_left -= n;
-        *got += n;
-        ibx_tls_cursor_move(cursor, n);
-    }
-}
-
-/* Takes what is there already; the number of bytes, or why there will be no more. */
-static ssize_t take(struct ibx_tls *tls, struct ibx_tls_cursor *cursor)
-{
-    size_t got = 0;
-    while (!tls->closed && !tls->read_failed) {
-        plain_take(tls, cursor, &got);
-        if (!cursor->left || tls->plain_left)
-            break;
-        size_t have = tls->raw_end - tls->raw_at;
-        ssize_t size = ibx_tls_record_size(tls->raw + tls->raw_at, have);
-        if (size >= 0 && (!size || (size_t)size > have))
-            break;
-        tls->read_failed = size < 0 ? (int)size : open_next(tls, cursor, (size_t)size, &got);
-    }
-    return got ? (ssize_t)got : tls->read_failed;
-}
-
-ssize_t ibx_tls_receive(struct ibx_tls *tls, const struct iovec *iov, int n)
-{
-    struct ibx_tls_cursor cursor = {iov, n, 0};
-    ibx_tls_cursor_move(&cursor, 0);
-    ssize_t got = take(tls, &cursor);
-    if (got || tls->closed || !cursor.left)
-        return got || tls->closed ? got : -EAGAIN;
-    tls->raw_end -= tls->raw_at;
-    memmove(tls->raw, tls->raw + tls->raw_at, tls->raw_end);
-    tls->raw_at = 0;
-    do {
-        got = recv(tls->fd, tls->raw + tls->raw_end, RAW_BYTES - tls->raw_end, MSG_DONTWAIT);
-    } while (got < 0 && errno == EINTR);
-    if (got <= 0) {
-        tls->read_failed = got && errno == EAGAIN ? 0 : got ? -errno : -ECONNRESET;
-        return tls->read_failed ? tls->read_failed : -EAGAIN;
-    }
-    tls->raw_end += (size_t)got;
-    got = take(tls, &cursor);
-    return got || tls->closed ? got : -EAGAIN;
-}
-
-bool ibx_tls_readable(const struct ibx_tls *tls)
-{
-    size_t have = tls->raw_end - tls->raw_at;
-    ssize_t size = ibx_tls_record_size(tls->raw + tls->raw_at, have);
-    return tls->plain_left || tls->closed || tls->read_failed || size < 0 ||
-           (size && (size_t)size <= have);
 }

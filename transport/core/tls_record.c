@@ -25,53 +25,70 @@ static void expand(const uint8_t secret[IBX_HASH_BYTES], const char *label, uint
     OPENSSL_cleanse(block, sizeof(block));
 }
 
-static int key_set(struct ibx_tls_direction *d)
+static void key_set(struct ibx_tls_direction *d)
 {
+    expand(d->secret, "iv", d->iv, sizeof(d->iv));
+    d->records = 0;
+    d->key++;
+}
+
+/* The worker's cipher, with the present key. */
+static EVP_CIPHER_CTX *cipher_of(struct ibx_tls_direction *d, unsigned worker)
+{
+    if (d->workers[worker].key == d->key)
+        return d->workers[worker].cipher;
+    if (!d->workers[worker].cipher)
+        d->workers[worker].cipher = EVP_CIPHER_CTX_new();
+    EVP_CIPHER_CTX *cipher = d->workers[worker].cipher;
     bool aes = d->suite == IBX_TLS_AES_128_GCM;
     uint8_t key[32];
     expand(d->secret, "key", key, aes ? 16 : 32);
-    expand(d->secret, "iv", d->iv, sizeof(d->iv));
-    d->records = 0;
-    int good = EVP_CipherInit_ex(d->cipher, aes ? EVP_aes_128_gcm() : EVP_chacha20_poly1305(), NULL,
-                                 key, NULL, d->seals);
+    bool good =
+        cipher && EVP_CipherInit_ex(cipher, aes ? EVP_aes_128_gcm() : EVP_chacha20_poly1305(), NULL,
+                                    key, NULL, d->seals) == 1;
     OPENSSL_cleanse(key, sizeof(key));
-    return good == 1 ? 0 : -ENOMEM;
+    if (!good)
+        return NULL;
+    d->workers[worker].key = d->key;
+    return cipher;
 }
 
 int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls_suite suite,
                            const uint8_t secret[IBX_HASH_BYTES])
 {
-    *d = (struct ibx_tls_direction){.seals = seals, .suite = suite, .cipher = EVP_CIPHER_CTX_new()};
+    *d = (struct ibx_tls_direction){.seals = seals, .suite = suite};
     memcpy(d->secret, secret, sizeof(d->secret));
-    return d->cipher ? key_set(d) : -ENOMEM;
+    key_set(d);
+    return cipher_of(d, 0) ? 0 : -ENOMEM;
 }
 
 void ibx_tls_direction_fini(struct ibx_tls_direction *d)
 {
-    EVP_CIPHER_CTX_free(d->cipher);
+    for (unsigned i = 0; i < IBX_TLS_WORKERS; i++)
+        EVP_CIPHER_CTX_free(d->workers[i].cipher);
     OPENSSL_cleanse(d, sizeof(*d));
 }
 
-int ibx_tls_direction_update(struct ibx_tls_direction *d)
+void ibx_tls_direction_update(struct ibx_tls_direction *d)
 {
     uint8_t next[IBX_HASH_BYTES];
     expand(d->secret, "traffic upd", next, sizeof(next));
     memcpy(d->secret, next, sizeof(next));
     OPENSSL_cleanse(next, sizeof(next));
-    return key_set(d);
+    key_set(d);
 }
 
-/* The cipher begins the next record: its number is in the nonce, its header is authenticated. */
-static bool record_begin(struct ibx_tls_direction *d, const uint8_t *header)
+/* The cipher begins a record: its number is in the nonce, its header is authenticated. */
+static bool record_begin(EVP_CIPHER_CTX *cipher, const struct ibx_tls_direction *d,
+                         const struct ibx_tls_job *job)
 {
     uint8_t nonce[IBX_TLS_IV_BYTES];
     int done;
     memcpy(nonce, d->iv, sizeof(nonce));
     for (unsigned i = 0; i < 8; i++)
-        nonce[IBX_TLS_IV_BYTES - 1 - i] ^= (uint8_t)(d->records >> (8 * i));
-    d->records++;
-    return EVP_CipherInit_ex(d->cipher, NULL, NULL, NULL, nonce, -1) == 1 &&
-           EVP_CipherUpdate(d->cipher, NULL, &done, header, IBX_TLS_HEADER_BYTES) == 1;
+        nonce[IBX_TLS_IV_BYTES - 1 - i] ^= (uint8_t)(job->number >> (8 * i));
+    return cipher && EVP_CipherInit_ex(cipher, NULL, NULL, NULL, nonce, -1) == 1 &&
+           EVP_CipherUpdate(cipher, NULL, &done, job->record, IBX_TLS_HEADER_BYTES) == 1;
 }
 
 /* ---------------------------------------------------------------------- gathering */
@@ -126,29 +143,28 @@ static void header_put(uint8_t *record, size_t body)
     record[4] = (uint8_t)body;
 }
 
-size_t ibx_tls_seal(struct ibx_tls_direction *d, enum ibx_tls_content content,
-                    struct ibx_tls_cursor *cursor, size_t n, uint8_t *record)
+void ibx_tls_seal(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job)
 {
-    uint8_t *out = record + IBX_TLS_HEADER_BYTES;
-    const uint8_t kind = (uint8_t)content;
+    EVP_CIPHER_CTX *cipher = cipher_of(d, worker);
+    struct ibx_tls_cursor text = job->text;
+    uint8_t *out = job->record + IBX_TLS_HEADER_BYTES;
+    const uint8_t kind = (uint8_t)job->content;
     int done;
-    header_put(record, n + 1 + IBX_TLS_TAG_BYTES);
-    if (!record_begin(d, record))
-        return 0;
-    while (n) {
-        size_t part;
-        const uint8_t *from = cursor_piece(cursor, n, &part);
-        if (EVP_CipherUpdate(d->cipher, out, &done, from, (int)part) != 1)
-            return 0;
-        out += part;
-        n -= part;
-        ibx_tls_cursor_move(cursor, part);
+    job->status = -EIO;
+    header_put(job->record, job->length + 1 + IBX_TLS_TAG_BYTES);
+    if (!record_begin(cipher, d, job))
+        return;
+    for (size_t left = job->length, n; left; left -= n) {
+        const uint8_t *from = cursor_piece(&text, left, &n);
+        if (EVP_CipherUpdate(cipher, out, &done, from, (int)n) != 1)
+            return;
+        out += n;
+        ibx_tls_cursor_move(&text, n);
     }
-    if (EVP_CipherUpdate(d->cipher, out, &done, &kind, 1) != 1 ||
-        EVP_CipherFinal_ex(d->cipher, out + 1, &done) != 1 ||
-        EVP_CIPHER_CTX_ctrl(d->cipher, EVP_CTRL_AEAD_GET_TAG, IBX_TLS_TAG_BYTES, out + 1) != 1)
-        return 0;
-    return (size_t)(out + 1 + IBX_TLS_TAG_BYTES - record);
+    if (EVP_CipherUpdate(cipher, out, &done, &kind, 1) == 1 &&
+        EVP_CipherFinal_ex(cipher, out + 1, &done) == 1 &&
+        EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_GET_TAG, IBX_TLS_TAG_BYTES, out + 1) == 1)
+        job->status = 0;
 }
 
 /* ------------------------------------------------------------------------ opening */
@@ -164,51 +180,45 @@ ssize_t ibx_tls_record_size(const uint8_t *record, size_t have)
     return (ssize_t)(IBX_TLS_HEADER_BYTES + body);
 }
 
-static bool open_parts(struct ibx_tls_direction *d, const uint8_t *in, size_t n,
-                       struct ibx_tls_cursor *cursor, uint8_t *kind)
+static bool open_text(EVP_CIPHER_CTX *cipher, const struct ibx_tls_job *job, uint8_t *kind)
 {
+    const uint8_t *in = job->record + IBX_TLS_HEADER_BYTES;
+    struct ibx_tls_cursor text = job->text;
     int done;
-    while (n) {
-        size_t part;
-        uint8_t *to = cursor_piece(cursor, n, &part);
-        if (EVP_CipherUpdate(d->cipher, to, &done, in, (int)part) != 1)
+    for (size_t left = job->length, n; left; left -= n) {
+        uint8_t *to = cursor_piece(&text, left, &n);
+        if (EVP_CipherUpdate(cipher, to, &done, in, (int)n) != 1)
             return false;
-        in += part;
-        n -= part;
-        ibx_tls_cursor_move(cursor, part);
+        in += n;
+        ibx_tls_cursor_move(&text, n);
     }
     uint8_t tag[IBX_TLS_TAG_BYTES];
     memcpy(tag, in + 1, sizeof(tag));
-    return EVP_CipherUpdate(d->cipher, kind, &done, in, 1) == 1 &&
-           EVP_CIPHER_CTX_ctrl(d->cipher, EVP_CTRL_AEAD_SET_TAG, IBX_TLS_TAG_BYTES, tag) == 1 &&
-           EVP_CipherFinal_ex(d->cipher, kind + 1, &done) == 1;
+    return EVP_CipherUpdate(cipher, kind, &done, in, 1) == 1 &&
+           EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_SET_TAG, IBX_TLS_TAG_BYTES, tag) == 1 &&
+           EVP_CipherFinal_ex(cipher, kind + 1, &done) == 1;
 }
 
-static void wipe(struct ibx_tls_cursor cursor, size_t n)
+void ibx_tls_wipe(const struct ibx_tls_job *job)
 {
-    while (n) {
-        size_t part;
-        uint8_t *at = cursor_piece(&cursor, n, &part);
-        memset(at, 0, part);
-        n -= part;
-        ibx_tls_cursor_move(&cursor, part);
+    struct ibx_tls_cursor text = job->text;
+    for (size_t left = job->length, n; left; left -= n) {
+        uint8_t *at = cursor_piece(&text, left, &n);
+        memset(at, 0, n);
+        ibx_tls_cursor_move(&text, n);
     }
 }
 
-int ibx_tls_open(struct ibx_tls_direction *d, const uint8_t *record, size_t size,
-                 struct ibx_tls_cursor *cursor, enum ibx_tls_content *content)
+void ibx_tls_open(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job)
 {
-    size_t n = size - IBX_TLS_OVERHEAD;
-    struct ibx_tls_cursor from = *cursor;
+    EVP_CIPHER_CTX *cipher = cipher_of(d, worker);
     uint8_t kind[1 + EVP_MAX_BLOCK_LENGTH] = {0};
     /* Nobody pads here: a record whose last byte is zero is refused like a forged one. */
-    if (!record_begin(d, record) ||
-        !open_parts(d, record + IBX_TLS_HEADER_BYTES, n, cursor, kind) ||
-        (kind[0] != IBX_TLS_DATA && kind[0] != IBX_TLS_ALERT && kind[0] != IBX_TLS_HANDSHAKE)) {
-        wipe(from, n);
-        *cursor = from;
-        return -EBADMSG;
-    }
-    *content = kind[0];
-    return 0;
+    bool good =
+        record_begin(cipher, d, job) && open_text(cipher, job, kind) &&
+        (kind[0] == IBX_TLS_DATA || kind[0] == IBX_TLS_ALERT || kind[0] == IBX_TLS_HANDSHAKE);
+    job->content = kind[0];
+    job->status = good ? 0 : -EBADMSG;
+    if (!good)
+        ibx_tls_wipe(job);
 }

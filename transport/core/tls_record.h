@@ -14,6 +14,7 @@
 #define IBX_TRANSPORT_CORE_TLS_RECORD_H
 
 #include "transport/core/crypto.h"
+#include "transport/core/tls_helpers.h"
 
 #include <sys/uio.h>
 
@@ -31,15 +32,6 @@ enum ibx_tls_suite { IBX_TLS_AES_128_GCM = 0x1301, IBX_TLS_CHACHA20_POLY1305 = 0
 
 struct evp_cipher_ctx_st;
 
-struct ibx_tls_direction {
-    struct evp_cipher_ctx_st *cipher;
-    enum ibx_tls_suite suite;
-    uint8_t secret[IBX_HASH_BYTES];
-    uint8_t iv[IBX_TLS_IV_BYTES];
-    uint64_t records; /* under this key */
-    bool seals;
-};
-
 /* A place in a gather list. */
 struct ibx_tls_cursor {
     const struct iovec *iov;
@@ -47,12 +39,38 @@ struct ibx_tls_cursor {
     size_t at; /* in the first one */
 };
 
+/* Threads that seal or open records of one direction at the same time. */
+#define IBX_TLS_WORKERS (1u + IBX_TLS_HELPERS_MAX)
+
+struct ibx_tls_direction {
+    enum ibx_tls_suite suite;
+    uint8_t secret[IBX_HASH_BYTES];
+    uint8_t iv[IBX_TLS_IV_BYTES];
+    uint64_t records; /* under this key */
+    unsigned key;     /* counts them, from 1 */
+    bool seals;
+    struct {
+        struct evp_cipher_ctx_st *cipher; /* made when it is needed */
+        unsigned key;                     /* which it has */
+    } workers[IBX_TLS_WORKERS];
+};
+
+/* One of several records that are sealed or opened together, each by any worker. */
+struct ibx_tls_job {
+    struct ibx_tls_cursor text; /* what is sealed, or where it is opened to */
+    uint8_t *record;
+    size_t length; /* of the text */
+    uint64_t number;
+    enum ibx_tls_content content; /* opened: which it was */
+    int status;                   /* 0 or negative errno */
+};
+
 /* From the traffic secret of the handshake. -ENOMEM. */
 int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls_suite suite,
                            const uint8_t secret[IBX_HASH_BYTES]);
 void ibx_tls_direction_fini(struct ibx_tls_direction *d);
 /* The next key, after a KeyUpdate. */
-int ibx_tls_direction_update(struct ibx_tls_direction *d);
+void ibx_tls_direction_update(struct ibx_tls_direction *d);
 
 size_t ibx_tls_cursor_room(const struct ibx_tls_cursor *cursor);
 void ibx_tls_cursor_move(struct ibx_tls_cursor *cursor, size_t n);
@@ -60,17 +78,16 @@ void ibx_tls_cursor_move(struct ibx_tls_cursor *cursor, size_t n);
 /* How many of these bytes the next record takes. A long piece begins a record of its own, so that
  * the peer can open it where it belongs. */
 size_t ibx_tls_record_length(const struct ibx_tls_cursor *cursor);
-/* Makes a record of the next `n` bytes and moves the cursor; returns its size, 0: OpenSSL failed.
- */
-size_t ibx_tls_seal(struct ibx_tls_direction *d, enum ibx_tls_content content,
-                    struct ibx_tls_cursor *cursor, size_t n, uint8_t *record);
+/* Makes the record of that number of a job's text: its status is 0, or -EIO when OpenSSL failed. */
+void ibx_tls_seal(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job);
 
 /* The size of the record that begins so; 0: fewer than 5 bytes; -EBADMSG: it is none. */
 ssize_t ibx_tls_record_size(const uint8_t *record, size_t have);
-/* Opens a whole record to where the cursor is, which has room for size - IBX_TLS_OVERHEAD bytes,
- * and moves it. The cursor may name the record's own memory, behind its header. -EBADMSG: it was
- * not sealed by the peer as the next one; the room is then zeros. */
-int ibx_tls_open(struct ibx_tls_direction *d, const uint8_t *record, size_t size,
-                 struct ibx_tls_cursor *cursor, enum ibx_tls_content *content);
+/* Opens a whole record, whose text has `length` bytes, to where `text` is, which may be in the
+ * record's own memory, behind its header. Status -EBADMSG: it was not sealed by the peer with that
+ * number; the room is then zeros. */
+void ibx_tls_open(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job);
+/* Overwrites the text with zeros. */
+void ibx_tls_wipe(const struct ibx_tls_job *job);
 
 #endif

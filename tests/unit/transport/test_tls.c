@@ -46,23 +46,31 @@ static void test_records_are_those_of_the_rfc(void **state)
     assert_int_equal(ibx_tls_direction_init(&out, true, IBX_TLS_AES_128_GCM, rfc_secret), 0);
     assert_int_equal(ibx_tls_direction_init(&in, false, IBX_TLS_AES_128_GCM, rfc_secret), 0);
     struct iovec pieces[] = {{text, 7}, {NULL, 0}, {text + 7, 43}};
-    struct ibx_tls_cursor cursor = {pieces, 3, 0};
-    assert_int_equal(ibx_tls_record_length(&cursor), sizeof(text));
-    assert_int_equal(ibx_tls_seal(&out, IBX_TLS_DATA, &cursor, sizeof(text), record),
-                     sizeof(record));
-    assert_memory_equal(record, rfc_record, sizeof(record));
+    struct ibx_tls_job job = {
+        .text = {pieces, 3, 0}, .record = record, .length = sizeof(text), .content = IBX_TLS_DATA};
+    assert_int_equal(ibx_tls_record_length(&job.text), sizeof(text));
+    for (unsigned worker = 0; worker < IBX_TLS_WORKERS; worker++) {
+        memset(record, 0, sizeof(record));
+        ibx_tls_seal(&out, worker, &job);
+        assert_int_equal(job.status, 0);
+        assert_memory_equal(record, rfc_record, sizeof(record));
+    }
 
     assert_int_equal(ibx_tls_record_size(record, 4), 0);
     assert_int_equal(ibx_tls_record_size(record, 5), sizeof(record));
     struct iovec room[] = {{back, 49}, {back + 49, 1}};
-    struct ibx_tls_cursor to = {room, 2, 0};
-    enum ibx_tls_content content;
-    assert_int_equal(ibx_tls_open(&in, record, sizeof(record), &to, &content), 0);
-    assert_int_equal(content, IBX_TLS_DATA);
-    assert_memory_equal(back, text, sizeof(text));
-    /* The same bytes are no second record, and leave nothing behind. */
-    to = (struct ibx_tls_cursor){room, 2, 0};
-    assert_int_equal(ibx_tls_open(&in, record, sizeof(record), &to, &content), -EBADMSG);
+    job.text = (struct ibx_tls_cursor){room, 2, 0};
+    for (unsigned worker = 0; worker < IBX_TLS_WORKERS; worker++) {
+        job.content = 0;
+        ibx_tls_open(&in, worker, &job);
+        assert_int_equal(job.status, 0);
+        assert_int_equal(job.content, IBX_TLS_DATA);
+        assert_memory_equal(back, text, sizeof(text));
+    }
+    /* The same bytes are not the second record, and leave nothing behind. */
+    job.number = 1;
+    ibx_tls_open(&in, 0, &job);
+    assert_int_equal(job.status, -EBADMSG);
     memset(text, 0, sizeof(text));
     assert_memory_equal(back, text, sizeof(text));
     ibx_tls_direction_fini(&out);
