@@ -195,14 +195,14 @@ static void test_migrating_already(void **state)
     json_decref(before);
     set_capability("pause-before-switchover");
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
-    vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "pre-switchover", NULL, vm_soon(), &vm_error));
+    json_decref(vm_event(&vm, "MIGRATION", "pre-switchover"));
     look(IBX_MIGRATE_SOURCE);
     if (!says("a migration of this QEMU is under way already (pre-switchover)")) {
         show();
         fail_msg("not refused");
     }
     vm_do(&vm, "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
-    vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    json_decref(vm_event(&vm, "MIGRATION", "completed"));
     /* The event comes a little before the state. */
     uint64_t deadline = vm_soon();
     do {

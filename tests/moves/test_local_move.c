@@ -116,13 +116,6 @@ static int64_t time_of(json_t *event)
     return seconds * 1000000 + micro;
 }
 
-static bool is_event(json_t *event, const char *name, const char *status)
-{
-    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
-    return !strcmp(json_string_value(json_object_get(event, "event")), name) &&
-           (!status || (has && !strcmp(has, status)));
-}
-
 /* The source is quiet: what it holds is final, and the destination may have it. */
 static void begin(struct move *m)
 {
@@ -136,17 +129,17 @@ static void take_events(struct move *m)
     json_t *event;
     vm_ok(ibx_qmp_pump(m->from->qmp, &vm_error));
     while ((event = ibx_qmp_event_next(m->from->qmp))) {
-        assert_false(is_event(event, "MIGRATION", "failed"));
-        if (is_event(event, "STOP", NULL))
+        assert_false(vm_is_event(event, "MIGRATION", "failed"));
+        if (vm_is_event(event, "STOP", NULL))
             m->stop_us = time_of(event);
-        if (m->stop_us && !m->open && is_event(event, "MIGRATION_PASS", NULL))
+        if (m->stop_us && !m->open && vm_is_event(event, "MIGRATION_PASS", NULL))
             begin(m);
         json_decref(event);
     }
     vm_ok(ibx_qmp_pump(m->to->qmp, &vm_error));
     while ((event = ibx_qmp_event_next(m->to->qmp))) {
-        assert_false(is_event(event, "MIGRATION", "failed"));
-        if (is_event(event, "RESUME", NULL))
+        assert_false(vm_is_event(event, "MIGRATION", "failed"));
+        if (vm_is_event(event, "RESUME", NULL))
             m->resume_us = time_of(event);
         json_decref(event);
     }

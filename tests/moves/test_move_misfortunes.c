@@ -86,11 +86,11 @@ static void meddle(const char *command, const char *event, const char *sentence)
     pair_start(NULL);
     vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
     pair_run_to("source:sending", NULL);
-    vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
     const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
     while (ibx_qmp_execute(vms[0].qmp, command, NULL, NULL, deadline, &vm_error))
         assert_true(ibx_now_ns() < deadline);
-    vm_ok(ibx_qmp_event_wait(vms[0].qmp, event, NULL, NULL, deadline, &vm_error));
+    json_decref(vm_event(&vms[0], event, NULL));
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
     mover_must_say(&sender, sentence);
@@ -116,8 +116,7 @@ static void test_reset_by_somebody_else(void **state)
 static int64_t event_us(const char *name)
 {
     json_int_t seconds = 0, micro = 0;
-    json_t *event;
-    vm_ok(ibx_qmp_event_wait(vms[0].qmp, name, NULL, &event, vm_soon(), &vm_error));
+    json_t *event = vm_event(&vms[0], name, NULL);
     json_unpack(event, "{s:{s:I,s:I}}", "timestamp", "seconds", &seconds, "microseconds", &micro);
     json_decref(event);
     return seconds * 1000000 + micro;

@@ -329,3 +329,33 @@ void vm_hmp(struct vm *vm, const char *line, char *text, size_t size)
     snprintf(text, size, "%s", json_string_value(result));
     json_decref(result);
 }
+
+void vm_hmp_blocks(struct vm *vm, const char *line)
+{
+    vm_refused(ibx_qmp_execute(vm->qmp, "human-monitor-command",
+                               json_pack("{s:s}", "command-line", line), NULL, 0, &vm_error),
+               -ETIMEDOUT, "did not answer");
+}
+
+bool vm_is_event(const json_t *event, const char *name, const char *status)
+{
+    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
+    return !strcmp(json_string_value(json_object_get(event, "event")), name) &&
+           (!status || (has && !strcmp(has, status)));
+}
+
+json_t *vm_event(struct vm *vm, const char *name, const char *status)
+{
+    const uint64_t deadline = vm_soon();
+    for (;;) {
+        struct pollfd p = {.fd = ibx_qmp_fd(vm->qmp), .events = POLLIN};
+        json_t *event;
+        vm_ok(ibx_qmp_pump(vm->qmp, &vm_error));
+        while ((event = ibx_qmp_event_next(vm->qmp)) && !vm_is_event(event, name, status))
+            json_decref(event);
+        if (event)
+            return event;
+        if (poll(&p, 1, ibx_ms_until(deadline)) == 0)
+            fail_msg("QEMU did not report %s %s", name, status ? status : "");
+    }
+}

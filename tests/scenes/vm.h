@@ -59,6 +59,12 @@ int vm_expect(const struct vm *const *vms, const char *options, char *said, size
 json_t *vm_run(struct vm *vm, const char *command, json_t *arguments);
 void vm_do(struct vm *vm, const char *command, json_t *arguments);
 void vm_hmp(struct vm *vm, const char *line, char *text, size_t size);
+/* Sends a line to the human monitor that QEMU cannot execute before something else happens. */
+void vm_hmp_blocks(struct vm *vm, const char *line);
+/* Whether an event has this name and, when `status` is not NULL, this data.status. */
+bool vm_is_event(const json_t *event, const char *name, const char *status);
+/* Waits for such an event and drops those before it: a new reference. */
+json_t *vm_event(struct vm *vm, const char *name, const char *status);
 
 /* Fails the test when rc is not 0, with vm_error's sentence. */
 #define vm_ok(call) vm_check((call), #call, __FILE__, __LINE__)
