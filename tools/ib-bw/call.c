@@ -18,6 +18,7 @@
 
 #include "common/clock.h"
 #include "common/wire.h"
+#include "frontend-glue/session/session.h"
 
 #include <errno.h>
 #include <string.h>
@@ -26,7 +27,7 @@
 
 static int ended(struct bw_stream *s, ssize_t rc, struct ibx_error *err)
 {
-    const char *reason = s->ops->reason(s);
+    const char *reason = s->session ? ibx_session_reason(s->session) : "the stock connection ended";
     return ibx_error_set(err, rc < 0 ? (int)rc : -ECONNRESET, "the connection ended: %s",
                          *reason ? reason : "the server closed it");
 }

@@ -70,10 +70,9 @@ struct ibx_session;
 /* Takes a session over, also when it fails (-ENOMEM). */
 int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
                              struct ibx_error *err);
-/* Connects a new session, which belongs to the stream. Fails as ibx_session_connect() does. */
+/* Connects a new session. Fails as ibx_session_connect() does. */
 int ibx_bw_session_connect(const char *uri, const struct ibx_options *options,
-                           struct ibx_session **session, struct bw_stream **stream,
-                           struct ibx_error *err);
+                           struct bw_stream **stream, struct ibx_error *err);
 /* A new session that accepts others. Fails as ibx_session_serve() does. */
 int ibx_bw_session_listen(const char *uri, const struct ibx_options *options,
                           struct ibx_session **session, struct ibx_error *err);
@@ -190,6 +189,9 @@ int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args,
 void ibx_bw_results_fini(struct bw_results *results);
 struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned path, enum bw_op op,
                                     unsigned size);
+/* Whether any path has a sample of one of `count` sizes, from the size number `from` on. */
+bool ibx_bw_results_measured(const struct bw_results *results, enum bw_op op, unsigned from,
+                             unsigned count);
 void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason);
 /* Adds one call of `ns`. False when the cell is full. */
 bool ibx_bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns);
@@ -273,38 +275,27 @@ void ibx_bw_watch_end(void);
 
 /* --------------------------------------------------------------------- servers */
 
-#define BW_LISTENERS_MAX 9
-
-struct bw_server;
-struct bw_listener {
-    struct bw_server *server;
-    struct ibx_session *session; /* NULL: stock's socket */
-    int stock_fd;
-};
-
 /* Listeners, each with a thread, and a thread for every client, as in GVirtuS's back end. It lives
  * until the process ends. */
 struct bw_server {
     const struct bw_args *args;
-    struct bw_listener listeners[BW_LISTENERS_MAX];
-    unsigned listener_count;
     atomic_uint clients;
 };
-/* Opens one more listener; *real is its URI with the real port and belongs to the server. */
+/* Starts one more listener; *real is its URI with the real port and stays valid. */
 int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
                        struct ibx_error *err);
 int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
                              struct ibx_error *err);
-/* Starts a thread for every listener. */
-int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err);
 
-/* A process of its own, which is killed when this one ends. `child_main` runs in it and reports by
- * lines "KEY VALUE" to `out`, at last "ready" or "error SENTENCE"; it does not return. This process
- * hands each line to `learn` and returns at "ready". `what` names it in messages. *pid is set as
- * soon as there is a process, also on errors. */
-int ibx_bw_child_start(const char *what, void (*child_main)(void *argument, FILE *out),
-                       void (*learn)(void *argument, const char *key, const char *value),
-                       void *argument, pid_t *pid, struct ibx_error *err);
+/* Forks a process that is killed when this one ends. `child_main` runs in it, calls
+ * ibx_bw_child_report() when it is ready or cannot be, and does not return. The `size` bytes of its
+ * report come here in `report`. `what` names it in messages. *pid is set as soon as there is a
+ * process, also on errors; 0: there is none. */
+int ibx_bw_child_start(const char *what, void (*child_main)(FILE *to_parent), void *report,
+                       size_t size, pid_t *pid, struct ibx_error *err);
+/* `failure` without a message: it is ready. Closes `to_parent`. */
+void ibx_bw_child_report(FILE *to_parent, const struct ibx_error *failure, const void *report,
+                         size_t size);
 /* Kills it and waits for its end; 0: there is none. */
 void ibx_bw_child_stop(pid_t *pid);
 

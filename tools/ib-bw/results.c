@@ -43,6 +43,18 @@ struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned p
     return &results->cells[((size_t)path * BW_OPS + op) * results->size_count + size];
 }
 
+bool ibx_bw_results_measured(const struct bw_results *results, enum bw_op op, unsigned from,
+                             unsigned count)
+{
+    for (unsigned path = 0; path < results->path_count; path++) {
+        for (unsigned size = from; size < from + count; size++) {
+            if (ibx_bw_results_cell(results, path, op, size)->samples)
+                return true;
+        }
+    }
+    return false;
+}
+
 void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason)
 {
     if (results->refused_count == sizeof(results->refused) / sizeof(results->refused[0]))

@@ -52,7 +52,14 @@ static void client_start(struct bw_server *server, struct bw_stream *stream)
     stream->ops->destroy(stream);
 }
 
-static int accept_client(const struct bw_listener *listener, struct bw_stream **stream,
+/* A listener's thread has one. */
+struct listener {
+    struct bw_server *server;
+    struct ibx_session *session; /* NULL: stock's socket */
+    int stock_fd;
+};
+
+static int accept_client(const struct listener *listener, struct bw_stream **stream,
                          struct ibx_error *err)
 {
     struct ibx_session *session;
@@ -67,7 +74,7 @@ static int accept_client(const struct bw_listener *listener, struct bw_stream **
 
 static void *listener_main(void *argument)
 {
-    struct bw_listener *listener = argument;
+    const struct listener *listener = argument;
     for (;;) {
         struct ibx_error err = {0};
         struct bw_stream *stream;
@@ -81,66 +88,50 @@ static void *listener_main(void *argument)
     return NULL;
 }
 
-/* The next free one; NULL: there is none. */
-static struct bw_listener *listener_next(struct bw_server *server, struct ibx_error *err)
+static int listener_start(struct listener with, struct ibx_error *err)
 {
-    if (server->listener_count == BW_LISTENERS_MAX) {
-        ibx_error_set(err, -ENFILE, "a server has at most %d listeners", BW_LISTENERS_MAX);
-        return NULL;
-    }
-    struct bw_listener *listener = &server->listeners[server->listener_count];
-    *listener = (struct bw_listener){.server = server, .stock_fd = -1};
-    return listener;
+    struct listener *listener = malloc(sizeof(*listener));
+    pthread_t thread;
+    if (!listener)
+        return ibx_error_set(err, -ENOMEM, "no memory for a listener");
+    *listener = with;
+    int rc = pthread_create(&thread, NULL, listener_main, listener);
+    if (rc)
+        return ibx_error_set(err, -rc, "no thread for a listener: %s", strerror(rc));
+    pthread_detach(thread);
+    return 0;
 }
 
 int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
                        struct ibx_error *err)
 {
-    struct bw_listener *listener = listener_next(server, err);
-    if (!listener)
-        return -ENFILE;
-    int rc = ibx_bw_session_listen(uri, &server->args->options, &listener->session, err);
+    struct ibx_session *session;
+    int rc = ibx_bw_session_listen(uri, &server->args->options, &session, err);
     if (rc)
         return rc;
-    *real = ibx_session_uri(listener->session);
-    server->listener_count++;
-    return 0;
+    *real = ibx_session_uri(session);
+    return listener_start((struct listener){server, session, -1}, err);
 }
 
 int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
                              struct ibx_error *err)
 {
-    struct bw_listener *listener = listener_next(server, err);
-    int rc = listener ? ibx_bw_stock_listen(where, &listener->stock_fd, port, err) : -ENFILE;
-    if (!rc)
-        server->listener_count++;
-    return rc;
-}
-
-int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err)
-{
-    for (unsigned i = 0; i < server->listener_count; i++) {
-        pthread_t thread;
-        int rc = pthread_create(&thread, NULL, listener_main, &server->listeners[i]);
-        if (rc)
-            return ibx_error_set(err, -rc, "no thread for a listener: %s", strerror(rc));
-        pthread_detach(thread);
-    }
-    return 0;
+    int fd;
+    int rc = ibx_bw_stock_listen(where, &fd, port, err);
+    return rc ? rc : listener_start((struct listener){server, NULL, fd}, err);
 }
 
 /* ---------------------------------------------------------------------- serve */
 
-static int open_listeners(struct bw_server *server, struct ibx_error *err)
+static int open_listeners(struct bw_server *server, const char **real, struct ibx_error *err)
 {
     const struct bw_args *args = server->args;
-    const char *real;
     uint16_t port;
-    int rc = ibx_bw_server_open(server, args->uri, &real, err);
+    int rc = ibx_bw_server_open(server, args->uri, real, err);
     if (rc)
         return rc;
     bool any_host = args->options.key_file[0] || args->options.insecure || strchr(args->uri, '?');
-    printf("serving calls at %s%s\n", real,
+    printf("serving calls at %s%s\n", *real,
            any_host ? "" : " to this host only: others need a key (--key-file)");
     if (args->stock) {
         rc = ibx_bw_server_open_stock(server, args->stock, &port, err);
@@ -150,21 +141,12 @@ static int open_listeners(struct bw_server *server, struct ibx_error *err)
     return rc;
 }
 
-/* A unix socket would outlive the process. Sessions stay: their threads are at work. */
-static void unlink_sockets(const struct bw_server *server)
-{
-    struct ibx_uri uri;
-    for (unsigned i = 0; i < server->listener_count; i++) {
-        const struct ibx_session *session = server->listeners[i].session;
-        if (session && !ibx_uri_parse(ibx_session_uri(session), &uri, NULL) && uri.path[0])
-            unlink(uri.path);
-    }
-}
-
 int ibx_bw_serve(const struct bw_args *args)
 {
     static struct bw_server server;
     struct ibx_error err = {0};
+    struct ibx_uri uri;
+    const char *real = "";
     sigset_t set;
     int number;
     server.args = args;
@@ -172,13 +154,13 @@ int ibx_bw_serve(const struct bw_args *args)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
-    int rc = open_listeners(&server, &err);
-    if (!rc)
-        rc = ibx_bw_server_start(&server, &err);
+    int rc = open_listeners(&server, &real, &err);
     if (!rc) {
         fflush(stdout);
         sigwait(&set, &number);
     }
-    unlink_sockets(&server);
+    /* The session stays, since its threads are at work, but a unix socket would outlive them. */
+    if (!ibx_uri_parse(real, &uri, NULL) && uri.path[0])
+        unlink(uri.path);
     _exit(rc ? ibx_tool_fail(&err) : EXIT_SUCCESS); /* exit(3) would race with the threads */
 }

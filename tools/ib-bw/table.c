@@ -40,24 +40,6 @@ static void print_ratio(double ratio, char out[16])
         snprintf(out, 16, "-");
 }
 
-static bool row_empty(const struct bw_results *results, enum bw_op op, unsigned size)
-{
-    for (unsigned path = 0; path < results->path_count; path++) {
-        if (ibx_bw_results_cell(results, path, op, size)->samples)
-            return false;
-    }
-    return true;
-}
-
-static bool nothing_measured(const struct bw_results *results)
-{
-    for (unsigned size = 0; size < results->size_count; size++) {
-        if (!row_empty(results, BW_H2D, size) || !row_empty(results, BW_D2H, size))
-            return false;
-    }
-    return true;
-}
-
 /* ---------------------------------------------------------------------- side by side */
 
 /* 0: the column is left out, since a ratio of stock to itself says nothing. */
@@ -94,7 +76,7 @@ static void print_block(const struct bw_results *results, enum bw_op op, FILE *o
         fprintf(out, "%*s", VALUE + ratio_width(results, path), results->paths[path]);
     fputc('\n', out);
     for (unsigned size = 0; size < results->size_count; size++) {
-        if (!row_empty(results, op, size))
+        if (ibx_bw_results_measured(results, op, size, 1))
             print_row(results, op, size, out);
     }
     fputc('\n', out);
@@ -154,11 +136,12 @@ static void print_machine(const struct bw_results *results, FILE *out)
 void ibx_bw_table_print(const struct bw_results *results, bool line_a_path, FILE *out)
 {
     char text[BW_SIZE_TEXT];
-    const unsigned blocks = nothing_measured(results) ? 0 : BW_OPS;
-    if (blocks && results->path_count > 1)
+    const bool any = ibx_bw_results_measured(results, BW_H2D, 0, results->size_count) ||
+                     ibx_bw_results_measured(results, BW_D2H, 0, results->size_count);
+    if (any && results->path_count > 1)
         fprintf(out, "Median of a call%s\n\n",
                 results->stock >= 0 ? ", and how many times faster than stock it is (x)" : "");
-    for (unsigned op = 0; op < blocks; op++) {
+    for (unsigned op = 0; any && op < BW_OPS; op++) {
         if (line_a_path || results->path_count == 1)
             print_long_block(results, (enum bw_op)op, out);
         else
