@@ -12,7 +12,7 @@ static uint8_t theirs[IBX_SHM_PIECE], mine[IBX_SHM_PIECE];
 
 static int meet(void **state)
 {
-    both_meet(state);
+    both_connected(state);
     server->shm->direct = false;
     for (size_t i = 0; i < sizeof(theirs); i++)
         theirs[i] = (uint8_t)(i * 7 + i / 251);
@@ -27,9 +27,9 @@ static void overtake(struct ibx_mr *mr)
     uint64_t words[2];
     for (unsigned i = 0; i < 2; i++)
         post(server, &urgent[i], IBX_RDMA_READ, 0, &words[i], mr, 1000u * i, sizeof(words[i]));
-    for (int before = -1; before != progress(server);)
+    for (int before = -1; before != end_turn(server);)
         before = 0; /* until both are asked for */
-    progress(client);
+    end_turn(client);
     await_notes(server, NULL, 2);
     for (unsigned i = 0; i < 2; i++) {
         assert_ptr_equal(server->notes[i].chunk, &urgent[i]);
@@ -41,17 +41,17 @@ static void overtake(struct ibx_mr *mr)
 static void overtaken(enum ibx_rdma_kind kind)
 {
     struct ibx_chunk bulk;
-    struct ibx_mr *mr =
-        region(client, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
+    struct ibx_mr *mr = end_register(client, theirs, sizeof(theirs),
+                                     IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     post(server, &bulk, kind, 1, mine, mr, 0, sizeof(mine));
-    while (ibx_shm_request_room(server->shm, &bulk) && progress(server))
+    while (ibx_shm_request_room(server->shm, &bulk) && end_turn(server))
         ; /* it is asked for */
     for (unsigned i = 0; i < ROUNDS; i++)
         overtake(mr);
     await_notes(server, client, 1);
     assert_ptr_equal(server->notes[0].chunk, &bulk);
     assert_int_equal(server->notes[0].status, 0);
-    region_drop(client, mr);
+    end_deregister(client, mr);
 }
 
 static void test_a_read_overtaken(void **state)
@@ -73,8 +73,8 @@ static void test_a_write_overtaken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_read_overtaken, meet, both_part),
-        cmocka_unit_test_setup_teardown(test_a_write_overtaken, meet, both_part),
+        cmocka_unit_test_setup_teardown(test_a_read_overtaken, meet, both_close),
+        cmocka_unit_test_setup_teardown(test_a_write_overtaken, meet, both_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,17 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define UNIT ((size_t)700001)
 
 static struct end *const server = &both.server, *const client = &both.client;
-
-static const uint8_t *pointer(struct end *end, const struct ibx_mr *mr, size_t length)
-{
-    struct ibx_remote remote = {.address = (uintptr_t)mr->span.address, .length = length};
-    remote.keys[0] = mr->keys[0];
-    return ibx_provider_shm.remote_pointer(end->shm, &remote);
-}
 
 static void test_in_two_connections(void **state)
 {
@@ -34,10 +26,10 @@ static void test_in_two_connections(void **state)
     }
     /* Odd parts of it, in any connection; the peer sees them and may write there. */
     struct pair second;
-    pair_init(&second);
-    pair_meet(&second);
-    struct ibx_mr *mr = region(client, memory[2] + 333, 500000, BOTH);
-    struct ibx_mr *other = region(&second.client, memory[1] + 5, 7, BOTH);
+    pair_open(&second);
+    ends_connect(&second.server, &second.client);
+    struct ibx_mr *mr = end_register(client, memory[2] + 333, 500000, READ_WRITE);
+    struct ibx_mr *other = end_register(&second.client, memory[1] + 5, 7, READ_WRITE);
     const uint8_t *there = pointer(server, mr, 500000);
     assert_non_null(there);
     assert_ptr_not_equal(there, memory[2] + 333);
@@ -47,10 +39,8 @@ static void test_in_two_connections(void **state)
     memcpy(writable, "written", 7);
     assert_memory_equal(memory[1] + 5, "written", 7);
     /* All pieces are one allocation to who would pin them, at the places where they are. */
-    struct ibx_remote some = {(uintptr_t)memory[2] + 400, 1000, {mr->keys[0]}};
-    struct ibx_reach reach = {0};
-    assert_int_equal(
-        ibx_provider_shm.remote_hold(server->shm, &some, IBX_ACCESS_REMOTE_WRITE, &reach), 0);
+    struct ibx_reach reach;
+    assert_int_equal(hold(server, mr, 67, 1000, IBX_ACCESS_REMOTE_WRITE, &reach), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_ptr_equal(reach.address, there + 67);
     assert_ptr_equal(reach.base, there - 333);
@@ -59,10 +49,10 @@ static void test_in_two_connections(void **state)
     /* What is only lent for a while, to the one connection. */
     assert_null(pointer(server, other, 7));
     const struct ibx_mr old = *mr;
-    region_drop(client, mr);
+    end_deregister(client, mr);
     assert_null(pointer(server, &old, 1));
-    region_drop(&second.client, other);
-    pair_fini(&second);
+    end_deregister(&second.client, other);
+    pair_close(&second);
 
     /* It outlives the connection, and its pages are the same when it was freed in between. */
     memcpy(memory[2], "seen", 5);
@@ -91,7 +81,7 @@ static void test_in_a_child(void **state)
     pid_t child = fork();
     if (!child) {
         bool good = memory[4 << 20] == 'p' && !ibx_shared_allocate(1, NULL);
-        struct ibx_mr *mr = region(client, memory, 4096, BOTH);
+        struct ibx_mr *mr = end_register(client, memory, 4096, READ_WRITE);
         good = good && !pointer(server, mr, 1) && ibx_shared_free(memory);
         _exit(good ? 0 : 1);
     }
@@ -107,8 +97,8 @@ static void test_in_a_child(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_in_two_connections, both_meet, both_part),
-        cmocka_unit_test_setup_teardown(test_in_a_child, both_meet, both_part),
+        cmocka_unit_test_setup_teardown(test_in_two_connections, both_connected, both_close),
+        cmocka_unit_test_setup_teardown(test_in_a_child, both_connected, both_close),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm_shared", tests, NULL, NULL);
