@@ -268,10 +268,6 @@ int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct 
 void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote);
 void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote);
 
-/* Where the peer's memory is mapped in this process (shm's shared region), or NULL. Valid until the
- * connection ends; the peer may change its contents at any time. */
-const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote);
-
 /* How this process reaches the peer's memory without posts. */
 struct ibx_reach {
     void *address; /* where this process has its first byte mapped, or NULL */

@@ -372,15 +372,18 @@ static void test_allocated_memory(void **state)
     check_peers(pair, length - 7, 7, SEED_SECRET);
 
     /* Where both ends map the same memory, the peer's can be looked at in place. */
-    const uint8_t *direct = ibx_remote_pointer(end->conn, &remote);
-    if (direct)
-        CHECK(pattern_check(direct + 5, length - 12, SEED_LOCAL, 5) < 0);
+    struct ibx_reach reach;
+    if (!ibx_remote_hold(end->conn, &remote, R, &reach)) {
+        uint8_t *mapped = reach.address;
+        CHECK(!mapped || pattern_check(mapped + 5, length - 12, SEED_LOCAL, 5) < 0);
+        ibx_remote_release(end->conn);
+    }
     struct ibx_remote lie = remote;
     lie.length = UINT64_MAX - 4096;
-    CHECK(!ibx_remote_pointer(end->conn, &lie));
+    CHECK(ibx_remote_hold(end->conn, &lie, R, &reach) < 0);
     lie = remote;
     lie.address += (uint64_t)1 << 40;
-    CHECK(!ibx_remote_pointer(end->conn, &lie));
+    CHECK(ibx_remote_hold(end->conn, &lie, R, &reach) < 0);
     ibx_mr_deregister(mr);
     pair_close(pair);
 }

@@ -160,8 +160,6 @@ struct ibx_provider {
      * zeroed bytes and sets span.address. */
     int (*mr_register)(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
     void (*mr_deregister)(void *endpoint, struct ibx_mr *mr);
-    /* Optional. */
-    const void *(*remote_pointer)(void *endpoint, const struct ibx_remote *remote);
     /* Optional, all three or none. */
     int (*remote_hold)(void *endpoint, const struct ibx_remote *remote, unsigned access,
                        struct ibx_reach *reach);

@@ -121,11 +121,6 @@ static int direct_write(struct shm *shm, void *local, uint64_t address, size_t l
     return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
 }
 
-int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length)
-{
-    return (read ? direct_read : direct_write)(shm, local, address, length);
-}
-
 static void no_direct(struct shm *shm, const char *reason)
 {
     shm->direct = false;
@@ -176,7 +171,7 @@ int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *
     else if (!direct)
         rc = 1;
     else
-        rc = ibx_shm_direct_copy(shm, read, local, address, length);
+        rc = ibx_shm_remote_copy(shm, read, local, address, length);
     ibx_shm_region_release(shm);
     if (rc == -EPERM) {
         /* It was permitted at first: the peer has changed its user or become undumpable. */
@@ -376,7 +371,8 @@ void ibx_shm_remote_release(void *endpoint)
     ibx_shm_region_release(endpoint);
 }
 
+/* By the kernel; from any thread. */
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length)
 {
-    return ibx_shm_direct_copy(endpoint, read, local, address, length);
+    return (read ? direct_read : direct_write)(endpoint, local, address, length);
 }

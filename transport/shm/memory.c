@@ -449,14 +449,3 @@ void ibx_shm_region_release(struct shm *shm)
 {
     atomic_store_explicit(&shm->mine.control->copying, 0, memory_order_release);
 }
-
-const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote)
-{
-    struct shm *shm = endpoint;
-    uint8_t *mapped = NULL;
-    if (ibx_shm_region_acquire(shm, remote->keys[0], remote->address, remote->length,
-                               IBX_ACCESS_REMOTE_READ, &mapped))
-        return NULL;
-    ibx_shm_region_release(shm);
-    return mapped;
-}

@@ -170,7 +170,6 @@ const struct ibx_provider ibx_provider_shm = {
     .query = query,
     .mr_register = ibx_shm_mr_register,
     .mr_deregister = ibx_shm_mr_deregister,
-    .remote_pointer = ibx_shm_remote_pointer,
     .remote_hold = ibx_shm_remote_hold,
     .remote_release = ibx_shm_remote_release,
     .remote_copy = ibx_shm_remote_copy,

@@ -309,7 +309,6 @@ int ibx_shm_arm(void *endpoint);
 void ibx_shm_control_drain(struct shm *shm);
 
 /* memory.c */
-int ibx_shm_memory_init(struct shm *shm, struct ibx_error *err);
 void ibx_shm_memory_fini(struct shm *shm);
 int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr);
@@ -323,7 +322,6 @@ int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint
 int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
                                  struct ibx_reach *reach);
 void ibx_shm_region_release(struct shm *shm);
-const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote);
 /* Takes the peer's arena that came over the control socket; owns `fd`. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
 
@@ -369,8 +367,6 @@ int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status
  * the kernel. 0 or a negative errno as its status; 1 when that is not possible. */
 int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *local,
                        uint64_t address, size_t length, bool direct);
-/* By the kernel, into or out of the peer's memory; from any thread. 0; -ESRCH: it is gone. */
-int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length);
 /* Reports all chunks with -ECONNRESET. */
 void ibx_shm_copy_abort(struct shm *shm);
 int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigned access,
