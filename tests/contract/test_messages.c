@@ -2,8 +2,6 @@
 /* Messages: whole, in order, bounded by credits, given back in any order. */
 #include "tests/contract/harness.h"
 
-#include "common/clock.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -27,16 +25,7 @@ static void let_the_peer_send(struct pair *pair, uint64_t count)
 /* The peer has taken all that was sent; it checks each message itself. */
 static void await_arrival(struct pair *pair)
 {
-    uint64_t deadline = await_until();
-    for (;;) {
-        int64_t received = pair_ask(pair, (struct order){.verb = ORDER_COUNT}).value;
-        if ((uint64_t)received == pair->end.sent)
-            return;
-        if (ibx_now_ns() > deadline)
-            FAIL("%lld of %llu messages arrived", (long long)received,
-                 (unsigned long long)pair->end.sent);
-        end_poll(&pair->end);
-    }
+    CHECK(pair_await(pair, ORDER_COUNT, pair->end.sent) == pair->end.sent);
 }
 
 static void test_ordering_out(void **state)

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@
 #include <unistd.h>
 
 #define LENGTH (1u << 20)
-#define RW     (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 
 static struct pair *open_sleeper(enum side side)
 {
@@ -75,16 +73,14 @@ static void test_woken_by_completions(void **state)
 {
     struct pair *pair = open_sleeper(SIDE_OF(state));
     struct end *end = &pair->end;
-    struct ibx_remote remote = pair_expose(pair, 0, LENGTH, RW, 1);
-    uint8_t *bytes = pages_map(LENGTH);
-    struct ibx_mr *mr = end_register(end, bytes, LENGTH, IBX_ACCESS_LOCAL);
+    struct field field = field_open(pair, LENGTH, R | W);
     for (unsigned i = 0; i < 60; i++) {
         size_t length = i % 3 ? LENGTH : i;
         unsigned flags = i % 4 ? 0 : IBX_URGENT;
         if (i % 2)
-            end_read(end, mr, bytes, &remote, 0, length, flags);
+            end_read(end, field.mr, field.bytes, &field.remote, 0, length, flags);
         else
-            end_write(end, mr, bytes, &remote, 0, length, flags);
+            end_write(end, field.mr, field.bytes, &field.remote, 0, length, flags);
         while (end->completed < end->posted) {
             if (i % 5)
                 sleep_until_event(end);
@@ -93,9 +89,7 @@ static void test_woken_by_completions(void **state)
         }
     }
     CHECK(end->failed == 0);
-    ibx_mr_deregister(mr);
-    pages_unmap(bytes, LENGTH);
-    pair_close(pair);
+    field_close(&field);
 }
 
 static void test_woken_by_a_signaled_send(void **state)
@@ -153,18 +147,10 @@ struct waker {
 static void *wake_the_sleeper(void *arg)
 {
     struct waker *waker = arg;
-    char path[64], text[512];
+    char path[64];
     snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)waker->sleeper);
-    for (int asleep = 0; asleep < 3;) {
-        FILE *file = fopen(path, "re");
-        if (!file || !fgets(text, sizeof(text), file))
-            return NULL; /* nobody is woken, and the test says so */
-        fclose(file);
-        const char *status = strrchr(text, ')');
-        asleep = status && status[2] == 'S' ? asleep + 1 : 0;
-        sched_yield();
-    }
-    ibx_wake(waker->conn);
+    if (process_asleep(path)) /* else nobody is woken, and the test says so */
+        ibx_wake(waker->conn);
     return NULL;
 }
 
