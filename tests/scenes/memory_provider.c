@@ -355,12 +355,8 @@ static int memory_send(void *endpoint, const struct iovec *iov, int iovcnt, size
     if (!message)
         return -ENOMEM;
     message->next = NULL;
-    message->length = 0;
-    for (int i = 0; i < iovcnt; i++) {
-        if (iov[i].iov_len)
-            memcpy(message->bytes + message->length, iov[i].iov_base, iov[i].iov_len);
-        message->length += iov[i].iov_len;
-    }
+    message->length = length;
+    ibx_gather(message->bytes, iov, iovcnt);
     pthread_mutex_lock(&lock);
     struct end *peer = peer_end(ep);
     bool lost = !peer->attached || peer->closed;
@@ -424,10 +420,10 @@ static int memory_progress(void *endpoint)
         made += chunks_finish(ep, -ECONNRESET);
     else if (!memory_control.hold)
         made += chunks_finish(ep, 0);
-    void (*hook)(void *) = memory_control.when_idle;
+    void (*hook)(void) = memory_control.when_idle;
     if (hook && !made) {
         memory_control.when_idle = NULL;
-        hook(memory_control.when_idle_argument);
+        hook();
     }
     return made + memory_control.busy;
 }
