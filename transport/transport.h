@@ -175,7 +175,7 @@ struct ibx_caps {
     bool peer_drives;   /* one-sided work proceeds only while the peer polls its connection */
     bool dmabuf;        /* GPU memory with a dma-buf can be registered */
     bool gpu_pointers;  /* GPU memory without one can: nvidia-peermem, or libfabric's own means */
-    bool direct;        /* ibx_remote_copy() reaches the peer's memory at present */
+    bool remote_copy;   /* ibx_remote_copy() reaches the peer's memory at present */
 };
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn);
 

@@ -81,17 +81,17 @@ struct copy {
     struct ibx_reach reach; /* of the client's memory, if it is held */
     bool held;
     struct ibx_remote part; /* what of it is held */
-    bool early;             /* mapped: it may be answered while it is under way */
-    bool placed;            /* mapped: the GPU itself was at the client's memory */
+    bool early;             /* in place: it may be answered while it is under way */
+    bool placed;            /* in place: the GPU itself was at the client's memory */
     struct ibx_mr *mr;      /* direct: the registration of the device's memory */
     uint64_t delivered;     /* direct: bytes of the reply that have been WRITten */
 };
 
 /* In the order in which a copy asks them. */
-enum { PATH_INLINE, PATH_MAPPED, PATH_POOLED, PATH_DIRECT, PATH_STAGED, PATHS };
+enum { PATH_INLINE, PATH_IN_PLACE, PATH_COPY_THREADS, PATH_DIRECT, PATH_STAGED, PATHS };
 extern const struct copy_path *const ibx_copy_paths[PATHS];
-extern const struct copy_path ibx_path_inline, ibx_path_mapped, ibx_path_pooled, ibx_path_direct,
-    ibx_path_staged;
+extern const struct copy_path ibx_path_inline, ibx_path_in_place, ibx_path_copy_threads,
+    ibx_path_direct, ibx_path_staged;
 
 /* The context of a session's hooks. */
 struct copies {

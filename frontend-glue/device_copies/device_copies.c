@@ -159,8 +159,8 @@ static void ended(void *context)
                 "%lu copies were run for %s: %lu by the fabric in GPU memory, %lu in memory that "
                 "both map, %lu by several threads, %lu straight from or into messages, the others "
                 "by chunks",
-                x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT], x->taken[PATH_MAPPED],
-                x->taken[PATH_POOLED], x->taken[PATH_INLINE]);
+                x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT],
+                x->taken[PATH_IN_PLACE], x->taken[PATH_COPY_THREADS], x->taken[PATH_INLINE]);
     ibx_copies_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
@@ -229,8 +229,8 @@ void ibx_device_copies_count(const struct ibx_session *s, struct ibx_copy_counts
     if (x)
         *counts = (struct ibx_copy_counts){.all = x->ran,
                                            .inlined = x->taken[PATH_INLINE],
-                                           .in_place = x->taken[PATH_MAPPED],
-                                           .by_threads = x->taken[PATH_POOLED],
+                                           .in_place = x->taken[PATH_IN_PLACE],
+                                           .copy_threads = x->taken[PATH_COPY_THREADS],
                                            .direct = x->taken[PATH_DIRECT]};
 }
 

@@ -30,7 +30,7 @@ int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
         return ibx_path_direct.part(x, n);
     ibx_copies_begin(x, COPY_PART, n);
     const struct copy_path *path = ibx_copies_path(x);
-    x->straight = path == &ibx_path_mapped;
+    x->straight = path == &ibx_path_in_place;
     return path->part(x, n); /* there is one: staged is able to move any part */
 }
 

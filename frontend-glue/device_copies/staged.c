@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Two paths through pinned chunks. Staged: the fabric fills or empties them, or they are copied out
- * of a request's message or into a reply's. Pooled: several threads of this process fill or empty
- * them, where the kernel lets it reach the client's memory.
+ * Two paths through pinned chunks. staged: the fabric fills or empties them, or they are copied out
+ * of a request's message or into a reply's. copy_threads: several threads of this process do, where
+ * the kernel lets it reach the client's memory.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -242,37 +242,37 @@ const struct copy_path ibx_path_staged = {
     .part = staged_part,
 };
 
-/* ------------------------------------------------------------------------------- pooled */
+/* ------------------------------------------------------------------------- copy_threads */
 
 /* The kernel may have become unwilling since the last time; posts find another way then. */
-static bool pooled_able(struct copies *x)
+static bool copy_threads_able(struct copies *x)
 {
     const struct copy *c = &x->copy;
     return c->held && staged_able(x) && c->reach.copies &&
-           c->bytes >= ibx_copies_way(x)->threads_min && ibx_session_threads(x->s) &&
+           c->bytes >= ibx_copies_way(x)->copy_threads_min && ibx_session_threads(x->s) &&
            !ibx_remote_copy(ibx_session_conn(x->s), true, NULL, &c->part, 0, 0);
 }
 
-static int pooled_to_device(struct copies *x)
+static int copy_threads_to_device(struct copies *x)
 {
     return run_to_device(x, COPY_WIRE_THREADS);
 }
 
-static int pooled_to_client(struct copies *x)
+static int copy_threads_to_client(struct copies *x)
 {
     return run_to_client(x, COPY_WIRE_THREADS);
 }
 
-static int pooled_part(struct copies *x, size_t n)
+static int copy_threads_part(struct copies *x, size_t n)
 {
     return run_part(x, COPY_WIRE_THREADS, n);
 }
 
-const struct copy_path ibx_path_pooled = {
-    .name = "pooled",
+const struct copy_path ibx_path_copy_threads = {
+    .name = "copy_threads",
     .holds = true,
-    .able = pooled_able,
-    .to_device = pooled_to_device,
-    .to_client = pooled_to_client,
-    .part = pooled_part,
+    .able = copy_threads_able,
+    .to_device = copy_threads_to_device,
+    .to_client = copy_threads_to_client,
+    .part = copy_threads_part,
 };

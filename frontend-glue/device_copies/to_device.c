@@ -106,8 +106,8 @@ static int run_plain(struct copies *x, const struct ibx_request *q)
 static bool threads_likely(struct copies *x, uint64_t length)
 {
     return length >= IBX_FRAME_WINDOW &&
-           length - IBX_FRAME_WINDOW >= ibx_copies_way(x)->threads_min &&
-           ibx_session_caps(x->s)->direct && ibx_session_threads(x->s);
+           length - IBX_FRAME_WINDOW >= ibx_copies_way(x)->copy_threads_min &&
+           ibx_session_caps(x->s)->remote_copy && ibx_session_threads(x->s);
 }
 
 /* ------------------------------------------------------------------------- the whole */

@@ -41,7 +41,7 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
         .kind = kind, .far = kind == TUNE_FAR || kind == TUNE_DIRECT, .choice = ibx_choice_default};
     for (unsigned d = 0; d < 2; d++)
         way->choice.ways[d] = (struct ibx_choice_way){.in_place_min = IBX_CHOICE_NEVER,
-                                                      .threads_min = IBX_CHOICE_NEVER,
+                                                      .copy_threads_min = IBX_CHOICE_NEVER,
                                                       .direct_min = IBX_CHOICE_NEVER};
     way->choice.threads = 1;
     snprintf(way->name, sizeof(way->name), "%s", name);
@@ -66,7 +66,7 @@ static void add_ways(struct tune *tune, unsigned processors, bool over)
          threads *= 2) {
         snprintf(name, sizeof(name), "%u threads", threads);
         way = add(tune, TUNE_THREADS, name);
-        way->choice.ways[0].threads_min = way->choice.ways[1].threads_min = 0;
+        way->choice.ways[0].copy_threads_min = way->choice.ways[1].copy_threads_min = 0;
         way->choice.threads = threads;
     }
     add(tune, TUNE_SHARED, "shared");
@@ -133,13 +133,13 @@ static unsigned long taken(enum tune_kind kind, const struct ibx_copy_counts *co
     case TUNE_INLINE:
         return copies->inlined;
     case TUNE_THREADS:
-        return copies->by_threads;
+        return copies->copy_threads;
     case TUNE_IN_PLACE:
         return copies->in_place;
     case TUNE_DIRECT:
         return copies->direct;
     default: /* by one thread through chunks */
-        return copies->all - copies->inlined - copies->by_threads - copies->in_place -
+        return copies->all - copies->inlined - copies->copy_threads - copies->in_place -
                copies->direct;
     }
 }

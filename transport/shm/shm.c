@@ -120,7 +120,7 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         .register_free = true,
         .shares = true,
         .peer_drives = !shm->direct,
-        .direct = shm->direct,
+        .remote_copy = shm->direct,
     };
     if (shm->direct)
         snprintf(description, size,

@@ -15,11 +15,11 @@
 static const struct ibx_choice unusual = {
     .ways = {{.inline_max = 0,
               .in_place_min = IBX_CHOICE_NEVER,
-              .threads_min = 100000,
+              .copy_threads_min = 100000,
               .direct_min = IBX_CHOICE_NEVER},
              {.inline_max = 10000,
               .in_place_min = IBX_CHOICE_NEVER,
-              .threads_min = IBX_CHOICE_NEVER,
+              .copy_threads_min = IBX_CHOICE_NEVER,
               .direct_min = IBX_CHOICE_NEVER}},
     .chunk = 64u << 10,
     .threads = 5, /* no number of processors brings that */
@@ -84,7 +84,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
         .async = after.copies_async - before.copies_async,
         .ways = {.inlined = is.inlined - was.inlined,
                  .in_place = is.in_place - was.in_place,
-                 .by_threads = is.by_threads - was.by_threads},
+                 .copy_threads = is.copy_threads - was.copy_threads},
     };
 }
 
@@ -112,7 +112,7 @@ static void test_as_said(void **state)
     assert_true(from.sync == 1 && from.async == 0 && from.ways.inlined == 1);
     both(own, n, &to, &from);
     assert_int_equal(to.async, (n + (64u << 10) - 1) / (64u << 10));
-    assert_true(to.ways.by_threads == 1 && from.ways.by_threads == 0);
+    assert_true(to.ways.copy_threads == 1 && from.ways.copy_threads == 0);
     both(shared, n, &to, &from);
     assert_true(to.async > 1 && from.async > 1 && !to.ways.in_place && !from.ways.in_place);
     assert_int_equal(seen().requests, 9);
@@ -133,7 +133,7 @@ static void test_threads_behind_a_long_body(void **state)
     expect_code("__cudaRegisterFatBinary", &module, HANDLED);
     assert_int_not_equal(threads_made, unusual.threads);
     both(own, n, &to, &from);
-    assert_int_equal(to.ways.by_threads, 1);
+    assert_int_equal(to.ways.copy_threads, 1);
     assert_int_equal(threads_made, unusual.threads);
 }
 
@@ -149,7 +149,7 @@ static void test_elsewhere(void **state)
     both(own, 8000, &to, &from);
     assert_true(from.sync == 0 && from.async == 1);
     both(own, n, &to, &from);
-    assert_true(to.ways.by_threads == 0 && from.ways.by_threads == 0);
+    assert_true(to.ways.copy_threads == 0 && from.ways.copy_threads == 0);
     both(shared, n, &to, &from);
     assert_true(to.sync == 1 && from.sync == 1 && to.ways.in_place && from.ways.in_place);
     assert_true(ibx_shared_free(shared));

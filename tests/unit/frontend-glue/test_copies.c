@@ -180,7 +180,7 @@ static void test_by_threads(void **state)
         assert_memory_equal(out + 8, bytes, n);
         expect_code("cudaOther", &other, HANDLED);
         copies += over_shm ? (n >= 4 << 20 ? 3 : 1) : 0;
-        assert_int_equal(seen().copies.by_threads, copies);
+        assert_int_equal(seen().copies.copy_threads, copies);
     }
 }
 

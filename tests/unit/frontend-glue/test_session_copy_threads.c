@@ -123,7 +123,7 @@ static void memory_of_the_client_alone(void **state)
     struct session_pair pair;
     uint8_t *bytes = malloc(ROOM);
     open_pair(&pair, "yes");
-    bool reached = pair.server->caps->direct;
+    bool reached = pair.server->caps->remote_copy;
     exchange(&pair, bytes);
     assert_int_equal(threads.copies, reached ? READS + WRITES : 0);
     open_pair(&pair, "no");
@@ -183,7 +183,7 @@ static void memory_that_is_gone(void **state)
     (void)state;
     struct session_pair pair;
     open_pair(&pair, "yes");
-    if (pair.server->caps->direct) {
+    if (pair.server->caps->remote_copy) {
         uint8_t *bytes = expose(&pair);
         munmap(bytes + BYTES / 2, BYTES / 2);
         session_pair_start(&pair, serve_one_read, NULL);
@@ -201,7 +201,7 @@ static void client_that_leaves_meanwhile(void **state)
     (void)state;
     struct session_pair pair;
     open_pair(&pair, "yes");
-    if (pair.server->caps->direct) {
+    if (pair.server->caps->remote_copy) {
         threads.stand = UNTIL_LEAVING;
         pair.client->conn->options.timeout_ms = FOR_LONG;
         uint8_t *bytes = expose(&pair);
@@ -224,7 +224,7 @@ static void client_that_has_waited_for_long(void **state)
     (void)state;
     struct session_pair pair;
     open_pair(&pair, "yes");
-    if (pair.server->caps->direct) {
+    if (pair.server->caps->remote_copy) {
         threads.stand = UNTIL_LEFT;
         pair.client->conn->options.timeout_ms = SHORTLY;
         uint8_t *bytes = expose(&pair);

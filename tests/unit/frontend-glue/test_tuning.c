@@ -58,9 +58,9 @@ static void test_all(void **state)
     first = tuning;
     assert_string_equal(first.machine.gpu, "NVIDIA: H200");
     assert_true(to->inline_max == 32u << 10 && to->in_place_min == 64u << 10);
-    assert_true(to->threads_min == 4u << 20 && to->direct_min == IBX_CHOICE_NEVER);
+    assert_true(to->copy_threads_min == 4u << 20 && to->direct_min == IBX_CHOICE_NEVER);
     assert_true(from->inline_max == 8193 && from->in_place_min == 0);
-    assert_true(from->threads_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
+    assert_true(from->copy_threads_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
     assert_true(first.choice.chunk == 256u << 10 && first.choice.threads == 6);
     FILE *out = open_memstream(&text, &size);
     ibx_tuning_print(&first, out);
@@ -69,8 +69,8 @@ static void test_all(void **state)
     assert_memory_equal(&tuning, &first, sizeof(first));
     free(text);
     assert_int_equal(parse("h2d.crew : 2M\nd2h.crew : never\n"), 0); /* of earlier versions */
-    assert_int_equal(tuning.choice.ways[IBX_CHOICE_TO_DEVICE].threads_min, 2u << 20);
-    assert_true(tuning.choice.ways[IBX_CHOICE_FROM_DEVICE].threads_min == IBX_CHOICE_NEVER);
+    assert_int_equal(tuning.choice.ways[IBX_CHOICE_TO_DEVICE].copy_threads_min, 2u << 20);
+    assert_true(tuning.choice.ways[IBX_CHOICE_FROM_DEVICE].copy_threads_min == IBX_CHOICE_NEVER);
 }
 
 /* Each names the file, the line, the key, what stands there and what may. */
