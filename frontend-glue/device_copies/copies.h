@@ -52,7 +52,6 @@ enum copy_wire { COPY_WIRE_FABRIC, COPY_WIRE_MESSAGE, COPY_WIRE_THREADS };
 
 /* A way that bytes take. */
 struct copy_path {
-    const char *name;
     bool holds; /* able() has the client's memory held, and the calls below release it */
     /* Whether the copy in hand can go this way. A better path that is refused leaves the reason in
      * copies->refused. */

@@ -135,7 +135,6 @@ static int direct_part(struct copies *x, size_t n)
 }
 
 const struct copy_path ibx_path_direct = {
-    .name = "direct",
     .able = direct_able,
     .to_device = direct_to_device,
     .to_client = direct_to_client,

@@ -69,7 +69,6 @@ static int in_place_part(struct copies *x, size_t n)
 }
 
 const struct copy_path ibx_path_in_place = {
-    .name = "in_place",
     .holds = true,
     .able = in_place_able,
     .to_device = in_place_to_device,

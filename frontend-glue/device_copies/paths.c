@@ -35,7 +35,6 @@ static int inline_to_reply(struct copies *x)
 }
 
 const struct copy_path ibx_path_inline = {
-    .name = "inline",
     .able = inline_able,
     .to_device = inline_to_device,
     .to_reply = inline_to_reply,

@@ -94,38 +94,39 @@ static bool is_over_shm(const struct ibx_session *session)
 
 static int stream_at(const char *name)
 {
+    /* An event is recorded when the copies before it end, so most calls about events need not wait.
+     */
     static const struct {
         const char *name;
         int at;
-    } about_a_stream[] = {
-        {"cudaLaunchKernel", 40}, {"cudaMemcpyAsync", LAST_STREAM}, {"cudaStreamSynchronize", 0},
-        {"cudaStreamQuery", 0},   {"cudaStreamWaitEvent", 0},       {"cudaEventRecord", 8},
+    } calls[] = {
+        {"cudaLaunchKernel", 40},
+        {"cudaMemcpyAsync", LAST_STREAM},
+        {"cudaStreamSynchronize", 0},
+        {"cudaStreamQuery", 0},
+        {"cudaStreamWaitEvent", 0},
+        {"cudaEventRecord", 8},
+        {"cudaEventQuery", NO_STREAM},
+        {"cudaEventSynchronize", NO_STREAM},
+        {"cudaEventElapsedTime", NO_STREAM},
+        {"cudaEventCreate", NO_STREAM},
+        {"cudaEventCreateWithFlags", NO_STREAM},
+        {"cudaEventDestroy", NO_STREAM},
+        {"cudaStreamCreate", NO_STREAM},
+        {"cudaStreamCreateWithFlags", NO_STREAM},
+        {"cudaStreamCreateWithPriority", NO_STREAM},
+        {"cudaMalloc", NO_STREAM},
+        {"cudaPushCallConfiguration", NO_STREAM},
+        {"cudaPopCallConfiguration", NO_STREAM},
+        {"cudaSetDevice", NO_STREAM},
+        {"cudaGetDevice", NO_STREAM},
+        {"cudaGetDeviceCount", NO_STREAM},
+        {"cudaGetLastError", NO_STREAM},
+        {"cudaPeekAtLastError", NO_STREAM},
     };
-    /* Calls about events are among these: an event is recorded when the copies before it end. */
-    static const char *const about_none[] = {"cudaEventQuery",
-                                             "cudaEventSynchronize",
-                                             "cudaEventElapsedTime",
-                                             "cudaEventCreate",
-                                             "cudaEventCreateWithFlags",
-                                             "cudaEventDestroy",
-                                             "cudaStreamCreate",
-                                             "cudaStreamCreateWithFlags",
-                                             "cudaStreamCreateWithPriority",
-                                             "cudaMalloc",
-                                             "cudaPushCallConfiguration",
-                                             "cudaPopCallConfiguration",
-                                             "cudaSetDevice",
-                                             "cudaGetDevice",
-                                             "cudaGetDeviceCount",
-                                             "cudaGetLastError",
-                                             "cudaPeekAtLastError"};
-    for (size_t i = 0; i < sizeof(about_a_stream) / sizeof(about_a_stream[0]); i++) {
-        if (!strcmp(about_a_stream[i].name, name))
-            return about_a_stream[i].at;
-    }
-    for (size_t i = 0; i < sizeof(about_none) / sizeof(about_none[0]); i++) {
-        if (!strcmp(about_none[i], name))
-            return NO_STREAM;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        if (!strcmp(calls[i].name, name))
+            return calls[i].at;
     }
     return ANY_STREAM;
 }

@@ -30,7 +30,7 @@ struct dim3 {
     unsigned x, y, z;
 };
 
-/* What the library exports; preload.map names the same. */
+/* What the library exports. */
 #pragma GCC visibility push(default)
 int cudaMemcpy(void *to, const void *from, size_t n, int kind);
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream);

@@ -183,6 +183,17 @@ int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
     return 0;
 }
 
+int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what)
+{
+    struct ibx_event event;
+    int rc = ibx_session_next_message(s, &s->control, &event);
+    if (rc)
+        return rc;
+    bool good = ibx_message_is(&event, type);
+    ibx_message_release(s->conn, &event);
+    return good ? 0 : ibx_session_fail(s, -EPROTO, "%s did not confirm %s", s->path.peer, what);
+}
+
 void ibx_session_expect(struct ibx_session *s, uint64_t n)
 {
     uint64_t us = n / BUS_BYTES_A_US;

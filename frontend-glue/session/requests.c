@@ -59,16 +59,9 @@ static int gather(struct ibx_session *s, size_t n)
         s->held = more;
         s->held_size = n;
     }
-    for (size_t got = 0; got < n;) {
-        int rc = ibx_session_refill(s);
-        if (rc)
-            return rc;
-        size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
-        rc = ibx_session_read_some(s, s->held + got, some);
-        if (rc)
-            return rc;
-        got += some;
-    }
+    int rc = ibx_session_read_all(s, s->held, n);
+    if (rc)
+        return rc;
     s->behind = s->segment;
     s->segment = (struct segment){.kind = SEGMENT_INLINE, .left = n, .inline_at = s->held};
     return 1;

@@ -156,8 +156,8 @@ int ibx_session_leave(struct ibx_session *s, const char *why);
 
 /* Waits until the current segment has bytes left; as ibx_session_fail(). */
 int ibx_session_refill(struct ibx_session *s);
-/* Reads n bytes, of which it has no fewer; likewise. */
-int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
+/* Reads n bytes, whatever segments they are in; likewise. */
+int ibx_session_read_all(struct ibx_session *s, uint8_t *to, size_t n);
 int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n);
 int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
                            const struct ibx_remote *remote);
@@ -172,6 +172,9 @@ int ibx_session_send_short(struct ibx_session *s, enum message_type type);
 /* The next message of one of the session's queues: to be released. */
 int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
                              struct ibx_event *event);
+/* Waits for the peer's confirmation: a control message of just this type. `what` is confirmed. As
+ * ibx_session_fail(). */
+int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what);
 /* A message of one byte: just this type. */
 bool ibx_message_is(const struct ibx_event *event, enum message_type type);
 
