@@ -205,7 +205,7 @@ double ibx_bw_median(double *samples, size_t n);
 
 /* -------------------------------------------------------------------- reports */
 
-extern const char *const ibx_bw_op_names[BW_OPS];
+extern const char *const ibx_bw_op_names[BW_OPS], *const ibx_bw_op_titles[BW_OPS];
 /* "64 KiB"; in a buffer of the caller's, which is returned. */
 #define BW_SIZE_TEXT 32
 const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT]);

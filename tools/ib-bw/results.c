@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 const char *const ibx_bw_op_names[BW_OPS] = {[BW_H2D] = "h2d", [BW_D2H] = "d2h"};
+const char *const ibx_bw_op_titles[BW_OPS] = {
+    [BW_H2D] = "H2D: cudaMemcpy to the device", [BW_D2H] = "D2H: cudaMemcpy from the device"};
 
 int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args,
                         struct ibx_error *err)

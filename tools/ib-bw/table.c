@@ -9,9 +9,6 @@
 #define VALUE      11 /* columns */
 #define RATIO      8
 
-static const char *const titles[BW_OPS] = {
-    [BW_H2D] = "H2D: cudaMemcpy to the device", [BW_D2H] = "D2H: cudaMemcpy from the device"};
-
 const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
@@ -71,7 +68,7 @@ static void print_row(const struct bw_results *results, enum bw_op op, unsigned 
 
 static void print_block(const struct bw_results *results, enum bw_op op, FILE *out)
 {
-    fprintf(out, "%s\n%9s", titles[op], "bytes");
+    fprintf(out, "%s\n%9s", ibx_bw_op_titles[op], "bytes");
     for (unsigned path = 0; path < results->path_count; path++)
         fprintf(out, "%*s", VALUE + ratio_width(results, path), results->paths[path]);
     fputc('\n', out);
@@ -88,8 +85,8 @@ static void print_long_block(const struct bw_results *results, enum bw_op op, FI
 {
     char text[BW_SIZE_TEXT], median[16], p99[16], ratio[16];
     bool ratios = results->stock >= 0;
-    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", titles[op], "bytes", "path", "calls",
-            "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
+    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", ibx_bw_op_titles[op], "bytes", "path",
+            "calls", "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
     for (unsigned size = 0; size < results->size_count; size++) {
         for (unsigned path = 0; path < results->path_count; path++) {
             struct bw_summary s = ibx_bw_results_summary(results, path, op, size);

@@ -6,7 +6,6 @@
 #include "frontend-glue/session/session.h"
 #include "gpudirect/gpudirect.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,20 +31,15 @@ static int gpu_failed(const char *what, int code, struct ibx_error *err)
                          ibx_cuda_error_name(back.cuda, code), code);
 }
 
-/* Memory of `bytes` on GPU 0. The table has no functions that only an application calls. */
+/* Memory of `bytes` on GPU 0. */
 static int gpu_open(size_t bytes, uint64_t *device, struct ibx_error *err)
 {
-    int (*init)(unsigned flags) = NULL;
-    int (*mem_alloc)(uint64_t * device, size_t n) = NULL;
-    const char *named = getenv("IBX_LIBCUDA");
+    int (*init)(unsigned flags), (*mem_alloc)(uint64_t * device, size_t n);
     back.cuda = ibx_cuda_load(err);
     if (!back.cuda)
         return -ENOENT;
-    void *library = dlopen(named && *named ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library) {
-        *(void **)&init = dlsym(library, "cuInit");
-        *(void **)&mem_alloc = dlsym(library, "cuMemAlloc_v2");
-    }
+    *(void **)&init = ibx_cuda_symbol("cuInit");
+    *(void **)&mem_alloc = ibx_cuda_symbol("cuMemAlloc_v2");
     if (!init || !mem_alloc || !back.cuda->device_primary_ctx_retain)
         return ibx_error_set(err, -ENOENT, "the CUDA driver lacks functions of CUDA 7");
     int rc = init(0);

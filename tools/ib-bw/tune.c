@@ -348,10 +348,7 @@ static void explain(struct tune *tune)
 {
     for (unsigned w = 0; w < tune->way_count; w++) {
         struct tune_way *way = &tune->ways[w];
-        bool any = false;
-        for (unsigned i = 0; i < tune->size_count; i++)
-            any = any || way->times[0][i] > 0 || way->times[1][i] > 0;
-        if (!any && !way->refused[0])
+        if (!ibx_tune_measured(tune, w, 0) && !ibx_tune_measured(tune, w, 1) && !way->refused[0])
             snprintf(way->refused, sizeof(way->refused),
                      "no copy of these sizes takes this way over %.150s",
                      way->far ? tune->far_path : tune->path);

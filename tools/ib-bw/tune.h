@@ -57,6 +57,8 @@ void ibx_tune_choose(struct tune *tune);
  * `margin` times as long; `n`: never; -1: there is no size at which both were measured. A time of 0
  * is none. */
 int ibx_tune_crossover(const double *first, const double *later, unsigned n, double margin);
+/* Whether copies of some size in a direction took the way number w. */
+bool ibx_tune_measured(const struct tune *tune, unsigned w, unsigned d);
 void ibx_tune_print(const struct tune *tune, FILE *out);
 
 /* ------------------------------------------------------------------ the back end */

@@ -5,7 +5,6 @@
  * Numbers are those of PCI Express Base 4.0, 7.6.3 and 7.7.8.
  */
 #include "tools/ib-doctor/ib-doctor.h"
-#include "tools/ib-doctor/report.h"
 
 #include <fcntl.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "tools/ib-doctor/report.h"
+#include "tools/ib-doctor/ib-doctor.h"
 
 #include <limits.h>
 #include <stdarg.h>
@@ -10,28 +10,22 @@
 
 #define CHECKS_MAX 256u
 
-static struct doctor_check checks[CHECKS_MAX];
-static unsigned check_count;
+struct doctor_check ibx_doctor_checks[CHECKS_MAX];
+unsigned ibx_doctor_check_count;
 
 void ibx_doctor_add(const char *area, const char *name, enum doctor_status status,
                     const char *remedy, const char *value_format, ...)
 {
-    if (check_count == CHECKS_MAX)
+    if (ibx_doctor_check_count == CHECKS_MAX)
         return;
-    struct doctor_check *check = &checks[check_count++];
+    struct doctor_check *check = &ibx_doctor_checks[ibx_doctor_check_count++];
     *check = (struct doctor_check){.area = area, .status = status};
     snprintf(check->name, sizeof(check->name), "%s", name);
-    snprintf(check->remedy, sizeof(check->remedy), "%s", remedy ? remedy : "");
+    snprintf(check->remedy, sizeof(check->remedy), "%s", status == DOCTOR_OK ? "" : remedy);
     va_list args;
     va_start(args, value_format);
     vsnprintf(check->value, sizeof(check->value), value_format, args);
     va_end(args);
-}
-
-const struct doctor_check *ibx_doctor_report(unsigned *count)
-{
-    *count = check_count;
-    return checks;
 }
 
 const char *ibx_doctor_root(void)
