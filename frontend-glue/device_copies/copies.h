@@ -108,8 +108,8 @@ struct copies {
     unsigned resets;             /* of contexts of the process, that this session knows of */
     void *losing;                /* the context that the request in hand takes away */
     bool loses;                  /* it takes one; `losing` NULL: it is not known which */
-    struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
-    bool indirect;               /* it never will be */
+    struct ibx_gpu_registrations registrations; /* GPU memory registered with the connection */
+    bool indirect;                              /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
     bool straight;               /* the last reply with a payload went into such memory */
     bool told_staging, told_direct, told_pins; /* it was logged why that is not done */

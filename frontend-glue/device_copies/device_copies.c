@@ -103,9 +103,9 @@ static void note_read(void *context, const void *bytes, size_t n)
     if (x->requests.resets != resets)
         ibx_copies_lose_context(x);
     if (x->requests.resets)
-        ibx_gpu_spans_drop(&x->spans, 0);
+        ibx_gpu_registrations_drop(&x->registrations, 0);
     else if (x->requests.freed)
-        ibx_gpu_spans_drop(&x->spans, x->requests.freed);
+        ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
     x->requests.freed = 0;
 }
 
@@ -142,7 +142,7 @@ static void ending(void *context)
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
     ibx_mr_deregister(x->windows);
-    ibx_gpu_spans_drop(&x->spans, 0);
+    ibx_gpu_registrations_drop(&x->registrations, 0);
     ibx_copies_handle_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);

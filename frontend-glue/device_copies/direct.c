@@ -53,11 +53,11 @@ bool ibx_copies_direct_likely(struct copies *x)
         tell(x, IBX_LOG_INFO, &err);
         return false;
     }
-    if (x->spans.registrar.enter)
+    if (x->registrations.registrar.enter)
         return true;
     x->indirect = !ibx_gpu_writes_ordered(x->cuda, &err);
     tell(x, IBX_LOG_WARN, &err);
-    x->spans.registrar = (struct ibx_gpu_registrar){
+    x->registrations.registrar = (struct ibx_gpu_registrar){
         .by_dmabuf = caps->dmabuf,
         .by_pointer = caps->gpu_pointers,
         .enter = enter,
@@ -79,7 +79,8 @@ static bool direct_able(struct copies *x)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
-    if (ibx_gpu_span_get(&x->spans, x->cuda, c->gpu.device, (size_t)c->gpu.width, &mr, &err))
+    if (ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
+                                 &mr, &err))
         tell(x, IBX_LOG_WARN, &err);
     c->mr = mr;
     return mr;
