@@ -326,7 +326,7 @@ void pair_tell(struct pair *pair, const struct order *order)
         FAIL("the peer process takes no order %d: %s", (int)order->verb, strerror(errno));
 }
 
-struct answer pair_hear(struct pair *pair)
+struct answer pair_answer(struct pair *pair)
 {
     struct answer answer = {0};
     wait_readable(pair->control, "the peer's answer");
@@ -335,7 +335,7 @@ struct answer pair_hear(struct pair *pair)
     return answer;
 }
 
-struct answer pair_hear_serving(struct pair *pair)
+struct answer pair_answer_polling(struct pair *pair)
 {
     uint64_t deadline = await_until();
     struct pollfd wait = {.fd = pair->control, .events = POLLIN};
@@ -344,13 +344,13 @@ struct answer pair_hear_serving(struct pair *pair)
         if (ibx_now_ns() >= deadline)
             FAIL("waited in vain for the peer's answer");
     }
-    return pair_hear(pair);
+    return pair_answer(pair);
 }
 
 struct answer pair_ask(struct pair *pair, struct order order)
 {
     pair_tell(pair, &order);
-    struct answer answer = pair_hear(pair);
+    struct answer answer = pair_answer(pair);
     if (answer.rc)
         FAIL("the peer could not carry out order %d: %d", (int)order.verb, answer.rc);
     return answer;

@@ -227,9 +227,9 @@ int contract_raw_connect(const struct ibx_listener *listener);
 void pair_close(struct pair *pair);
 void pair_kill(struct pair *pair);
 void pair_tell(struct pair *pair, const struct order *order);
-struct answer pair_hear(struct pair *pair);
+struct answer pair_answer(struct pair *pair);
 /* The same, polling the connection meanwhile. */
-struct answer pair_hear_serving(struct pair *pair);
+struct answer pair_answer_polling(struct pair *pair);
 /* Sends an order and checks that the peer carried it out. */
 struct answer pair_ask(struct pair *pair, struct order order);
 struct ibx_remote pair_expose(struct pair *pair, unsigned region, size_t length, unsigned access,

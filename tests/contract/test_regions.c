@@ -241,7 +241,7 @@ static void drop_under_load(enum side side, bool write)
     }
     AWAIT(field.end, field.end->closed || field.end->completed == field.end->posted);
     end_check_books(field.end);
-    CHECK(pair_hear(field.pair).rc == 0);
+    CHECK(pair_answer(field.pair).rc == 0);
     if (write)
         check_peers(&field, 0, LENGTH, SEED_AFTER);
     else

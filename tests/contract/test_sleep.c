@@ -121,7 +121,7 @@ static void test_woken_by_credit(void **state)
             end_poll(&pair->end);
         }
         CHECK(rc == 0);
-        CHECK(pair_hear(pair).rc == 0);
+        CHECK(pair_answer(pair).rc == 0);
     }
     pair_close(pair);
 }
@@ -173,7 +173,7 @@ static void test_woken_by_ibx_wake(void **state)
 }
 
 /* Also one that would go on spinning for longer than it may wait. */
-static void test_a_spinning_side_hears_ibx_wake(void **state)
+static void test_ibx_wake_ends_spinning(void **state)
 {
     struct pair_options with = {.set = "spin_us=10000000"};
     struct pair *pair = pair_open_with(SIDE_OF(state), &with);
@@ -225,14 +225,10 @@ static void test_an_idle_descriptor_is_silent(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    TEST_BOTH(test_woken_by_a_message),
-    TEST_BOTH(test_woken_by_completions),
-    TEST_BOTH(test_woken_by_a_signaled_send),
-    TEST_BOTH(test_woken_by_credit),
-    TEST_BOTH(test_woken_by_the_peers_death),
-    TEST_BOTH(test_woken_by_ibx_wake),
-    TEST_BOTH(test_a_spinning_side_hears_ibx_wake),
-    TEST_BOTH(test_a_wait_that_nothing_ends),
+    TEST_BOTH(test_woken_by_a_message),           TEST_BOTH(test_woken_by_completions),
+    TEST_BOTH(test_woken_by_a_signaled_send),     TEST_BOTH(test_woken_by_credit),
+    TEST_BOTH(test_woken_by_the_peers_death),     TEST_BOTH(test_woken_by_ibx_wake),
+    TEST_BOTH(test_ibx_wake_ends_spinning),       TEST_BOTH(test_a_wait_that_nothing_ends),
     TEST_BOTH(test_an_idle_descriptor_is_silent),
 };
 GROUP(group_sleep, "sleep", tests);

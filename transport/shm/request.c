@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Copies with the peer's help, piece by piece: the peer copies between its memory and a bounce
- * buffer while this side copies between the bounce buffer of another piece and its own memory. A
- * piece fits in the L2 cache, so the second of its two copies does not go to memory, and both
- * processors work. The peer checks key, range and access itself.
- *
- * A request can be withdrawn until the peer begins to serve it: both change its state by
- * compare-and-exchange, and only the first succeeds. In either case the bounce buffer is free again
- * when the peer has answered.
+ * buffer while this side copies between another bounce buffer and its own memory. A piece fits in
+ * the L2 cache. A request can be withdrawn until the peer begins to serve it: both change its state
+ * by compare-and-exchange. Its bounce buffer is free again when the peer has answered.
  */
 #include "transport/shm/shm.h"
 

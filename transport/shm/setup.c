@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Setting a connection up: the unix socket, proofs, the shared segment.
- *
- * The server listens on a unix socket with a random name, and offers the name. Any process of the
- * host could connect, so both ends prove that they belong to this connection before the segment is
- * sent:
+ * Setting a connection up: the unix socket, proofs, the shared segment. Any process of the host
+ * could connect, so both ends prove that they belong here before the segment is sent. One packet
+ * each:
  *
  *   client                                  server
  *   HELLO version, proof          ------>
  *                                 <------   WELCOME version, proof, geometry, nonce; the segment
  *   READY nonce                   ------>
  *
- * Each is one packet. A nonce is 16 random bytes and their address in the sender's memory: who
- * reads them there with process_vm_readv has the right process. An address of 0 forbids that, and
- * all direct copies. The socket stays open for wakes and arenas.
+ * A nonce is 16 random bytes and their address in the sender's memory: who reads them there with
+ * process_vm_readv has the right process. An address of 0 forbids all direct copies.
  */
 #include "transport/shm/shm.h"
 

@@ -41,7 +41,7 @@ static int probe(const struct ibx_options *options, char *description, size_t si
 {
     int fd = ibx_shm_memfd("ibx-probe", 4096);
     if (fd < 0)
-        return ibx_error_set(err, fd, "no shared memory on this host: memfd_create says %s",
+        return ibx_error_set(err, fd, "no shared memory on this host: memfd_create: %s",
                              strerror(-fd));
     close(fd);
     if (options->shm_dir[0] && access(options->shm_dir, W_OK | X_OK))

@@ -196,7 +196,7 @@ enum shm_state { SHM_NEW, SHM_LISTENING, SHM_JOINING, SHM_LIVE, SHM_BROKEN, SHM_
 
 /*
  * PRESENT: the peer was seen at work lately, so a request to it is faster than a direct copy.
- * ABSENT: it sleeps, or has not answered for PATIENCE_NS (copy.c).
+ * ABSENT: it sleeps, or has not answered for QUIET_NS (copy.c).
  *
  * state machine: shm peer
  *   [*] -> ABSENT -> PRESENT -> ABSENT -> [*]

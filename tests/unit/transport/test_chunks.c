@@ -526,11 +526,11 @@ static void ends_agree_on_the_smaller_message(void **state)
     assert_int_equal(ibx_conn_caps(b.pair.client)->message_max, 8192);
 }
 
-#define LAST_WORDS 12 /* more than the fabric here hands over in one round */
+#define LAST_MESSAGES 12 /* more than the fabric here hands over in one round */
 
 static void send_and_close(void)
 {
-    for (uint8_t i = 0; i < LAST_WORDS; i++) {
+    for (uint8_t i = 0; i < LAST_MESSAGES; i++) {
         struct iovec iov = {&i, 1};
         assert_int_equal(ibx_send(b.pair.server, &iov, 1, 0, 0), 0);
     }
@@ -541,7 +541,7 @@ static void send_and_close(void)
 
 /* Messages sent just before the close are delivered before the close, even when both happen between
  * this side's look at the fabric and its look at the handshake socket. */
-static void last_words_are_heard(void **state)
+static void last_messages_are_delivered(void **state)
 {
     (void)state;
     for (int asleep = 0; asleep < 2; asleep++) {
@@ -556,7 +556,7 @@ static void last_words_are_heard(void **state)
         } else {
             memory_control.when_idle = send_and_close;
         }
-        for (unsigned i = 0; i < LAST_WORDS; i++) {
+        for (unsigned i = 0; i < LAST_MESSAGES; i++) {
             event = next_event(b.pair.client);
             assert_int_equal(event.type, IBX_EVENT_MESSAGE);
             assert_int_equal(*(const uint8_t *)event.data, i);
@@ -634,7 +634,7 @@ int main(void)
         OPEN(messages_are_gathered_and_in_order),
         TEST(message_limits),
         TEST(ends_agree_on_the_smaller_message),
-        TEST(last_words_are_heard),
+        TEST(last_messages_are_delivered),
         OPEN(wait_ends_by_wake_time_and_event),
         TEST(busy_peer_does_not_hold_up_the_wait),
     };

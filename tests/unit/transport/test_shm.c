@@ -113,7 +113,7 @@ static void test_sleeping_for_credit(void **state)
     for (int i = 0; i < 8; i++)
         assert_int_equal(end_send(client, "a", 1, 0), 0);
     await_notes(server, NULL, 8);
-    /* Not hungry yet: a release is no reason to wake up. */
+    /* No send was refused: a release is no reason to wake up. */
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     release(server, 0);
     assert_false(end_wakes(client, 0));
@@ -134,12 +134,12 @@ static void test_sleeping_for_credit(void **state)
 
 #define LENGTH (1000003u)
 
-enum way { MAPPED, DIRECT, ASKED };
+enum way { MAPPED, DIRECT, REQUESTED };
 
 /* Has `end` copy in one way only. */
 static void choose(struct end *end, enum way way)
 {
-    end->shm->direct = way != ASKED;
+    end->shm->direct = way != REQUESTED;
     ibx_shm_peer_is(end->shm, SHM_PEER_ABSENT);
 }
 
@@ -158,7 +158,7 @@ static void read_and_write(enum way way)
     struct ibx_mr *mr = end_register(client, theirs, LENGTH + 64, READ_WRITE);
     struct ibx_chunk chunk;
     /* A direct copy and a mapped one need nobody's help. */
-    struct end *helper = way == ASKED ? client : NULL;
+    struct end *helper = way == REQUESTED ? client : NULL;
     choose(server, way);
     theirs = mr->span.address;
     fill(theirs, LENGTH + 64);
@@ -192,10 +192,10 @@ static void test_direct(void **state)
     read_and_write(DIRECT);
 }
 
-static void test_asked(void **state)
+static void test_requested(void **state)
 {
     (void)state;
-    read_and_write(ASKED);
+    read_and_write(REQUESTED);
 }
 
 static void refusals(enum way way)
@@ -244,12 +244,12 @@ static void test_refusals_direct(void **state)
 }
 
 /* What the published table says is not all: the owner checks by itself. */
-static void test_refusals_asked(void **state)
+static void test_refusals_requested(void **state)
 {
     (void)state;
     uint8_t theirs[64] = "theirs", mine[64] = "mine";
     struct ibx_mr *mr = end_register(client, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ);
-    refusals(ASKED);
+    refusals(REQUESTED);
     server->count = 0;
     struct shm_published *shared = &server->shm->theirs.regions[mr->keys[0] & 0xffff];
     struct ibx_chunk chunk;
@@ -309,10 +309,10 @@ static void urgent_first(enum way way)
     struct ibx_chunk bulk, urgent;
     choose(server, way);
     post(server, &bulk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(theirs));
-    while (way == ASKED && ibx_shm_request_room(server->shm, &bulk))
-        end_turn(server); /* until every bounce buffer for bulk is asked for */
+    while (way == REQUESTED && ibx_shm_request_room(server->shm, &bulk))
+        end_turn(server); /* until every bounce buffer for bulk is requested */
     post(server, &urgent, IBX_RDMA_READ, 0, word, mr, 0, sizeof(word));
-    await_notes(server, way == ASKED ? client : NULL, 2);
+    await_notes(server, way == REQUESTED ? client : NULL, 2);
     assert_done(server, 0, &urgent, 0);
     assert_done(server, 1, &bulk, 0);
     end_deregister(client, mr);
@@ -323,7 +323,7 @@ static void test_urgent_first(void **state)
     (void)state;
     urgent_first(DIRECT);
     server->count = 0;
-    urgent_first(ASKED);
+    urgent_first(REQUESTED);
 }
 
 static void test_urgent_does_not_starve_bulk(void **state)
@@ -352,11 +352,11 @@ static void test_abort(void **state)
     static uint8_t theirs[LENGTH], mine[LENGTH];
     struct ibx_mr *mr = end_register(client, theirs, sizeof(theirs), READ_WRITE);
     struct ibx_chunk chunks[4];
-    choose(server, ASKED);
+    choose(server, REQUESTED);
     for (int i = 0; i < 4; i++)
         post(server, &chunks[i], IBX_RDMA_READ, i ? 1 : 0, mine, mr, 0, i == 1 ? LENGTH : 64);
     for (int i = 0; i < 3; i++)
-        end_turn(server); /* some are asked for, some still wait */
+        end_turn(server); /* some are requested, some still wait */
     assert_non_null(server->shm->bulk.head);
     ibx_provider_shm.abort(server->shm);
     assert_int_equal(server->count, 4);
@@ -371,7 +371,7 @@ static void test_abort(void **state)
 
 /* ------------------------------------------------------------- the absent peer */
 
-static void test_a_peer_that_polls_is_asked(void **state)
+static void test_a_peer_that_polls_gets_requests(void **state)
 {
     (void)state;
     static uint8_t theirs[4096], mine[4096];
@@ -425,7 +425,7 @@ static void test_what_nobody_serves_is_taken_back(void **state)
     end_deregister(client, mr);
 }
 
-static void test_an_absent_peer_is_asked_now_and_then(void **state)
+static void test_an_absent_peer_gets_a_request_now_and_then(void **state)
 {
     (void)state;
     static uint8_t theirs[4 << 20], mine[4 << 20];
@@ -460,16 +460,16 @@ int main(void)
         TEST(test_sleeping_for_credit),
         TEST(test_mapped),
         TEST(test_direct),
-        TEST(test_asked),
+        TEST(test_requested),
         TEST(test_refusals_direct),
-        TEST(test_refusals_asked),
+        TEST(test_refusals_requested),
         TEST(test_unmapped_memory),
         TEST(test_urgent_first),
         TEST(test_urgent_does_not_starve_bulk),
         TEST(test_abort),
-        TEST(test_a_peer_that_polls_is_asked),
+        TEST(test_a_peer_that_polls_gets_requests),
         TEST(test_what_nobody_serves_is_taken_back),
-        TEST(test_an_absent_peer_is_asked_now_and_then),
+        TEST(test_an_absent_peer_gets_a_request_now_and_then),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A copy that the peer was asked for, overtaken by so many urgent ones that the ring of commands
- * goes round: its own bytes arrive, once. */
+/* A copy that the peer was requested to make, overtaken by so many urgent ones that the ring of
+ * commands goes round: its own bytes arrive, once. */
 #include "tests/scenes/shm_pair.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ static void overtake(struct ibx_mr *mr)
     for (unsigned i = 0; i < 2; i++)
         post(server, &urgent[i], IBX_RDMA_READ, 0, &words[i], mr, 1000u * i, sizeof(words[i]));
     for (int before = -1; before != end_turn(server);)
-        before = 0; /* until both are asked for */
+        before = 0; /* until both are requested */
     end_turn(client);
     await_notes(server, NULL, 2);
     for (unsigned i = 0; i < 2; i++) {
@@ -45,7 +45,7 @@ static void overtaken(enum ibx_rdma_kind kind)
                                      IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     post(server, &bulk, kind, 1, mine, mr, 0, sizeof(mine));
     while (ibx_shm_request_room(server->shm, &bulk) && end_turn(server))
-        ; /* it is asked for */
+        ; /* it is requested */
     for (unsigned i = 0; i < ROUNDS; i++)
         overtake(mr);
     await_notes(server, client, 1);

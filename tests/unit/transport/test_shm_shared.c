@@ -46,7 +46,7 @@ static void test_in_two_connections(void **state)
     assert_ptr_equal(reach.base, there - 333);
     assert_true(reach.length == (3 * UNIT + 4095) / 4096 * 4096);
     assert_true(reach.id == IBX_SHM_SHARED_ID && reach.writable);
-    /* What is only lent for a while, to the one connection. */
+    /* A key is good on its own connection only, until the deregistration. */
     assert_null(pointer(server, other, 7));
     const struct ibx_mr old = *mr;
     end_deregister(client, mr);
@@ -70,7 +70,7 @@ static void test_in_two_connections(void **state)
     assert_non_null(strstr(err.message, "17179869185 bytes"));
 }
 
-/* A child has what its parent had, but neither frees it for the parent nor lends it. */
+/* A child has what its parent had, but neither frees it for the parent nor shares it. */
 static void test_in_a_child(void **state)
 {
     (void)state;
