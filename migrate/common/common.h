@@ -124,7 +124,7 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
 /* Writes the record in this state; it is unchanged on failure. */
 int ibx_migration_record(const char *folder, struct ibx_journal *record,
                          enum ibx_journal_state state, struct ibx_error *err);
-/* Fills in the fields of a record that describe the VM. */
+/* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
 

@@ -140,10 +140,8 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     }
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
     ibx_channel_init(control, conn);
-    rc = ibx_channel_send(control, &message);
-    if (rc)
-        ibx_error_set(err, rc, "the greeting could not be sent: %s", strerror(-rc));
-    else
+    rc = ibx_channel_send(control, &message, err);
+    if (!rc)
         rc = wait_for_answer(control, &g, options->timeout_ms);
     if (rc)
         ibx_channel_fini(control);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The destination of a migration. ibx_migrate_receive() and ibx_migrate_receive_again() of
- * migrate/migrate.h are here, nothing else is called from outside.
+ * The destination of a migration. ibx_migrate_receive() of migrate/migrate.h is here, nothing else
+ * is called from outside.
  *
- *   begin.c, recover.c   those two calls: what is checked, opened and taken over, in the end closed
+ *   begin.c, recover.c   that call: what is checked, opened and recovered, in the end closed
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   messages.c           messages of the source on the control connection
@@ -49,7 +49,7 @@ struct destination_ram {
     struct ibx_page_map map;
     struct ibx_uffd uffd;                /* fd -1 in UNTOUCHED */
     bool minor;                          /* minor faults: READs go into the page cache */
-    bool taken_over;                     /* from a tool that ended; the engine is rebuilt */
+    bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
     _Atomic uint64_t *arrived;           /* minor mode: arrived.c */
     size_t arrived_bytes;
@@ -61,21 +61,19 @@ struct destination_ram {
 };
 
 void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth);
-/* Makes the page map, of RAM that can be migrated. */
-int ibx_destination_ram_measure(struct destination_ram *ram, struct ibx_error *err);
 /* Recover: guest RAM as the record has it, and the page map. */
-int ibx_destination_ram_recall(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err);
+int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_journal *record,
+                                  struct ibx_error *err);
 /* Empties guest RAM and makes its userfaultfd in QEMU, which goes into the record with the layout.
  */
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
                               struct ibx_journal *record, struct ibx_error *err);
 /* Recover: takes the userfaultfd that QEMU still has. -ENOENT: it has none. */
-int ibx_destination_ram_retake(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err);
-/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
-int ibx_destination_ram_take_over(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_journal *record,
                                   struct ibx_error *err);
+/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
+int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_journal *record,
+                                struct ibx_error *err);
 /* Makes the engine for these page connections; it holds all faults. `runs`: the VM does. */
 int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
                                unsigned count, bool runs, struct ibx_error *err);
@@ -403,9 +401,6 @@ struct message_context {
 };
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
-/* Sends a message without fields. */
-int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,
-                         struct ibx_error *err);
 /* When it is time. */
 void ibx_destination_send_progress(struct destination *d);
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
@@ -450,9 +445,9 @@ int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
 int ibx_destination_run(struct destination *d, struct ibx_error *err);
 /* In ANSWERING: tells sources that ask, for a while, that the VM never ran here. */
 void ibx_destination_answer(struct destination *d, const struct ibx_error *why);
-/* Takes over what a tool left that has ended, by its record, whose lock is held: COMPLETE when all
+/* Continues what a tool began that has ended, by its record, whose lock is held: COMPLETE when all
  * pages are here, FILLING when the VM runs, RESUMING as long as only QEMU knows. -ECANCELED: the VM
  * never ran here. -ESRCH: its QEMU has ended before it had all pages. */
-int ibx_destination_take_over(struct destination *d, struct ibx_error *err);
+int ibx_destination_recover(struct destination *d, struct ibx_error *err);
 
 #endif

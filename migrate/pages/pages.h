@@ -105,8 +105,8 @@ struct ibx_page_server_config {
 /* Maps the RAM, connects, JOINs, and starts the threads. */
 int ibx_page_server_open(const struct ibx_page_server_config *config,
                          struct ibx_page_server **server, struct ibx_error *err);
-/* Exposes the pages that hold data by `map` and are not exposed yet. Asynchronous; -EAGAIN while an
- * earlier call is under way. */
+/* Exposes the pages that hold data by `map`, of the same RAM, and are not exposed yet.
+ * Asynchronous; -EAGAIN while an earlier call is under way. */
 int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page_map *map,
                            struct ibx_error *err);
 /* 0: all is exposed and sent, `regions` on each connection; -EAGAIN: not yet; else the first

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The source of a migration. ibx_migrate_send() and ibx_migrate_send_again() of migrate/migrate.h
- * are here, nothing else is called from outside.
+ * The source of a migration. ibx_migrate_send() of migrate/migrate.h is here, nothing else is
+ * called from outside.
  *
- *   begin.c     those two calls: what is checked and opened, and in the end closed
+ *   begin.c     that call: what is checked and opened, and in the end closed
  *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
@@ -54,8 +54,6 @@ enum source_vm_event {
 void ibx_source_vm_init(struct source_vm *vm);
 /* Connects to QEMU and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
-/* Makes the page map, of RAM that can be migrated. */
-int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err);
 /* Finds which pages hold data at this moment. */
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */

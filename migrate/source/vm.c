@@ -31,11 +31,6 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
     return rc;
 }
 
-int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err)
-{
-    return ibx_page_map_init_ram(&vm->map, &vm->ram, err);
-}
-
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
 {
     int rc = 0;

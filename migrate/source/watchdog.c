@@ -109,7 +109,7 @@ static void watchdog_main(struct watchdog *w, int fd)
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
     setsid();
-    prctl(PR_SET_NAME, "ib-migrate-keep");
+    prctl(PR_SET_NAME, "ibx-watchdog");
     while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
         for (ssize_t i = 0; i < n; i++)
             on_letter(w, letters[i]);

@@ -466,7 +466,7 @@ static void take_real_state(void)
     real_length = 0;
     assert_non_null(real_state);
     vm_ok(ibx_capabilities_set(vms[0].qmp, &vm.before, deadline, &vm_error));
-    vm_ok(ibx_vm_migrate(vms[0].qmp, &stream, deadline, &vm_error));
+    vm_ok(ibx_vm_migrate(vms[0].qmp, false, &stream, deadline, &vm_error));
     for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
         struct pollfd wait = {.fd = stream, .events = POLLIN};
         poll(&wait, 1, 100);

@@ -83,7 +83,7 @@ static void begin(uintptr_t address)
     ram.guest.blocks = &block;
     ram.guest.count = 1;
     struct ibx_error err = {0};
-    if (ibx_destination_ram_retake(&ram, &record, &err))
+    if (ibx_destination_ram_take_uffd(&ram, &record, &err))
         fail_msg("%s", err.message);
 }
 

@@ -68,7 +68,7 @@ void line_hang_up(struct line *line)
 
 void line_say(struct line *line, const struct ibx_migrate_any *message)
 {
-    ibx_channel_send(&line->control, message);
+    ibx_channel_send(&line->control, message, NULL);
 }
 
 void line_say_plain(struct line *line, enum ibx_migrate_message type)

@@ -88,8 +88,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
         .minor = args->minor,
         .observer = *observer,
     };
-    return record ? ibx_migrate_receive_again(&options, record, last, err)
-                  : ibx_migrate_receive(&options, last, err);
+    return ibx_migrate_receive(&options, record, last, err);
 }
 
 static int send(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
@@ -106,8 +105,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .quit = args->quit,
         .observer = *observer,
     };
-    return record ? ibx_migrate_send_again(&options, record, last, err)
-                  : ibx_migrate_send(&options, last, err);
+    return ibx_migrate_send(&options, record, last, err);
 }
 
 /* Runs one side to its end. `record`: of the migration to continue, or NULL. */
