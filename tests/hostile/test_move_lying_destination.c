@@ -21,20 +21,12 @@
 
 static struct ibx_options options;
 
-static void runs_at_the_source(void)
-{
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
 static void start_source(void)
 {
-    mover_begin();
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
     options.slots = 4; /* much fewer than the device state has messages */
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
+    pair_start_source();
 }
 
 static struct ibx_acceptor *acceptor;
@@ -219,9 +211,8 @@ static void send_to_us(const char *timed)
                (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=10000", NULL});
 }
 
-static void test_destinations_that_lie(void **state)
+static void test_destinations_that_lie(void)
 {
-    (void)state;
     start_source();
     for (unsigned i = 0; i < sizeof(fibs) / sizeof(fibs[0]); i++) {
         print_message("%s\n", fibs[i].name);
@@ -240,13 +231,12 @@ static void test_destinations_that_lie(void **state)
         mover_must_say(&sender, fibs[i].words);
         vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 1);
     }
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 /* Calls a move complete whose pages it cannot have: the source keeps them all. */
-static void test_a_lie_about_the_end(void **state)
+static void test_a_lie_about_the_end(void)
 {
-    (void)state;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
     message.is.totals.pages = message.is.totals.fetched_pages = VM_RAM_MIB << 8;
     message.is.totals.progress.pages = message.is.totals.progress.present = VM_RAM_MIB << 8;
@@ -265,18 +255,13 @@ static void test_a_lie_about_the_end(void **state)
     mover_kill(&sender, SIGINT);
     mover_ends(&sender, 3);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_timeout = "timeout_ms=10000";
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_destinations_that_lie, mover_end_all),
-        cmocka_unit_test_teardown(test_a_lie_about_the_end, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {
+        VM_TEST(test_destinations_that_lie), VM_TEST(test_a_lie_about_the_end), {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -21,19 +21,11 @@
 
 static struct ibx_options options;
 
-static void runs_at_the_source(void)
-{
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
 static void start_source(void)
 {
-    mover_begin();
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
+    pair_start_source();
 }
 
 struct liar {
@@ -501,9 +493,8 @@ static void lie_came_to_nothing(const struct lie *lie)
     }
 }
 
-static void test_sources_that_lie(void **state)
+static void test_sources_that_lie(void)
 {
-    (void)state;
     start_source();
     take_real_state();
     for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
@@ -528,17 +519,12 @@ static void test_sources_that_lie(void **state)
         vm_end(&vms[1]);
     }
     free(real_state);
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     line_meanwhile = serve_pages;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_sources_that_lie, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_sources_that_lie), {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -65,9 +65,8 @@ static void look_only(enum ibx_migrate_role role, const char *words)
 
 /* ------------------------------------------------------------ with QEMU */
 
-static void test_nothing_against_these(void **state)
+static void test_nothing_against_these(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-device", "virtio-rng-pci", "-netdev",
                                                  "hubport,id=n0,hubid=0", "-device",
                                                  "virtio-net-pci,netdev=n0,romfile="}});
@@ -75,24 +74,20 @@ static void test_nothing_against_these(void **state)
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
     look_only(IBX_MIGRATE_DESTINATION, NULL);
-    vm_end(&vm);
 }
 
-static void test_wrong_side(void **state)
+static void test_wrong_side(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){0});
     look_only(IBX_MIGRATE_DESTINATION,
               "this QEMU is running and does not wait for a VM: start it with -incoming defer");
     vm_end(&vm);
     vm_start(&vm, &(struct vm_options){.incoming = true});
     look_only(IBX_MIGRATE_SOURCE, "send from the one that runs it");
-    vm_end(&vm);
 }
 
-static void test_private_ram(void **state)
+static void test_private_ram(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.ram = ""});
     look_only(IBX_MIGRATE_SOURCE,
               "guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU");
@@ -101,13 +96,11 @@ static void test_private_ram(void **state)
                       .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"});
     look_only(IBX_MIGRATE_SOURCE,
               "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU");
-    vm_end(&vm);
 }
 
 /* Whose QEMU empties it when it ends, with pages in it that the VM still needs. */
-static void test_ram_that_is_discarded(void **state)
+static void test_ram_that_is_discarded(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
                                               "/dev/shm,share=on,discard-data=on",
                                        .incoming = true});
@@ -120,12 +113,10 @@ static void test_ram_that_is_discarded(void **state)
           json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
                     0));
     look_only(IBX_MIGRATE_SOURCE, NULL);
-    vm_end(&vm);
 }
 
-static void test_blocked(void **state)
+static void test_blocked(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-only-migratable", "-cpu", "max"}});
     look_only(IBX_MIGRATE_SOURCE, NULL);
     vm_end(&vm);
@@ -137,7 +128,6 @@ static void test_blocked(void **state)
     look(IBX_MIGRATE_SOURCE);
     if (!says("QEMU itself cannot migrate this VM (Migration is disabled when using feature 'peer"))
         fail_msg("the blocker of ivshmem is not named");
-    vm_end(&vm);
 }
 
 static json_t *state_of(const char *name)
@@ -159,9 +149,8 @@ static void set_capability(const char *name)
           json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", name, "state", 1));
 }
 
-static void test_capabilities(void **state)
+static void test_capabilities(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){0});
     set_capability("postcopy-ram");
     set_capability("pause-before-switchover");
@@ -182,13 +171,11 @@ static void test_capabilities(void **state)
     json_decref(before);
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_false(state_of("pause-before-switchover")));
-    vm_end(&vm);
 }
 
 /* Held before the switch-over, then moved away, by somebody else. */
-static void test_migrating_already(void **state)
+static void test_migrating_already(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){0});
     json_t *before;
     vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
@@ -209,12 +196,10 @@ static void test_migrating_already(void **state)
         look(IBX_MIGRATE_SOURCE);
     } while (says("state finish-migrate") && ibx_now_ns() < deadline);
     only("the VM is in state postmigrate");
-    vm_end(&vm);
 }
 
-static void test_ended(void **state)
+static void test_ended(void)
 {
-    (void)state;
     struct ibx_guest_ram ram = {.pid = 1 << 22};
     memset(&blockers, 0, sizeof(blockers));
     ibx_preflight_permissions(&ram, &blockers);
@@ -222,9 +207,8 @@ static void test_ended(void **state)
 }
 
 /* As somebody who may neither trace QEMU nor open the device. */
-static void test_missing_permissions(void **state)
+static void test_missing_permissions(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.incoming = true});
     struct ibx_guest_ram ram;
     vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
@@ -248,7 +232,6 @@ static void test_missing_permissions(void **state)
     assert_true(to == (char *)(&blockers + 1));
     only("may not trace QEMU");
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* ------------------------------------------------------------ with made-up answers */
@@ -298,9 +281,8 @@ static void devices(const struct answer *answers)
     close(pair[1]);
 }
 
-static void test_devices(void **state)
+static void test_devices(void)
 {
-    (void)state;
     devices((const struct answer[]){{"peripheral\"",
                                      "[{\"name\": \"gpu\", \"type\": \"child<vfio-pci>\"},"
                                      " {\"name\": \"nic\", \"type\": \"child<virtio-net-pci>\"},"
@@ -359,9 +341,8 @@ static void pair_only(const struct ibx_guest_ram *source, const struct ibx_guest
     only(words);
 }
 
-static void test_ram(void **state)
+static void test_ram(void)
 {
-    (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
     ram_only(&ram, NULL);
@@ -377,9 +358,8 @@ static void test_ram(void **state)
     ram_only(&ram, "the machine has 128 MiB of memory, but its memory backends only 64 MiB");
 }
 
-static void test_pairs(void **state)
+static void test_pairs(void)
 {
-    (void)state;
     struct ibx_guest_block here, there;
     struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
     pair_only(&source, &destination, NULL);
@@ -418,9 +398,8 @@ static void test_pairs(void **state)
 }
 
 /* A file larger than what its file system has left. */
-static void test_space(void **state)
+static void test_space(void)
 {
-    (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
     FILE *file = tmpfile();
@@ -436,9 +415,8 @@ static void test_space(void **state)
     fclose(file);
 }
 
-static void test_too_many(void **state)
+static void test_too_many(void)
 {
-    (void)state;
     for (unsigned i = 0; i < IBX_BLOCKERS_MAX + 5; i++)
         ibx_blockers_add(&blockers, "reason %u\x1b", i);
     assert_int_equal(blockers.count, IBX_BLOCKERS_MAX + 5);
@@ -448,24 +426,20 @@ static void test_too_many(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_nothing_against_these, vm_end_all),
-        cmocka_unit_test_teardown(test_wrong_side, vm_end_all),
-        cmocka_unit_test_teardown(test_private_ram, vm_end_all),
-        cmocka_unit_test_teardown(test_ram_that_is_discarded, vm_end_all),
-        cmocka_unit_test_teardown(test_blocked, vm_end_all),
-        cmocka_unit_test_teardown(test_capabilities, vm_end_all),
-        cmocka_unit_test_teardown(test_migrating_already, vm_end_all),
-        cmocka_unit_test(test_ended),
-        cmocka_unit_test_teardown(test_missing_permissions, vm_end_all),
-        cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_ram),
-        cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_space),
-        cmocka_unit_test(test_too_many),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_nothing_against_these),
+                                           VM_TEST(test_wrong_side),
+                                           VM_TEST(test_private_ram),
+                                           VM_TEST(test_ram_that_is_discarded),
+                                           VM_TEST(test_blocked),
+                                           VM_TEST(test_capabilities),
+                                           VM_TEST(test_migrating_already),
+                                           VM_TEST(test_ended),
+                                           VM_TEST(test_missing_permissions),
+                                           VM_TEST(test_devices),
+                                           VM_TEST(test_ram),
+                                           VM_TEST(test_pairs),
+                                           VM_TEST(test_space),
+                                           VM_TEST(test_too_many),
+                                           {0}};
+    return vm_tests(tests, vm_end_all);
 }

@@ -96,9 +96,8 @@ static bool bit(const uint64_t *bits, uint64_t i)
     return bits[i / 64] >> (i % 64) & 1;
 }
 
-static void test_file(void **state)
+static void test_file(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-name", "a guest", "-uuid",
                                                  "12345678-9abc-4def-8123-456789abcdef", "-S"}});
     struct ibx_guest_ram ram;
@@ -125,13 +124,11 @@ static void test_file(void **state)
     same_memory(&ram, block, 40 * MIB);
     found_again(&ram);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* Two nodes of memfd: alike in /proc, so QEMU has to tell which is which. */
-static void test_numa_memfd(void **state)
+static void test_numa_memfd(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){
                       .ram = "memory-backend-memfd,id=left,size=32M,share=on",
                       .two = true,
@@ -153,13 +150,11 @@ static void test_numa_memfd(void **state)
     vm_hmp(&vm, "xp /8c 0x100000", text, sizeof(text));
     assert_non_null(strstr(text, "'b' 'l' 'o' 'c' 'k' ' ' 'r' 'i'"));
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* mem-path names a directory: QEMU's file there has no name any more. */
-static void test_directory(void **state)
+static void test_directory(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){
                       .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=on",
                       .extra = {"-S"}});
@@ -169,13 +164,11 @@ static void test_directory(void **state)
     assert_true(ram.blocks[0].shared && !ram.blocks[0].named);
     same_memory(&ram, &ram.blocks[0], 3 * MIB);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* The RAM begins somewhere in its file: QEMU 8.1 and later. */
-static void test_offset(void **state)
+static void test_offset(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
     const bool knows = ibx_qmp_at_least(vm.qmp, 8, 1);
     vm_end(&vm);
@@ -198,12 +191,10 @@ static void test_offset(void **state)
     vm_ok(ibx_guest_block_written(&ram, &ram.blocks[0], bits, &count, &vm_error));
     assert_true(bit(bits, 5 * 256) && !bit(bits, 7 * 256) && !bit(bits, 3 * 256));
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
-static void test_private(void **state)
+static void test_private(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.ram = "", .extra = {"-S"}});
     struct ibx_guest_ram ram;
     find(&ram);
@@ -213,13 +204,11 @@ static void test_private(void **state)
     assert_int_equal(ram.blocks[0].fd, -1);
     assert_int_equal(ram.blocks[0].size, VM_RAM_MIB * MIB);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* The file was replaced, or the pid is somebody else's. */
-static void test_not_the_one(void **state)
+static void test_not_the_one(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
     struct ibx_guest_ram ram;
     vm_refused(ibx_guest_ram_find(vm.qmp, getpid(), true, &ram, vm_soon(), &vm_error), -ENOENT,
@@ -230,7 +219,6 @@ static void test_not_the_one(void **state)
     close(fd);
     vm_refused(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error), -ENOENT,
                "replaced under it");
-    vm_end(&vm);
 }
 
 /* The pages that are said to be untouched hold zeros; returns how many are said to be written. */
@@ -258,9 +246,8 @@ static uint64_t check_written(const struct ibx_guest_ram *ram, const struct ibx_
 }
 
 /* A 64 MiB guest that churns 8 MiB leaves the rest alone, and looking allocates nothing. */
-static void test_written(void **state)
+static void test_written(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.append = "mib=8"});
     vm_wait_beats(&vm, 20);
     vm_do(&vm, "stop", NULL);
@@ -273,13 +260,11 @@ static void test_written(void **state)
         assert_true(bit(bits, CHURN_BASE / 4096 + i));
     assert_false(bit(bits, CHURN_BASE / 4096 + 9 * 256));
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* Looking again finds what came since, in the holes, and keeps what it knew. */
-static void test_written_since(void **state)
+static void test_written_since(void)
 {
-    (void)state;
     const uint64_t known = CHURN_BASE / 4096 + 17, edge = CHURN_BASE / 4096 + 1024;
     uint64_t all[VM_RAM_MIB * 256 / 64], bits[VM_RAM_MIB * 256 / 64] = {0}, count, later = 0;
     vm_start(&vm, &(struct vm_options){.append = "mib=8"});
@@ -304,7 +289,6 @@ static void test_written_since(void **state)
     vm_ok(ibx_guest_block_written_since(&ram, &ram.blocks[0], bits, &later, &vm_error));
     assert_true(bit(bits, known) && later == count);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 static unsigned free_huge_pages(void)
@@ -320,9 +304,8 @@ static unsigned free_huge_pages(void)
 
 /* The same in pages of 2 MiB, of which the kernel tells the number only; and when one was written
  * past QEMU, none may be taken for untouched. */
-static void test_written_huge(void **state)
+static void test_written_huge(void)
 {
-    (void)state;
     if (free_huge_pages() < VM_RAM_MIB / 2)
         skip();
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-memfd,id=mem0,size=64M,share=on,"
@@ -350,24 +333,14 @@ static void test_written_huge(void **state)
     assert_true(bit(bits, untouched));
     assert_int_equal(count, VM_RAM_MIB / 2);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 int main(void)
 {
-    int skip = vm_available();
-    if (skip)
-        return skip;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_file, vm_end_all),
-        cmocka_unit_test_teardown(test_numa_memfd, vm_end_all),
-        cmocka_unit_test_teardown(test_directory, vm_end_all),
-        cmocka_unit_test_teardown(test_offset, vm_end_all),
-        cmocka_unit_test_teardown(test_private, vm_end_all),
-        cmocka_unit_test_teardown(test_not_the_one, vm_end_all),
-        cmocka_unit_test_teardown(test_written, vm_end_all),
-        cmocka_unit_test_teardown(test_written_since, vm_end_all),
-        cmocka_unit_test_teardown(test_written_huge, vm_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_file),         VM_TEST(test_numa_memfd),
+                                           VM_TEST(test_directory),    VM_TEST(test_offset),
+                                           VM_TEST(test_private),      VM_TEST(test_not_the_one),
+                                           VM_TEST(test_written),      VM_TEST(test_written_since),
+                                           VM_TEST(test_written_huge), {0}};
+    return vm_tests(tests, vm_end_all);
 }

@@ -132,9 +132,8 @@ static void disturb(pid_t child, unsigned times)
     }
 }
 
-static void test_child_notices_nothing(void **state)
+static void test_child_notices_nothing(void)
 {
-    (void)state;
     pid_t child = child_start(false);
     disturb(child, INJECTIONS);
     unsigned loops = atomic_load(&shared->loops);
@@ -143,9 +142,8 @@ static void test_child_notices_nothing(void **state)
     child_ends_well(child);
 }
 
-static void test_signals_are_kept(void **state)
+static void test_signals_are_kept(void)
 {
-    (void)state;
     pid_t child = child_start(true);
     unsigned before = atomic_load(&shared->alarms);
     disturb(child, INJECTIONS);
@@ -156,9 +154,8 @@ static void test_signals_are_kept(void **state)
     child_ends_well(child);
 }
 
-static void test_errors_come_back(void **state)
+static void test_errors_come_back(void)
 {
-    (void)state;
     pid_t child = child_start(false);
     const uint64_t arguments[6] = {12345};
     int64_t result = 0;
@@ -177,9 +174,8 @@ static void refused(pid_t pid, int code, const char *words, uint64_t deadline_ns
     assert_int_equal(result, 77);
 }
 
-static void test_stopped_by_a_signal(void **state)
+static void test_stopped_by_a_signal(void)
 {
-    (void)state;
     pid_t child = child_start(false);
     int status;
     kill(child, SIGSTOP);
@@ -189,9 +185,8 @@ static void test_stopped_by_a_signal(void **state)
     child_ends_well(child);
 }
 
-static void test_traced_already(void **state)
+static void test_traced_already(void)
 {
-    (void)state;
     pid_t child = child_start(false);
     assert_int_equal(ptrace(PTRACE_SEIZE, child, NULL, NULL), 0);
     refused(child, -EBUSY, "end that debugger first", ibx_deadline_in_ms(VM_WAIT_MS));
@@ -202,9 +197,8 @@ static void test_traced_already(void **state)
     child_ends_well(child);
 }
 
-static void test_nobody_there(void **state)
+static void test_nobody_there(void)
 {
-    (void)state;
     pid_t child = fork();
     if (!child)
         _exit(0);
@@ -214,9 +208,8 @@ static void test_nobody_there(void **state)
 
 /* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
  * goes on unharmed. */
-static void test_never_stops(void **state)
+static void test_never_stops(void)
 {
-    (void)state;
     int ready[2], go[2];
     char c = 'v';
     assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
@@ -309,9 +302,8 @@ static void closes(struct ibx_uffd *uffd)
     assert_non_null(strstr(text, "0x00000000"));
 }
 
-static void test_qemu_by_system_call(void **state)
+static void test_qemu_by_system_call(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.incoming = true});
     struct ibx_uffd uffd, again;
     enum ibx_uffd_way way;
@@ -331,12 +323,10 @@ static void test_qemu_by_system_call(void **state)
     close(again.fd);
     vm_refused(ibx_uffd_take(vm.pid, 0, &again, &vm_error), -ENOENT, "has no userfaultfd");
     closes(&uffd);
-    vm_end(&vm);
 }
 
-static void test_sandboxed_qemu_by_device(void **state)
+static void test_sandboxed_qemu_by_device(void)
 {
-    (void)state;
     if (access("/dev/userfaultfd", R_OK | W_OK))
         skip();
     vm_start(&vm, &(struct vm_options){
@@ -352,12 +342,10 @@ static void test_sandboxed_qemu_by_device(void **state)
     print_message("QEMU's main thread stood still for %.3f ms\n", (double)uffd.stopped_ns / 1e6);
     serves_a_fault(&uffd);
     closes(&uffd);
-    vm_end(&vm);
 }
 
-static void test_unprivileged_qemu_may_not(void **state)
+static void test_unprivileged_qemu_may_not(void)
 {
-    (void)state;
     int fd = open("/proc/sys/vm/unprivileged_userfaultfd", O_RDONLY | O_CLOEXEC);
     char value = '1';
     if (fd < 0 || read(fd, &value, 1) != 1 || value != '0')
@@ -369,13 +357,11 @@ static void test_unprivileged_qemu_may_not(void **state)
                "may not make a userfaultfd");
     assert_int_equal(uffd.fd, 77);
     vm_do(&vm, "query-status", NULL);
-    vm_end(&vm);
 }
 
 /* A running VM of two vCPUs, disturbed all the time, computes what it should. */
-static void test_running_vm_goes_on(void **state)
+static void test_running_vm_goes_on(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.two = true, .append = "cpus=2 beat=64"});
     vm_wait_beats(&vm, 4);
     static const uint64_t none[6];
@@ -394,29 +380,24 @@ static void test_running_vm_goes_on(void **state)
     char said[256];
     if (vm_expect((const struct vm *[]){&vm, NULL}, "cpus=2 beat=64", said, sizeof(said)))
         fail_msg("%s", said);
-    vm_end(&vm);
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_child_notices_nothing),
-        cmocka_unit_test(test_signals_are_kept),
-        cmocka_unit_test(test_errors_come_back),
-        cmocka_unit_test(test_stopped_by_a_signal),
-        cmocka_unit_test(test_traced_already),
-        cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_never_stops),
-        cmocka_unit_test_teardown(test_qemu_by_system_call, vm_end_all),
-        cmocka_unit_test_teardown(test_sandboxed_qemu_by_device, vm_end_all),
-        cmocka_unit_test_teardown(test_unprivileged_qemu_may_not, vm_end_all),
-        cmocka_unit_test_teardown(test_running_vm_goes_on, vm_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_child_notices_nothing),
+                                           VM_TEST(test_signals_are_kept),
+                                           VM_TEST(test_errors_come_back),
+                                           VM_TEST(test_stopped_by_a_signal),
+                                           VM_TEST(test_traced_already),
+                                           VM_TEST(test_nobody_there),
+                                           VM_TEST(test_never_stops),
+                                           VM_TEST(test_qemu_by_system_call),
+                                           VM_TEST(test_sandboxed_qemu_by_device),
+                                           VM_TEST(test_unprivileged_qemu_may_not),
+                                           VM_TEST(test_running_vm_goes_on),
+                                           {0}};
+    return vm_tests(tests, vm_end_all);
 }

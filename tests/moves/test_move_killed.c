@@ -15,13 +15,6 @@
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
 #define LOOK_MS 2
 
-static void start_source(void)
-{
-    mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
-}
-
 static void start_destination(void)
 {
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
@@ -121,13 +114,12 @@ static void killed_when_it_has_failed(void)
 }
 
 /* One VM for all of them, which goes on each time; in the end it can be moved. */
-static void test_before_the_commit(void **state)
+static void test_before_the_commit(void)
 {
-    (void)state;
     static const char *const states[] = {
         "source:exposing",     "source:starting",   "source:stopped",     "source:sending",
         "destination:joining", "destination:ready", "destination:mapped", "destination:waiting"};
-    start_source();
+    pair_start_source();
     killed_before_they_met();
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         const bool source = !strncmp(states[i], "source", 6);
@@ -147,14 +139,13 @@ static void test_before_the_commit(void **state)
 /* ------------------------------------------------------------ after it */
 
 /* Another tool goes on. */
-static void test_recovered(void **state)
+static void test_recovered(void)
 {
-    (void)state;
     static const char *const states[] = {"source:committed", "source:serving",
                                          "destination:filling"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         const bool source = !strncmp(states[i], "source", 6);
-        start_source();
+        pair_start_source();
         start_destination();
         killed_at(states[i]);
         mover_await(source ? &receiver : &sender, "broken", 0);
@@ -166,12 +157,11 @@ static void test_recovered(void **state)
 }
 
 /* Nothing was left to do. */
-static void test_done(void **state)
+static void test_done(void)
 {
-    (void)state;
     static const char *const states[] = {"source:done", "destination:done"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
-        start_source();
+        pair_start_source();
         start_destination();
         killed_at(states[i]);
         mover_ends(i ? &sender : &receiver, 0);
@@ -196,10 +186,9 @@ static void rolled_back(void)
 
 /* With the last byte of the device state in its hands: the VM never ran there, which only the
  * operator can know. */
-static void test_resuming(void **state)
+static void test_resuming(void)
 {
-    (void)state;
-    start_source();
+    pair_start_source();
     start_destination();
     killed_at("destination:resuming");
     pair_recover(&receiver);
@@ -210,10 +199,9 @@ static void test_resuming(void **state)
 }
 
 /* The destination's host is lost in mid-move: its QEMU, and its tool, which has seen that. */
-static void test_failed(void **state)
+static void test_failed(void)
 {
-    (void)state;
-    start_source();
+    pair_start_source();
     start_destination();
     receive_until("destination:failed", "--max-bandwidth", "64K");
     send_until(NULL);
@@ -225,16 +213,9 @@ static void test_failed(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_beats = 10;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_before_the_commit, mover_end_all),
-        cmocka_unit_test_teardown(test_recovered, mover_end_all),
-        cmocka_unit_test_teardown(test_done, mover_end_all),
-        cmocka_unit_test_teardown(test_resuming, mover_end_all),
-        cmocka_unit_test_teardown(test_failed, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {
+        VM_TEST(test_before_the_commit), VM_TEST(test_recovered), VM_TEST(test_done),
+        VM_TEST(test_resuming),          VM_TEST(test_failed),    {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -2,8 +2,10 @@
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
+#include "migrate/common/vm.h"
 
 #include <fcntl.h>
+#include <glob.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -389,13 +391,40 @@ bool mover_resumed(struct vm *vm)
     bool yes = false;
     ibx_qmp_pump(vm->qmp, &silent);
     while ((event = ibx_qmp_event_next(vm->qmp))) {
-        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
+        yes |= ibx_vm_event_is(event, "RESUME", NULL);
         json_decref(event);
     }
     return yes;
 }
 
+void mover_record_path(char path[PATH_MAX])
+{
+    glob_t found;
+    char pattern[160];
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    snprintf(path, PATH_MAX, "%s", found.gl_pathv[0]);
+    globfree(&found);
+}
+
+void mover_arrived_path(char path[PATH_MAX])
+{
+    char record[PATH_MAX];
+    mover_record_path(record);
+    const char *name = strrchr(record, '/') + 1;
+    snprintf(path, PATH_MAX, "/dev/shm/ibx-%.*s.arrived", (int)(strlen(name) - strlen(".json")),
+             name);
+}
+
 /* ------------------------------------------------------------ two of each */
+
+void pair_start_source(void)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], pair_beats);
+}
 
 void pair_start(const struct vm_options *like)
 {
@@ -439,6 +468,20 @@ struct mover *pair_run_to(const char *state, const char *const *more)
     return which;
 }
 
+void pair_filling(const struct vm_options *like, const char *option)
+{
+    pair_start(like);
+    pair_run((const char *[]){"--max-bandwidth", "64K", option, NULL});
+    mover_await(&receiver, "filling", 0);
+}
+
+void pair_filled(void)
+{
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("");
+}
+
 void pair_recover(struct mover *m)
 {
     const struct vm *vm = &vms[m == &sender ? 0 : 1];
@@ -455,11 +498,13 @@ void pair_moved(const char *options)
 {
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, options);
-    if (!vms[0].pid)
-        return;
-    json_t *status = vm_run(&vms[0], "query-status", NULL);
-    assert_false(json_is_true(json_object_get(status, "running")));
-    json_decref(status);
+    assert_false(vms[0].pid && vm_runs(&vms[0]));
+}
+
+void pair_runs_at_the_source(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 void pair_stays(void)

@@ -9,6 +9,7 @@
 #include "tests/scenes/vm.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -72,6 +73,9 @@ void mover_heartbeats(const struct vm *const *of, const char *options);
 bool mover_resumed(struct vm *vm);
 /* The last status, or the summary, that it printed: a reference. */
 json_t *mover_summary(const struct mover *mover);
+/* The record of the one destination here, and its file of arrived pages in minor mode. */
+void mover_record_path(char path[PATH_MAX]);
+void mover_arrived_path(char path[PATH_MAX]);
 
 /* ------------------------------------------------------------ two of each */
 
@@ -82,6 +86,8 @@ extern struct vm vms[2];
 extern struct mover receiver, sender;
 extern unsigned long pair_beats;
 extern const char *pair_timeout;
+/* Starts the source's QEMU alone. */
+void pair_start_source(void);
 /* Starts both QEMUs with these options (NULL: none), the second one as a destination. */
 void pair_start(const struct vm_options *like);
 #define TIMED "--set", pair_timeout
@@ -92,6 +98,11 @@ void pair_send(const char *const *more);
 void pair_run(const char *const *more);
 /* The same, until one has stopped itself at this state, which is returned. */
 struct mover *pair_run_to(const char *state, const char *const *more);
+/* Both QEMUs and tools, the receiver with an option or NULL, until the VM runs at the destination;
+ * nearly all of its pages are still at the source, and come slowly. */
+void pair_filling(const struct vm_options *like, const char *option);
+/* They come quickly, and all ends well. */
+void pair_filled(void);
 /* `recover` in the place of this sender or receiver. */
 void pair_recover(struct mover *mover);
 /* Both tools end well. */
@@ -99,6 +110,8 @@ void pair_done(void);
 /* The VM goes on at the destination, right for `options`, and stands still at the source, whose
  * QEMU may have ended. */
 void pair_moved(const char *options);
+/* The VM goes on at the source, and all that it ever printed is right. */
+void pair_runs_at_the_source(void);
 /* The VM goes on at the source, and never ran at the destination, not even for an instant. */
 void pair_stays(void);
 /* The same, and all that it ever printed is right: for the end of a VM's life, since that computes

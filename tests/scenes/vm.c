@@ -2,6 +2,7 @@
 #include "tests/scenes/vm.h"
 
 #include "common/clock.h"
+#include "migrate/common/vm.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -25,6 +26,7 @@
 #define NOBODY    65534
 #define LOOK_MS   5 /* between two looks at a file or a process */
 #define EXIT_SKIP 77
+#define TESTS_MAX 64
 
 struct ibx_error vm_error;
 static struct vm *running[VMS_MAX];
@@ -64,6 +66,25 @@ int vm_available(void)
     fprintf(stderr,
             "skipped: needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root\n");
     return EXIT_SKIP;
+}
+
+static void run_one(void **state)
+{
+    const struct vm_test *test = *state;
+    test->run();
+}
+
+int vm_tests(const struct vm_test *tests, int (*end)(void **state))
+{
+    static struct CMUnitTest units[TESTS_MAX];
+    size_t count = 0;
+    int skipped = vm_available();
+    if (skipped)
+        return skipped;
+    for (; tests->name && count < TESTS_MAX; tests++)
+        units[count++] =
+            (struct CMUnitTest){tests->name, run_one, NULL, end, (void *)(uintptr_t)tests};
+    return _cmocka_run_group_tests("tests", units, count, NULL, NULL);
 }
 
 uint64_t vm_soon(void)
@@ -337,13 +358,6 @@ void vm_hmp_blocks(struct vm *vm, const char *line)
                -ETIMEDOUT, "did not answer");
 }
 
-bool vm_is_event(const json_t *event, const char *name, const char *status)
-{
-    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
-    return !strcmp(json_string_value(json_object_get(event, "event")), name) &&
-           (!status || (has && !strcmp(has, status)));
-}
-
 json_t *vm_event(struct vm *vm, const char *name, const char *status)
 {
     const uint64_t deadline = vm_soon();
@@ -351,11 +365,19 @@ json_t *vm_event(struct vm *vm, const char *name, const char *status)
         struct pollfd p = {.fd = ibx_qmp_fd(vm->qmp), .events = POLLIN};
         json_t *event;
         vm_ok(ibx_qmp_pump(vm->qmp, &vm_error));
-        while ((event = ibx_qmp_event_next(vm->qmp)) && !vm_is_event(event, name, status))
+        while ((event = ibx_qmp_event_next(vm->qmp)) && !ibx_vm_event_is(event, name, status))
             json_decref(event);
         if (event)
             return event;
         if (poll(&p, 1, ibx_ms_until(deadline)) == 0)
             fail_msg("QEMU did not report %s %s", name, status ? status : "");
     }
+}
+
+bool vm_runs(struct vm *vm)
+{
+    json_t *status = vm_run(vm, "query-status", NULL);
+    const bool runs = json_is_true(json_object_get(status, "running"));
+    json_decref(status);
+    return runs;
 }

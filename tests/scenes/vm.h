@@ -39,6 +39,17 @@ extern struct ibx_error vm_error; /* cleared by vm_soon */
 /* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. So
  * do the patterns IBX_TESTS_ONLY and IBX_TESTS_SKIP, for a part of a long program. */
 int vm_available(void);
+/* One test of a program, which `end` follows whatever becomes of it, and the program's main. */
+struct vm_test {
+    const char *name;
+    void (*run)(void);
+};
+#define VM_TEST(function)                                                                          \
+    {                                                                                              \
+#function, function                                                                        \
+    }
+/* All of them up to {0}; 77 without any as vm_available() says. */
+int vm_tests(const struct vm_test *tests, int (*end)(void **state));
 /* Starts one and connects to its monitor. */
 void vm_start(struct vm *vm, const struct vm_options *options);
 void vm_end(struct vm *vm);
@@ -61,10 +72,11 @@ void vm_do(struct vm *vm, const char *command, json_t *arguments);
 void vm_hmp(struct vm *vm, const char *line, char *text, size_t size);
 /* Sends a line to the human monitor that QEMU cannot execute before something else happens. */
 void vm_hmp_blocks(struct vm *vm, const char *line);
-/* Whether an event has this name and, when `status` is not NULL, this data.status. */
-bool vm_is_event(const json_t *event, const char *name, const char *status);
-/* Waits for such an event and drops those before it: a new reference. */
+/* Waits for an event with this name and, when `status` is not NULL, this data.status, and drops
+ * those before it: a new reference. */
 json_t *vm_event(struct vm *vm, const char *name, const char *status);
+/* Whether the guest runs, by query-status. */
+bool vm_runs(struct vm *vm);
 
 /* Fails the test when rc is not 0, with vm_error's sentence. */
 #define vm_ok(call) vm_check((call), #call, __FILE__, __LINE__)
