@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A session whose server runs copies takes the ways that a file of choices says, where that was
- * measured on this GPU, and only there.
- *
- *   test_choice shm */
+/* Copies take the paths that a tuning file says where that was measured on this GPU, and the usual
+ * ones elsewhere. */
 #include "tests/scenes/copies_scene.h"
 
 #include <setjmp.h>
@@ -11,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* The other way round than without a file, as far as that shows. */
+/* The opposite of the defaults, as far as that shows. */
 static const struct ibx_choice unusual = {
     .ways = {{.inline_max = 0,
               .in_place_min = IBX_CHOICE_NEVER,
