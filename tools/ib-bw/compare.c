@@ -84,9 +84,8 @@ static int report(struct ibx_error *err)
     return rc;
 }
 
-static void report_at_once(struct bw_bench *unused)
+static void report_at_once(void)
 {
-    (void)unused;
     report(NULL);
     ibx_bw_child_stop(&bench.server);
 }
@@ -102,7 +101,7 @@ static int compare(const struct bw_args *args,
     if (!rc)
         rc = open(args, &err);
     if (!rc)
-        rc = ibx_bw_watch_start(&bench, report_at_once, &err);
+        rc = ibx_bw_watch_start(&bench.results.stopped, report_at_once, &err);
     if (rc) {
         status = ibx_tool_fail(&err);
     } else {
@@ -153,20 +152,19 @@ static struct {
     uint16_t stock_port; /* at the loopback */
 } server_at;
 
-static int open_listener(struct bw_server *server, const char *scheme, const char *host,
-                         struct ibx_error *err)
+static int open_listener(const char *scheme, const char *host, struct ibx_error *err)
 {
     char uri[128];
     const char *real;
     snprintf(uri, sizeof(uri), "%s://%s:0", scheme, host);
-    int rc = ibx_bw_server_open(server, uri, &real, err);
+    int rc = ibx_bw_server_open(uri, &real, err);
     if (!rc)
         snprintf(server_at.uris[server_at.uri_count++], sizeof(server_at.uris[0]), "%s", real);
     return rc;
 }
 
 /* verbs finds its device by the address, and no device has that of the loopback. */
-static void open_device_listeners(struct bw_server *server)
+static void open_device_listeners(void)
 {
     struct ifaddrs *list;
     char host[INET_ADDRSTRLEN];
@@ -179,38 +177,36 @@ static void open_device_listeners(struct bw_server *server)
             continue;
         const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)a->ifa_addr;
         if (inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host)))
-            open_listener(server, "rdma", host, NULL);
+            open_listener("rdma", host, NULL);
     }
     freeifaddrs(list);
 }
 
 /* Beyond rdma:// and stock, a failure only leaves a path out. */
-static int open_listeners(struct bw_server *server, struct ibx_error *err)
+static int open_listeners(struct ibx_error *err)
 {
     char description[192];
-    int rc = open_listener(server, "rdma", "127.0.0.1", err);
+    int rc = open_listener("rdma", "127.0.0.1", err);
     if (rc)
         return rc;
-    if (!ibx_provider_probe("verbs", &server->args->options, description, sizeof(description),
-                            NULL))
-        open_device_listeners(server);
+    if (!ibx_provider_probe("verbs", &bench.args->options, description, sizeof(description), NULL))
+        open_device_listeners();
     /* For libfabric's emulations, which rdma:// never takes. */
-    open_listener(server, "ofi", "127.0.0.1", NULL);
-    return ibx_bw_server_open_stock(server, "127.0.0.1:0", &server_at.stock_port, err);
+    open_listener("ofi", "127.0.0.1", NULL);
+    return ibx_bw_server_open_stock("127.0.0.1:0", &server_at.stock_port, err);
 }
 
 /* Serves until it is killed. */
 static void server_main(FILE *to_parent)
 {
-    static struct bw_server server;
     struct bw_args args = *bench.args;
     struct ibx_error err = {0};
-    server.args = &args;
+    ibx_bw_server_init(&args);
     args.max_bytes = 0;
     for (unsigned i = 0; i < args.size_count; i++)
         args.max_bytes = args.sizes[i] > args.max_bytes ? args.sizes[i] : args.max_bytes;
     ibx_bw_pin(&bench.results.pins, BW_SERVER);
-    int rc = open_listeners(&server, &err);
+    int rc = open_listeners(&err);
     ibx_bw_child_report(to_parent, &err, &server_at, sizeof(server_at));
     while (!rc)
         pause();

@@ -267,25 +267,19 @@ void ibx_bw_progress(const char *format, ...) __attribute__((format(printf, 1, 2
 /* GB/s that one thread copies of memory that no cache holds; 0 without memory for it. */
 double ibx_bw_memcpy_rate(void);
 
-/* From now on a signal sets results->stopped, which ends the measurement. Where the call in hand
- * does not return soon, the process reports by `report` and ends with status 130. */
-int ibx_bw_watch_start(struct bw_bench *bench, void (*report)(struct bw_bench *bench),
-                       struct ibx_error *err);
+/* From now on a signal sets *stopped, which ends the measurement. Where the call in hand does not
+ * return soon, the process reports by `report` and ends with status 130. */
+int ibx_bw_watch_start(atomic_bool *stopped, void (*report)(void), struct ibx_error *err);
 void ibx_bw_watch_end(void);
 
 /* --------------------------------------------------------------------- servers */
 
-/* Listeners, each with a thread, and a thread for every client, as in GVirtuS's back end. It lives
- * until the process ends. */
-struct bw_server {
-    const struct bw_args *args;
-    atomic_uint clients;
-};
+/* The server of this process: listeners, each with a thread, and a thread for every client, as in
+ * GVirtuS's back end. It lives until the process ends, and keeps `args`. */
+void ibx_bw_server_init(const struct bw_args *args);
 /* Starts one more listener; *real is its URI with the real port and stays valid. */
-int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
-                       struct ibx_error *err);
-int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
-                             struct ibx_error *err);
+int ibx_bw_server_open(const char *uri, const char **real, struct ibx_error *err);
+int ibx_bw_server_open_stock(const char *where, uint16_t *port, struct ibx_error *err);
 
 /* Forks a process that is killed when this one ends. `child_main` runs in it, calls
  * ibx_bw_child_report() when it is ready or cannot be, and does not return. The `size` bytes of its

@@ -11,8 +11,8 @@ static const struct timespec grace = {.tv_sec = 2}; /* for the call in hand */
 
 static struct {
     pthread_t thread;
-    struct bw_bench *bench;
-    void (*report)(struct bw_bench *bench);
+    atomic_bool *stopped; /* the measurement has to end */
+    void (*report)(void);
     sigset_t signals;
     atomic_bool over; /* the measurement; the signal only wakes the thread */
 } watch;
@@ -24,27 +24,26 @@ static void *watch_main(void *argument)
     sigwait(&watch.signals, &number);
     if (atomic_load(&watch.over))
         return NULL;
-    atomic_store(&watch.bench->results.stopped, true);
+    atomic_store(watch.stopped, true);
     /* A second signal is impatience, and without an end in time a call hangs. The measuring thread
      * is inside of its path then, which therefore stays open. */
     sigtimedwait(&watch.signals, NULL, &grace);
     if (!atomic_load(&watch.over)) {
         fputs("ib-bw: stopped in the middle of a call that does not return\n", stderr);
-        watch.report(watch.bench);
+        watch.report();
         _exit(130);
     }
     return NULL;
 }
 
-int ibx_bw_watch_start(struct bw_bench *bench, void (*report)(struct bw_bench *bench),
-                       struct ibx_error *err)
+int ibx_bw_watch_start(atomic_bool *stopped, void (*report)(void), struct ibx_error *err)
 {
     sigemptyset(&watch.signals);
     sigaddset(&watch.signals, SIGINT);
     sigaddset(&watch.signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &watch.signals, NULL);
     watch.report = report;
-    watch.bench = bench;
+    watch.stopped = stopped;
     int rc = pthread_create(&watch.thread, NULL, watch_main, NULL);
     return rc ? ibx_error_set(err, -rc, "no thread to wait for signals: %s", strerror(rc)) : 0;
 }
