@@ -155,7 +155,5 @@ json_t *ibx_migrate_record_json(const struct ibx_journal *record);
 /* The reverse, in another process: all but the record, which is left alone. -EPROTO. */
 int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *status,
                             struct ibx_error *err);
-/* A JSON string of any bytes: those that are not UTF-8 are replaced. NULL: no memory. */
-json_t *ibx_json_text(const char *text);
 
 #endif

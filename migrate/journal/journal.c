@@ -12,7 +12,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #define NAME_BYTES   64u /* of a file: 32 digits, the role and a suffix */
@@ -21,11 +20,10 @@
 
 static void name_of(const struct ibx_journal *journal, const char *suffix, char name[NAME_BYTES])
 {
-    size_t at = 0;
-    for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
-        at += (size_t)snprintf(name + at, NAME_BYTES - at, "%02x", journal->id[i]);
-    snprintf(name + at, NAME_BYTES - at, ".%s%s", journal->source ? "source" : "destination",
-             suffix);
+    const size_t digits = (size_t)2 * IBX_MIGRATE_ID_BYTES;
+    ibx_hex_text(journal->id, IBX_MIGRATE_ID_BYTES, name);
+    snprintf(name + digits, NAME_BYTES - digits, ".%s%s",
+             journal->source ? "source" : "destination", suffix);
 }
 
 void ibx_journal_path(const char *folder, const struct ibx_journal *journal, const char *suffix,
@@ -176,7 +174,7 @@ static bool check_file(const struct stat *st)
 
 /* -ENOENT: there is none; `err` is not set. */
 static int load(const char *folder, int dir, const char *name, struct ibx_journal *journal,
-                struct timespec *changed, struct ibx_error *err)
+                struct ibx_error *err)
 {
     struct ibx_error why = {0};
     struct stat st;
@@ -208,37 +206,32 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
     name_of(journal, ".json", expected);
     if (strcmp(name, expected) != 0)
         return damaged(folder, name, err, "its id or role is not that of its name");
-    *changed = st.st_mtim;
+    journal->changed = st.st_mtim;
     return 0;
 }
 
-struct listed {
-    struct ibx_journal journal;
-    struct timespec changed; /* orders those of one second */
-};
-
 static int newest_first(const void *one, const void *other)
 {
-    const struct listed *a = one, *b = other;
-    if (a->journal.written_s != b->journal.written_s)
-        return a->journal.written_s < b->journal.written_s ? 1 : -1;
+    const struct ibx_journal *a = one, *b = other;
+    if (a->written_s != b->written_s)
+        return a->written_s < b->written_s ? 1 : -1;
     if (a->changed.tv_sec != b->changed.tv_sec)
         return a->changed.tv_sec < b->changed.tv_sec ? 1 : -1;
     if (a->changed.tv_nsec != b->changed.tv_nsec)
         return a->changed.tv_nsec < b->changed.tv_nsec ? 1 : -1;
-    return memcmp(a->journal.id, b->journal.id, IBX_MIGRATE_ID_BYTES);
+    return memcmp(a->id, b->id, IBX_MIGRATE_ID_BYTES);
 }
 
 struct list {
-    struct listed *items;
+    struct ibx_journal *items;
     size_t count, room;
 };
 
 static bool has(const struct list *list, const struct ibx_journal *journal)
 {
     for (size_t i = 0; i < list->count; i++) {
-        if (list->items[i].journal.source == journal->source &&
-            !memcmp(list->items[i].journal.id, journal->id, IBX_MIGRATE_ID_BYTES))
+        if (list->items[i].source == journal->source &&
+            !memcmp(list->items[i].id, journal->id, IBX_MIGRATE_ID_BYTES))
             return true;
     }
     return false;
@@ -249,18 +242,17 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
 {
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 8;
-        struct listed *items = reallocarray(list->items, room, sizeof(*items));
+        struct ibx_journal *items = reallocarray(list->items, room, sizeof(*items));
         if (!items)
             return ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
         list->items = items;
         list->room = room;
     }
-    struct listed *next = &list->items[list->count];
-    int rc = load(folder, dir, name, &next->journal, &next->changed, err);
+    int rc = load(folder, dir, name, &list->items[list->count], err);
     if (rc == -ENOENT) /* removed since */
         return 0;
     /* One that is replaced meanwhile may be seen twice. */
-    if (!rc && !has(list, &next->journal))
+    if (!rc && !has(list, &list->items[list->count]))
         list->count++;
     return rc;
 }
@@ -291,15 +283,11 @@ int ibx_journal_list(const char *folder, struct ibx_journal **journals, size_t *
 {
     struct list list = {0};
     int rc = list_folder(folder, &list, err);
-    struct ibx_journal *found = rc ? NULL : calloc(list.count + 1, sizeof(*found));
-    if (!rc && !found)
-        rc = ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
-    for (size_t i = 0; found && i < list.count; i++)
-        found[i] = list.items[i].journal;
-    free(list.items);
-    if (rc)
+    if (rc) {
+        free(list.items);
         return rc;
-    *journals = found;
+    }
+    *journals = list.items;
     *count = list.count;
     return 0;
 }
@@ -307,13 +295,12 @@ int ibx_journal_list(const char *folder, struct ibx_journal **journals, size_t *
 int ibx_journal_reload(const char *folder, struct ibx_journal *journal, struct ibx_error *err)
 {
     struct ibx_journal now;
-    struct timespec changed;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
     name_of(journal, ".json", name);
-    int rc = load(folder, dir, name, &now, &changed, err);
+    int rc = load(folder, dir, name, &now, err);
     close(dir);
     if (rc == -ENOENT)
         return ibx_error_set(err, rc, "the record of this migration was removed from %s", folder);
@@ -418,13 +405,13 @@ static int check_move(const struct ibx_journal *previous, const struct ibx_journ
 int ibx_journal_write(const char *folder, struct ibx_journal *journal, struct ibx_error *err)
 {
     struct ibx_journal previous = {0}, next = *journal;
-    struct timespec changed, now;
+    struct timespec now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
     name_of(journal, ".json", name);
-    int rc = load(folder, dir, name, &previous, &changed, err);
+    int rc = load(folder, dir, name, &previous, err);
     if (!rc || rc == -ENOENT)
         rc = check_move(&previous, journal, err);
     clock_gettime(CLOCK_REALTIME, &now);

@@ -28,6 +28,7 @@
 #include "migrate/channel/channel.h"
 
 #include <limits.h>
+#include <time.h>
 
 enum ibx_journal_state {
     IBX_JOURNAL_HERE = 1, /* source: the VM is here */
@@ -76,6 +77,7 @@ struct ibx_journal {
     struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
     struct ibx_journal_totals totals; /* destination, in COMPLETE and DONE; else all zeros */
     uint64_t written_s;               /* seconds since 1970, set by ibx_journal_write */
+    struct timespec changed;          /* of its file, as it was read: orders those of one second */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
@@ -88,7 +90,7 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
  * old file is still there, whole. */
 int ibx_journal_write(const char *folder, struct ibx_journal *journal, struct ibx_error *err);
 /* All journals of the folder, newest first. -EBADMSG names a .json file that is no journal. free()
- * `*journals`. */
+ * `*journals`, which may be NULL when there are none. */
 int ibx_journal_list(const char *folder, struct ibx_journal **journals, size_t *count,
                      struct ibx_error *err);
 /* Reads this one again. Its lock should be held. -ENOENT: it was removed. */
@@ -144,5 +146,9 @@ uint64_t ibx_process_started(pid_t pid);
  * written, ".lock", ".sock". */
 void ibx_journal_path(const char *folder, const struct ibx_journal *journal, const char *suffix,
                       char *path, size_t size);
+/* A JSON string of any bytes: of a text that is not UTF-8, only what is ASCII. NULL: no memory. */
+json_t *ibx_json_text(const char *text);
+/* Two digits a byte, and a NUL. */
+void ibx_hex_text(const uint8_t *bytes, size_t count, char *text);
 
 #endif

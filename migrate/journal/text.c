@@ -9,9 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOURNAL_VERSION       3
-#define JOURNAL_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
-#define JOURNAL_VERSION_2     2 /* without "complete" */
+#define JOURNAL_VERSION 3 /* 1 was without "was-running" and "guest-ram", 2 without "complete" */
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
  * a side that was away learns how far the other has come. */
@@ -79,16 +77,21 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 
 /* ------------------------------------------------------------ to JSON */
 
-/* A name is for reading only: what is not UTF-8 is replaced. */
-static json_t *name_json(const char *name)
+json_t *ibx_json_text(const char *text)
 {
-    json_t *json = json_string(name);
-    char text[256];
-    if (json)
-        return json;
-    snprintf(text, sizeof(text), "%s", name);
-    ibx_text_sanitize(text);
-    return json_string(text);
+    json_t *value = json_string(text);
+    if (value)
+        return value;
+    char plain[PATH_MAX];
+    snprintf(plain, sizeof(plain), "%s", text);
+    ibx_text_sanitize(plain);
+    return json_string(plain);
+}
+
+void ibx_hex_text(const uint8_t *bytes, size_t count, char *text)
+{
+    for (size_t i = 0; i < count; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
 }
 
 static int check_text(const struct ibx_journal *journal, struct ibx_error *err)
@@ -96,16 +99,15 @@ static int check_text(const struct ibx_journal *journal, struct ibx_error *err)
     const char *const texts[] = {journal->qmp, journal->uri, journal->key_file, journal->uuid};
     for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         json_t *json = json_string(texts[i]);
-        if (!json) {
-            ibx_error_set(err, -EINVAL,
-                          "\"%s\" is not UTF-8 text, so no record can hold it: give it "
-                          "another name",
-                          texts[i]);
-            if (err)
-                ibx_text_sanitize(err->message);
-            return -EINVAL;
-        }
         json_decref(json);
+        if (json)
+            continue;
+        ibx_error_set(err, -EINVAL,
+                      "\"%s\" is not UTF-8 text, so no record can hold it: give it another name",
+                      texts[i]);
+        if (err)
+            ibx_text_sanitize(err->message);
+        return -EINVAL;
     }
     return 0;
 }
@@ -127,19 +129,13 @@ static json_t *blocks_json(const struct ibx_journal *journal)
     return list;
 }
 
-static void hex_of(const uint8_t *bytes, unsigned count, char *text)
-{
-    for (unsigned i = 0; i < count; i++)
-        snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
-}
-
 static json_t *totals_json(const struct ibx_journal *journal)
 {
     const struct ibx_journal_totals *c = &journal->totals;
     char hash[2 * IBX_MIGRATE_HASH_BYTES + 1];
     if (!c->pages)
         return json_null();
-    hex_of(c->hash, IBX_MIGRATE_HASH_BYTES, hash);
+    ibx_hex_text(c->hash, IBX_MIGRATE_HASH_BYTES, hash);
     return json_pack("{s:I, s:I, s:I, s:s}", "pages", (json_int_t)c->pages, "zero",
                      (json_int_t)c->zero_pages, "discarded", (json_int_t)c->discarded_pages, "hash",
                      hash);
@@ -149,7 +145,7 @@ int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t
                           struct ibx_error *err)
 {
     char id[2 * IBX_MIGRATE_ID_BYTES + 1];
-    hex_of(journal->id, IBX_MIGRATE_ID_BYTES, id);
+    ibx_hex_text(journal->id, IBX_MIGRATE_ID_BYTES, id);
     if (check_text(journal, err))
         return -EINVAL;
     json_t *json = json_pack(
@@ -157,9 +153,9 @@ int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t
         "s:o, s:I}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", journal->source ? "source" : "destination",
         "epoch", (json_int_t)journal->epoch, "state", ibx_journal_state_name(journal->state),
-        "uuid", journal->uuid, "name", name_json(journal->name), "qmp", journal->qmp, "pid",
+        "uuid", journal->uuid, "name", ibx_json_text(journal->name), "qmp", journal->qmp, "pid",
         (json_int_t)journal->pid, "pid-started", (json_int_t)journal->pid_started, "uri",
-        journal->uri, "peer", name_json(journal->peer), "key-file", journal->key_file, "uffd",
+        journal->uri, "peer", ibx_json_text(journal->peer), "key-file", journal->key_file, "uffd",
         journal->uffd, "device-way", journal->device_way, "was-running", journal->was_running,
         "guest-ram", blocks_json(journal), "complete", totals_json(journal), "written",
         (json_int_t)journal->written_s);
@@ -348,13 +344,13 @@ static int take_json(json_t *json, struct ibx_journal *journal, struct ibx_error
     if (!json_is_integer(version))
         return ibx_error_set(err, -EINVAL, "it has no \"ibx-record\"");
     const json_int_t number = json_integer_value(version);
-    if (number < JOURNAL_VERSION_FIRST || number > JOURNAL_VERSION)
-        return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows %d to %d",
-                             (long long)number, JOURNAL_VERSION_FIRST, JOURNAL_VERSION);
+    if (number < 1 || number > JOURNAL_VERSION)
+        return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows 1 to %d",
+                             (long long)number, JOURNAL_VERSION);
     if (json_unpack_ex(json, &why, JSON_STRICT,
-                       number == JOURNAL_VERSION_FIRST ? FIRST_FIELDS "}"
-                       : number == JOURNAL_VERSION_2   ? FIRST_FIELDS ", s:b, s:o}"
-                                                       : FIRST_FIELDS ", s:b, s:o, s:o}",
+                       number == 1   ? FIRST_FIELDS "}"
+                       : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
+                                     : FIRST_FIELDS ", s:b, s:o, s:o}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
