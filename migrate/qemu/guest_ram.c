@@ -117,7 +117,7 @@ static int read_backend(const struct search *s, struct ibx_guest_block *block)
         return rc;
     block->discards = json_is_true(discards);
     json_decref(discards);
-    if (!ibx_qmp_at_least(s->qmp, 8, 1))
+    if (!ibx_qmp_at_least(ibx_qmp_version(s->qmp), 8, 1))
         return 0; /* until then a backend begins where its file does */
     json_t *offset;
     if ((rc = qom_get(s, path, "offset", &offset)))

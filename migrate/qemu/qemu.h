@@ -57,7 +57,7 @@ int ibx_qmp_fd(const struct ibx_qmp *qmp);
 pid_t ibx_qmp_pid(const struct ibx_qmp *qmp);
 struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp);
 /* True from `major`.`minor` on. */
-bool ibx_qmp_at_least(const struct ibx_qmp *qmp, unsigned major, unsigned minor);
+bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor);
 
 /* Runs a command and waits for its answer. `arguments` (an object or NULL) is consumed, also on
  * failure. `result`, when not NULL, gets a reference to what was returned.

@@ -469,8 +469,7 @@ struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp)
     return qmp->version;
 }
 
-bool ibx_qmp_at_least(const struct ibx_qmp *qmp, unsigned major, unsigned minor)
+bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
 {
-    return qmp->version.major > major ||
-           (qmp->version.major == major && qmp->version.minor >= minor);
+    return is.major > major || (is.major == major && is.minor >= minor);
 }

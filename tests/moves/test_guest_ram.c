@@ -170,7 +170,7 @@ static void test_directory(void)
 static void test_offset(void)
 {
     vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
-    const bool knows = ibx_qmp_at_least(vm.qmp, 8, 1);
+    const bool knows = ibx_qmp_at_least(ibx_qmp_version(vm.qmp), 8, 1);
     vm_end(&vm);
     if (!knows)
         skip();

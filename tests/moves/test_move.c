@@ -89,7 +89,7 @@ static void test_memfd(void)
     const struct vm_options options = {.ram = "memory-backend-memfd,id=mem0,size=64M,share=on",
                                        .append = "beat=64"};
     vm_start(&vms[0], &options);
-    bool refused = ibx_qmp_at_least(vms[0].qmp, 8, 1);
+    bool refused = ibx_qmp_at_least(ibx_qmp_version(vms[0].qmp), 8, 1);
     vm_end(&vms[0]);
     if (refused)
         skip();

@@ -152,9 +152,9 @@ static void test_returns_what_qemu_returns(void **state)
     };
     attached(steps);
     assert_int_equal(ibx_qmp_version(qmp).micro, 22);
-    assert_true(ibx_qmp_at_least(qmp, 7, 2));
-    assert_false(ibx_qmp_at_least(qmp, 7, 3));
-    assert_false(ibx_qmp_at_least(qmp, 8, 1));
+    assert_true(ibx_qmp_at_least(ibx_qmp_version(qmp), 7, 2));
+    assert_false(ibx_qmp_at_least(ibx_qmp_version(qmp), 7, 3));
+    assert_false(ibx_qmp_at_least(ibx_qmp_version(qmp), 8, 1));
     assert_int_equal(ibx_qmp_pid(qmp), getpid());
     json_t *result = NULL;
     assert_int_equal(ibx_qmp_execute(qmp, "qom-get", json_pack("{s:s}", "path", "/machine"),
