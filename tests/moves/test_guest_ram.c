@@ -14,7 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -221,6 +223,52 @@ static void test_not_the_one(void)
                "replaced under it");
 }
 
+/* What a child of nobody finds that has mapped `path`, closed it and let another file take the name
+ * which /proc gives the mapping: without rights to map_files, only that name leads to a file. */
+static int reopen_replaced(const char *path)
+{
+    char again[PATH_MAX];
+    struct stat st;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *at = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd < 0 || fstat(fd, &st) || at == MAP_FAILED || close(fd) || unlink(path))
+        return 1;
+    struct ibx_guest_block block = {.id = "mem0",
+                                    .size = MIB,
+                                    .page_size = 4096,
+                                    .address = (uintptr_t)at,
+                                    .dev = st.st_dev,
+                                    .ino = st.st_ino,
+                                    .fd = -1};
+    struct ibx_guest_ram ram = {.pid = getpid(), .blocks = &block, .count = 1};
+    snprintf(again, sizeof(again), "%s (deleted)", path);
+    fd = open(again, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, MIB) || close(fd))
+        return 2;
+    int rc = ibx_guest_ram_reopen(&ram, true, &vm_error);
+    unlink(again);
+    return rc == -ESTALE && strstr(vm_error.message, "was replaced") && block.fd == -1 ? 0 : 3;
+}
+
+static void test_replaced(void)
+{
+    char path[] = "/dev/shm/ibx-test-ram-XXXXXX";
+    int fd = mkstemp(path), status;
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, MIB), 0);
+    assert_true(geteuid() || !fchown(fd, 65534, 65534));
+    close(fd);
+    pid_t child = fork();
+    if (!child)
+        _exit(!geteuid() && (setgid(65534) || setuid(65534) || prctl(PR_SET_DUMPABLE, 1))
+                  ? 77
+                  : reopen_replaced(path));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    unlink(path);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 /* The pages that are said to be untouched hold zeros; returns how many are said to be written. */
 static uint64_t check_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                               uint64_t *bits)
@@ -337,10 +385,16 @@ static void test_written_huge(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {VM_TEST(test_file),         VM_TEST(test_numa_memfd),
-                                           VM_TEST(test_directory),    VM_TEST(test_offset),
-                                           VM_TEST(test_private),      VM_TEST(test_not_the_one),
-                                           VM_TEST(test_written),      VM_TEST(test_written_since),
-                                           VM_TEST(test_written_huge), {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_file),
+                                           VM_TEST(test_numa_memfd),
+                                           VM_TEST(test_directory),
+                                           VM_TEST(test_offset),
+                                           VM_TEST(test_private),
+                                           VM_TEST(test_not_the_one),
+                                           VM_TEST(test_written),
+                                           VM_TEST(test_written_since),
+                                           VM_TEST(test_written_huge),
+                                           VM_TEST(test_replaced),
+                                           {0}};
     return vm_tests(tests, vm_end_all);
 }
