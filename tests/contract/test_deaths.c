@@ -79,24 +79,19 @@ static void kill_under_load(enum side side, bool reads, bool writes, bool messag
     field_close(&field);
 }
 
-static void test_killed_during_reads(void **state)
+static void test_killed_during_work(void **state)
 {
-    kill_under_load(SIDE_OF(state), true, false, false);
-}
-
-static void test_killed_during_writes(void **state)
-{
-    kill_under_load(SIDE_OF(state), false, true, false);
-}
-
-static void test_killed_during_messages(void **state)
-{
-    kill_under_load(SIDE_OF(state), false, false, true);
-}
-
-static void test_killed_during_everything(void **state)
-{
-    kill_under_load(SIDE_OF(state), true, true, true);
+    static const struct {
+        const char *name;
+        bool reads, writes, messages;
+    } works[] = {{"READs", true, false, false},
+                 {"WRITEs", false, true, false},
+                 {"messages", false, false, true},
+                 {"everything", true, true, true}};
+    for (size_t i = 0; i < sizeof(works) / sizeof(works[0]); i++) {
+        print_message("             %s\n", works[i].name);
+        kill_under_load(SIDE_OF(state), works[i].reads, works[i].writes, works[i].messages);
+    }
 }
 
 /* Held messages stay readable after the end, until they are given back. */
@@ -205,10 +200,7 @@ static void test_stopped_and_continued(void **state)
 
 static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_killed_while_idle),
-    TEST_BOTH(test_killed_during_reads),
-    TEST_BOTH(test_killed_during_writes),
-    TEST_BOTH(test_killed_during_messages),
-    TEST_BOTH(test_killed_during_everything),
+    TEST_BOTH(test_killed_during_work),
     TEST_BOTH(test_killed_while_messages_are_held),
     TEST_BOTH(test_aborted),
     TEST_BOTH(test_killed_owing_reads),

@@ -249,14 +249,12 @@ static void drop_under_load(enum side side, bool write)
     field_close(&field);
 }
 
-static void test_deregistration_under_reads(void **state)
+static void test_deregistration_under_load(void **state)
 {
-    drop_under_load(SIDE_OF(state), false);
-}
-
-static void test_deregistration_under_writes(void **state)
-{
-    drop_under_load(SIDE_OF(state), true);
+    for (int write = 0; write < 2; write++) {
+        print_message("             %s\n", write ? "WRITEs" : "READs");
+        drop_under_load(SIDE_OF(state), write);
+    }
 }
 
 /* Local memory may go as soon as the work on it is over, or the connection is closed. */
@@ -391,8 +389,7 @@ static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_wrong_keys),
     TEST_BOTH(test_beyond_the_region),
     TEST_BOTH(test_deregistered_regions),
-    TEST_BOTH(test_deregistration_under_reads),
-    TEST_BOTH(test_deregistration_under_writes),
+    TEST_BOTH(test_deregistration_under_load),
     TEST_BOTH(test_local_memory_freed_at_once),
     TEST_BOTH(test_closed_in_the_middle_of_a_read),
     TEST_BOTH(test_allocated_memory),

@@ -180,22 +180,15 @@ static void read_and_write(enum way way)
     free(mine);
 }
 
-static void test_mapped(void **state)
+static void test_copies_of_each_way(void **state)
 {
     (void)state;
-    read_and_write(MAPPED);
-}
-
-static void test_direct(void **state)
-{
-    (void)state;
-    read_and_write(DIRECT);
-}
-
-static void test_requested(void **state)
-{
-    (void)state;
-    read_and_write(REQUESTED);
+    static const char *const names[] = {"mapped", "direct", "requested"};
+    for (enum way way = MAPPED; way <= REQUESTED; way++) {
+        print_message("             %s\n", names[way]);
+        server->count = 0;
+        read_and_write(way);
+    }
 }
 
 static void refusals(enum way way)
@@ -458,9 +451,7 @@ int main(void)
         TEST(test_signalled_sends),
         TEST(test_sleeping),
         TEST(test_sleeping_for_credit),
-        TEST(test_mapped),
-        TEST(test_direct),
-        TEST(test_requested),
+        TEST(test_copies_of_each_way),
         TEST(test_refusals_direct),
         TEST(test_refusals_requested),
         TEST(test_unmapped_memory),
