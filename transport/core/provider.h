@@ -110,15 +110,14 @@ struct ibx_domain_part {
 
 struct ibx_domain_part_ops {
     bool (*fits)(const struct ibx_domain_part *part, const void *want);
-    /* `domain`: it will be shared there; NULL: it will not. The caller sets all fields of `part`.
-     */
+    /* With a domain it will be shared there. The caller sets all fields of `part`. */
     int (*open)(void *want, const struct ibx_domain *domain, struct ibx_domain_part **part,
                 struct ibx_error *err);
     void (*close)(struct ibx_domain_part *part); /* frees it, too */
 };
 
-/* Takes a part of the domain that fits, or opens a new one; without a domain always a new one. Hold
- * it until ibx_domain_part_release(), which accepts NULL. From any thread. */
+/* Takes a part of the domain that fits, or opens a new one, until ibx_domain_part_release(), which
+ * accepts NULL. From any thread. */
 int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part_ops *ops,
                          void *want, struct ibx_domain_part **part, struct ibx_error *err);
 void ibx_domain_part_release(struct ibx_domain_part *part);
@@ -136,8 +135,7 @@ static inline uint8_t *ibx_gather(uint8_t *out, const struct iovec *iov, int iov
 
 struct ibx_provider {
     const char *name;
-    bool
-        takes_socket; /* the provider uses the handshake socket after finish, and notices its EOF */
+    bool takes_socket; /* it uses the handshake socket after finish, and notices its EOF */
 
     /* Whether this host can use it: "mlx5_0 port 1 (200 Gb/s)", or the reason against it. */
     int (*probe)(const struct ibx_options *options, char *description, size_t size,

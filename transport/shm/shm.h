@@ -54,9 +54,9 @@ enum shm_command_kind {
 /* An atomic in shared memory, moved by compare-and-exchange, so no struct ibx_state_machine. */
 enum shm_request_state { SHM_REQUEST_OPEN, SHM_REQUEST_SERVED, SHM_REQUEST_WITHDRAWN };
 
-/* An entry of a ring. The reader takes it when `sequence` is its own, and it is overwritten one lap
- * later; no index is shared. A lap cannot overtake the reader, because every command in the ring
- * holds a credit or a piece that only the reader's answer frees (struct shm_geometry). */
+/* An entry of a ring. The reader takes it when `sequence` is its own; no index is shared. A lap
+ * cannot overtake the reader, because every command holds a credit or a piece that only the
+ * reader's answer frees (struct shm_geometry). */
 struct shm_command {
     _Alignas(128) _Atomic uint32_t sequence; /* position + 1, written last */
     uint8_t kind;
@@ -83,8 +83,7 @@ struct shm_control {
      * 0: none. The peer's deregistration waits for it. */
     _Alignas(128) _Atomic uint32_t copying;
     /* enum shm_request_state, of the request for this side's piece of the same index; who changes
-     * it first does the copy. Not in the command: that entry of the ring may be a newer command's
-     * by the time an overtaken piece is served. A piece is not used again before DONE. */
+     * it first does the copy. Not in the command, whose entry may be a newer one's by then. */
     _Alignas(128) _Atomic uint32_t requests[IBX_SHM_PIECES];
 };
 
@@ -263,7 +262,7 @@ struct shm {
     size_t copied_alone;  /* bytes since the last request to the absent peer */
     bool direct;          /* process_vm_readv and process_vm_writev reach the peer */
     char direct_reason[128];
-    /* The peer recognises this process image by it. Every direct copy reads it first, on a page of
+    /* By it the peer recognises this process image. Every direct copy reads it first; on a page of
      * its own, which ibx_shm_key_revoke() makes inaccessible. */
     uint8_t *nonce;
     bool nonce_revoked;
