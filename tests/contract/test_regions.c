@@ -23,80 +23,6 @@ static void check_peers(struct field *field, size_t offset, size_t length, uint6
              offset + length);
 }
 
-/* ---------------------------------------------------- what is refused at the post */
-
-static void test_out_of_range_posts(void **state)
-{
-    struct field field = open_field(SIDE_OF(state), R | W);
-    const struct {
-        size_t local;
-        uint64_t offset;
-        size_t length;
-    } wrong[] = {
-        {0, 0, LENGTH + 1},
-        {0, 1, LENGTH},
-        {0, LENGTH, 1},
-        {0, LENGTH + 1, 0},
-        {0, UINT64_MAX, 1},
-        {0, UINT64_MAX - 10, 20},
-        {1, 0, LENGTH},
-        {LENGTH, 0, 1},
-        {LENGTH - 1, 0, 2},
-        {0, 8, SIZE_MAX},
-        {8, 8, SIZE_MAX - 7},
-        {0, 0, SIZE_MAX},
-        {(size_t)0 - 4096, 0, 4096},
-        {(size_t)0 - 1, 0, 2},
-    };
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        void *local = (void *)((uintptr_t)field.bytes + wrong[i].local);
-        int rc = end_try_read(field.end, field.mr, local, &field.remote, wrong[i].offset,
-                              wrong[i].length, 0);
-        int also = end_try_write(field.end, field.mr, local, &field.remote, wrong[i].offset,
-                                 wrong[i].length, IBX_URGENT);
-        if (rc != -ERANGE || also != -ERANGE)
-            FAIL("case %zu: READ returned %d and WRITE %d", i, rc, also);
-    }
-    /* The connection is none the worse for it. */
-    end_read(field.end, field.mr, field.bytes, &field.remote, 0, LENGTH, 0);
-    end_read(field.end, field.mr, field.bytes + LENGTH, &field.remote, LENGTH, 0, 0);
-    AWAIT(field.end, field.end->completed == 2);
-    CHECK(field.end->failed == 0);
-    CHECK(pattern_check(field.bytes, LENGTH, SEED_REMOTE, 0) < 0);
-    field_close(&field);
-}
-
-static void test_naming_a_piece(void **state)
-{
-    struct field field = open_field(SIDE_OF(state), R | W);
-    struct ibx_remote piece, copy;
-    uint8_t wire[IBX_REMOTE_BYTES];
-    uint8_t *pages = pages_map(8192);
-    struct ibx_mr *mr = end_register(field.end, pages, 8192, R);
-    CHECK(ibx_mr_remote(mr, 0, 8193, &piece) == -ERANGE);
-    CHECK(ibx_mr_remote(mr, 8193, 0, &piece) == -ERANGE);
-    CHECK(ibx_mr_remote(mr, 1, SIZE_MAX, &piece) == -ERANGE);
-    CHECK(ibx_mr_remote(mr, 8192, 0, &piece) == 0);
-    CHECK(ibx_mr_remote(mr, 100, 8000, &piece) == 0 && piece.length == 8000);
-    struct ibx_writer writer = ibx_writer_of(wire, sizeof(wire));
-    ibx_remote_put(&writer, &piece);
-    CHECK(!writer.failed && writer.length == sizeof(wire));
-    struct ibx_reader reader = ibx_reader_of(wire, sizeof(wire));
-    ibx_remote_get(&reader, &copy);
-    CHECK(!reader.failed && !memcmp(&copy, &piece, sizeof(copy)));
-    ibx_mr_deregister(mr);
-    ibx_mr_deregister(NULL);
-    pages_unmap(pages, 8192);
-    CHECK(ibx_mr_remote(field.mr, 0, 1, &piece) == -EACCES);
-    /* A post may not leave the piece that was named, though the region goes on. */
-    field.remote.length = 1000;
-    CHECK(end_try_read(field.end, field.mr, field.bytes, &field.remote, 1, 1000, 0) == -ERANGE);
-    end_read(field.end, field.mr, field.bytes, &field.remote, 1, 999, 0);
-    AWAIT(field.end, field.end->completed == 1);
-    CHECK(pattern_check(field.bytes, 999, SEED_REMOTE, 1) < 0);
-    field_close(&field);
-}
-
 /* -------------------------------------------------- what the peer's side must refuse */
 
 /* Posts something that must not work: it completes with an error, perhaps with the connection. */
@@ -383,8 +309,6 @@ static void test_registration_is_refused_in_words(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    TEST_BOTH(test_out_of_range_posts),
-    TEST_BOTH(test_naming_a_piece),
     TEST_BOTH(test_access_is_checked),
     TEST_BOTH(test_wrong_keys),
     TEST_BOTH(test_beyond_the_region),

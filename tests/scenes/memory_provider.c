@@ -99,15 +99,6 @@ static void poke(struct end *end)
 
 /* -------------------------------------------------------------------- setting up */
 
-static int memory_probe(const struct ibx_options *options, char *description, size_t size,
-                        struct ibx_error *err)
-{
-    (void)options;
-    (void)err;
-    snprintf(description, size, "memory of this process");
-    return 0;
-}
-
 static int open_any(struct ibx_link *link, void **out, bool first, struct ibx_error *err)
 {
     if (first && memory_control.fail_open)
@@ -491,11 +482,10 @@ static void memory_close(void *endpoint)
 }
 
 #define CALLS                                                                                      \
-    .probe = memory_probe, .offer = memory_offer, .join = memory_join, .finish = memory_finish,    \
-    .query = memory_query, .mr_register = memory_mr_register,                                      \
-    .mr_deregister = memory_mr_deregister, .rdma = memory_rdma, .send = memory_send,               \
-    .release = memory_release, .progress = memory_progress, .arm = memory_arm,                     \
-    .abort = memory_abort, .close = memory_close
+    .offer = memory_offer, .join = memory_join, .finish = memory_finish, .query = memory_query,    \
+    .mr_register = memory_mr_register, .mr_deregister = memory_mr_deregister, .rdma = memory_rdma, \
+    .send = memory_send, .release = memory_release, .progress = memory_progress,                   \
+    .arm = memory_arm, .abort = memory_abort, .close = memory_close
 
 static const struct ibx_provider first = {.name = "shm", .open = open_first, CALLS};
 static const struct ibx_provider second = {.name = "tcp", .open = open_second, CALLS};

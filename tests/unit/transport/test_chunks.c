@@ -178,23 +178,45 @@ static void outside_of_region_or_remote(void **state)
         uint64_t offset;
         size_t length;
     } bad[] = {
-        {base, 1, BYTES},      {base, BYTES, 1},     {base, BYTES + 1, 0},
-        {base, UINT64_MAX, 1}, {base, 0, SIZE_MAX},  {base, 2, SIZE_MAX},
-        {base + 1, 0, BYTES},  {base + BYTES, 0, 1}, {base - 1, 0, 1},
-        {base - 1, 0, 2},      {NULL, 0, 1},         {(uint8_t *)UINTPTR_MAX, 0, 2},
+        {base, 1, BYTES},
+        {base, BYTES, 1},
+        {base, BYTES + 1, 0},
+        {base, UINT64_MAX, 1},
+        {base, 0, SIZE_MAX},
+        {base, 2, SIZE_MAX},
+        {base + 1, 0, BYTES},
+        {base + BYTES, 0, 1},
+        {base - 1, 0, 1},
+        {base - 1, 0, 2},
+        {NULL, 0, 1},
+        {(uint8_t *)UINTPTR_MAX, 0, 2},
+        {base, 0, BYTES + 1},
+        {base, UINT64_MAX - 10, 20},
+        {base + BYTES - 1, 0, 2},
+        {base + 8, 8, SIZE_MAX - 7},
+        {base - 4096, 0, 4096},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         int rc =
             ibx_read(conn, b.near, bad[i].local, &b.remote, bad[i].offset, bad[i].length, 0, 0);
-        if (rc != -ERANGE)
-            fail_msg("case %zu: %d", i, rc);
+        int also = ibx_write(conn, b.near, bad[i].local, &b.remote, bad[i].offset, bad[i].length, 0,
+                             IBX_URGENT);
+        if (rc != -ERANGE || also != -ERANGE)
+            fail_msg("case %zu: READ %d, WRITE %d", i, rc, also);
     }
     /* What a peer may put into a message: addresses that wrap round. */
     struct ibx_remote remote = {.address = UINT64_MAX - 10, .length = UINT64_MAX};
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 5, 100, 0, 0), -ERANGE);
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 20, 1, 0, 0), -ERANGE);
+    /* Nor may a post leave the piece that was named, though the region goes on. */
+    remote = b.remote;
+    remote.length = 1000;
+    assert_int_equal(ibx_read(conn, b.near, base, &remote, 1, 1000, 0, 0), -ERANGE);
     expect_silence(conn);
     assert_int_equal(memory_log_count, 0);
+    assert_int_equal(ibx_read(conn, b.near, base, &remote, 1, 999, 5, 0), 0);
+    expect_event(conn, IBX_EVENT_READ, 5, 0);
+    assert_memory_equal(base, b.distant + 1, 999);
 }
 
 static void remote_names_only_what_may_be_reached(void **state)
@@ -202,6 +224,7 @@ static void remote_names_only_what_may_be_reached(void **state)
     (void)state;
     struct ibx_remote r;
     assert_int_equal(ibx_mr_remote(b.near, 0, 1, &r), -EACCES);
+    assert_int_equal(ibx_mr_remote(b.far, 0, BYTES + 1, &r), -ERANGE);
     assert_int_equal(ibx_mr_remote(b.far, BYTES, 1, &r), -ERANGE);
     assert_int_equal(ibx_mr_remote(b.far, BYTES + 1, 0, &r), -ERANGE);
     assert_int_equal(ibx_mr_remote(b.far, 1, SIZE_MAX, &r), -ERANGE);
@@ -209,6 +232,7 @@ static void remote_names_only_what_may_be_reached(void **state)
     assert_int_equal(ibx_mr_remote(b.far, 10, 20, &r), 0);
     assert_true(r.address == b.remote.address + 10 && r.length == 20);
     assert_true(r.keys[0] == b.remote.keys[0]);
+    ibx_mr_deregister(NULL);
 }
 
 /* -------------------------------------------------------------------- in flight */
