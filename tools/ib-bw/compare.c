@@ -28,7 +28,7 @@ static void add_path(struct bw_stream *stream, const char *name)
     snprintf(results->paths[index], sizeof(results->paths[index]), "%s", name);
     if (!strcmp(name, BW_STOCK))
         results->stock = (int)index;
-    bench.open[bench.open_count++] = (struct bw_path){.index = index, .stream = stream};
+    bench.streams[index] = stream;
 }
 
 /* Connects by `uri` with the provider of `options`. */
@@ -113,8 +113,10 @@ static int compare(const struct bw_args *args,
         if (atomic_load(&bench.results.stopped))
             status = 130;
     }
-    for (unsigned i = 0; i < bench.open_count; i++)
-        bench.open[i].stream->ops->destroy(bench.open[i].stream);
+    for (unsigned i = 0; i < bench.results.path_count; i++) {
+        if (bench.streams[i])
+            bench.streams[i]->ops->destroy(bench.streams[i]);
+    }
     ibx_bw_child_stop(&bench.server);
     ibx_bw_buffer_fini(&bench.request);
     ibx_bw_buffer_fini(&bench.reply);
@@ -265,7 +267,7 @@ static int open_self(const struct bw_args *args, struct ibx_error *err)
         if (!args->paths || args->paths & BW_PATH_BIT(i))
             open_provider(name);
     }
-    if (!bench.open_count)
+    if (!results->path_count)
         return ibx_error_set(err, -ENOTSUP, "there is no path to measure: %s: %.500s",
                              results->refused[0].path, results->refused[0].reason);
     results->memcpy_gbps = ibx_bw_memcpy_rate();

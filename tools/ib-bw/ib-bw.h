@@ -197,9 +197,6 @@ void ibx_bw_results_refuse(struct bw_results *results, const char *path, const c
 bool ibx_bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns);
 struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsigned path,
                                          enum bw_op op, unsigned size);
-/* Median over the sizes from..to of the ratio to stock; 0: there is none. */
-double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, enum bw_op op,
-                            size_t from, size_t to);
 /* Sorts the samples. 0 without any. */
 double ibx_bw_median(double *samples, size_t n);
 
@@ -240,24 +237,17 @@ struct bw_slice {
     unsigned warmup; /* calls before the first that counts */
 };
 
-/* An open path. */
-struct bw_path {
-    unsigned index; /* in the results */
-    struct bw_stream *stream;
-    uint64_t token; /* of the last call */
-};
-
 /* Everything that `run` and `self` hold. */
 struct bw_bench {
     const struct bw_args *args;
     struct bw_results results;
-    struct bw_buffer request, reply; /* the front end's, shared by all paths */
-    struct bw_path open[BW_PATHS_MAX];
-    unsigned open_count;
-    pid_t server; /* of self; 0: none */
+    struct bw_buffer request, reply;         /* the front end's, shared by all paths */
+    struct bw_stream *streams[BW_PATHS_MAX]; /* of the paths in the results; NULL: given up */
+    uint64_t token;                          /* of the last call */
+    pid_t server;                            /* of self; 0: none */
 };
 /* One slice of one path. */
-int ibx_bw_slice_run(struct bw_bench *bench, struct bw_path *path, const struct bw_slice *slice,
+int ibx_bw_slice_run(struct bw_bench *bench, struct bw_stream *stream, const struct bw_slice *slice,
                      struct bw_cell *cell, struct ibx_error *err);
 /* Fills the cells. A path that fails is closed and listed among the refused; the others go on.
  * Returns the first such error. */

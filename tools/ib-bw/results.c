@@ -119,16 +119,3 @@ struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsig
     }
     return summary;
 }
-
-double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, enum bw_op op,
-                            size_t from, size_t to)
-{
-    double ratios[BW_SIZES_MAX];
-    unsigned n = 0;
-    for (unsigned i = 0; i < results->size_count; i++) {
-        double ratio = ibx_bw_results_summary(results, path, op, i).ratio;
-        if (results->sizes[i] >= from && results->sizes[i] <= to && ratio > 0)
-            ratios[n++] = ratio;
-    }
-    return ibx_bw_median(ratios, n);
-}

@@ -109,10 +109,16 @@ static void print_medians(const struct bw_results *results, FILE *out)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned op = 0; op < BW_OPS && (int)path != results->stock; op++) {
-            double ratio = ibx_bw_results_ratio(results, path, (enum bw_op)op, MIB, 64 * MIB);
-            if (ratio > 0)
+            double ratios[BW_SIZES_MAX];
+            unsigned n = 0;
+            for (unsigned i = 0; i < results->size_count; i++) {
+                double ratio = ibx_bw_results_summary(results, path, (enum bw_op)op, i).ratio;
+                if (results->sizes[i] >= MIB && results->sizes[i] <= 64 * MIB && ratio > 0)
+                    ratios[n++] = ratio;
+            }
+            if (n)
                 fprintf(out, "%s against stock, %s, 1 to 64 MiB: x%.2f (median of the ratios)\n",
-                        results->paths[path], ibx_bw_op_names[op], ratio);
+                        results->paths[path], ibx_bw_op_names[op], ibx_bw_median(ratios, n));
         }
     }
 }

@@ -80,12 +80,8 @@ static long long node_of(const char *folder)
  * root complex's. */
 static bool one_bridge(const char *one, const char *other)
 {
-    char a[PATH_MAX], b[PATH_MAX], whole[PATH_MAX];
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), one);
-    if (!realpath(whole, a))
-        return false;
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), other);
-    if (!realpath(whole, b))
+    char a[PATH_MAX], b[PATH_MAX];
+    if (!realpath(ibx_doctor_path(one), a) || !realpath(ibx_doctor_path(other), b))
         return false;
     const char *root = strstr(a, "/pci");
     const char *bridge = root ? strchr(root + 1, '/') : NULL;
@@ -137,8 +133,8 @@ static void check_bar(const struct gpu *gpu)
 {
     char path[PATH_MAX], line[128], value[96];
     unsigned long long start = 0, end = 0;
-    snprintf(path, sizeof(path), "%s%s/resource", ibx_doctor_root(), gpu->folder);
-    FILE *file = fopen(path, "re");
+    snprintf(path, sizeof(path), "%s/resource", gpu->folder);
+    FILE *file = fopen(ibx_doctor_path(path), "re");
     for (int i = 0; file && i < 2; i++) {
         if (!fgets(line, sizeof(line), file))
             line[0] = '\0';
@@ -185,14 +181,12 @@ static bool check_copies(const struct gpu *gpu, enum nearness near)
 /* -ENOENT: there is no such file. */
 static int load_tuning(struct ibx_tuning *tuning, char file[PATH_MAX], struct ibx_error *err)
 {
-    char whole[2 * PATH_MAX];
     int rc = ibx_glue_tuning_file(file, err);
     if (!rc && !*file)
         rc = ibx_error_set(err, -ENOENT, "rdma.tuning says none");
     if (rc)
         return rc;
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), file);
-    return ibx_tuning_load(whole, tuning, err);
+    return ibx_tuning_load(ibx_doctor_path(file), tuning, err);
 }
 
 /* What the tuning file says about this GPU, or the defaults. */

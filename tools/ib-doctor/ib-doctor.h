@@ -42,6 +42,8 @@ extern unsigned ibx_doctor_check_count;
 
 /* Paths below are below IBX_DOCTOR_ROOT, the root of a described host; "": this host. */
 const char *ibx_doctor_root(void);
+/* A path with that root, until the next call. */
+const char *ibx_doctor_path(const char *path);
 /* The first line of a file, without its newline; false and "" where it cannot be read. */
 bool ibx_doctor_read(const char *path, char *out, size_t size);
 /* The same as a number, or `fallback`. */

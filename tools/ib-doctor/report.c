@@ -34,7 +34,7 @@ const char *ibx_doctor_root(void)
     return root ? root : "";
 }
 
-static const char *whole_path(const char *path)
+const char *ibx_doctor_path(const char *path)
 {
     static char whole[PATH_MAX];
     snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), path);
@@ -43,7 +43,7 @@ static const char *whole_path(const char *path)
 
 bool ibx_doctor_read(const char *path, char *out, size_t size)
 {
-    FILE *file = fopen(whole_path(path), "re");
+    FILE *file = fopen(ibx_doctor_path(path), "re");
     bool good = file && fgets(out, (int)size, file);
     if (file)
         fclose(file);
@@ -64,7 +64,7 @@ long long ibx_doctor_read_number(const char *path, long long fallback)
 
 bool ibx_doctor_exists(const char *path)
 {
-    return access(whole_path(path), F_OK) == 0;
+    return access(ibx_doctor_path(path), F_OK) == 0;
 }
 
 static int has_no_dot(const struct dirent *entry)
@@ -74,7 +74,7 @@ static int has_no_dot(const struct dirent *entry)
 
 int ibx_doctor_list(const char *path, struct dirent ***names)
 {
-    int count = scandir(whole_path(path), names, has_no_dot, alphasort);
+    int count = scandir(ibx_doctor_path(path), names, has_no_dot, alphasort);
     return count < 0 ? 0 : count;
 }
 
