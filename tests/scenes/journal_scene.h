@@ -4,14 +4,7 @@
 #define IBX_TESTS_JOURNAL_SCENE_H
 
 #include "migrate/journal/journal.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/scenes/unit.h"
 
 extern char folder[64];
 extern struct ibx_error error; /* of the last call */

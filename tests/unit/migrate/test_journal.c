@@ -18,9 +18,8 @@
 
 /* ------------------------------------------------------------ states */
 
-static void records_come_back_as_they_were(void **state)
+static void records_come_back_as_they_were(NO_STATE)
 {
-    (void)state;
     for (int source = 0; source < 2; source++) {
         struct ibx_journal r = sample(source, 7);
         const time_t before = time(NULL);
@@ -34,7 +33,7 @@ static void records_come_back_as_they_were(void **state)
         const char *const texts[][2] = {{found.uuid, r.uuid}, {found.name, r.name},
                                         {found.qmp, r.qmp},   {found.uri, r.uri},
                                         {found.peer, r.peer}, {found.key_file, r.key_file}};
-        for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
@@ -56,9 +55,8 @@ static void records_come_back_as_they_were(void **state)
 }
 
 /* Written by hand, as the first version did. */
-static void records_of_the_first_version(void **state)
+static void records_of_the_first_version(NO_STATE)
 {
-    (void)state;
     static const char text[] =
         "{\"ibx-record\": 1, \"id\": \"07070707070707070707070707070707\", "
         "\"role\": \"destination\", \"epoch\": 3, \"state\": \"may-run\", \"uuid\": \"\", "
@@ -135,9 +133,8 @@ static void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted)
     assert_int_equal(write_record(r), 0);
 }
 
-static void what_a_complete_move_has_to_say(void **state)
+static void what_a_complete_move_has_to_say(NO_STATE)
 {
-    (void)state;
     static const struct wrong wrong[] = {
         {"\"pages\": 1000", "\"pages\": 606", "606 pages"},
         {"\"pages\": 1000", "\"pages\": 0", "0 pages"},
@@ -154,13 +151,12 @@ static void what_a_complete_move_has_to_say(void **state)
     assert_false(ibx_journal_over(&r));
     const struct ibx_journal found = only();
     assert_memory_equal(&found.totals, &r.totals, sizeof(r.totals));
-    each_is_refused(&r, wrong, sizeof(wrong) / sizeof(wrong[0]));
+    each_is_refused(&r, wrong, COUNT(wrong));
 }
 
 /* As the version before wrote it, which called a move done when all pages were there. */
-static void records_of_the_second_version(void **state)
+static void records_of_the_second_version(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(false, 7);
     bring_to(&r, IBX_JOURNAL_RUNNING);
     change(&r, "  \"complete\": null,\n", "");
@@ -189,9 +185,8 @@ static void check_step(bool source, unsigned from, unsigned to, bool allowed)
     }
 }
 
-static void only_moves_of_the_table(void **state)
+static void only_moves_of_the_table(NO_STATE)
 {
-    (void)state;
     const unsigned all[2] = {
         1 << IBX_JOURNAL_NOT_YET | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_RUNNING |
             1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_GIVEN_UP,
@@ -208,9 +203,8 @@ static void only_moves_of_the_table(void **state)
     }
 }
 
-static void epochs_only_rise(void **state)
+static void epochs_only_rise(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     r.epoch = 0;
     assert_int_equal(write_record(&r), -EINVAL);
@@ -227,9 +221,8 @@ static void epochs_only_rise(void **state)
     assert_int_equal(only().epoch, INT64_MAX);
 }
 
-static void states_have_names_and_meanings(void **state)
+static void states_have_names_and_meanings(NO_STATE)
 {
-    (void)state;
     char said[IBX_ERROR_MAX];
     const bool over[11] = {[IBX_JOURNAL_DONE] = true,
                            [IBX_JOURNAL_KEPT] = true,
@@ -276,9 +269,8 @@ static void write_until_killed(void)
     }
 }
 
-static void a_killed_writer_leaves_a_whole_record(void **state)
+static void a_killed_writer_leaves_a_whole_record(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 3);
     assert_int_equal(write_record(&r), 0);
     for (unsigned turn = 0; turn < 25; turn++) {
@@ -341,9 +333,8 @@ static int on_a_full_disk(void)
     return 0;
 }
 
-static void full_and_read_only_disks(void **state)
+static void full_and_read_only_disks(NO_STATE)
 {
-    (void)state;
     passes_in_child(on_a_full_disk); /* only root mounts */
 }
 
@@ -372,15 +363,13 @@ static int without_rights(void)
     return 0;
 }
 
-static void folders_without_rights(void **state)
+static void folders_without_rights(NO_STATE)
 {
-    (void)state;
     passes_in_child(without_rights);
 }
 
-static void text_that_is_none(void **state)
+static void text_that_is_none(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     strcpy(r.name, "b\xc3"); /* cut in the middle of a letter */
     assert_int_equal(write_record(&r), 0);
@@ -395,9 +384,8 @@ static void text_that_is_none(void **state)
 
 /* ------------------------------------------------------------ finding */
 
-static void newest_come_first(void **state)
+static void newest_come_first(NO_STATE)
 {
-    (void)state;
     struct ibx_journal *all;
     size_t count;
     for (uint8_t i = 1; i <= 20; i++) {
@@ -420,9 +408,8 @@ static void set_written(const struct ibx_journal *r, uint64_t seconds)
     change(r, from, to);
 }
 
-static void unfinished_moves_are_found(void **state)
+static void unfinished_moves_are_found(NO_STATE)
 {
-    (void)state;
     struct ibx_journal a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
                        d = sample(false, 4), found;
     assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOENT);
@@ -492,9 +479,8 @@ static struct ibx_journal in_state(bool source, uint8_t number, enum ibx_journal
     return r;
 }
 
-static void what_is_over_can_be_pruned(void **state)
+static void what_is_over_can_be_pruned(NO_STATE)
 {
-    (void)state;
     const struct {
         bool source;
         enum ibx_journal_state is;
@@ -513,7 +499,7 @@ static void what_is_over_can_be_pruned(void **state)
         {false, IBX_JOURNAL_COMPLETE, true, false, true},
         {false, IBX_JOURNAL_COMPLETE, false, false, true},
     };
-    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (unsigned i = 0; i < COUNT(cases); i++) {
         struct ibx_journal r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
         struct seen seen = prune((struct ibx_journal_prune){.qmp = r.qmp});
         if (seen.gone != cases[i].goes || seen.kept == cases[i].goes)
@@ -528,9 +514,8 @@ static void what_is_over_can_be_pruned(void **state)
     }
 }
 
-static void pruning_leaves_others_alone(void **state)
+static void pruning_leaves_others_alone(NO_STATE)
 {
-    (void)state;
     struct ibx_journal *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
                              b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
     size_t count;
@@ -580,9 +565,8 @@ static void meddle(void *context, const struct ibx_journal *record, const char *
         assert_int_equal(write_record(&m->next), 0);
 }
 
-static void what_counts_is_read_under_the_lock(void **state)
+static void what_counts_is_read_under_the_lock(NO_STATE)
 {
-    (void)state;
     for (int removes = 0; removes < 2; removes++) {
         struct ibx_journal newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
         struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),

@@ -13,9 +13,8 @@
 
 /* ------------------------------------------------------------ damaged files */
 
-static void every_truncation_is_noticed(void **state)
+static void every_truncation_is_noticed(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX], text[4096];
     struct ibx_journal r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
@@ -30,9 +29,8 @@ static void every_truncation_is_noticed(void **state)
     assert_int_equal(write_record(&r), 0);
 }
 
-static void hostile_files_are_named(void **state)
+static void hostile_files_are_named(NO_STATE)
 {
-    (void)state;
     static const struct wrong cases[] = {
         {"\"ibx-record\": 3", "\"ibx-record\": 4", "version 4"},
         {"\"ibx-record\": 3", "\"ibx-record\": \"2\"", "ibx-record"},
@@ -74,14 +72,13 @@ static void hostile_files_are_named(void **state)
     struct ibx_journal r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
-    each_is_refused(&r, cases, sizeof(cases) / sizeof(cases[0]));
+    each_is_refused(&r, cases, COUNT(cases));
     put_file(path, "[]", 2);
     list_refuses(&r, "ibx-record");
 }
 
-static void hostile_layouts_are_named(void **state)
+static void hostile_layouts_are_named(NO_STATE)
 {
-    (void)state;
     static const struct wrong cases[] = {
         {"\"id\": \"mem0\"", "\"id\": \"\"", "no id"},
         {"\"id\": \"mem0\"", "\"id\": \"mem1\"", "follow"},
@@ -101,12 +98,11 @@ static void hostile_layouts_are_named(void **state)
     struct ibx_journal r = sample(false, 0xab);
     r.blocks[0].address = 4096;
     assert_int_equal(write_record(&r), 0);
-    each_is_refused(&r, cases, sizeof(cases) / sizeof(cases[0]));
+    each_is_refused(&r, cases, COUNT(cases));
 }
 
-static void deep_and_large_files_are_refused(void **state)
+static void deep_and_large_files_are_refused(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX];
     char *text = malloc(70000);
     assert_non_null(text);
@@ -120,9 +116,8 @@ static void deep_and_large_files_are_refused(void **state)
     free(text);
 }
 
-static void only_plain_files_of_this_user_count(void **state)
+static void only_plain_files_of_this_user_count(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX], other[PATH_MAX];
     struct ibx_journal r = sample(true, 0xab), *all;
     size_t count;
@@ -164,9 +159,8 @@ static mode_t mode_of(const char *path)
     return st.st_mode & 07777;
 }
 
-static void folders_are_chosen_and_made(void **state)
+static void folders_are_chosen_and_made(NO_STATE)
 {
-    (void)state;
     char chosen[PATH_MAX], expected[PATH_MAX], deep[PATH_MAX];
     struct ibx_journal r = sample(true, 1);
     mode_t mask = umask(0);
@@ -212,15 +206,13 @@ static int as_a_user(void)
     return 0;
 }
 
-static void users_have_theirs_at_home(void **state)
+static void users_have_theirs_at_home(NO_STATE)
 {
-    (void)state;
     passes_in_child(as_a_user);
 }
 
-static void unfit_folders_are_refused(void **state)
+static void unfit_folders_are_refused(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX], chosen[PATH_MAX] = "untouched";
     assert_int_equal(ibx_journal_folder("", chosen, sizeof(chosen), &error), -EINVAL);
     assert_int_equal(ibx_journal_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
@@ -273,9 +265,8 @@ static bool holds_the_lock(const struct ibx_journal *r)
     return !ibx_journal_lock(folder, r, &fd, NULL);
 }
 
-static void locks_name_their_holder(void **state)
+static void locks_name_their_holder(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1), other = sample(false, 1);
     char expected[64];
     int fd = -1, second = -1;
@@ -297,9 +288,8 @@ static void locks_name_their_holder(void **state)
 }
 
 /* Removing the record takes the lock's file away: who comes next locks the new one. */
-static void locks_outlive_their_file(void **state)
+static void locks_outlive_their_file(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     int first, second, third;
     assert_int_equal(write_record(&r), 0);
@@ -332,9 +322,8 @@ static int lock_and_remove(const struct ibx_journal *r)
     return 0;
 }
 
-static void one_holds_it_at_a_time(void **state)
+static void one_holds_it_at_a_time(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     pid_t children[3];
     for (unsigned i = 0; i < 3; i++) {
@@ -350,9 +339,8 @@ static void one_holds_it_at_a_time(void **state)
 }
 
 /* A lock kept by a child of the one who took it (the source's guardian). */
-static void an_ended_holder_is_told_apart(void **state)
+static void an_ended_holder_is_told_apart(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     int kept;
     pid_t child = fork_bound();
@@ -382,9 +370,8 @@ static bool has_an_odd_name(const struct ibx_journal *r)
     return fd >= 0 && write(fd, "a) Z 1 (", 8) == 8;
 }
 
-static void processes_are_told_apart(void **state)
+static void processes_are_told_apart(NO_STATE)
 {
-    (void)state;
     const uint64_t mine = ibx_process_started(getpid());
     assert_true(mine > 0);
     assert_int_equal(ibx_process_started(getpid()), mine);

@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/unit.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define GREETING                                                                                   \
     "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}, "             \
@@ -140,9 +136,8 @@ static void says(int rc, int code, const char *words)
 
 /* ------------------------------------------------------------ commands */
 
-static void test_returns_what_qemu_returns(void **state)
+static void test_returns_what_qemu_returns(NO_STATE)
 {
-    (void)state;
     const struct step steps[] = {
         {NULL, GREETING, 0},
         {"{\"execute\":\"qmp_capabilities\",\"id\":1}", READY(1), 0},
@@ -165,9 +160,8 @@ static void test_returns_what_qemu_returns(void **state)
     done();
 }
 
-static void test_passes_refusals_on(void **state)
+static void test_passes_refusals_on(NO_STATE)
 {
-    (void)state;
     attached(SCRIPT(
         {"cont",
          "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no \\u001b[1mway\"}}\n",
@@ -181,9 +175,8 @@ static void test_passes_refusals_on(void **state)
     done();
 }
 
-static void test_late_answers_are_dropped(void **state)
+static void test_late_answers_are_dropped(NO_STATE)
 {
-    (void)state;
     json_t *result = NULL;
     attached(SCRIPT({"slow", NULL, 0}, {"slower", "{\"return\": 2, \"id\": 2}\n", 0},
                     {"quick", "{\"return\": 3, \"id\": 3}\n{\"return\": 4, \"id\": 4}\n", 0}));
@@ -196,9 +189,8 @@ static void test_late_answers_are_dropped(void **state)
 }
 
 /* One that comes while nobody waits is not taken for that of the next command. */
-static void test_answer_between_two_commands(void **state)
+static void test_answer_between_two_commands(NO_STATE)
 {
-    (void)state;
     static const char late[] = "{\"return\": 2, \"id\": 2}\n";
     json_t *result = NULL;
     attached(SCRIPT({"first", NULL, 0}, {"second", "{\"return\": 3, \"id\": 3}\n", 0}));
@@ -211,9 +203,8 @@ static void test_answer_between_two_commands(void **state)
     done();
 }
 
-static void test_passes_a_descriptor(void **state)
+static void test_passes_a_descriptor(NO_STATE)
 {
-    (void)state;
     attached(SCRIPT(
         {"{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"listener\"},\"id\":2}", READY(2), 0}));
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -230,9 +221,8 @@ static void test_passes_a_descriptor(void **state)
 /* ------------------------------------------------------------ events */
 
 /* They come in their order, those before an answer too. */
-static void test_queues_events(void **state)
+static void test_queues_events(NO_STATE)
 {
-    (void)state;
     static const char *const names[] = {"SETUP", "STOP", "ACTIVE"};
     attached(SCRIPT(
         {"go",
@@ -254,9 +244,8 @@ static void test_queues_events(void **state)
     done();
 }
 
-static void test_keeps_the_newest_events(void **state)
+static void test_keeps_the_newest_events(NO_STATE)
 {
-    (void)state;
     attached(SCRIPT({"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3 * IBX_QMP_EVENTS_MAX},
                     {NULL, "{\"event\": \"STOP\"}\n" READY(2), 0}));
     assert_int_equal(run("flood", NULL, GENEROUS), 0);
@@ -281,9 +270,8 @@ static void refuses(const struct step *steps, int code, const char *words)
     done();
 }
 
-static void test_bad_greetings(void **state)
+static void test_bad_greetings(NO_STATE)
 {
-    (void)state;
     refuses((const struct step[]){{NULL, "SSH-2.0-OpenSSH\r\n", 0}, {0}}, -EPROTO, "not a JSON");
     refuses((const struct step[]){{NULL, "{\"hello\": 1}\n", 0}, {0}}, -EPROTO, "no QEMU version");
     refuses((const struct step[]){{NULL, "[1]\n", 0}, {0}}, -EPROTO, "not a JSON object");
@@ -293,9 +281,8 @@ static void test_bad_greetings(void **state)
     refuses((const struct step[]){{NULL, GREETING, 0}, {0}}, -ECONNRESET, "closed its QMP socket");
 }
 
-static void test_silent_monitor(void **state)
+static void test_silent_monitor(NO_STATE)
 {
-    (void)state;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     memset(&error, 0, sizeof(error));
@@ -304,9 +291,8 @@ static void test_silent_monitor(void **state)
     close(pair[1]);
 }
 
-static void test_endless_line(void **state)
+static void test_endless_line(NO_STATE)
 {
-    (void)state;
     char *much = malloc(65537);
     memset(much, '[', 65536);
     much[65536] = '\0';
@@ -316,9 +302,8 @@ static void test_endless_line(void **state)
 }
 
 /* A peer that answers a command twice, or after a later one, is trusted in nothing any more. */
-static void test_answered_twice(void **state)
+static void test_answered_twice(NO_STATE)
 {
-    (void)state;
     attached(SCRIPT({"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0}));
     json_t *result = NULL;
     assert_int_equal(run("status", &result, GENEROUS), 0);
@@ -334,9 +319,8 @@ static void test_answered_twice(void **state)
     done();
 }
 
-static void test_death_is_remembered(void **state)
+static void test_death_is_remembered(NO_STATE)
 {
-    (void)state;
     attached(SCRIPT({"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0}));
     assert_int_equal(run("quit", NULL, GENEROUS), 0);
     for (unsigned i = 0; i < 2; i++) {
@@ -348,9 +332,8 @@ static void test_death_is_remembered(void **state)
 }
 
 /* The commands fill the socket, and the one that no longer fits says so in time. */
-static void test_peer_that_does_not_read(void **state)
+static void test_peer_that_does_not_read(NO_STATE)
 {
-    (void)state;
     const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
     deaf = true;
     attached(steps);
@@ -367,9 +350,8 @@ static void test_peer_that_does_not_read(void **state)
     done();
 }
 
-static void test_bad_paths(void **state)
+static void test_bad_paths(NO_STATE)
 {
-    (void)state;
     char path[200];
     memset(path, 'x', sizeof(path) - 1);
     path[sizeof(path) - 1] = '\0';
@@ -380,9 +362,8 @@ static void test_bad_paths(void **state)
 }
 
 /* In a folder so deep that no socket's address has room for it: it was made from there. */
-static void test_deep_folder(void **state)
+static void test_deep_folder(NO_STATE)
 {
-    (void)state;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     char top[] = "/tmp/ibx-qmp-XXXXXX", deep[160], path[200];
     assert_non_null(mkdtemp(top));
@@ -405,9 +386,8 @@ static void test_deep_folder(void **state)
 }
 
 /* A listener whose backlog is full must not hold the caller. */
-static void test_full_backlog(void **state)
+static void test_full_backlog(NO_STATE)
 {
-    (void)state;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     snprintf(at.sun_path, sizeof(at.sun_path), "/tmp/ibx-test-qmp.%d", getpid());
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
