@@ -187,13 +187,20 @@ static const char *uri_a(void)
     return uri;
 }
 
-static void open_pair(struct session *s, const char *server_settings, const char *client_settings)
+/* A session that comes about; `listen_at`, `through`: as session_start(). */
+static void open_at(struct session *s, const char *listen_at, const char *server_settings,
+                    const char *client_settings, const char *through)
 {
-    session_start(s, uri_a(), server_settings, client_settings, NULL, NULL);
+    session_start(s, listen_at, server_settings, client_settings, NULL, through);
     if (s->server.rc)
         fail_msg("server: %s", s->server.err.message);
     if (s->client.rc)
         fail_msg("client: %s", s->client.err.message);
+}
+
+static void open_pair(struct session *s, const char *server_settings, const char *client_settings)
+{
+    open_at(s, uri_a(), server_settings, client_settings, NULL);
 }
 
 static struct ibx_event next_event(struct ibx_conn *conn, enum ibx_event_type type)
@@ -236,18 +243,6 @@ static void check_read(struct session *s)
             fail_msg("byte %zu is wrong", i);
     }
     ibx_mr_deregister(mr);
-}
-
-static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void shell(const char *format, ...)
-{
-    char command[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof(command), format, args);
-    va_end(args);
-    if (system(command))
-        fail_msg("failed: %s", command);
 }
 
 #endif
