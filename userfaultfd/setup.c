@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Creates, resumes and destroys the engine: checks what it is given and allocates. */
+/* Creates, resumes and destroys the engine. */
 #include "userfaultfd/engine.h"
 
 #include <errno.h>
@@ -146,7 +146,8 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     if (!e->map.words)
         return ibx_error_set(err, -ENOMEM, "no memory for a map of %llu pages",
                              (unsigned long long)e->map.pages);
-    /* Page numbers of no range must not be found missing. */
+    /* All pages are PRESENT (binary 10) at first, so that numbers outside of all ranges are never
+     * found missing. */
     memset((void *)e->map.words, 0xaa, (e->map.pages / PAGES_A_WORD + 1) * sizeof *e->map.words);
     for (unsigned i = 0; i < e->range_count; i++)
         pagemap_move_run(&e->map, e->ranges[i].is.first_page, e->ranges[i].pages, PAGE_PRESENT,
@@ -155,7 +156,7 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     return 0;
 }
 
-/* What is beyond the last page is left out. */
+/* Limited to the pages that exist. */
 static void early_make(struct ibx_fault *e, const struct ibx_fault_config *config)
 {
     const uint64_t pages = e->map.pages;
@@ -188,7 +189,7 @@ static void buffer_use(struct fault_worker *w, void *buffer)
     }
 }
 
-/* Of the engine, for a reader that brings none. */
+/* The engine's own buffer, for a reader without one. */
 static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *reader)
 {
     if (reader->buffer || w->own_buffer || !w->engine->buffer_bytes)
@@ -289,7 +290,7 @@ static void engine_free(struct ibx_fault *e)
 static void locks_make(struct ibx_fault *e)
 {
     pthread_rwlockattr_t attr;
-    pthread_rwlockattr_init(&attr); /* reading events must not starve behind placing */
+    pthread_rwlockattr_init(&attr); /* placing must not starve the reading of events */
     pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&e->placing, &attr);
     pthread_rwlockattr_destroy(&attr);

@@ -66,7 +66,7 @@ static void test_crowd(void **state)
     struct ibx_fault_stats s = stats_now();
     assert_int_equal(s.present, PAGES);
     assert_int_equal(s.bytes, PAGES * PAGE);
-    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_AROUND] +
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_PREFETCH] +
                          s.by_cause[IBX_FAULT_BY_BACKGROUND],
                      PAGES);
     assert_true(s.faults >= TOUCHERS && s.latency_sum >= s.latency_p50);

@@ -159,7 +159,7 @@ static void everything_is_right(void)
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
     const struct ibx_fault_stats s = stats_now();
     assert_int_equal(s.present, PAGES);
-    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_AROUND] +
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_PREFETCH] +
                          s.by_cause[IBX_FAULT_BY_BACKGROUND] + s.by_cause[IBX_FAULT_BY_REMOVE],
                      PAGES);
 }
@@ -176,7 +176,7 @@ static void test_a_stride_is_followed(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
     }
     const struct ibx_fault_stats s = stats_now();
-    assert_true(s.by_cause[IBX_FAULT_BY_AROUND] > s.by_cause[IBX_FAULT_BY_FAULT]);
+    assert_true(s.by_cause[IBX_FAULT_BY_PREFETCH] > s.by_cause[IBX_FAULT_BY_FAULT]);
     assert_int_equal(rig.readers[1]->accepted, 0);
     ibx_fault_set_background(rig.engine, true);
     everything_is_right();
