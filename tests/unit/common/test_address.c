@@ -27,7 +27,10 @@ static const struct {
     {"fe80::17", AF_INET6, AF_INET6, "fe80::17"},
     {"::ffff:10.1.2.3", AF_INET6, AF_INET, "10.1.2.3"},
     {"::1", AF_INET6, AF_INET6, "::1"},
+    {"a01:203::", AF_INET6, AF_INET6, "a01:203::"}, /* begins as the first one */
 };
+
+#define HOSTS (sizeof(hosts) / sizeof(hosts[0]))
 
 static struct sockaddr_storage make(size_t i, in_port_t port)
 {
@@ -41,7 +44,7 @@ static struct sockaddr_storage make(size_t i, in_port_t port)
 static void test_made_from_bytes(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
+    for (size_t i = 0; i < HOSTS; i++) {
         struct sockaddr_storage address = make(i, htons(99));
         char text[64];
         size_t length = 0;
@@ -60,8 +63,8 @@ static void test_made_from_bytes(void **state)
 static void test_same_host(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < 4; i++) {
-        for (size_t j = 0; j < 4; j++) {
+    for (size_t i = 0; i < HOSTS; i++) {
+        for (size_t j = 0; j < HOSTS; j++) {
             struct sockaddr_storage a = make(i, 1), b = make(j, 2);
             bool same = !strcmp(hosts[i].same, hosts[j].same);
             assert_int_equal(ibx_address_same(plain(&a), plain(&b)), same);
