@@ -167,7 +167,7 @@ static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
 static int try_way(struct bench *b, unsigned w, unsigned d, size_t n, struct ibx_error *err)
 {
     const enum tune_kind kind = b->tune.ways[w].kind;
-    struct ibx_copy_counts before, after;
+    struct ibx_copy_counts before = {0}, after = {0};
     double us;
     b->closed[w] = !host_memory(b, w);
     b->sample_count[w] = 0;
