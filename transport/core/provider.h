@@ -2,10 +2,9 @@
 /*
  * What a provider implements. Its users include transport.h instead.
  *
- * core/ owns the connection: it cuts READs and WRITEs into chunks, bounds the number in flight,
- * counts completions and turns them into events. handshake/ authenticates both ends and agrees on
- * the provider. A provider moves one chunk or one message at a time and reports the result, from
- * inside `progress` only. The life of its endpoint is the same on both sides:
+ * core/ cuts READs and WRITEs into chunks, bounds the number in flight, and turns completions into
+ * events. handshake/ authenticates both ends and agrees on the provider. A provider moves one chunk
+ * or one message at a time and reports the result from inside `progress` only. Its endpoint's life:
  *
  *   open -> server: offer -> client: join -> both: finish -> [work] -> abort -> close
  *
@@ -87,8 +86,8 @@ enum ibx_role ibx_link_role(const struct ibx_link *link);
  * `takes_socket`, for the provider's own use once finish has returned on both sides. */
 int ibx_link_socket(const struct ibx_link *link);
 /* 32 bytes that only the two authenticated ends of this connection can compute, different for each
- * label. It proves that a second channel (a further socket, an rdma_cm request) belongs to this
- * connection. Compare it with CRYPTO_memcmp. */
+ * label: proof that a further socket or an rdma_cm request belongs to it. Compare it with
+ * ibx_hash_equal(). */
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES]);
 /* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT; -ECANCELED: the
  * peer gave this attempt up, or is gone. */

@@ -326,7 +326,7 @@ void ibx_shm_copy_abort(struct shm *shm)
     for (unsigned i = 0; i < IBX_SHM_PIECES; i++) {
         struct ibx_chunk *chunk = shm->pieces[i].chunk;
         if (shm->pieces[i].state.now == SHM_PIECE_REQUESTED)
-            ibx_shm_move(shm, &shm->pieces[i].state, SHM_PIECE_WITHDRAWN);
+            ibx_state_move(&shm->pieces[i].state, SHM_PIECE_WITHDRAWN);
         shm->pieces[i].chunk = NULL;
         if (chunk && !(--chunk->cookie[1] & OUTSTANDING_MASK) && chunk->cookie[0] == chunk->length)
             shm->link->up->chunk_done(shm->link, chunk, -ECONNRESET);

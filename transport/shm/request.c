@@ -59,8 +59,9 @@ bool ibx_shm_request_post(struct shm *shm, struct ibx_chunk *chunk, uint8_t *loc
                           uint64_t address, size_t length)
 {
     struct shm_piece *piece = piece_free(shm, !chunk->lane);
-    if (!piece || !ibx_shm_move(shm, &piece->state, SHM_PIECE_REQUESTED))
+    if (!piece)
         return false;
+    ibx_state_move(&piece->state, SHM_PIECE_REQUESTED);
     unsigned index = (unsigned)(piece - shm->pieces);
     if (chunk->kind == IBX_RDMA_WRITE)
         memcpy(bounce_of(&shm->mine, index, address), local, length);
@@ -93,7 +94,8 @@ int ibx_shm_on_request_done(struct shm *shm, unsigned index, int status)
     }
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;
-    if (!ibx_shm_move(shm, &piece->state, SHM_PIECE_FREE) || !chunk)
+    ibx_state_move(&piece->state, SHM_PIECE_FREE);
+    if (!chunk)
         return 0;
     if (chunk->kind == IBX_RDMA_READ && !status)
         memcpy(piece->local, bounce_of(&shm->mine, index, piece->address), piece->length);
@@ -124,7 +126,7 @@ int ibx_shm_request_withdraw(struct shm *shm)
         return 0;
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;
-    ibx_shm_move(shm, &piece->state, SHM_PIECE_WITHDRAWN);
+    ibx_state_move(&piece->state, SHM_PIECE_WITHDRAWN);
     int rc =
         ibx_shm_copy_alone(shm, chunk, piece->local, piece->address, piece->length, shm->direct);
     return ibx_shm_chunk_part_done(shm, chunk, rc > 0 ? -EPERM : rc);

@@ -186,7 +186,7 @@ int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
                              strerror(errno));
     if (listen(shm->listener, BACKLOG))
         return ibx_error_set(err, -errno, "cannot listen on a unix socket: %s", strerror(errno));
-    ibx_shm_move(shm, &shm->state, SHM_LISTENING);
+    ibx_state_move(&shm->state, SHM_LISTENING);
     ibx_put_u16(offer, IBX_SHM_VERSION);
     ibx_put_string(offer, name);
     ibx_put_string(offer, directory);
@@ -256,7 +256,7 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     put_hello(shm, &w, "shm client");
     rc = ibx_shm_packet_send(shm->control, packet, w.length, -1);
     if (!rc)
-        ibx_shm_move(shm, &shm->state, SHM_JOINING);
+        ibx_state_move(&shm->state, SHM_JOINING);
     return rc ? ibx_error_set(err, rc, "cannot send to the server's socket: %s", strerror(-rc)) : 0;
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The shm provider: shared memory between two processes of one host, in one container or in several
- * that share a directory or the network namespace. The core calls it through ibx_provider_shm; this
- * header is for the folder only.
+ * that share a directory or the network namespace. This header is for the folder only.
  *
  *   shm.c         the provider's calls, opening and closing
  *   setup.c       offer, join, finish: the unix socket, proofs, the shared segment
@@ -270,14 +269,10 @@ struct shm {
     uint8_t peer_nonce[IBX_SHM_NONCE];
 };
 
-/* shm.c */
-/* Moves a machine of this connection; a move that the table does not allow breaks the connection.
- */
-bool ibx_shm_move(struct shm *shm, struct ibx_state_machine *machine, unsigned to);
 static inline void ibx_shm_peer_is(struct shm *shm, enum shm_peer peer)
 {
     if (shm->peer.now != peer)
-        ibx_shm_move(shm, &shm->peer, peer);
+        ibx_state_move(&shm->peer, peer);
 }
 
 /* setup.c */
@@ -288,8 +283,7 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
 /* Leaves `control`, `segment` and `geometry`. */
 int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err);
 void ibx_shm_setup_undo(struct shm *shm);
-/* Sends and receives one packet, with a descriptor when *fd >= 0 is given or came; received ones
- * are -1 when there was none. Non-blocking. */
+/* Sends and receives one packet and at most one descriptor, -1: none. Non-blocking. */
 int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd);
 ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd);
 
@@ -314,7 +308,7 @@ void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* This side's memory that the peer names: its address, or NULL with *status set. */
 uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status);
 /* The peer's memory: its deregistration waits until the release. Sets *mapped to where this process
- * sees it, or NULL. -EACCES or -ERANGE, and then nothing was acquired. */
+ * sees it, or NULL. -EACCES, -ERANGE: nothing was acquired. */
 int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
                            unsigned access, uint8_t **mapped);
 /* The same, with the allocation that it is part of where it is mapped. */
@@ -334,8 +328,8 @@ bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *lengt
 #define IBX_SHM_HUGE (2ull << 20)
 /* A sealed memfd of `bytes` zeros, or a negative errno. */
 int ibx_shm_memfd(const char *name, uint64_t bytes);
-/* Whether the peer's descriptor is a memfd that it cannot shrink, of ordinary pages: a fault in one
- * of hugetlbfs is a SIGBUS here when the system has no huge pages left. */
+/* Whether the peer's descriptor is a memfd that it cannot shrink, and not of hugetlbfs, where a
+ * system without free huge pages means a SIGBUS here. */
 bool ibx_shm_memfd_safe(int fd);
 /* Finds room in `bytes` bytes, first fit; what is as long as a huge page begins at one. */
 bool ibx_shm_extent_place(struct shm_extent **list, struct shm_extent *extent, uint64_t bytes);
