@@ -118,17 +118,12 @@ static int config_check(const struct ibx_fault_config *c, struct ibx_error *err)
     if (!c->worker_count || c->worker_count > IBX_FAULT_WORKERS_MAX)
         return ibx_error_set(err, -EINVAL, "%u workers: give 1 to %u", c->worker_count,
                              IBX_FAULT_WORKERS_MAX);
-    if (near & (near - 1))
-        return ibx_error_set(err, -EINVAL, "fault_around of %u bytes is not a power of two", near);
-    if (low > high || low < SMALL_PAGE || high > CHUNK_LIMIT || low % SMALL_PAGE ||
-        high % SMALL_PAGE)
+    if (near & (near - 1) || low > high || low < SMALL_PAGE || high > CHUNK_LIMIT ||
+        (low | high) % SMALL_PAGE || c->depth > DEPTH_MAX)
         return ibx_error_set(err, -EINVAL,
-                             "chunks of %u to %u bytes: give multiples of 4096, the smaller first, "
-                             "at most %u",
-                             low, high, CHUNK_LIMIT);
-    if (c->depth > DEPTH_MAX)
-        return ibx_error_set(err, -EINVAL, "%u requests in flight: at most %u", c->depth,
-                             DEPTH_MAX);
+                             "fault_around %u, chunks of %u to %u bytes, depth %u: give a power of "
+                             "two, multiples of 4096 up to %u, at most %u",
+                             near, low, high, c->depth, CHUNK_LIMIT, DEPTH_MAX);
     int rc = ranges_check(c, err);
     return rc ? rc : readers_check(c->readers, c->worker_count, ibx_fault_buffer_bytes(c), err);
 }

@@ -52,6 +52,8 @@ struct cuda_calls {
 const struct cuda_calls *cuda_application(void);
 /* Makes device `ordinal`'s primary context current to the calling thread. */
 void cuda_application_use(int ordinal);
+/* The double's, now. */
+struct ibx_double_stats cuda_stats(void);
 
 #ifdef __cplusplus
 }

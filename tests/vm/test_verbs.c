@@ -445,7 +445,7 @@ static void test_receivers_are_always_ready(void **state)
     struct session s;
     struct ibx_event held[3];
     unsigned sent = 0, received = 0, holding = 0;
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
     open_pair(&s, "", "");
     receive_remote(s.conn);
     unsigned long before = not_ready();
@@ -492,7 +492,7 @@ int main(int argc, char **argv)
         return 77;
     }
     snprintf(address_a, sizeof(address_a), "%s", a);
-    alarm(10 * PATIENCE_MS / 1000);
+    alarm(10 * WAIT_MS / 1000);
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);

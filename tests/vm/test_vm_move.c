@@ -36,7 +36,7 @@
 /* After which time a host that does not answer is dead. */
 #define QUICK     "timeout_ms=5000"
 #define USUAL     "timeout_ms=10000"
-#define PATIENT   "timeout_ms=30000"
+#define LONG      "timeout_ms=30000"
 #define CUT_MS    3000 /* how long the wire is cut when nobody is to notice */
 #define PAGE      4096
 #define CHURN_END (CHURN_BASE + (16 << 20)) /* physical address behind the guest's pages */
@@ -150,11 +150,11 @@ static void refused_for_locked_memory(void)
     static const char words[] = "bytes of memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited";
     struct mover check;
     mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
-                                         key, "--set", PATIENT, NULL});
+                                         key, "--set", LONG, NULL});
     mover_ends(&check, 1);
     mover_must_say(&check, words);
     mover_send(&sender, &vms[0], receiver.uri,
-               (const char *[]){"--key-file", key, "--set", PATIENT, NULL});
+               (const char *[]){"--key-file", key, "--set", LONG, NULL});
     mover_ends(&sender, 1);
     mover_must_say(&sender, words);
     assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
@@ -169,7 +169,7 @@ static void test_minor_and_little_locked_memory(void **state)
     const struct rlimit little = {LOCKED, RLIM_INFINITY}, usual = {RLIM_INFINITY, RLIM_INFINITY};
     begin();
     assert_false(mover_resumed(&vms[0])); /* from now on */
-    snprintf(uri, sizeof(uri), "verbs://%s:0?" PATIENT, getenv("IBX_VM_ADDR_A"));
+    snprintf(uri, sizeof(uri), "verbs://%s:0?" LONG, getenv("IBX_VM_ADDR_A"));
     assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, "--minor", NULL});
@@ -188,11 +188,11 @@ static void test_source_and_little_locked_memory(void **state)
                         usual = {RLIM_INFINITY, RLIM_INFINITY};
     begin();
     assert_false(mover_resumed(&vms[0])); /* from now on */
-    snprintf(uri, sizeof(uri), "verbs://%s:0?" PATIENT, getenv("IBX_VM_ADDR_A"));
+    snprintf(uri, sizeof(uri), "verbs://%s:0?" LONG, getenv("IBX_VM_ADDR_A"));
     assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, NULL});
     mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
-                                         key, "--set", PATIENT, NULL});
+                                         key, "--set", LONG, NULL});
     mover_ends(&check, 0);
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     refused_for_locked_memory();
@@ -284,7 +284,7 @@ static void test_short_cut(void **state)
 {
     (void)state;
     begin();
-    move(SLOW, PATIENT, NULL);
+    move(SLOW, LONG, NULL);
     mover_await(&receiver, "filling", 0);
     wire_cut();
     poll(NULL, 0, CUT_MS / 2); /* what was under way has come */
@@ -356,7 +356,7 @@ static void test_wrong_bit_is_seen(void **state)
     (void)state;
     char said[256];
     begin();
-    move(SLOW, PATIENT, NULL);
+    move(SLOW, LONG, NULL);
     mover_await(&receiver, "filling", 0);
     wire_cut();
     poll(NULL, 0, CUT_MS / 2); /* what was under way has come */

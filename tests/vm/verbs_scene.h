@@ -17,8 +17,8 @@
 
 #include <cmocka.h>
 
-#define PATIENCE_MS 60000u
-#define BYTES       (4u << 20)
+#define WAIT_MS 60000u
+#define BYTES   (4u << 20)
 
 static char address_a[32];
 static struct ibx_domain *server_domain; /* for sessions to come; NULL: none */
@@ -112,7 +112,7 @@ static void client_run(const char *uri, const char *settings, void (*prepare)(vo
     struct ibx_options options;
     struct ibx_conn *conn = NULL;
     struct outcome outcome = {0};
-    alarm(3 * PATIENCE_MS / 1000);
+    alarm(3 * WAIT_MS / 1000);
     set_options(&options, settings);
     if (prepare)
         prepare();
@@ -133,7 +133,7 @@ static struct ibx_conn *take(struct ibx_listener *listener)
     struct ibx_conn *conn = NULL;
     struct ibx_error err;
     struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
     while (poll(&wait, 1, ibx_ms_until(deadline)) > 0) {
         if (ibx_accept(listener, &conn, &err) == 0)
             return conn;
@@ -206,7 +206,7 @@ static void open_pair(struct session *s, const char *server_settings, const char
 static struct ibx_event next_event(struct ibx_conn *conn, enum ibx_event_type type)
 {
     struct ibx_event event;
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
     int n;
     while ((n = ibx_poll(conn, &event, 1)) == 0) {
         assert_true(ibx_now_ns() < deadline);

@@ -62,13 +62,6 @@ static struct ibx_gpu_registrations cache_of(bool by_dmabuf, bool by_pointer)
     return (struct ibx_gpu_registrations){.registrar = {by_dmabuf, by_pointer, enter, leave, &nic}};
 }
 
-static struct ibx_double_stats stats(void)
-{
-    struct ibx_double_stats now;
-    app->get_stats(&now);
-    return now;
-}
-
 static int get(struct ibx_gpu_registrations *cache, uint64_t device, size_t n, void **out)
 {
     struct ibx_error err = {0};
@@ -84,19 +77,19 @@ static void test_once(void **state)
     void *first = NULL, *again = NULL;
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
     assert_true(app->poke(device, "Q", 1));
-    unsigned long exports = stats().exports, sync = stats().sync_memops;
+    unsigned long exports = cuda_stats().exports, sync = cuda_stats().sync_memops;
     assert_int_equal(get(&cache, device + 777, 1000, &first), 0);
     assert_int_equal(nic.first, 'Q');
     assert_ptr_equal(nic.last.address, (void *)(uintptr_t)device);
     assert_true(nic.last.length >= BYTES && nic.last.length % 4096 == 0);
     assert_int_equal(nic.last.device, 0);
     assert_int_equal(fcntl(nic.last.dmabuf_fd, F_GETFD), -1);
-    assert_int_equal(stats().sync_memops, sync + 1);
+    assert_int_equal(cuda_stats().sync_memops, sync + 1);
     assert_int_equal(get(&cache, device, BYTES, &again), 0);
     assert_ptr_equal(first, again);
     assert_int_equal(get(&cache, device + 1, BYTES, &again), -ERANGE);
     assert_int_equal(get(&cache, 4096, 1, &again), -ERANGE);
-    assert_int_equal(stats().exports, exports + 1);
+    assert_int_equal(cuda_stats().exports, exports + 1);
     assert_true(nic.entered == 1 && nic.by_pointer == 0);
     ibx_gpu_registrations_drop(&cache, 0);
     assert_int_equal(nic.left, 1);
@@ -112,14 +105,14 @@ static void test_pcie_first(void **state)
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
     for (int pcie = 0; pcie < 2; pcie++) {
         struct ibx_gpu_registrations cache = cache_of(true, false);
-        unsigned long exports = stats().exports;
+        unsigned long exports = cuda_stats().exports;
         app->attribute(0, pcie);
         assert_int_equal(get(&cache, device, 1, &registration), 0);
-        assert_int_equal(stats().exports, exports + 1);
+        assert_int_equal(cuda_stats().exports, exports + 1);
         ibx_gpu_registrations_drop(&cache, 0);
         nic.refuse_dmabuf = true;
         assert_int_equal(get(&cache, device, 1, &registration), -EIO);
-        assert_int_equal(stats().exports, exports + 2 + (unsigned)pcie);
+        assert_int_equal(cuda_stats().exports, exports + 2 + (unsigned)pcie);
         ibx_gpu_registrations_drop(&cache, 0);
     }
     app->attribute(0, 0);
@@ -210,17 +203,17 @@ static void test_order(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
-    unsigned long flushes = stats().flushes;
+    unsigned long flushes = cuda_stats().flushes;
     assert_true(ibx_gpu_writes_ordered(cuda, &err));
     assert_int_equal(ibx_gpu_writes_flush(cuda), 0);
-    assert_int_equal(stats().flushes, flushes);
+    assert_int_equal(cuda_stats().flushes, flushes);
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, 0);
     assert_false(ibx_gpu_writes_ordered(cuda, &err));
     assert_non_null(strstr(err.message, "flushed"));
     app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, IBX_CUDA_FLUSH_BY_HOST);
     assert_true(ibx_gpu_writes_ordered(cuda, &err));
     assert_int_equal(ibx_gpu_writes_flush(cuda), 0);
-    assert_int_equal(stats().flushes, flushes + 1);
+    assert_int_equal(cuda_stats().flushes, flushes + 1);
     app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, 0);
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
 }
