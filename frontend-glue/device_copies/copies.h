@@ -76,7 +76,7 @@ struct copy {
     struct ibx_remote remote; /* the client's memory */
     uint64_t remote_at;       /* where in it the payload begins */
 
-    int path;               /* the last that was taken, in ibx_copy_paths; -1: none */
+    int path;               /* the last that was taken, PATH_...; -1: none */
     struct ibx_reach reach; /* of the client's memory, if it is held */
     bool held;
     struct ibx_remote part; /* what of it is held */
@@ -101,17 +101,17 @@ struct copies {
     struct ibx_reply_watch replies;
     bool answering; /* what is written now is ours */
 
-    const struct ibx_cuda *cuda; /* NULL: not looked for yet */
+    const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of contexts of the process, that this session knows of */
-    void *losing;                /* the context that the request in hand takes away */
-    bool loses;                  /* it takes one; `losing` NULL: it is not known which */
+    void *taken_context;         /* the context that the request in hand takes away */
+    bool takes_context;          /* it takes one; NULL above: it is not known which */
     struct ibx_gpu_registrations registrations; /* GPU memory registered with the connection */
-    bool indirect;                              /* it never will be */
+    bool not_direct;                            /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
-    bool straight;               /* the last reply with a payload went into such memory */
+    bool last_in_place;          /* the last reply with a payload went into such memory */
     bool told_staging, told_direct, told_pins; /* it was logged why that is not done */
     struct ibx_mr **regions;                   /* the pool's chunks as far as registered here */
     unsigned region_count;

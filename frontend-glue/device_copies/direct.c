@@ -42,10 +42,10 @@ bool ibx_copies_direct_likely(struct copies *x)
 {
     const struct ibx_caps *caps = ibx_session_caps(x->s);
     struct ibx_error err = {0};
-    if (x->indirect)
+    if (x->not_direct)
         return false;
     if (!caps->dmabuf && !caps->gpu_pointers) {
-        x->indirect = true;
+        x->not_direct = true;
         if (!caps->register_free) /* a fabric that could */
             ibx_error_set(&err, -EOPNOTSUPP,
                           "this fabric's device registers no dma-buf, and no nvidia-peermem is "
@@ -55,7 +55,7 @@ bool ibx_copies_direct_likely(struct copies *x)
     }
     if (x->registrations.registrar.enter)
         return true;
-    x->indirect = !ibx_gpu_writes_ordered(x->cuda, &err);
+    x->not_direct = !ibx_gpu_writes_ordered(x->cuda, &err);
     tell(x, IBX_LOG_WARN, &err);
     x->registrations.registrar = (struct ibx_gpu_registrar){
         .by_dmabuf = caps->dmabuf,
@@ -64,7 +64,7 @@ bool ibx_copies_direct_likely(struct copies *x)
         .leave = leave,
         .context = x,
     };
-    return !x->indirect;
+    return !x->not_direct;
 }
 
 static bool direct_able(struct copies *x)

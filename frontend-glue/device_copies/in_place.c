@@ -5,9 +5,9 @@
 
 #include "common/log.h"
 
-#define NEXT_US 200u /* a copy that is not waited for mostly has others behind it */
+#define NEXT_US 200u /* another copy often follows one that is not waited for */
 
-/* Only in place can a copy be under way still when it is answered. */
+/* Only here can a copy be answered while it is under way. */
 static bool in_place_able(struct copies *x)
 {
     struct copy *c = &x->copy;

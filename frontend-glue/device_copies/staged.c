@@ -75,12 +75,12 @@ static int wire_arrived(void *context, bool wait, uint32_t *slots)
 
 struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire)
 {
+    const bool by_threads = wire == COPY_WIRE_THREADS;
     x->copy.wire = wire;
-    if (wire != COPY_WIRE_THREADS)
-        return (struct ibx_staging_wire){x, wire_move, wire_arrived, NULL, 1};
-    ibx_copy_threads_begin(ibx_session_threads(x->s), threads_copy, x);
+    if (by_threads)
+        ibx_copy_threads_begin(ibx_session_threads(x->s), threads_copy, x);
     return (struct ibx_staging_wire){x, wire_move, wire_arrived, NULL,
-                                     ibx_session_thread_count(x->s)};
+                                     by_threads ? ibx_session_thread_count(x->s) : 1};
 }
 
 /* With the result of what the wire was for; a negative one as ibx_session_fail(). */
@@ -224,7 +224,7 @@ static int staged_to_reply(struct copies *x)
     bool fabric = x->copy.bytes >= ibx_session_caps(x->s)->rendezvous;
     if (!ibx_copies_take_chunks(x, x->copy.bytes, fabric))
         return IBX_REQUEST_PASS;
-    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, !x->straight);
+    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, !x->last_in_place);
     return rc ? ibx_copies_staged_outcome(x, rc) : IBX_REQUEST_DONE;
 }
 

@@ -49,22 +49,9 @@ static uint64_t *size_at(const struct ibx_choice *choice, const struct key *key)
     return (uint64_t *)((uintptr_t)choice + key->offset);
 }
 
-static bool size_sound(const struct key *key, uint64_t size)
-{
-    return size <= key->most || (key->never && size == IBX_CHOICE_NEVER);
-}
-
 static bool chunk_sound(uint64_t chunk)
 {
     return chunk && chunk <= IBX_PINNED_CHUNK && chunk % IBX_CHOICE_CHUNK_UNIT == 0;
-}
-
-bool ibx_choice_sound(const struct ibx_choice *choice)
-{
-    bool sound = chunk_sound(choice->chunk) && choice->threads <= IBX_COPY_THREADS_MAX;
-    for (size_t i = 0; i < SIZE_KEYS && sound; i++)
-        sound = size_sound(&size_keys[i], *size_at(choice, &size_keys[i]));
-    return sound;
 }
 
 static int not_accepted(const struct ibx_property *entry, struct ibx_error *err, const char *format,

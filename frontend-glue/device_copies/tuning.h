@@ -54,9 +54,6 @@ struct ibx_choice {
 
 extern const struct ibx_choice ibx_choice_default;
 
-/* Whether all numbers are within their bounds. */
-bool ibx_choice_sound(const struct ibx_choice *choice);
-
 struct ibx_cuda;
 
 /* A GPU of this host, in characters that the file can hold; "": not known. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The messages of a session: sent when there is credit, filed by what they are for, until the end.
- */
+/* The messages of a session: sent with credit, received into one of two queues. */
 #include "frontend-glue/session/session_internal.h"
 
 #include <errno.h>
@@ -85,7 +84,7 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
     return 0;
 }
 
-/* An orderly end between calls is no news; ibx_session_fail() is for the rest. */
+/* A peer that closes between calls is no failure. */
 static int end(struct ibx_session *s)
 {
     const char *why = ibx_conn_reason(s->conn);

@@ -234,7 +234,7 @@ static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
     unsigned access = read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
-    if (n < THREADS_MIN || s->alone || s->ops_pending || offset > remote->length ||
+    if (n < THREADS_MIN || s->no_threads || s->ops_pending || offset > remote->length ||
         n > remote->length - offset)
         return 1;
     part.address += offset;

@@ -108,7 +108,7 @@ struct ibx_session {
 
     unsigned thread_count;            /* as set; 0: by the processors */
     struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */
-    bool alone;                       /* there will be none */
+    bool no_threads;                  /* none are wanted, or none can be made */
 
     uint8_t *out;             /* the DATA message being gathered, caps->message_max bytes */
     size_t out_length;        /* 0: nothing gathered, otherwise with the message's head */
@@ -130,8 +130,8 @@ struct ibx_session {
     struct ibx_reader reader;
     struct segment segment;
     struct segment behind; /* goes on after it, of kind NONE: nothing does */
-    uint8_t *held;         /* server: a request that came in pieces */
-    size_t held_size;
+    uint8_t *gathered;     /* server: a request that came in pieces */
+    size_t gathered_size;
 
     unsigned ops_pending;  /* READs and WRITEs without a completion */
     int ops_status;        /* the first failure among them */

@@ -2,6 +2,8 @@
 /* What `ib-bw tune` makes of times. */
 #include "tools/ib-bw/tune.h"
 
+#include "tests/scenes/choice_sound.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -48,7 +50,7 @@ static int set_up(void **state)
 static const struct ibx_choice_way *to_device(void)
 {
     ibx_tune_choose(&tune);
-    assert_true(tune.result.found && ibx_choice_sound(&tune.result.choice));
+    assert_true(tune.result.found && choice_sound(&tune.result.choice));
     struct ibx_choice_way from = tune.result.choice.ways[1];
     const struct ibx_choice_way *none = ibx_choice_default.ways; /* were measured */
     if (tune.result.choice.ways[0].copy_threads_min == none[0].copy_threads_min) {
