@@ -362,6 +362,59 @@ static void test_abort(void **state)
     end_deregister(client, mr);
 }
 
+/* ------------------------------------------------------------------- overtaken */
+
+#define ROUNDS 300 /* more commands than the ring has places, several times */
+
+static uint8_t remote_bytes[IBX_SHM_PIECE], local_bytes[IBX_SHM_PIECE];
+
+/* Two urgent READs: as many as the client serves between two looks at its ring. */
+static void overtake(struct ibx_mr *mr)
+{
+    struct ibx_chunk urgent[2];
+    uint64_t words[2];
+    for (unsigned i = 0; i < 2; i++)
+        post(server, &urgent[i], IBX_RDMA_READ, 0, &words[i], mr, 1000u * i, sizeof(words[i]));
+    for (int before = -1; before != end_turn(server);)
+        before = 0; /* until both are requested */
+    end_turn(client);
+    await_notes(server, NULL, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_done(server, i, &urgent[i], 0);
+        assert_memory_equal(&words[i], remote_bytes + 1000u * i, sizeof(words[i]));
+    }
+    server->count = 0;
+}
+
+/* A requested copy, overtaken by so many urgent ones that the ring of commands goes round: its own
+ * bytes arrive, once. */
+static void test_overtaken(void **state)
+{
+    (void)state;
+    server->shm->direct = false;
+    for (int write = 0; write < 2; write++) {
+        struct ibx_chunk bulk;
+        struct ibx_mr *mr = end_register(client, remote_bytes, sizeof(remote_bytes), READ_WRITE);
+        server->count = 0;
+        fill(remote_bytes, sizeof(remote_bytes));
+        fill(local_bytes,
+             write ? sizeof(local_bytes) : 0); /* the urgent READs look at the remote ones */
+        local_bytes[5000] ^= 1;
+        post(server, &bulk, write ? IBX_RDMA_WRITE : IBX_RDMA_READ, 1, local_bytes, mr, 0,
+             sizeof(local_bytes));
+        while (ibx_shm_request_room(server->shm, &bulk) && end_turn(server))
+            ; /* it is requested */
+        for (unsigned i = 0; i < ROUNDS; i++)
+            overtake(mr);
+        await_notes(server, client, 1);
+        assert_done(server, 0, &bulk, 0);
+        assert_memory_equal(local_bytes, remote_bytes, sizeof(local_bytes));
+        remote_bytes[5000] ^= (uint8_t)write;
+        check(remote_bytes, sizeof(remote_bytes), 0);
+        end_deregister(client, mr);
+    }
+}
+
 /* ------------------------------------------------------------- the absent peer */
 
 static void test_a_peer_that_polls_gets_requests(void **state)
@@ -458,6 +511,7 @@ int main(void)
         TEST(test_urgent_first),
         TEST(test_urgent_does_not_starve_bulk),
         TEST(test_abort),
+        TEST(test_overtaken),
         TEST(test_a_peer_that_polls_gets_requests),
         TEST(test_what_nobody_serves_is_taken_back),
         TEST(test_an_absent_peer_gets_a_request_now_and_then),
