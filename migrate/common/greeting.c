@@ -52,8 +52,7 @@ void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
     hello->links_least = wished ? hello->links : 1;
 }
 
-/* A fabric that pins memory has pinned this connection's messages. Where connections share what is
- * pinned, it is as if there were one. */
+/* A fabric that pins memory has pinned this connection's messages. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers)
 {

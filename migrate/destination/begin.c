@@ -32,7 +32,7 @@ static int check(struct destination *d, struct ibx_error *err)
     int rc = ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qemu.qmp, 0, true, ram, deadline, err);
-    /* First: the remedies for what else is wrong would end a VM that has migrated here. */
+    /* Before other blockers, because their remedies would end a VM that has migrated here. */
     if (!rc)
         rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, err);
     if (!rc)

@@ -84,7 +84,6 @@ int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reade
 /* No engine uses page connections. */
 bool ibx_destination_ram_stopped(const struct destination_ram *ram);
 void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
-/* Figures of the engine. */
 void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
 /* Every page is there: destroys the engine, unregisters guest RAM and closes the userfaultfd in
  * QEMU. May be repeated after a failure; while REGISTERED the VM may wait at its first touch of
@@ -211,12 +210,10 @@ struct destination_stream {
 size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole);
 
 void ibx_destination_stream_init(struct destination_stream *stream);
-/* Recover. */
 void ibx_destination_stream_recover(struct destination_stream *stream);
 /* QEMU waits for the device state from here on. */
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err);
-/* Appends device state. */
 int ibx_destination_stream_append(struct destination_stream *stream, const uint8_t *bytes,
                                   size_t length, struct ibx_error *err);
 /* All has come, of which `total` bytes were announced. -EPROTO: it does not end as it must. */
@@ -271,7 +268,7 @@ int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_
  * An error: QEMU failed, or its monitor or the process is gone. */
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
                                struct ibx_error *err);
-/* Goes on without the monitor. */
+/* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
 int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
@@ -279,7 +276,7 @@ int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurr
 /* The VM's status, once QEMU has noticed that its stream has ended. */
 int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,
                                struct ibx_error *err);
-/* It ran before the commit: stops it. -EPROTO. */
+/* The VM ran before the commit: stops it. -EPROTO. */
 int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err);
 /* Puts back its capabilities and closes the monitor. */
 void ibx_destination_qemu_leave(struct destination_qemu *qemu);
@@ -370,11 +367,11 @@ int ibx_destination_begin(struct destination *d, enum destination_state first);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err);
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d);
-/* The state as a source needs to know it. */
+/* The state in an ANSWER. */
 enum ibx_answer_state ibx_destination_answer_state(const struct destination *d);
 int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
                            struct ibx_error *err);
-/* Puts the figures of the parts into the status. */
+/* Figures of the parts, for the status. */
 void ibx_destination_update(struct destination *d);
 static inline bool destination_over(const struct destination *d)
 {
@@ -388,7 +385,6 @@ static inline bool destination_ours(const struct destination *d)
 
 /* ---------------------------------------------------------------- silence.c */
 
-/* Notifies when nothing comes that is awaited. */
 void ibx_destination_check_silence(struct destination *d);
 /* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
@@ -401,13 +397,11 @@ struct message_context {
 };
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
-/* When it is time. */
 void ibx_destination_send_progress(struct destination *d);
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- commit.c */
 
-/* COMMIT has come: RESUMING, and QEMU gets the end of the device state. */
 int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
@@ -432,7 +426,6 @@ bool ibx_destination_has_let_go(struct destination *d);
 
 /* ---------------------------------------------------------------- requests.c */
 
-/* Answers connection requests. */
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
 /* The control socket: before a source has come it is named by the process, then by the record,
  * which is locked. */

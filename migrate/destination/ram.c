@@ -436,12 +436,8 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_j
     struct ibx_error silent = {0};
     ibx_destination_ram_end_engine(ram);
     ibx_destination_arrived_remove(record);
-    if (ram->state.now == RAM_UNTOUCHED)
-        return;
-    unregister(ram, &silent);
-    if (!ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &silent))
-        ram->uffd.fd = -1;
-    ibx_destination_ram_abandon(ram);
+    if (ibx_destination_ram_let_go(ram, record, &silent))
+        ibx_destination_ram_abandon(ram);
 }
 
 void ibx_destination_ram_fini(struct destination_ram *ram)

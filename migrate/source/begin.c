@@ -72,7 +72,7 @@ static int check(struct source *s, struct ibx_error *err)
     int rc = check_uri(s, err);
     if (!rc)
         rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
-    /* First: the remedies for what else is wrong would end a VM that has migrated. */
+    /* Before other blockers, because their remedies would end a VM that has migrated. */
     if (!rc)
         rc = ibx_migration_check_unfinished(s->options->folder, ram, s->options->qmp, true, err);
     if (!rc)

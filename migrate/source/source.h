@@ -58,7 +58,6 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
 enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event);
-/* QEMU has ended. */
 void ibx_source_vm_lose(struct source_vm *vm);
 void ibx_source_vm_fini(struct source_vm *vm);
 
@@ -137,14 +136,13 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err);
 /* 0: all is exposed and told to the destination; -EAGAIN: not yet. */
 int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
-/* MAP messages and MAP_END. */
 int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err);
 /* A message with no field, or with the epoch only. */
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
                          struct ibx_error *err);
-/* Whether a try to reconnect is due. */
+/* Whether a try to reconnect is due; and after each, a successful one too, the delay of the next.
+ */
 bool ibx_source_link_due(struct source_link *link);
-/* After a try, a successful one too: a link that breaks again at once is not made again at once. */
 void ibx_source_link_delay(struct source_link *link);
 /* After the commit: one try to reconnect, with the epoch of the record. `state` gets the state that
  * the destination answers, 0 without an answer. -EAGAIN: try again later; -ECANCELED: the
@@ -248,7 +246,7 @@ struct message_context {
     struct ibx_error *err;
 };
 int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
-/* Puts the figures of the parts into the status. */
+/* Figures of the parts, for the status. */
 void ibx_source_update(struct source *s);
 /* Until a final state; 0 in DONE. */
 int ibx_source_run(struct source *s, struct ibx_error *err);
@@ -265,8 +263,7 @@ static inline bool source_over(const struct source *s)
 
 /* ---------------------------------------------------------------- commit.c */
 
-/* LOADED has come: COMMITTED, and the destination is told. From here on this side does not continue
- * the VM by itself. */
+/* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
@@ -278,7 +275,6 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
-/* SIGINT, SIGTERM and the cancel command. */
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
 /* All pages are at the destination: writes that, goes to CONFIRMING, sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);

@@ -30,7 +30,7 @@ struct watchdog {
     struct ibx_journal record;
     struct ibx_vm_undo vm;
     const char *folder;
-    bool dismissed; /* committed or released: the VM is none of its business */
+    bool dismissed; /* committed or released: it does nothing */
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
@@ -88,7 +88,7 @@ static void continue_vm(struct watchdog *w)
     ibx_qmp_close(qmp);
 }
 
-/* The tool's monitor above all: QEMU answers no other client while that is open. */
+/* All inherited descriptors but two: QEMU answers nobody while the tool's monitor is open. */
 static void close_others(int a, int b)
 {
     const unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);
