@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is found of the RAM of real QEMUs, compared with what QEMU says and what its memory holds.
+/* What is found of the RAM of real QEMUs, compared with what QEMU reports and what its memory
+ * holds.
  */
 #include "migrate/qemu/qemu.h"
 #include "tests/moves/guest/churn.h"
@@ -8,8 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +17,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MIB (1ull << 20)
 
@@ -269,7 +266,7 @@ static void test_replaced(void)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* The pages that are said to be untouched hold zeros; returns how many are said to be written. */
+/* The pages reported as untouched hold zeros; returns how many are reported as written. */
 static uint64_t check_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                               uint64_t *bits)
 {

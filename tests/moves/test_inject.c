@@ -9,9 +9,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +22,6 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define INJECTIONS 400
 
@@ -82,7 +78,7 @@ static void child_run(bool alarms)
     int pair[2];
     require(!pipe(pair), __LINE__);
     if (alarms) {
-        /* Handlers with SA_RESTART, so that only what the kernel never restarts could say EINTR;
+        /* Handlers with SA_RESTART, so that only what the kernel never restarts could return EINTR;
          * those calls are left out. */
         struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
         sigaction(SIGALRM, &action, NULL);

@@ -96,7 +96,7 @@ static void test_memfd(void)
     moved(&options, "tcp://127.0.0.1:0", NULL, NULL);
 }
 
-/* These tests can fail: one bit of one page, and the heartbeats say so. */
+/* The heartbeats detect one wrong bit of one page. */
 static void test_one_wrong_bit_shows(void)
 {
     const off_t at = CHURN_BASE + (1234 << 12) + 17;
@@ -146,8 +146,8 @@ static void test_sandboxed(void)
           "tcp://127.0.0.1:0", NULL, NULL);
 }
 
-/* As many huge pages as two VMs need, if this kernel lends them; returns how many there were. */
-static long huge_pages_lend(long wanted)
+/* As many huge pages as two VMs need, if this kernel has them; returns how many there were. */
+static long huge_pages_reserve(long wanted)
 {
     static const char path[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
     long before = -1, now = -1;
@@ -164,7 +164,7 @@ static long huge_pages_lend(long wanted)
 
 static void moved_in_huge_pages(const char *option)
 {
-    long before = huge_pages_lend(VM_RAM_MIB + 4);
+    long before = huge_pages_reserve(VM_RAM_MIB + 4);
     if (before < 0)
         skip();
     char huge[32], command[128], from[128], to[128];
@@ -189,7 +189,7 @@ static void moved_in_huge_pages(const char *option)
     vm_end(&vms[1]);
     snprintf(command, sizeof(command), "umount %s && rmdir %s", huge, huge);
     assert_int_equal(system(command), 0);
-    huge_pages_lend(before);
+    huge_pages_reserve(before);
 }
 
 static void test_huge_pages(void)

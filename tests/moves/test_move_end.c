@@ -43,8 +43,8 @@ static void await_let_go(void)
 static void on_record(const struct vm *vm, const char *state, const char *words)
 {
     struct mover *status = MOVER_RUN(0, "status", "--qmp", vm->tool);
-    mover_must_say(status, state);
-    mover_must_say(status, words);
+    mover_must_print(status, state);
+    mover_must_print(status, words);
 }
 
 /* Both have ended well, and the VM runs at the destination, which nothing of ours is left in. */
@@ -56,7 +56,7 @@ static void ended(void)
     pair_moved("");
 }
 
-/* With its hands still on QEMU: the next tool takes them off. */
+/* Before it has released QEMU: the next tool does. */
 static void test_killed_when_complete(void)
 {
     stopped_at("destination:complete", NULL);
@@ -87,7 +87,7 @@ static void test_killed_when_complete_in_minor_mode(void)
     assert_false(has_list());
 }
 
-/* A source that is away: until it has heard that all pages are there it keeps them, whatever
+/* A source that is away keeps all pages until it is told that they have arrived, whatever
  * becomes of the tools at the destination, and of QEMU there. */
 static void test_killed_again_and_qemu_ended(void)
 {
@@ -159,13 +159,13 @@ static void test_interrupted_when_complete(void)
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
-    mover_must_say(&receiver, "the source has not confirmed it");
+    mover_must_print(&receiver, "the source has not confirmed it");
     pair_recover(&sender);
     pair_recover(&receiver);
     ended();
 }
 
-/* Both tools at the end, of which the source's stands still with the confirmation not yet said. */
+/* Both tools at the end; the source's is stopped before it sends CONFIRM. */
 static void about_to_confirm(void)
 {
     pair_start(NULL);
@@ -182,8 +182,8 @@ static void test_interrupted_before_the_confirmation(void)
     mover_await_words(&receiver, "only the source's confirmation is missing; interrupt once");
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
-    mover_must_say(&receiver, "the source has not confirmed it");
-    assert_false(mover_said(&receiver, "needs pages"));
+    mover_must_print(&receiver, "the source has not confirmed it");
+    assert_false(mover_printed(&receiver, "needs pages"));
     mover_kill(&sender, SIGCONT);
     pair_recover(&receiver);
     ended();
@@ -197,12 +197,12 @@ static void test_qemu_ends_before_the_confirmation(void)
     vm_kill(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "with all of its pages, and only the confirmation");
-    assert_false(mover_said(&sender, "its pages are held here"));
+    assert_false(mover_printed(&sender, "its pages are held here"));
     mover_kill(&receiver, SIGCONT);
     ended();
 }
 
-/* The confirmation reaches nobody: the source says it again to the tool that comes next. */
+/* CONFIRM is lost: the source sends it again to the next tool. */
 static void test_confirmation_lost(void)
 {
     about_to_confirm();
@@ -232,7 +232,7 @@ static void test_confirmation_interrupted(void)
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 0);
-    mover_must_say(&sender, "may not have arrived there");
+    mover_must_print(&sender, "may not have arrived there");
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     mover_start(&sender, (const char *[]){"recover", "--quit", "--qmp", vms[0].tool, TIMED, NULL});
@@ -248,7 +248,7 @@ static const char *patient_uri(void)
     return uri;
 }
 
-/* Somebody else listens where the receiver did, and says nothing. */
+/* Another process listens where the receiver did, and sends nothing. */
 static int listen_in_its_place(void)
 {
     const int one = 1;
@@ -297,22 +297,22 @@ static void test_tries_are_short(void)
     }
 }
 
-/* The last line, of a tool that had nothing to do but to say that a move is done. */
-static void summed_up(const struct mover *m, bool heard, int status)
+/* The last line of a tool that only had to confirm a move. */
+static void summed_up(const struct mover *m, bool confirmed, int status)
 {
     json_t *summary = mover_summary(m), *record = json_object_get(summary, "record");
     assert_non_null(record);
     assert_string_equal(json_string_value(json_object_get(summary, "role")), "source");
     assert_string_equal(json_string_value(json_object_get(summary, "phase")),
-                        heard ? "done" : "failed");
-    assert_int_equal(json_is_true(json_object_get(summary, "complete")), heard);
+                        confirmed ? "done" : "failed");
+    assert_int_equal(json_is_true(json_object_get(summary, "complete")), confirmed);
     assert_int_equal(json_integer_value(json_object_get(summary, "exit_status")), status);
-    assert_int_equal(json_is_null(json_object_get(summary, "error")), heard);
+    assert_int_equal(json_is_null(json_object_get(summary, "error")), confirmed);
     assert_string_equal(json_string_value(json_object_get(record, "state")), "done");
     json_decref(summary);
 }
 
-/* The source has gone for good with it, and says it when it is asked to; or by then it is known. */
+/* The source's tool has died with it: recover sends it, and a second recover finds nobody. */
 static void test_confirmation_never_said(void)
 {
     struct mover again;
@@ -320,17 +320,17 @@ static void test_confirmation_never_said(void)
     about_to_confirm();
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
-    mover_must_say(&receiver, "if ib-migrate status there says done");
+    mover_must_print(&receiver, "if ib-migrate status there says done");
     vm_kill(&vms[0]); /* nothing is needed of that any more */
     mover_start(&again, recover_source);
     mover_ends(&again, 0);
-    mover_must_say(&again, "the destination knows it");
+    mover_must_print(&again, "the destination knows it");
     summed_up(&again, true, 0);
     mover_ends(&receiver, 0);
     on_record(&vms[1], "done", "not needed any more");
     mover_start(&again, recover_source);
     mover_ends(&again, 1);
-    mover_must_say(&again, "the confirmation only if ib-migrate status reports complete there");
+    mover_must_print(&again, "the confirmation only if ib-migrate status reports complete there");
     summed_up(&again, false, 1);
     pair_moved("");
 }

@@ -28,7 +28,7 @@ static void test_interrupted(void)
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, "cancelled");
+    mover_must_print(&sender, "cancelled");
     mover_ends(&receiver, 1);
     pair_stayed();
 }
@@ -78,8 +78,8 @@ static void block_main_thread(void)
     }
 }
 
-/* The monitor cannot answer before the pages come: recover goes by the record alone. Whether that
- * says RUNNING already, or not yet. */
+/* The monitor cannot answer before the pages come: recover uses the record alone, in RUNNING
+ * and before. */
 static void test_destination_killed_with_a_silent_monitor(void)
 {
     for (int known = 0; known < 2; known++) {
@@ -96,7 +96,7 @@ static void test_destination_killed_with_a_silent_monitor(void)
         block_main_thread();
         pair_recover(&receiver);
         mover_ends(&receiver, 0);
-        mover_must_say(&receiver, "its monitor does not answer");
+        mover_must_print(&receiver, "its monitor does not answer");
         mover_ends(&sender, 0);
         vm_do(&vms[1], "query-status", NULL); /* it answers again */
         pair_moved("");
@@ -110,9 +110,9 @@ static void begun_anew(const char *const *arguments)
     struct mover again = {0};
     mover_start(&again, arguments);
     mover_ends(&again, 1);
-    mover_must_say(&again, "an earlier migration of this VM is not over");
-    mover_must_say(&again, "ib-migrate recover");
-    assert_false(mover_said(&again, "restart it"));
+    mover_must_print(&again, "an earlier migration of this VM is not over");
+    mover_must_print(&again, "ib-migrate recover");
+    assert_false(mover_printed(&again, "restart it"));
 }
 
 /* Both die, each is started again, and the VM has every page in the end. */
@@ -155,7 +155,7 @@ static void test_destination_gives_up_while_the_source_is_away(void)
         given_up_alone(paused);
         pair_recover(&sender);
         mover_ends(&sender, 1);
-        mover_must_say(&sender, "given up before the VM ran there");
+        mover_must_print(&sender, "given up before the VM ran there");
         mover_ends(&receiver, 1);
         if (paused)
             still_paused();
@@ -181,7 +181,7 @@ static void test_no_rollback_of_a_running_vm(void)
     killed_at("source:serving");
     mover_await(&receiver, "broken", 0);
     struct mover *rollback = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    mover_must_say(rollback, "runs there");
+    mover_must_print(rollback, "runs there");
     pair_recover(&sender);
     pair_done();
     pair_moved("");
@@ -209,12 +209,12 @@ static void test_a_refused_rollback(void)
     unlink(file);
 }
 
-/* That nothing comes, and that something does again, is said once. */
+/* That nothing comes, and that something does again, is printed once. */
 static void stands_still(struct mover *who, struct mover *other, const char *means)
 {
     mover_kill(who, SIGSTOP);
     mover_await_words(other, "nothing has come from");
-    mover_must_say(other, means);
+    mover_must_print(other, means);
     mover_await_silent(other);
     mover_kill(who, SIGCONT);
     mover_await_words(other, "sends again");
@@ -240,7 +240,7 @@ static void test_source_stands_still_early(void)
     pair_send(NULL);
     mover_await_stop(&sender);
     mover_ends(&receiver, 1);
-    mover_must_say(&receiver, "nothing has come from");
+    mover_must_print(&receiver, "nothing has come from");
     pair_stayed();
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
@@ -280,10 +280,10 @@ static void refused(const struct vm_options *from, const struct vm_options *to, 
     vm_wait_beats(&vms[0], pair_beats);
     pair_receive(NULL);
     struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
-    mover_must_say(check, words);
+    mover_must_print(check, words);
     pair_send(NULL);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, words);
+    mover_must_print(&sender, words);
     pair_stayed();
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
@@ -398,7 +398,7 @@ static void test_wrong_key(void)
     pair_receive((const char *[]){"--key-file", a, NULL});
     pair_send((const char *[]){"--key-file", b, NULL});
     mover_ends(&sender, 1);
-    mover_must_say(&sender, "key");
+    mover_must_print(&sender, "key");
     pair_stayed();
     pair_send((const char *[]){"--key-file", a, NULL});
     pair_done();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * kill -9 of each tool at each of its states (source.h, destination.h), one after the other, and
- * then what ib-migrate(1) says is to be done. Afterwards the guest is alive and right on exactly
+ * then what ib-migrate(1) tells to do. Afterwards the guest is alive and right on exactly
  * one side. The last states of either side, complete and confirming, are test_move_end.c's.
  *
  * A tool is caught at a state by IBX_MOVE_STOP_AT, which makes it stop itself there.
@@ -51,7 +51,7 @@ static void killed_at(const char *state)
     killed(source ? &sender : &receiver);
 }
 
-/* No move of the source's is unfinished: at the latest when its guardian has done its work. */
+/* No move of the source's is unfinished: at the latest when its watchdog has done its work. */
 static void await_over(void)
 {
     const uint64_t deadline = vm_soon();
@@ -184,7 +184,7 @@ static void rolled_back(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
-/* With the last byte of the device state in its hands: the VM never ran there, which only the
+/* Before QEMU has the last byte of the device state: the VM never ran there, which only the
  * operator can know. */
 static void test_resuming(void)
 {

@@ -114,7 +114,7 @@ static void test_cut_and_killed(void)
     pair_moved("");
 }
 
-/* The commit itself is lost on the wire: said again when the wire is back. */
+/* COMMIT itself is lost on the wire: sent again when the wire is back. */
 static void test_cut_at_the_commit(void)
 {
     begin("source:committed", "0");
@@ -138,7 +138,7 @@ static struct mover *stopped(const char *state)
     return which;
 }
 
-/* A destination that cannot know whether the commit was said waits, until it is told to go. */
+/* A destination that cannot know whether COMMIT was sent waits until it is interrupted. */
 static void interrupt_receiver(void)
 {
     mover_kill(&receiver, SIGINT);
@@ -163,14 +163,14 @@ static void test_cut_before_the_commit(void)
             !strcmp(states[i], "destination:ready") || !strcmp(states[i], "destination:mapped");
         if (!may_have_all)
             mover_ends(&receiver, 1);
-        else if (!mover_ends_or_says(&receiver, 1, "waits for the source to be back"))
+        else if (!mover_ends_or_prints(&receiver, 1, "waits for the source to be back"))
             interrupt_receiver();
         pair_stayed();
         end(NULL);
     }
 }
 
-/* With all but the commit. The destination cannot know whether that was said, and waits. */
+/* With all but COMMIT. The destination cannot know whether that was sent, and waits. */
 static void test_cut_when_loaded(void)
 {
     stopped("destination:waiting");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What befalls a move by ib-migrate without anybody lying: a full file system, a lost monitor, a
- * crowd at the door, a VM continued or reset by hand, a READ cut off half-way, memory given back.
- * Afterwards the guest is alive and right on exactly one side.
+ * What can happen to a move by ib-migrate though no side lies: a full file system, a lost monitor,
+ * many silent connections, a VM continued or reset by hand, a READ cut off half-way, memory given
+ * back. Afterwards the guest is alive and right on exactly one side.
  */
 #include "migrate/qemu/qemu.h"
 #include "migrate/common/vm.h"
@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#define CROWD    40
+#define SILENT   40
 #define FULL_MIB (VM_RAM_MIB + 8)
 #define LOOK_MS  5
 #define PAGE     4096
@@ -76,7 +76,7 @@ static void meddle(const char *command, const char *event, const char *sentence)
     json_decref(vm_event(&vms[0], event, NULL));
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, sentence);
+    mover_must_print(&sender, sentence);
     mover_ends(&receiver, 1);
     assert_false(mover_resumed(&vms[1]));
 }
@@ -163,27 +163,27 @@ static void test_recover_of_a_vm_that_runs(void)
     mover_kill(&sender, SIGKILL);
     vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
     struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
-    mover_must_say(again, "postmigrate");
+    mover_must_print(again, "postmigrate");
     mover_ends(&receiver, 1);
     pair_stayed();
 }
 
-/* Connections that say nothing, more than are let in at a time. */
-static void test_crowd_at_the_door(void)
+/* Connections that send nothing, more than are handled at a time. */
+static void test_many_silent_connections(void)
 {
-    int crowd[CROWD];
+    int silent[SILENT];
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1500", NULL);
     to.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
-    for (unsigned i = 0; i < CROWD; i++) {
-        crowd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        assert_int_equal(connect(crowd[i], (struct sockaddr *)&to, sizeof(to)), 0);
+    for (unsigned i = 0; i < SILENT; i++) {
+        silent[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(silent[i], (struct sockaddr *)&to, sizeof(to)), 0);
     }
     pair_send(NULL);
     pair_done();
-    for (unsigned i = 0; i < CROWD; i++)
-        close(crowd[i]);
+    for (unsigned i = 0; i < SILENT; i++)
+        close(silent[i]);
     pair_moved("");
 }
 
@@ -220,14 +220,14 @@ static void test_full_file_system(void)
 
 #define BALLOON_PAGES 2048u
 
-/* Until the guest has said this on its serial port. */
+/* Until the guest has printed this on its serial port. */
 static void await_serial(const struct vm *vm, const char *words)
 {
     static char text[1 << 20];
     const uint64_t deadline = vm_soon();
     for (text[0] = '\0'; !strstr(text, words);) {
         if (ibx_now_ns() >= deadline)
-            fail_msg("the guest did not say %s", words);
+            fail_msg("the guest did not print %s", words);
         poll(NULL, 0, LOOK_MS);
         int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
         ssize_t n = read(fd, text, sizeof(text) - 1);
@@ -353,7 +353,7 @@ static void test_recover_in_minor_mode_without_the_list(void)
     mover_arrived_path(list);
     assert_int_equal(unlink(list), 0);
     struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[1].tool, TIMED);
-    mover_must_say(again, "cannot be known");
+    mover_must_print(again, "cannot be known");
     vm_end(&vms[1]);
     mover_kill(&sender, SIGKILL);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
@@ -369,7 +369,7 @@ int main(void)
                                            VM_TEST(test_disks_are_waited_for),
                                            VM_TEST(test_destination_loses_the_monitor),
                                            VM_TEST(test_recover_of_a_vm_that_runs),
-                                           VM_TEST(test_crowd_at_the_door),
+                                           VM_TEST(test_many_silent_connections),
                                            VM_TEST(test_full_file_system),
                                            VM_TEST(test_balloon),
                                            VM_TEST(test_recover_in_minor_mode),

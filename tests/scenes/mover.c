@@ -134,12 +134,12 @@ static size_t read_file(const char *path, char *text, size_t size)
     return length;
 }
 
-static void fail_with_words(const struct mover *m, const char *what)
+static void fail_with_output(const struct mover *m, const char *what)
 {
     static char out[65536], err[65536];
     size_t length = read_file(m->out, out, sizeof(out));
     read_file(m->err, err, sizeof(err));
-    fail_msg("%s\nit said: %s\nand printed, at last: %s", what, err,
+    fail_msg("%s\nstandard error: %s\nthe end of standard output: %s", what, err,
              length > 1500 ? out + length - 1500 : out);
 }
 
@@ -158,7 +158,7 @@ int mover_wait(struct mover *m)
     pid_t rc;
     while (!(rc = waitpid(m->pid, &status, WNOHANG))) {
         if (ibx_now_ns() >= deadline)
-            fail_with_words(m, "ib-migrate does not end");
+            fail_with_output(m, "ib-migrate does not end");
         poll(NULL, 0, LOOK_MS);
     }
     assert_int_equal(rc, m->pid);
@@ -172,7 +172,7 @@ void mover_ends(struct mover *m, int status)
     int is = mover_wait(m);
     snprintf(what, sizeof(what), "ib-migrate ended with %d, not %d", is, status);
     if (is != status)
-        fail_with_words(m, what);
+        fail_with_output(m, what);
 }
 
 struct mover *mover_run(int status, const char *const *arguments)
@@ -183,15 +183,15 @@ struct mover *mover_run(int status, const char *const *arguments)
     return &m;
 }
 
-bool mover_ends_or_says(struct mover *m, int status, const char *words)
+bool mover_ends_or_prints(struct mover *m, int status, const char *words)
 {
     const uint64_t deadline = vm_soon();
     siginfo_t ended = {0};
     while (!waitid(P_PID, (id_t)m->pid, &ended, WEXITED | WNOHANG | WNOWAIT) && !ended.si_pid) {
-        if (mover_said(m, words))
+        if (mover_printed(m, words))
             return false;
         if (ibx_now_ns() >= deadline)
-            fail_with_words(m, "ib-migrate neither ends nor says so");
+            fail_with_output(m, "ib-migrate neither ends nor prints that");
         poll(NULL, 0, LOOK_MS);
     }
     mover_ends(m, status);
@@ -209,7 +209,7 @@ void mover_kill(struct mover *m, int signal)
     }
 }
 
-bool mover_said(const struct mover *m, const char *words)
+bool mover_printed(const struct mover *m, const char *words)
 {
     static char text[1 << 20];
     read_file(m->err, text, sizeof(text));
@@ -219,12 +219,12 @@ bool mover_said(const struct mover *m, const char *words)
     return strstr(text, words) != NULL;
 }
 
-void mover_must_say(const struct mover *m, const char *words)
+void mover_must_print(const struct mover *m, const char *words)
 {
     char what[256];
-    snprintf(what, sizeof(what), "ib-migrate did not say \"%s\"", words);
-    if (!mover_said(m, words))
-        fail_with_words(m, what);
+    snprintf(what, sizeof(what), "ib-migrate did not print \"%s\"", words);
+    if (!mover_printed(m, words))
+        fail_with_output(m, what);
 }
 
 static void look_again(struct mover *m, uint64_t deadline, const char *what)
@@ -235,7 +235,7 @@ static void look_again(struct mover *m, uint64_t deadline, const char *what)
         return;
     }
     if (!m->pid || ibx_now_ns() >= deadline)
-        fail_with_words(m, what);
+        fail_with_output(m, what);
     poll(NULL, 0, LOOK_MS);
 }
 
@@ -244,7 +244,7 @@ void mover_await_words(struct mover *m, const char *words)
     const uint64_t deadline = vm_soon();
     char what[256];
     snprintf(what, sizeof(what), "waited for \"%s\"", words);
-    while (!mover_said(m, words))
+    while (!mover_printed(m, words))
         look_again(m, deadline, what);
 }
 
@@ -371,7 +371,7 @@ void mover_await_stop(struct mover *m)
         if (info.si_pid == m->pid && info.si_code == CLD_STOPPED)
             return;
         if (info.si_pid == m->pid || ibx_now_ns() >= deadline)
-            fail_with_words(m, "the tool did not come to its state");
+            fail_with_output(m, "the tool did not come to its state");
         poll(NULL, 0, LOOK_MS);
     }
 }

@@ -8,9 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +16,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define VMS_MAX   16
 #define ARGUMENTS 64
@@ -79,12 +75,10 @@ int vm_tests(const struct vm_test *tests, int (*end)(void **state))
     static struct CMUnitTest units[TESTS_MAX];
     size_t count = 0;
     int skipped = vm_available();
-    if (skipped)
-        return skipped;
-    for (; tests->name && count < TESTS_MAX; tests++)
+    for (; !skipped && tests->name; tests++)
         units[count++] =
             (struct CMUnitTest){tests->name, run_one, NULL, end, (void *)(uintptr_t)tests};
-    return _cmocka_run_group_tests("tests", units, count, NULL, NULL);
+    return skipped ? skipped : _cmocka_run_group_tests("tests", units, count, NULL, NULL);
 }
 
 uint64_t vm_soon(void)

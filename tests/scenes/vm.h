@@ -8,6 +8,7 @@
 #define IBX_TESTS_MIGRATE_VM_H
 
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/unit.h"
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -39,7 +40,7 @@ extern struct ibx_error vm_error; /* cleared by vm_soon */
 /* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. So
  * do the patterns IBX_TESTS_ONLY and IBX_TESTS_SKIP, for a part of a long program. */
 int vm_available(void);
-/* One test of a program, which `end` follows whatever becomes of it, and the program's main. */
+/* A test without cmocka's state. */
 struct vm_test {
     const char *name;
     void (*run)(void);
@@ -48,7 +49,7 @@ struct vm_test {
     {                                                                                              \
 #function, function                                                                        \
     }
-/* All of them up to {0}; 77 without any as vm_available() says. */
+/* For main: runs the tests up to {0}, `end` after each, where vm_available() allows it. */
 int vm_tests(const struct vm_test *tests, int (*end)(void **state));
 /* Starts one and connects to its monitor. */
 void vm_start(struct vm *vm, const struct vm_options *options);

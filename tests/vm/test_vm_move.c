@@ -152,11 +152,11 @@ static void refused_for_locked_memory(void)
     mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
                                          key, "--set", LONG, NULL});
     mover_ends(&check, 1);
-    mover_must_say(&check, words);
+    mover_must_print(&check, words);
     mover_send(&sender, &vms[0], receiver.uri,
                (const char *[]){"--key-file", key, "--set", LONG, NULL});
     mover_ends(&sender, 1);
-    mover_must_say(&sender, words);
+    mover_must_print(&sender, words);
     assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
 }
@@ -175,7 +175,7 @@ static void test_minor_and_little_locked_memory(void **state)
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, "--minor", NULL});
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &usual), 0);
     refused_for_locked_memory();
-    mover_must_say(&receiver, "RLIMIT_MEMLOCK");
+    mover_must_print(&receiver, "RLIMIT_MEMLOCK");
 }
 
 /* The same of the source, whose page connections pin what holds data. */
