@@ -86,10 +86,8 @@ int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ib
 
 /* The calls as both ends see them; call.c has the bytes. The last two are ib-bw's own and never
  * timed. */
-#define BW_CALL_MEMCPY "cudaMemcpy"
-#define BW_CALL_PREPARE                                                                            \
-    "ibBwPrepare"                       /* u64 bytes, u64 seed: of the next payloads; 0: free them \
-                                         */
+#define BW_CALL_MEMCPY   "cudaMemcpy"
+#define BW_CALL_PREPARE  "ibBwPrepare"  /* u64 bytes, u64 seed of the next payloads; 0: free them */
 #define BW_CALL_CHECKSUM "ibBwChecksum" /* nothing: u64 checksum of the last payload received */
 
 #define BW_NAME_MAX    32u
