@@ -165,12 +165,6 @@ static int find_unfinished(const struct migrate_args *args, struct ibx_journal *
     return rc;
 }
 
-static void use_key_file(struct migrate_args *args, const struct ibx_journal *record)
-{
-    if (!args->options.key_file[0])
-        snprintf(args->options.key_file, sizeof(args->options.key_file), "%s", record->key_file);
-}
-
 /* The newest migration from this monitor that is done: its destination may not know it yet. */
 static bool find_done(const struct migrate_args *args, struct ibx_journal *record)
 {
@@ -237,7 +231,7 @@ int ibx_cli_recover(const struct migrate_args *given)
     int rc = find_unfinished(&args, &record, &err);
     const bool source = rc ? args.uri != NULL : record.source;
     if (rc == -ENOENT && !args.listen && find_done(&args, &record)) {
-        use_key_file(&args, &record);
+        ibx_cli_use_key_file(&args.options, &record);
         return confirm(&args, &record, &err);
     }
     if (!rc && record.source && args.listen)
@@ -252,7 +246,7 @@ int ibx_cli_recover(const struct migrate_args *given)
         const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
         return finish(&args, rc, &none, &err);
     }
-    use_key_file(&args, &record);
+    ibx_cli_use_key_file(&args.options, &record);
     return migrate(&args, record.source, &record);
 }
 
@@ -285,10 +279,8 @@ int ibx_cli_check(const struct migrate_args *args)
     struct ibx_error err = {0};
     if (ibx_cli_monitor_check(args, &err) ||
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
-                          &blockers, &err)) {
-        ibx_cli_message(err.message);
-        return MIGRATE_FAILED;
-    }
+                          &blockers, &err))
+        return ibx_cli_fail(err.message);
     print_blockers(args, &blockers);
     return ibx_cli_flush(blockers.count ? MIGRATE_FAILED : MIGRATE_DONE);
 }
