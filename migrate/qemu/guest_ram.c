@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* One search: who is asked, and until when. */
+/* What every question to QEMU needs. */
 struct search {
     struct ibx_qmp *qmp;
     uint64_t deadline_ns;
@@ -182,7 +182,7 @@ static int monitor(const struct search *s, const char *line, json_t **text)
     return rc;
 }
 
-/* Looks in "info mtree -f" for a stretch of this backend:
+/* Looks in "info mtree -f" for a line of this backend:
  *   0000000000100000-0000000003ffffff (prio 0, ram): mem0 @0000000000100000 */
 static bool find_guest_physical(const char *tree, const char *id, uint64_t *physical,
                                 uint64_t *into)
@@ -203,8 +203,8 @@ static bool find_guest_physical(const char *tree, const char *id, uint64_t *phys
     return false;
 }
 
-/* The host address of a block, asked from QEMU's human monitor: for memfds, which all look alike
- * in /proc. 0 when the machine does not show it. */
+/* The host address of a block by QEMU's human monitor: memfds all look alike in /proc. 0: the
+ * machine does not show it. */
 static int ask_address(const struct search *s, const struct ibx_guest_block *block,
                        uint64_t *address)
 {
@@ -245,7 +245,7 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
     return rc ? rc : ibx_guest_block_open(pid, where, writable, block, s->err);
 }
 
-/* A hash of what names it on this host, and of the host since it was started. */
+/* A hash of the file's numbers and of this host's boot. */
 static uint64_t file_name(uint64_t dev, uint64_t ino)
 {
     char name[128];

@@ -110,7 +110,7 @@ void ibx_guest_mappings_fini(struct guest_mappings *mappings)
     memset(mappings, 0, sizeof(*mappings));
 }
 
-/* ------------------------------------------------------------ which one is it */
+/* ------------------------------------------------------------ the mapping of a block */
 
 /* The backend's path as QEMU sees it, in its own mount namespace. */
 static void path_in(pid_t pid, const struct ibx_guest_block *block, char *path, size_t size)
@@ -268,8 +268,8 @@ static void set_bits(uint64_t *bits, uint64_t from, uint64_t to, uint64_t *count
     *count += to - from;
 }
 
-/* The extents of a tmpfs file are its pages in memory or swap; here those of pages `first` on,
- * before `last`. */
+/* Sets the bits of the pages from `first` to before `last` that are no hole: the extents of a tmpfs
+ * file are its pages in memory or swap. */
 static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, uint64_t last,
                            uint64_t *bits, uint64_t *count)
 {
@@ -320,8 +320,8 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
     return rc;
 }
 
-/* hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it is those; otherwise some
- * are from elsewhere (an earlier run, prealloc), and every page counts as written. */
+/* A file in hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it has written
+ * these; otherwise some are from elsewhere (an earlier run, prealloc), and every page counts. */
 static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                         uint64_t *bits, uint64_t *count)
 {

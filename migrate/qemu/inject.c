@@ -26,8 +26,8 @@
 #define SPINS         2000u  /* looks at a tracee before the looks become sparse */
 #define PAUSE_NS      100000
 
-/* One injection, done by a thread of its own: a tracee that does not stop is released only by the
- * end of its tracer, which is a thread. */
+/* One injection, in a thread of its own: a tracee that does not stop is released only when its
+ * tracer, a thread, ends. */
 struct injection {
     pid_t pid;
     long number;
@@ -90,7 +90,7 @@ static int wait_interrupted(const struct injection *in)
     }
 }
 
-/* ------------------------------------------------------------ where is a `syscall` */
+/* ------------------------------------------------------------ finding a system call instruction */
 
 static bool is_syscall(pid_t pid, uint64_t address)
 {
@@ -99,7 +99,7 @@ static bool is_syscall(pid_t pid, uint64_t address)
     return !errno && (word & 0xffff) == 0x050f;
 }
 
-/* In the kernel's page of code in QEMU: a jump to any bytes 0f 05 is a system call. */
+/* In the vDSO of QEMU: a jump to any bytes 0f 05 is a system call. */
 static uint64_t find_in_vdso(pid_t pid)
 {
     char path[64], line[512];
@@ -125,7 +125,7 @@ static uint64_t find_in_vdso(pid_t pid)
     return found;
 }
 
-/* A thread that sleeps in the kernel is right behind its own `syscall`. */
+/* A thread that sleeps in the kernel is right behind its own instruction. */
 static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
 {
     if (is_syscall(pid, regs->rip - SYSCALL_BYTES))
@@ -136,8 +136,8 @@ static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
 
 /* ------------------------------------------------------------ the step */
 
-/* Runs the one instruction. The stop that follows is a SIGTRAP of the kernel's own, so restoring
- * the registers there lets it restart an interrupted system call as it would have. */
+/* Runs the one instruction. The stop after it is a SIGTRAP of the kernel's own: once the registers
+ * are restored there, the kernel restarts an interrupted system call as it would have. */
 static int step(struct injection *in, const struct user_regs_struct *saved, uint64_t at)
 {
     struct user_regs_struct regs = *saved;
@@ -151,7 +151,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     if (ptrace(PTRACE_SETREGS, in->pid, NULL, &regs))
         return gone(in);
     /* Other signals are blocked, so this wait ends with the instruction or with QEMU. It has no
-     * deadline: leaving QEMU in the middle would harm it, and the call does not sleep. */
+     * deadline: to leave QEMU in the middle would harm it, and the call does not sleep. */
     if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL) || wait_stop(in, 0, &status))
         return gone(in);
     struct user_regs_struct after;
@@ -169,7 +169,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     return rc;
 }
 
-/* With the thread stopped; restores its registers and signal mask. */
+/* The thread is stopped. Restores its registers and signal mask. */
 static int run_stopped(struct injection *in)
 {
     struct user_regs_struct saved;

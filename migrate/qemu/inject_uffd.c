@@ -63,7 +63,7 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
     if (rc)
         return rc;
     /* A seccomp filter (-sandbox on) may kill QEMU for the system call, but never for an ioctl.
-     * CAP_SYS_PTRACE lets QEMU serve faults of the kernel too. */
+     * To serve faults of the kernel needs CAP_SYS_PTRACE, or the sysctl. */
     const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || unprivileged_may());
     if (!direct) {
         int device = open_device(err);
@@ -171,7 +171,7 @@ static int make_by_device(struct ibx_qmp *qmp, struct ibx_uffd *uffd, uint64_t d
         const uint64_t arguments[6] = {(uint64_t)number, (unsigned)USERFAULTFD_IOC_NEW, UFFD_FLAGS};
         rc = inject_new(uffd->pid, SYS_ioctl, arguments, uffd, deadline_ns, err);
     }
-    /* A device that QEMU keeps does no harm. */
+    /* If this fails, QEMU keeps the device, which does no harm. */
     ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", DEVICE_NAME), NULL, deadline_ns,
                     NULL);
     return rc;
@@ -186,7 +186,7 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
         return rc;
     rc = made.way == IBX_UFFD_SYSCALL ? make_by_syscall(&made, deadline_ns, err)
                                       : make_by_device(qmp, &made, deadline_ns, err);
-    /* Of a security module, for instance: /proc does not show its rules. */
+    /* A security module may forbid it, for instance: /proc does not show its rules. */
     if (rc == -EPERM && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL && qmp) {
         made.way = IBX_UFFD_DEVICE;
         rc = make_by_device(qmp, &made, deadline_ns, err);
