@@ -309,32 +309,24 @@ int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ib
     return rc;
 }
 
-int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *record,
+int ibx_journal_find(const char *folder, const char *qmp,
+                     bool (*fits)(const struct ibx_journal *record), struct ibx_journal *record,
                      struct ibx_error *err)
 {
     struct ibx_journal *all;
-    size_t count, found = 0, first = 0;
+    size_t count, i = 0;
     int rc = ibx_journal_list(folder, &all, &count, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < count; i++) {
-        if (all[i].source != source || ibx_journal_over(&all[i]) ||
-            (qmp && strcmp(qmp, all[i].qmp)))
-            continue;
-        if (!found++)
-            first = i;
-    }
-    if (!found)
-        rc = ibx_error_set(err, -ENOENT, "no unfinished migration %s here%s%s has a record in %s",
-                           source ? "from" : "to", qmp ? " of the QEMU at " : "", qmp ? qmp : "",
-                           folder);
-    else if (!qmp && found > 1)
-        rc = ibx_error_set(err, -ENOTUNIQ,
-                           "%s has records of %zu unfinished migrations %s here: choose one by its "
-                           "QEMU's monitor (--qmp)",
-                           folder, found, source ? "from" : "to");
+    while (i < count && (strcmp(qmp, all[i].qmp) || !fits(&all[i])))
+        i++;
+    if (i < count)
+        *record = all[i];
     else
-        *record = all[first];
+        rc = ibx_error_set(err, -ENOENT,
+                           "there is no unfinished migration of the QEMU at %s recorded in %s: "
+                           "\"ib-migrate status\" shows the records",
+                           qmp, folder);
     free(all);
     return rc;
 }

@@ -94,9 +94,10 @@ int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *c
                      struct ibx_error *err);
 /* Reads it again; the caller holds its lock. -ENOENT: it was removed. */
 int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err);
-/* The newest unfinished one of this role whose monitor is `qmp` (NULL: any; then it must be the
- * only one: -ENOTUNIQ). -ENOENT. */
-int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *record,
+/* The newest one that fits, of those whose monitor is `qmp`. -ENOENT, with the sentence that no
+ * migration is unfinished. */
+int ibx_journal_find(const char *folder, const char *qmp,
+                     bool (*fits)(const struct ibx_journal *record), struct ibx_journal *record,
                      struct ibx_error *err);
 /* Where a destination in minor mode notes which pages have come: in memory, since a disk could
  * delay the VM, and the VM does not survive the host anyway. */

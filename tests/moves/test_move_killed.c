@@ -51,13 +51,18 @@ static void killed_at(const char *state)
     killed(source ? &sender : &receiver);
 }
 
+static bool goes_from_here(const struct ibx_journal *record)
+{
+    return record->source && !ibx_journal_over(record);
+}
+
 /* No move of the source's is unfinished: at the latest when its watchdog has done its work. */
 static void await_over(void)
 {
     const uint64_t deadline = vm_soon();
     struct ibx_journal record;
     struct ibx_error silent;
-    while (!ibx_journal_find(mover_state_dir, true, vms[0].tool, &record, &silent)) {
+    while (!ibx_journal_find(mover_state_dir, vms[0].tool, goes_from_here, &record, &silent)) {
         if (ibx_now_ns() >= deadline)
             fail_msg("the source's move is %s", ibx_journal_state_name(record.state));
         poll(NULL, 0, LOOK_MS);

@@ -139,7 +139,7 @@ void list_refuses(const struct ibx_journal *r, const char *word)
     error_has(path);
     error_has(word);
     assert_false(strchr(error.message, '\n') || strchr(error.message, '\033'));
-    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -EBADMSG);
+    assert_int_equal(ibx_journal_find(folder, r->qmp, ibx_journal_over, &found, &error), -EBADMSG);
 }
 
 void each_is_refused(const struct ibx_journal *r, const struct wrong *wrong, size_t count)

@@ -140,48 +140,17 @@ int ibx_cli_send(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ recover */
 
-/* The unfinished migration of this monitor. A QEMU has one in each role when its VM was sent on
- * before all pages had arrived; it waits for the later one. */
-static int find_unfinished(const struct migrate_args *args, struct ibx_journal *record,
-                           struct ibx_error *err)
+/* A QEMU has one in each role when its VM was sent on before all pages had arrived; it waits for
+ * the later one, which is found. */
+static bool is_unfinished(const struct ibx_journal *record)
 {
-    struct ibx_journal other;
-    struct ibx_error silent;
-    int rc = ibx_journal_find(args->folder, false, args->qmp, record, err);
-    if (rc && rc != -ENOENT)
-        return rc;
-    int rc2 = ibx_journal_find(args->folder, true, args->qmp, &other, &silent);
-    if (rc2 && rc2 != -ENOENT)
-        return ibx_error_set(err, rc2, "%s", silent.message);
-    if (!rc2 && (rc || other.written_s > record->written_s)) {
-        *record = other;
-        rc = 0;
-    }
-    if (rc)
-        ibx_error_set(err, rc,
-                      "there is no unfinished migration of the QEMU at %s recorded in %s: "
-                      "\"ib-migrate status\" shows the records",
-                      args->qmp, args->folder);
-    return rc;
+    return !ibx_journal_over(record);
 }
 
-/* The newest migration from this monitor that is done: its destination may not know it yet. */
-static bool find_done(const struct migrate_args *args, struct ibx_journal *record)
+/* Its destination may not know it yet. */
+static bool is_done(const struct ibx_journal *record)
 {
-    struct ibx_journal *all;
-    size_t count;
-    bool found = false;
-    if (ibx_journal_list(args->folder, &all, &count, NULL))
-        return false;
-    for (size_t i = 0; i < count && !found; i++) {
-        if (!all[i].source || all[i].state != IBX_JOURNAL_DONE ||
-            strcmp(all[i].qmp, args->qmp) != 0)
-            continue;
-        *record = all[i];
-        found = true;
-    }
-    free(all);
-    return found;
+    return record->source && record->state == IBX_JOURNAL_DONE;
 }
 
 /* Confirms a migration that is done here to its destination once more. `none`: that there is no
@@ -228,9 +197,10 @@ int ibx_cli_recover(const struct migrate_args *given)
     struct ibx_journal record;
     struct ibx_error err = {0};
     args = *given;
-    int rc = find_unfinished(&args, &record, &err);
+    int rc = ibx_journal_find(args.folder, args.qmp, is_unfinished, &record, &err);
     const bool source = rc ? args.uri != NULL : record.source;
-    if (rc == -ENOENT && !args.listen && find_done(&args, &record)) {
+    if (rc == -ENOENT && !args.listen &&
+        !ibx_journal_find(args.folder, args.qmp, is_done, &record, NULL)) {
         ibx_cli_use_key_file(&args.options, &record);
         return confirm(&args, &record, &err);
     }

@@ -14,22 +14,25 @@ struct reply {
     struct ibx_migrate_answer answer;
 };
 
+static bool goes_from_here(const struct ibx_journal *record)
+{
+    return record->source && !ibx_journal_over(record);
+}
+
+static bool comes_here(const struct ibx_journal *record)
+{
+    return !record->source && !ibx_journal_over(record);
+}
+
 static int find(const struct migrate_args *args, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_error silent;
-    struct ibx_journal other;
-    int rc = ibx_journal_find(args->folder, true, args->qmp, record, err);
-    if (rc != -ENOENT)
-        return rc;
-    if (!ibx_journal_find(args->folder, false, args->qmp, &other, &silent))
+    int rc = ibx_journal_find(args->folder, args->qmp, goes_from_here, record, err);
+    if (rc == -ENOENT && !ibx_journal_find(args->folder, args->qmp, comes_here, record, NULL))
         return ibx_error_set(err, -EINVAL,
                              "the QEMU at %s is the destination of a migration: end this QEMU, "
                              "then roll back at the source",
                              args->qmp);
-    return ibx_error_set(err, rc,
-                         "there is no unfinished migration from the QEMU at %s recorded in %s: "
-                         "\"ib-migrate status\" shows the records",
-                         args->qmp, args->folder);
+    return rc;
 }
 
 /* An ib-migrate that works on the migration would continue it. */

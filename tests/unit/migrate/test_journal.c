@@ -408,36 +408,42 @@ static void set_written(const struct ibx_journal *r, uint64_t seconds)
     change(r, from, to);
 }
 
-static void unfinished_moves_are_found(NO_STATE)
+static bool goes_from_here(const struct ibx_journal *r)
+{
+    return r->source && !ibx_journal_over(r);
+}
+
+static bool is_unfinished(const struct ibx_journal *r)
+{
+    return !ibx_journal_over(r);
+}
+
+static void the_newest_that_fits_is_found(NO_STATE)
 {
     struct ibx_journal a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
                        d = sample(false, 4), found;
-    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOENT);
+    strcpy(c.qmp, "/run/other");
+    assert_int_equal(ibx_journal_find(folder, a.qmp, is_unfinished, &found, &error), -ENOENT);
     error_has(folder);
     assert_int_equal(write_record(&a), 0);
-    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), 0);
-    assert_memory_equal(found.id, a.id, sizeof(a.id));
-    assert_int_equal(ibx_journal_find(folder, false, NULL, &found, &error), -ENOENT);
-    strcpy(c.qmp, "/run/other");
     assert_int_equal(write_record(&b), 0);
     assert_int_equal(write_record(&c), 0);
     assert_int_equal(write_record(&d), 0);
     set_written(&a, 3000);
     set_written(&b, 2000);
-    assert_int_equal(ibx_journal_find(folder, true, NULL, &found, &error), -ENOTUNIQ);
-    error_has("--qmp");
-    assert_int_equal(ibx_journal_find(folder, true, "/run/db1.qmp", &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, a.qmp, goes_from_here, &found, &error), 0);
     assert_memory_equal(found.id, a.id, sizeof(a.id));
-    assert_int_equal(ibx_journal_find(folder, true, "/run/other", &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, c.qmp, goes_from_here, &found, &error), 0);
     assert_memory_equal(found.id, c.id, sizeof(c.id));
-    assert_int_equal(ibx_journal_find(folder, false, NULL, &found, &error), 0);
-    assert_memory_equal(found.id, d.id, sizeof(d.id));
-    a.state = IBX_JOURNAL_KEPT; /* now the newest of all, and over */
+    assert_int_equal(ibx_journal_find(folder, a.qmp, is_unfinished, &found, &error), 0);
+    assert_memory_equal(found.id, d.id, sizeof(d.id)); /* in either role */
+    a.state = IBX_JOURNAL_KEPT;                        /* now the newest of all, and over */
     assert_int_equal(write_record(&a), 0);
-    assert_int_equal(ibx_journal_find(folder, true, "/run/db1.qmp", &found, &error), 0);
+    assert_int_equal(ibx_journal_find(folder, a.qmp, goes_from_here, &found, &error), 0);
     assert_memory_equal(found.id, b.id, sizeof(b.id));
-    assert_int_equal(ibx_journal_find(folder, true, "/run/nobody", &found, &error), -ENOENT);
-    error_has("/run/nobody");
+    assert_int_equal(ibx_journal_find(folder, "/run/nobody", is_unfinished, &found, &error),
+                     -ENOENT);
+    error_has("no unfinished migration of the QEMU at /run/nobody");
 }
 
 /* ------------------------------------------------------------ pruning */
@@ -607,7 +613,7 @@ int main(void)
         TEST(folders_without_rights),
         TEST(text_that_is_none),
         TEST(newest_come_first),
-        TEST(unfinished_moves_are_found),
+        TEST(the_newest_that_fits_is_found),
         TEST(what_is_over_can_be_pruned),
         TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
