@@ -153,7 +153,7 @@ static void test_killed_owing_reads(void **state)
     field_close(&field);
 }
 
-/* Several ends in one process; one peer dies, the others are none the worse. */
+/* Several ends in one process; one peer dies, and no other notices. */
 static void test_others_live_on(void **state)
 {
     struct field one = open_field(SIDE_OF(state)), two = open_field(SIDE_OF(state));

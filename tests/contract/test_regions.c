@@ -95,7 +95,7 @@ static void test_wrong_keys(void **state)
         try_wrong_key(SIDE_OF(state), bit);
 }
 
-/* The peer's memory goes on beyond its region on both sides, with bytes that are nobody's business.
+/* The peer's memory goes on beyond its region on both sides, with bytes that no transfer may reach.
  * Chunks of a failing post that lie inside the region may be moved or not. */
 static void test_beyond_the_region(void **state)
 {

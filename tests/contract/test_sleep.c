@@ -195,7 +195,7 @@ static void test_a_wait_that_nothing_ends(void **state)
     pair_close(pair);
 }
 
-/* An idle connection sleeps: its descriptor does not cry wolf. */
+/* An idle connection sleeps: its descriptor is not readable without a cause. */
 static void test_an_idle_descriptor_is_silent(void **state)
 {
     struct pair *pair = open_sleeper(SIDE_OF(state));
@@ -210,7 +210,7 @@ static void test_an_idle_descriptor_is_silent(void **state)
         AWAIT(&pair->end, pair->end.received == i);
     }
     /* Some late credit may still come; after that there is silence. */
-    unsigned alarms = 0;
+    unsigned wakes = 0;
     for (int quiet = 0; quiet < 3;) {
         while (end_poll(&pair->end))
             ;
@@ -218,7 +218,7 @@ static void test_an_idle_descriptor_is_silent(void **state)
         struct pollfd wait = {.fd = ibx_fd(pair->end.conn), .events = POLLIN};
         if (!rc && !poll(&wait, 1, 10))
             quiet++;
-        else if (++alarms > 200)
+        else if (++wakes > 200)
             FAIL("the descriptor of an idle connection is always ready");
     }
     pair_close(pair);

@@ -143,7 +143,7 @@ static int attach(struct endpoint *ep, struct wire *wire, struct ibx_error *err)
 {
     struct end *end = &wire->ends[ibx_link_role(ep->link)];
     if (end->attached)
-        return ibx_error_set(err, -EBUSY, "that wire has somebody at this end");
+        return ibx_error_set(err, -EBUSY, "this end of the wire is taken");
     end_init(end);
     ep->wire = wire;
     return 0;

@@ -538,7 +538,7 @@ static void message_limits(void **state)
     assert_int_equal(ibx_send(b.pair.client, two, 2, 0, 0), 0);
 }
 
-/* The smaller wish of both ends counts. */
+/* The smaller value of both ends counts. */
 static void ends_agree_on_the_smaller_message(void **state)
 {
     (void)state;

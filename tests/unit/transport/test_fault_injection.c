@@ -49,13 +49,9 @@ static int inner_send(void *endpoint, const struct iovec *iov, int iovcnt, size_
     (void)endpoint, (void)cookie, (void)flags;
     if (inner.answer)
         return inner.answer;
-    size_t at = 0;
-    for (int i = 0; i < iovcnt; i++) {
-        memcpy(inner.sent[inner.sent_count] + at, iov[i].iov_base, iov[i].iov_len);
-        at += iov[i].iov_len;
-    }
-    assert_int_equal(at, length);
-    inner.sent_length[inner.sent_count++] = at;
+    uint8_t *to = (uint8_t *)inner.sent[inner.sent_count];
+    assert_int_equal(ibx_gather(to, iov, iovcnt) - to, length);
+    inner.sent_length[inner.sent_count++] = length;
     return 0;
 }
 
@@ -138,7 +134,10 @@ static int setup(void **state)
                              .state.now = CONN_ESTABLISHED,
                              .link = {.up = &upcalls, .conn = &conn, .owner = &core}};
     inner.link = &conn.link;
-    return ibx_fault_injection_attach(&conn, &faults, NULL);
+    int rc = ibx_fault_injection_attach(&conn, &faults, NULL);
+    core.provider = conn.provider;
+    core.endpoint = conn.endpoint;
+    return rc;
 }
 
 static int teardown(void **state)
@@ -163,17 +162,9 @@ static int post(struct ibx_chunk *chunk)
     return conn.provider->rdma(conn.endpoint, chunk);
 }
 
-static int progress(void)
-{
-    return conn.provider->progress(conn.endpoint);
-}
-
 static int send_text(const char *text, unsigned flags)
 {
-    size_t half = strlen(text) / 2;
-    struct iovec iov[2] = {{(void *)(uintptr_t)text, half},
-                           {(void *)(uintptr_t)(text + half), strlen(text) - half}};
-    return conn.provider->send(conn.endpoint, iov, 2, strlen(text), 77, flags);
+    return end_send(&core, text, strlen(text), flags);
 }
 
 static void complete_all(void)
@@ -217,7 +208,7 @@ static void test_without_faults_everything_passes(void **state)
     assert_int_equal(post(&chunk), 0);
     assert_int_equal(send_text("hello", 0), 0);
     inner.script = complete_then_message_then_loss;
-    assert_int_equal(progress(), 4);
+    assert_int_equal(end_turn(&core), 4);
     assert_int_equal(core.count, 4);
     assert_int_equal(core.notes[0].kind, NOTE_CHUNK);
     assert_int_equal(core.notes[0].status, 0);
@@ -258,10 +249,10 @@ static void test_delay_holds_reports_in_order(void **state)
     assert_int_equal(post(&chunk), 0);
     inner.script = complete_then_message_then_loss;
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(progress(), 0);
+        assert_int_equal(end_turn(&core), 0);
         assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     }
-    assert_int_equal(progress(), 4);
+    assert_int_equal(end_turn(&core), 4);
     assert_int_equal(core.notes[0].kind, NOTE_CHUNK);
     assert_int_equal(core.notes[1].kind, NOTE_SEND);
     assert_int_equal(core.notes[2].kind, NOTE_MESSAGE);
@@ -274,10 +265,10 @@ static void test_delay_ends_at_once_when_switched_off(void **state)
     (void)state;
     faults.delay_polls = 1000000;
     inner.script = two_messages;
-    assert_int_equal(progress(), 0);
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
+    assert_int_equal(end_turn(&core), 0);
     faults.delay_polls = 0;
-    assert_int_equal(progress(), 2);
+    assert_int_equal(end_turn(&core), 2);
     assert_string_equal(core.notes[0].data, "first");
     assert_string_equal(core.notes[1].data, "second");
 }
@@ -288,10 +279,10 @@ static void test_delay_keeps_many_reports(void **state)
     faults.delay_polls = 1000;
     for (int i = 0; i < 100; i++) {
         inner.script = two_messages;
-        assert_int_equal(progress(), 0);
+        assert_int_equal(end_turn(&core), 0);
     }
     faults.delay_polls = 0;
-    assert_int_equal(progress(), 200);
+    assert_int_equal(end_turn(&core), 200);
     for (int i = 0; i < 200; i++)
         assert_string_equal(core.notes[i].data, i % 2 ? "second" : "first");
     assert_int_equal(faults.seen, 200);
@@ -302,7 +293,7 @@ static void test_abort_gives_held_messages_back(void **state)
     (void)state;
     faults.delay_polls = 1000;
     inner.script = two_messages;
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
     conn.provider->abort(conn.endpoint);
     assert_int_equal(core.count, 0);
     assert_int_equal(inner.released_count, 2);
@@ -321,7 +312,7 @@ static void test_fail_strikes_the_nth_chunk(void **state)
     assert_int_equal(inner.chunk_count, 2);
     assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     inner.script = complete_all;
-    assert_int_equal(progress(), 3);
+    assert_int_equal(end_turn(&core), 3);
     for (int i = 0; i < 3; i++)
         assert_int_equal(core.notes[i].status, core.notes[i].chunk == &chunks[1] ? -EIO : 0);
     assert_int_equal(faults.fail_in, 0);
@@ -339,7 +330,7 @@ static void test_corrupt_flips_one_bit_of_a_read(void **state)
     assert_int_equal(post(&reads[0]), 0);
     assert_int_equal(post(&reads[1]), 0);
     inner.script = complete_all;
-    assert_int_equal(progress(), 3);
+    assert_int_equal(end_turn(&core), 3);
     assert_string_equal(bytes[0], "abcdefg");
     assert_int_equal(bits_that_differ(bytes[1], "abcdefg", 8), 1);
     assert_string_equal(bytes[2], "abcdefg");
@@ -355,7 +346,7 @@ static void test_corrupt_leaves_gpu_memory_alone(void **state)
     faults.corrupt_in = 1;
     assert_int_equal(post(&chunk), 0);
     inner.script = complete_all;
-    assert_int_equal(progress(), 1);
+    assert_int_equal(end_turn(&core), 1);
     assert_int_equal(faults.corrupt_in, 1);
 }
 
@@ -364,7 +355,7 @@ static void test_corrupt_flips_one_bit_of_a_received_message(void **state)
     (void)state;
     faults.corrupt_in = 2;
     inner.script = two_messages;
-    assert_int_equal(progress(), 2);
+    assert_int_equal(end_turn(&core), 2);
     assert_string_equal(core.notes[0].data, "first");
     assert_int_equal(bits_that_differ(core.notes[1].data, "second", 6), 1);
     assert_int_equal(core.notes[1].length, 6);
@@ -394,7 +385,7 @@ static void test_drop_swallows_a_sent_message(void **state)
     assert_int_equal(send_text("three", 0), 0);
     assert_int_equal(inner.sent_count, 2);
     assert_memory_equal(inner.sent[1], "three", 5);
-    assert_int_equal(progress(), 1); /* its sender notices nothing */
+    assert_int_equal(end_turn(&core), 1); /* its sender notices nothing */
     assert_int_equal(core.notes[0].kind, NOTE_SEND);
     assert_int_equal(core.notes[0].status, 0);
     assert_int_equal(core.notes[0].token, 77);
@@ -405,7 +396,7 @@ static void test_drop_swallows_a_received_message(void **state)
     (void)state;
     faults.drop_in = 1;
     inner.script = two_messages;
-    progress();
+    end_turn(&core);
     assert_int_equal(core.count, 1);
     assert_string_equal(core.notes[0].data, "second");
     assert_int_equal(inner.released_count, 1); /* the credit is not lost with it */
@@ -427,7 +418,7 @@ static void test_disconnect_strikes_the_nth_post(void **state)
     assert_int_equal(inner.chunk_count, 1); /* nothing passes after the break */
     assert_int_equal(inner.sent_count, 0);
     assert_int_equal(conn.provider->arm(conn.endpoint), 1);
-    progress();
+    end_turn(&core);
     assert_true(inner.aborted);
     assert_int_equal(core.count, 5);
     assert_int_equal(core.notes[0].kind, NOTE_LOST);
@@ -442,9 +433,9 @@ static void test_disconnect_strikes_a_message(void **state)
     faults.disconnect_in = 2;
     assert_int_equal(send_text("one", 0), 0);
     inner.script = two_messages;
-    progress(); /* the first one strikes: neither is delivered */
+    end_turn(&core); /* the first one strikes: neither is delivered */
     assert_int_equal(core.count, 0);
-    progress();
+    end_turn(&core);
     assert_int_equal(core.count, 1);
     assert_int_equal(core.notes[0].kind, NOTE_LOST);
     assert_int_equal(inner.released_count, 2);
@@ -458,7 +449,7 @@ static void test_abort_reports_what_was_held(void **state)
     faults.delay_polls = 100;
     assert_int_equal(post(&chunks[0]), 0);
     inner.script = complete_all;
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
     assert_int_equal(post(&chunks[1]), 0);
     conn.provider->abort(conn.endpoint);
     assert_int_equal(core.count, 2);
@@ -482,9 +473,9 @@ static void test_only_established_connections(void **state)
 static void test_progress_passes_movement_on(void **state)
 {
     (void)state;
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
     inner.moved = 1;
-    assert_int_equal(progress(), 1);
+    assert_int_equal(end_turn(&core), 1);
 }
 
 #define WITH_ENDPOINT(f) cmocka_unit_test_setup_teardown(f, setup, teardown)

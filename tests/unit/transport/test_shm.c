@@ -157,7 +157,7 @@ static void read_and_write(enum way way)
     uint8_t *theirs = way == MAPPED ? NULL : malloc(LENGTH + 64), *mine = calloc(1, LENGTH + 64);
     struct ibx_mr *mr = end_register(client, theirs, LENGTH + 64, READ_WRITE);
     struct ibx_chunk chunk;
-    /* A direct copy and a mapped one need nobody's help. */
+    /* A direct copy and a mapped one need no help. */
     struct end *helper = way == REQUESTED ? client : NULL;
     choose(server, way);
     theirs = mr->span.address;
@@ -440,7 +440,7 @@ static void test_a_peer_that_polls_gets_requests(void **state)
     end_deregister(client, mr);
 }
 
-static void test_what_nobody_serves_is_taken_back(void **state)
+static void test_a_request_without_answer_is_withdrawn(void **state)
 {
     (void)state;
     static uint8_t theirs[3 * IBX_SHM_PIECE], mine[3 * IBX_SHM_PIECE];
@@ -455,7 +455,7 @@ static void test_what_nobody_serves_is_taken_back(void **state)
     assert_done(server, 0, &chunk, 0);
     check(theirs, sizeof(theirs), 0);
     assert_int_equal(server->shm->peer.now, SHM_PEER_ABSENT);
-    /* When the peer comes to it at last it must not write old bytes over new ones. */
+    /* A peer that serves it later must not write old bytes over new ones. */
     memset(theirs, 1, sizeof(theirs));
     assert_int_equal(end_turn(client) > 0, 1);
     while (end_turn(client))
@@ -513,7 +513,7 @@ int main(void)
         TEST(test_abort),
         TEST(test_overtaken),
         TEST(test_a_peer_that_polls_gets_requests),
-        TEST(test_what_nobody_serves_is_taken_back),
+        TEST(test_a_request_without_answer_is_withdrawn),
         TEST(test_an_absent_peer_gets_a_request_now_and_then),
     };
     alarm(120);

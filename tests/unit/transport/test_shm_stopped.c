@@ -57,7 +57,7 @@ static void maybe_stopped(void)
     mr = NULL;
     if (pages)
         munmap(pages, CROWD);
-    memset(owned, 0x0f, sizeof(owned)); /* somebody else's now */
+    memset(owned, 0x0f, sizeof(owned)); /* other data by now */
 }
 
 ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
