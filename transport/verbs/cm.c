@@ -204,7 +204,7 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
     }
     char text[INET6_ADDRSTRLEN];
     ibx_verbs_address_print((struct sockaddr *)&rail->address, text, sizeof(text));
-    /* Backlog 0 is the most there is: unauthenticated peers must not crowd out the client. */
+    /* 0 is the largest backlog: unauthenticated peers must not displace the client. */
     if (rdma_bind_addr(rail->listener, (struct sockaddr *)&rail->address) ||
         rdma_listen(rail->listener, 0))
         return ibx_error_set(err, -errno, "cannot listen for RDMA connections on %s: %s", text,

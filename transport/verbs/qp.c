@@ -134,7 +134,7 @@ void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail)
     *rail = (struct verbs_rail){0};
 }
 
-/* Devices do not report how much they send inline, so less and less is tried. */
+/* Devices do not report how much they send inline, so smaller sizes are tried until one works. */
 static struct ibv_qp *try_sizes(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     for (;;) {
