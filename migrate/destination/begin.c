@@ -31,7 +31,7 @@ static int check(struct destination *d, struct ibx_error *err)
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
-        rc = ibx_guest_ram_find(d->qemu.qmp, 0, true, ram, deadline, err);
+        rc = ibx_guest_ram_find(d->qemu.qmp, true, ram, deadline, err);
     /* Before other blockers, because their remedies would end a VM that has migrated here. */
     if (!rc)
         rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, err);

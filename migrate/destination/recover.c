@@ -28,7 +28,7 @@ static int find_by_monitor(struct destination *d, struct ibx_error *err)
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
-        rc = ibx_guest_ram_find(d->qemu.qmp, 0, true, &d->ram.guest, deadline, err);
+        rc = ibx_guest_ram_find(d->qemu.qmp, true, &d->ram.guest, deadline, err);
     if (rc)
         return rc;
     return d->ram.guest.pid == d->status.record.pid && destination_qemu_lives(&d->status.record)

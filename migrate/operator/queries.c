@@ -119,7 +119,7 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
     int rc = ibx_qmp_connect(qmp_path, deadline, &qmp, err);
     if (rc)
         return rc;
-    rc = ibx_guest_ram_find(qmp, 0, !source, &ram, deadline, err);
+    rc = ibx_guest_ram_find(qmp, !source, &ram, deadline, err);
     if (!rc) {
         rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);

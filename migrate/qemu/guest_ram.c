@@ -282,16 +282,15 @@ static int find_blocks(const struct search *s, bool writable, struct ibx_guest_r
     return rc;
 }
 
-int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
+int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
     const struct search s = {qmp, deadline_ns, err};
-    struct ibx_guest_ram found = {.pid = pid ? pid : ibx_qmp_pid(qmp),
-                                  .version = ibx_qmp_version(qmp)};
+    struct ibx_guest_ram found = {.pid = ibx_qmp_pid(qmp), .version = ibx_qmp_version(qmp)};
     if (found.pid <= 0)
         return ibx_error_set(err, -ESRCH,
-                             "the QEMU behind this QMP socket is in another PID "
-                             "namespace: run this tool in QEMU's, or name its process");
+                             "the QEMU behind this QMP socket is in another PID namespace: run "
+                             "this tool in QEMU's");
     int rc;
     if ((rc = read_machine(&s, &found)) || (rc = read_backends(&s, &found)) ||
         (rc = find_blocks(&s, writable, &found))) {

@@ -116,12 +116,12 @@ struct ibx_guest_ram {
     size_t count;
 };
 
-/* Finds all of it. `pid` 0: the process at the other end of the QMP socket. `writable` opens the
- * files for writing too: the destination needs it, and RDMA registration at the source on some
- * kernels. Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.
+/* Finds all of it, in the process at the other end of the QMP socket. `writable` opens the files
+ * for writing too: the destination needs it, and RDMA registration at the source on some kernels.
+ * Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.
  * -EACCES, -EPERM: missing permission on the process; -ENOENT, -ESRCH: not the process that holds
  * this RAM. `ram` is set on success only; ibx_guest_ram_fini() ends it. */
-int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
+int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err);
 /* The same without QMP, from a known layout: pid, and each block's id, size, page_size, offset,
  * address, dev, ino and fd -1. Opens the files; ibx_guest_ram_fini() closes them, also after a

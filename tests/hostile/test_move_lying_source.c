@@ -474,7 +474,7 @@ static void take_real_state(void)
 static void describe(void)
 {
     memset(&liar, 0, sizeof(liar));
-    vm_ok(ibx_guest_ram_find(vms[0].qmp, 0, false, &liar.ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vms[0].qmp, false, &liar.ram, vm_soon(), &vm_error));
     liar.hello.links_least = liar.hello.links = 1;
     ibx_migrate_hello_describe(&liar.hello, &liar.ram);
     liar.pages = liar.ram.bytes / 4096;

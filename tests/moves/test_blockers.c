@@ -48,7 +48,7 @@ static void look(enum ibx_migrate_role role)
 {
     struct ibx_guest_ram ram;
     memset(&blockers, 0, sizeof(blockers));
-    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
     vm_ok(ibx_preflight_side(vm.qmp, &ram, role, &blockers, vm_soon(), &vm_error));
     ibx_guest_ram_fini(&ram);
 }
@@ -201,7 +201,7 @@ static void test_missing_permissions(void)
 {
     vm_start(&vm, &(struct vm_options){.incoming = true});
     struct ibx_guest_ram ram;
-    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
     int pair[2];
     assert_int_equal(pipe(pair), 0);
     pid_t child = fork();

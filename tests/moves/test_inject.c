@@ -245,7 +245,7 @@ static struct vm vm;
 static void serves_a_fault(const struct ibx_uffd *uffd)
 {
     struct ibx_guest_ram ram;
-    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
     const struct ibx_guest_block *block = &ram.blocks[0];
     struct uffdio_api api = {.api = UFFD_API};
     assert_int_equal(ioctl(uffd->fd, UFFDIO_API, &api), 0);

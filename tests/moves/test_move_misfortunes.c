@@ -325,7 +325,7 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void)
 {
     struct ibx_guest_ram ram;
     pair_start(NULL);
-    vm_ok(ibx_guest_ram_find(vms[1].qmp, 0, false, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vms[1].qmp, false, &ram, vm_soon(), &vm_error));
     pair_run((const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], pair_beats); /* it changes its memory */
