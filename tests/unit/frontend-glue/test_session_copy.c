@@ -67,6 +67,14 @@ static size_t payload_at(uint8_t *bytes, uint64_t count, uint8_t kind, uint64_t 
 
 /* ------------------------------------------------------------------- golden bytes */
 
+static void assert_names_memory(const uint8_t *bytes)
+{
+    struct ibx_reader r = ibx_reader_of(bytes, IBX_REMOTE_BYTES);
+    struct ibx_remote remote;
+    ibx_remote_get(&r, &remote);
+    assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+}
+
 static void to_device_golden_bytes(void **state)
 {
     (void)state;
@@ -92,10 +100,7 @@ static void to_device_golden_bytes(void **state)
         ibx_put_u8(&w, 2);
         assert_int_equal(n, w.length + 48 + 5 + tail);
         assert_memory_equal(heard, frame, w.length);
-        struct ibx_reader r = ibx_reader_of(heard + w.length, 48);
-        struct ibx_remote remote;
-        ibx_remote_get(&r, &remote);
-        assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+        assert_names_memory(heard + w.length);
         static const uint8_t rest[] = {0, 0, 1,    0, 0, 0, 0, 0, 1, 0,
                                        0, 0, 0x77, 0, 0, 0, 0, 0, 0, 0};
         assert_int_equal(heard[n - tail - 5], 1);
@@ -129,10 +134,7 @@ static void from_device_golden_bytes(void **state)
         assert_int_equal(receive_message(server, heard, sizeof(heard)), 2 + 48 + w.length);
         assert_memory_equal(heard, "\1\6", 2);
         assert_memory_equal(heard + 50, frame, w.length);
-        struct ibx_reader r = ibx_reader_of(heard + 2, 48);
-        struct ibx_remote remote;
-        ibx_remote_get(&r, &remote);
-        assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+        assert_names_memory(heard + 2);
     }
     session_pair_close(&pair);
 }
