@@ -265,16 +265,14 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;
     if (!attachment)
         return NULL;
-    atomic_init(&attachment->session, session);
-    atomic_init(&attachment->users, 2);
-    attachment->process = getpid();
-    pthread_mutex_init(&attachment->closing, NULL);
-    atomic_init(&attachment->ended, false);
-    attachment->preloaded = attach != NULL;
+    *attachment = (struct ibx_attachment){.session = session,
+                                          .users = 2,
+                                          .process = getpid(),
+                                          .closing = PTHREAD_MUTEX_INITIALIZER,
+                                          .preloaded = attach != NULL,
+                                          .stream_at = ANY_STREAM,
+                                          .device = -1};
     ibx_request_watch_init(&attachment->watch);
-    attachment->stream_at = ANY_STREAM;
-    attachment->selects = false;
-    attachment->device = -1;
     if (mine)
         drop(mine);
     mine = attachment;
