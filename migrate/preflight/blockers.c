@@ -163,7 +163,7 @@ static void check_pair_block(const struct ibx_guest_block *from, const struct ib
             from->id, from->page_size >> 10, to->page_size >> 10);
 }
 
-/* Whichever of the destination's blocks has it. */
+/* Compares with all blocks of the destination: ids may be crossed. */
 static void check_same_file(const struct ibx_guest_block *from,
                             const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
 {

@@ -24,7 +24,7 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     if (!last->record.written_s) /* nothing was begun */
         return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
-        ibx_journal_qemu_gone(&last->record)) /* the message says it; the VM runs nowhere */
+        ibx_journal_qemu_gone(&last->record)) /* the message has it; the VM runs nowhere */
         return;
     ibx_cli_vm_state(&last->record, state, sizeof(state));
     ibx_cli_message(state);

@@ -155,7 +155,7 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone says it. */
+/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
 static bool describe_ended(const struct ibx_journal *record, char *sentence, size_t size)
 {
     char vm[PATH_MAX];

@@ -273,7 +273,8 @@ static void test_too_long_line(NO_STATE)
     assert_int_equal(ask_command("status"), 0);
 }
 
-/* Asks for ever and reads nothing: it is closed when its buffer is full, nobody else notices. */
+/* Asks for ever and reads nothing: it is closed when its buffer is full, and other clients do not
+ * notice. */
 static void test_client_that_never_reads(NO_STATE)
 {
     static const char request[] = "{\"command\": \"status\"}\n";
@@ -295,7 +296,7 @@ static void test_many_clients(NO_STATE)
         expect_line(fds[i], "filling");
         assert_int_equal(ask_command("status"), 0); /* there is always room for one more */
     }
-    assert_string_equal(next_line(fds[0]), ""); /* that of who was silent for longest */
+    assert_string_equal(next_line(fds[0]), ""); /* the one that was idle for longest */
     const unsigned last = 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX - 1;
     send_text(fds[last], "{\"command\": \"status\"}\n");
     expect_line(fds[last], "filling");
@@ -529,7 +530,7 @@ static int make_folder(NO_STATE)
     snprintf(folder, sizeof(folder), "/tmp/ibx-socket-XXXXXX");
     if (!mkdtemp(folder))
         return -1;
-    snprintf(path, sizeof(path), "%s/move.sock", folder);
+    snprintf(path, sizeof(path), "%s/test.sock", folder);
     memset(&error, 0, sizeof(error));
     return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Hardware as QEMU tells it in text, and which differences keep a VM from moving. */
+/* Hardware as QEMU's text describes it, and which differences keep a VM from migrating. */
 #include "migrate/preflight/preflight.h"
 #include "tests/scenes/unit.h"
 
@@ -85,7 +85,7 @@ static void devices_have_their_places(NO_STATE)
     }
 }
 
-/* A QEMU that says something else, or is none. */
+/* A QEMU that answers something else, or another program. */
 static void odd_trees_do_no_harm(NO_STATE)
 {
     static const char *const odd[] = {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Records of moves: which may follow which, that they are whole whatever happens, and which are
- * found.
- */
+/* Records of migrations: which state may follow which, that a file is always whole, and which
+ * records are found and pruned. */
 #include "tests/scenes/journal_scene.h"
 
 #include <errno.h>
@@ -99,7 +98,7 @@ static const unsigned destination_table[11] = {
     [IBX_JOURNAL_COMPLETE] = 1 << IBX_JOURNAL_DONE,
 };
 
-/* What is known of a move when all of its pages are there, and not before. */
+/* Its totals are known once all of its pages have come, and not before. */
 static void complete_as_its_state(struct ibx_journal *r)
 {
     const bool has =
@@ -133,7 +132,7 @@ static void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted)
     assert_int_equal(write_record(r), 0);
 }
 
-static void what_a_complete_move_has_to_say(NO_STATE)
+static void totals_are_checked(NO_STATE)
 {
     static const struct wrong wrong[] = {
         {"\"pages\": 1000", "\"pages\": 606", "606 pages"},
@@ -154,7 +153,7 @@ static void what_a_complete_move_has_to_say(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
-/* As the version before wrote it, which called a move done when all pages were there. */
+/* As version 2 wrote it, which called a migration done when all pages had come. */
 static void records_of_the_second_version(NO_STATE)
 {
     struct ibx_journal r = sample(false, 7);
@@ -223,7 +222,7 @@ static void epochs_only_rise(NO_STATE)
 
 static void states_have_names_and_meanings(NO_STATE)
 {
-    char said[IBX_ERROR_MAX];
+    char text[IBX_ERROR_MAX];
     const bool over[11] = {[IBX_JOURNAL_DONE] = true,
                            [IBX_JOURNAL_KEPT] = true,
                            [IBX_JOURNAL_ROLLED_BACK] = true,
@@ -233,23 +232,23 @@ static void states_have_names_and_meanings(NO_STATE)
         r.state = (enum ibx_journal_state)i;
         assert_int_equal(ibx_journal_over(&r), over[i]);
         assert_string_not_equal(ibx_journal_state_name(r.state), "unknown");
-        ibx_journal_describe(&r, said, sizeof(said));
-        if (!strstr(said, "VM db1") || !strstr(said, "node-b") || strchr(said, '%'))
-            fail_msg("%s", said);
+        ibx_journal_describe(&r, text, sizeof(text));
+        if (!strstr(text, "VM db1") || !strstr(text, "node-b") || strchr(text, '%'))
+            fail_msg("%s", text);
     }
     struct ibx_journal r = sample(true, 1);
     r.name[0] = r.peer[0] = '\0';
     strcpy(r.uri, "tcp://%s%n\033");
-    ibx_journal_describe(&r, said, sizeof(said));
-    assert_non_null(strstr(said, "VM 01234567-89ab"));
-    assert_non_null(strstr(said, "tcp://%s%n?"));
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "VM 01234567-89ab");
+    text_has(text, "tcp://%s%n?");
     strcpy(r.uuid, "00000000-0000-0000-0000-000000000000");
-    ibx_journal_describe(&r, said, sizeof(said));
-    assert_non_null(strstr(said, "the VM of /run/db1.qmp"));
-    ibx_journal_describe(&r, said, 10);
-    assert_int_equal(strlen(said), 9);
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "the VM of /run/db1.qmp");
+    ibx_journal_describe(&r, text, 10);
+    assert_int_equal(strlen(text), 9);
     r.state = (enum ibx_journal_state)99;
-    ibx_journal_describe(&r, said, sizeof(said));
+    ibx_journal_describe(&r, text, sizeof(text));
     assert_string_equal(ibx_journal_state_name(r.state), "unknown");
     assert_false(ibx_journal_over(&r));
 }
@@ -371,7 +370,7 @@ static void folders_without_rights(NO_STATE)
 static void text_that_is_none(NO_STATE)
 {
     struct ibx_journal r = sample(true, 1);
-    strcpy(r.name, "b\xc3"); /* cut in the middle of a letter */
+    strcpy(r.name, "b\xc3"); /* cut in the middle of a character */
     assert_int_equal(write_record(&r), 0);
     assert_string_equal(only().name, "b?");
     strcpy(r.name, "b\xc3\xbc\"\n");
@@ -494,7 +493,7 @@ static void what_is_over_can_be_pruned(NO_STATE)
     } cases[] = {
         {true, IBX_JOURNAL_KEPT, true, true, true},
         {true, IBX_JOURNAL_ROLLED_BACK, true, true, true},
-        {true, IBX_JOURNAL_DONE, true, false, false}, /* it says that it must not be continued */
+        {true, IBX_JOURNAL_DONE, true, false, false}, /* that QEMU must not be continued */
         {true, IBX_JOURNAL_DONE, false, true, true},
         {true, IBX_JOURNAL_MAY_RUN, false, false, true},
         {true, IBX_JOURNAL_MOVED, true, false, false},
@@ -604,7 +603,7 @@ int main(void)
         TEST(records_come_back_as_they_were),
         TEST(records_of_the_first_version),
         TEST(records_of_the_second_version),
-        TEST(what_a_complete_move_has_to_say),
+        TEST(totals_are_checked),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
         TEST(states_have_names_and_meanings),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Around the records of moves: files that are none, the folder, its rights, the lock, processes. */
+/* The folder of the records, its rights, damaged files in it, the lock, processes. */
 #include "tests/scenes/journal_scene.h"
 
 #include <errno.h>
@@ -198,7 +198,7 @@ static int as_a_user(void)
     setenv("HOME", folder, 1);
     strcat(expected, "/ibx");
     CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
-    setenv("XDG_STATE_HOME", "relative", 1); /* which that standard says to ignore */
+    setenv("XDG_STATE_HOME", "relative", 1); /* the standard ignores it */
     snprintf(expected, sizeof(expected), "%s/.local/state/ibx", folder);
     CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
     CHECK(ibx_journal_folder("/proc/1/ibx", chosen, sizeof(chosen), &error) < 0);
@@ -301,7 +301,7 @@ static void locks_outlive_their_file(NO_STATE)
     close(second);
 }
 
-/* Takes the lock again and again and removes its file, as the end of a move does. */
+/* Takes the lock again and again and removes its file, as the end of a migration does. */
 static int lock_and_remove(const struct ibx_journal *r)
 {
     char path[PATH_MAX], marker[PATH_MAX];
@@ -338,7 +338,7 @@ static void one_holds_it_at_a_time(NO_STATE)
     }
 }
 
-/* A lock kept by a child of the one who took it (the source's guardian). */
+/* A child of the process that took it keeps the lock: the source's watchdog. */
 static void an_ended_holder_is_told_apart(NO_STATE)
 {
     struct ibx_journal r = sample(true, 1);
@@ -381,7 +381,7 @@ static void processes_are_told_apart(NO_STATE)
     pid_t child = child_that(has_an_odd_name, NULL);
     const uint64_t started = ibx_process_started(child);
     assert_true(started >= mine);
-    /* Its number alone names nobody: one that is there with another start is not it. */
+    /* A process with this number and another start is another process. */
     struct ibx_journal r = {.pid = child, .pid_started = started};
     assert_false(ibx_journal_qemu_gone(&r));
     r.pid_started++;

@@ -188,7 +188,7 @@ static void test_late_answers_are_dropped(NO_STATE)
     done();
 }
 
-/* One that comes while nobody waits is not taken for that of the next command. */
+/* One that comes while no call waits is not taken for that of the next command. */
 static void test_answer_between_two_commands(NO_STATE)
 {
     static const char late[] = "{\"return\": 2, \"id\": 2}\n";
@@ -331,7 +331,7 @@ static void test_death_is_remembered(NO_STATE)
     done();
 }
 
-/* The commands fill the socket, and the one that no longer fits says so in time. */
+/* Commands fill the socket, and the one that no longer fits fails at its deadline. */
 static void test_peer_that_does_not_read(NO_STATE)
 {
     const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
@@ -375,7 +375,7 @@ static void test_deep_folder(NO_STATE)
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
     assert_int_equal(listen(fd, 1), 0);
     memset(&error, 0, sizeof(error));
-    /* Nobody accepts, but it is there. */
+    /* No process accepts, but the socket is there. */
     assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT);
     close(fd);
     close(folder);

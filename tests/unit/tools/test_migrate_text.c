@@ -105,7 +105,7 @@ static void test_wide_bar(NO_STATE)
        "p50 45.6 us p99 1.23 ms  1:15 left");
 }
 
-/* Nothing comes: that stands where the rate was. */
+/* When nothing comes, that is shown in place of the rate. */
 static void test_silent_bar(NO_STATE)
 {
     struct ibx_migrate_status status = filling();
@@ -146,10 +146,10 @@ static void test_bar_without_figures(NO_STATE)
     status.faults_per_second = 0;
     status.now_ns = status.began_ns + 900000000; /* or has just begun: that is not known yet */
     assert_null(strstr(bar(&status, 200), "/s"));
-    status.present = 0; /* the bar and the pages left say the same */
+    status.present = 0; /* the bar and the pages left agree */
     status.zero_pages = 600;
     text_has(bar(&status, 200), "[############--------] 60%  400 pages left");
-    status.present = 2000; /* what a peer says need not be sane */
+    status.present = 2000; /* a peer may send any number */
     text_has(bar(&status, 200), "[####################] 100%  0 pages left");
     status.pages = 0;
     text_has(bar(&status, 200), "filling");
@@ -230,7 +230,7 @@ static void test_summary(NO_STATE)
     free(text);
 }
 
-/* What is not known is not made up. */
+/* A figure that is not known is left out. */
 static void test_summary_of_little(NO_STATE)
 {
     struct ibx_migrate_status status = {.began_ns = 5, .now_ns = 1005};
