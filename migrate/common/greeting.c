@@ -83,15 +83,6 @@ static int on_answer(void *context, const struct ibx_migrate_any *message)
     return -EISCONN;
 }
 
-static int wait_for_answer(struct ibx_channel *control, struct greeting *g, unsigned timeout_ms)
-{
-    int rc = ibx_channel_take_until(control, on_answer, g, ibx_deadline_in_ms(timeout_ms), g->err);
-    if (!rc)
-        return ibx_error_set(g->err, -ETIMEDOUT, "the destination did not answer within %u ms",
-                             timeout_ms);
-    return rc == -EISCONN ? 0 : rc;
-}
-
 /* Names the tool to start, where the transport names a server. */
 static void name_tool(uint8_t purpose, struct ibx_error *err)
 {
@@ -140,10 +131,16 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
     ibx_channel_init(control, conn);
     rc = ibx_channel_send(control, &message, err);
-    if (!rc)
-        rc = wait_for_answer(control, &g, options->timeout_ms);
-    if (rc)
-        ibx_channel_fini(control);
+    if (!rc) {
+        rc = ibx_channel_take_until(control, on_answer, &g, ibx_deadline_in_ms(options->timeout_ms),
+                                    err);
+        if (!rc)
+            rc = ibx_error_set(err, -ETIMEDOUT, "the destination did not answer within %u ms",
+                               options->timeout_ms);
+    }
+    if (rc == -EISCONN)
+        return 0;
+    ibx_channel_fini(control);
     return rc;
 }
 

@@ -85,7 +85,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
     d->status.began_ns = ibx_now_ns();
     ibx_destination_ram_init(&d->ram, options->minor, options->max_bandwidth);
     ibx_destination_link_init(&d->link);
-    ibx_destination_stream_init(&d->stream);
+    ibx_destination_stream_init(&d->stream, STREAM_CLOSED);
     ibx_destination_qemu_init(&d->qemu, options->qmp, &d->status.record, &options->observer);
     return d;
 }

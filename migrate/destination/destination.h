@@ -209,8 +209,9 @@ struct destination_stream {
  */
 size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole);
 
-void ibx_destination_stream_init(struct destination_stream *stream);
-void ibx_destination_stream_recover(struct destination_stream *stream);
+/* CLOSED, or for recover ENDING. */
+void ibx_destination_stream_init(struct destination_stream *stream,
+                                 enum destination_stream_state first);
 /* QEMU waits for the device state from here on. */
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err);

@@ -82,7 +82,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
 static void recall_blocks(struct destination *d)
 {
     d->link.block_count = ibx_migrate_describe_blocks(d->link.blocks, &d->ram.guest);
-    ibx_destination_stream_recover(&d->stream);
+    ibx_destination_stream_init(&d->stream, STREAM_ENDING);
 }
 
 /* QEMU is not needed for that, and may have ended, or have other RAM by now. What the tool before

@@ -74,15 +74,11 @@ static bool find_tail(struct destination_stream *stream, bool ended)
 
 /* ---------------------------------------------------------------- the stream */
 
-void ibx_destination_stream_init(struct destination_stream *stream)
+void ibx_destination_stream_init(struct destination_stream *stream,
+                                 enum destination_stream_state first)
 {
     *stream = (struct destination_stream){.fd = -1};
-    ibx_state_begin(&stream->state, &stream_table, STREAM_CLOSED);
-}
-
-void ibx_destination_stream_recover(struct destination_stream *stream)
-{
-    ibx_state_begin(&stream->state, &stream_table, STREAM_ENDING);
+    ibx_state_begin(&stream->state, &stream_table, first);
 }
 
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,

@@ -227,7 +227,6 @@ void ibx_source_link_delay(struct source_link *link)
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err)
 {
-    *state = (enum ibx_answer_state)0;
     int rc = try_resume(link, state, err);
     if (rc)
         ibx_source_link_close(link);

@@ -145,7 +145,7 @@ int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type
 bool ibx_source_link_due(struct source_link *link);
 void ibx_source_link_delay(struct source_link *link);
 /* After the commit: one try to reconnect, with the epoch of the record. `state` gets the state that
- * the destination answers, 0 without an answer. -EAGAIN: try again later; -ECANCELED: the
+ * the destination answers, and nothing without an answer. -EAGAIN: try again later; -ECANCELED: the
  * destination has given up and the VM never ran there. */
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);

@@ -17,7 +17,7 @@ static void begin(enum destination_state first)
     destination.status.record.epoch = EPOCH;
     ibx_destination_ram_init(&destination.ram, false, 0);
     ibx_destination_link_init(&destination.link);
-    ibx_destination_stream_init(&destination.stream);
+    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
     assert_int_equal(ibx_destination_begin(&destination, first), 0);
 }
 

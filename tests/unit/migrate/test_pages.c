@@ -47,7 +47,7 @@ static void move_all(struct scene *s, bool minor)
     assert_int_equal(ibx_page_server_failed(s->pages, &err), 0);
     assert_string_equal(ibx_page_reader_reason(s->readers[0]), "");
     assert_string_equal(ibx_page_server_path(s->pages)->provider,
-                        ibx_page_reader_path(s->readers[0])->provider);
+                        ibx_conn_path(ibx_page_reader_conn(s->readers[0]))->provider);
     /* Where to register is to allocate, holes far from data stay holes. */
     assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
@@ -141,7 +141,8 @@ static void test_pinned_once(NO_STATE)
         const uint64_t before = ibx_locked_now();
         scene_expose(&s);
         exposed[i] = ibx_locked_now() - before;
-        if (!exposed[i] && !strcmp(ibx_page_reader_path(s.readers[0])->provider, "ofi")) {
+        if (!exposed[i] &&
+            !strcmp(ibx_conn_path(ibx_page_reader_conn(s.readers[0]))->provider, "ofi")) {
             scene_end(&s);
             print_message("SKIPPED: libfabric pins nothing here\n");
             skip();
