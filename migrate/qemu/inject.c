@@ -35,7 +35,6 @@ struct injection {
     uint64_t deadline_ns;
     struct ibx_error *err;
     int64_t result;
-    uint64_t stopped_ns;
     int rc;
 };
 
@@ -219,18 +218,16 @@ static void *injection_run(void *argument)
         in->rc = seize_error(in, errno);
         return NULL;
     }
-    uint64_t from = ibx_now_ns();
     in->rc = ptrace(PTRACE_INTERRUPT, in->pid, NULL, NULL) ? gone(in) : wait_interrupted(in);
     if (!in->rc)
         in->rc = run_stopped(in);
     /* Fails when the thread is not stopped; then the end of this thread detaches. */
     ptrace(PTRACE_DETACH, in->pid, NULL, NULL);
-    in->stopped_ns = ibx_now_ns() - from;
     return NULL;
 }
 
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err)
+                       uint64_t deadline_ns, struct ibx_error *err)
 {
     struct injection in = {.pid = pid,
                            .number = number,
@@ -251,17 +248,15 @@ int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int6
     if (in.rc)
         return in.rc;
     *result = in.result;
-    if (stopped_ns)
-        *stopped_ns = in.stopped_ns;
     return 0;
 }
 
 #else
 
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err)
+                       uint64_t deadline_ns, struct ibx_error *err)
 {
-    (void)pid, (void)number, (void)arguments, (void)result, (void)stopped_ns, (void)deadline_ns;
+    (void)pid, (void)number, (void)arguments, (void)result, (void)deadline_ns;
     return ibx_error_set(err, -ENOTSUP,
                          "VMs can be received on x86-64 hosts only: elsewhere this "
                          "tool cannot make QEMU create a userfaultfd");

@@ -178,7 +178,6 @@ struct ibx_uffd {
     int fd;     /* ours; non-blocking, CLOEXEC */
     int remote; /* its number in QEMU */
     enum ibx_uffd_way way;
-    uint64_t stopped_ns; /* how long QEMU's main thread stood still, at most */
 };
 
 /* Makes one. `pid` is QEMU's, `qmp` its monitor (for the device; may be NULL with SYSCALL). The
@@ -191,7 +190,7 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
  * it was recorded, or -1. -ENOENT: there is none; -ENOTUNIQ: with -1, QEMU has several. */
 int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error *err);
 /* Closes it in QEMU and here. Only after a complete migration: pages that are missing then read as
- * zeros. uffd->stopped_ns becomes that of the closing. After a failure both are still open. */
+ * zeros. After a failure both are still open. */
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err);
 
 /* Whether IBX_UFFD_ANY would find a way, without touching QEMU: 0, or an error with the remedy.
@@ -199,8 +198,8 @@ int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct i
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err);
 
 /* One system call in the main thread of `pid`: one that does not wait and ends no thread. `result`
- * gets what the kernel returned, a negative errno too; `stopped_ns` may be NULL. */
+ * gets what the kernel returned, a negative errno too. */
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err);
+                       uint64_t deadline_ns, struct ibx_error *err);
 
 #endif

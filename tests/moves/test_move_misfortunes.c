@@ -313,8 +313,7 @@ static uint64_t unmap_all(const struct ibx_guest_ram *ram)
     uint64_t *bits = calloc(block->size / block->page_size / 64 + 1, 8), mapped;
     const uint64_t arguments[6] = {block->address, block->size, MADV_PAGEOUT};
     int64_t result;
-    vm_ok(
-        ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, NULL, vm_soon(), &vm_error));
+    vm_ok(ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, vm_soon(), &vm_error));
     assert_int_equal(result, 0);
     vm_ok(ibx_guest_block_mapped(ram, block, bits, &mapped, &vm_error));
     free(bits);
